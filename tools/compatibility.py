@@ -11,7 +11,15 @@ from typing import Final
 
 import msgspec
 
-from tandemmq.protocol.catalogue import CATALOGUE, ELECTED, NOT_OURS, RELAYED, UNSUPPORTED, Entry, Role
+from tandemmq.protocol.catalogue import (
+    CATALOGUE,
+    ELECTED,
+    NOT_OURS,
+    RELAYED,
+    UNSUPPORTED,
+    RequestRow,
+    ServingRole,
+)
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.header_codec import Header
 
@@ -486,10 +494,10 @@ SECTION_OF: Final = {code: section for codes, section in _SECTIONS for code in c
 """Where the specification has a code; what is not here is in spec remoting 8.6."""
 
 _AREAS: Final = (
-    (Role.BROKER, "Brokers"),
-    (Role.NAME_SERVER, "Name servers"),
-    (Role.CONTROLLER, "Controllers"),
-    (Role.CLIENT, "Clients"),
+    (ServingRole.BROKER, "Brokers"),
+    (ServingRole.NAME_SERVER, "Name servers"),
+    (ServingRole.CONTROLLER, "Controllers"),
+    (ServingRole.CLIENT, "Clients"),
 )
 
 
@@ -540,7 +548,7 @@ def _lines() -> Iterator[str]:
             yield f"- {text} (`{place}`)"
 
 
-def _table(title: str, entries: Iterable[Entry]) -> Iterator[str]:
+def _table(title: str, entries: Iterable[RequestRow]) -> Iterator[str]:
     yield ""
     yield f"## Served by: {title.lower()}"
     yield ""
@@ -563,7 +571,7 @@ def _table(title: str, entries: Iterable[Entry]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def _notes(entry: Entry) -> str:
+def _notes(entry: RequestRow) -> str:
     notes = []
     if entry.is_oneway:
         notes.append("oneway")

@@ -26,7 +26,7 @@ from typer.core import TyperGroup
 from tandemmq.errors import TandemError
 
 if TYPE_CHECKING:
-    from tandemmq.config.load import BrokerConfig, Machine
+    from tandemmq.config.load import BrokerConfig, MachineFacts
     from tandemmq.controller.controller import Controller
     from tandemmq.controller.options import ControllerOptions
     from tandemmq.protocol.signature import Credentials
@@ -86,7 +86,7 @@ def _main(
 # --- Servers
 
 
-class Server(Protocol):
+class ServedProcess(Protocol):
     """What `serve` needs of a broker or a name server."""
 
     async def start(self) -> object: ...
@@ -170,7 +170,7 @@ async def _name_server(config: Path | None, overrides: list[str]) -> int:
 
     loaded = load_name_server(with_kept_settings(read_settings(config, overrides), config), config)
     _warn(loaded.inert, ())
-    outcome = Outcome()
+    outcome = ServerEnd()
     name_server = NameServer(
         loaded.options,
         network=TcpNetwork(),
@@ -199,7 +199,7 @@ async def _controller(config: Path | None, overrides: list[str]) -> int:
 
     loaded = load_controller(read_settings(config, overrides), config)
     _warn(loaded.inert, ())
-    outcome = Outcome()
+    outcome = ServerEnd()
     server = _new_controller(loaded.options, loaded.tls, loaded.credentials, outcome)
 
     def ready() -> str:
@@ -211,7 +211,7 @@ async def _controller(config: Path | None, overrides: list[str]) -> int:
 
 
 def _new_controller(
-    options: ControllerOptions, tls: TlsOptions, credentials: Credentials | None, outcome: Outcome
+    options: ControllerOptions, tls: TlsOptions, credentials: Credentials | None, outcome: ServerEnd
 ) -> Controller:
     from tandemmq.controller.controller import Controller
     from tandemmq.runtime.disk import RealDisk
@@ -232,7 +232,7 @@ def _new_controller(
 class _Both:
     """Two servers in one process, started and stopped together."""
 
-    def __init__(self, first: Server, second: Server) -> None:
+    def __init__(self, first: ServedProcess, second: ServedProcess) -> None:
         self._first = first
         self._second = second
 
@@ -253,7 +253,7 @@ async def _broker(config: Path | None, overrides: list[str]) -> int:
 
     loaded = load_broker(read_settings(config, overrides), _machine(), config)
     _warn(loaded.inert, loaded.notes)
-    outcome = Outcome()
+    outcome = ServerEnd()
     if loaded.election.is_enabled:
         return await _elected_broker(loaded, outcome)
     server = Broker(
@@ -277,7 +277,7 @@ async def _broker(config: Path | None, overrides: list[str]) -> int:
     return await serve(server, outcome, ready)
 
 
-async def _elected_broker(loaded: BrokerConfig, outcome: Outcome) -> int:
+async def _elected_broker(loaded: BrokerConfig, outcome: ServerEnd) -> int:
     from tandemmq.broker.autoswitch.elected import ElectedBroker
     from tandemmq.runtime.disk import RealDisk
     from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork
@@ -304,7 +304,7 @@ async def _elected_broker(loaded: BrokerConfig, outcome: Outcome) -> int:
     return await serve(server, outcome, ready)
 
 
-class Outcome:
+class ServerEnd:
     """Why the server has to end: a signal (None) or the error that made it impossible to go on."""
 
     def __init__(self) -> None:
@@ -321,7 +321,7 @@ class Outcome:
         self.is_due.set()
 
 
-async def serve(server: Server, outcome: Outcome, ready: Callable[[], str]) -> int:
+async def serve(server: ServedProcess, outcome: ServerEnd, ready: Callable[[], str]) -> int:
     """Starts the server, says so, waits for a signal or a fatal error, stops it; the exit code."""
     gc.enable()  # what a server needs is imported
     loop = asyncio.get_running_loop()
@@ -370,10 +370,10 @@ def _warn(inert: tuple[str, ...], notes: tuple[str, ...]) -> None:
         log.warning(events.SETTING_CHANGED, extra={"reason": note})
 
 
-def _machine() -> Machine:
-    from tandemmq.config.load import Machine
+def _machine() -> MachineFacts:
+    from tandemmq.config.load import MachineFacts
 
-    return Machine(
+    return MachineFacts(
         host_name=socket.gethostname(),
         address=_local_address(),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),

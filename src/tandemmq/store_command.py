@@ -248,9 +248,9 @@ def _settings(config: Path | None) -> StoreOptions | None:
     """What the broker's file says about its store."""
     if config is None:
         return None
-    from tandemmq.config.load import Machine, load_broker, read_settings
+    from tandemmq.config.load import MachineFacts, load_broker, read_settings
 
-    machine = Machine(
+    machine = MachineFacts(
         host_name="broker", address="127.0.0.1", memory_bytes=1 << 30, home=Path.home(), name_servers=""
     )
     try:

@@ -14,7 +14,7 @@ from java_peers import LINES
 from tandemmq.client import BlockingAdmin, BlockingConsumer, ConsumerOptions, StartFrom
 from tandemmq.errors import TandemError
 from tandemmq.protocol.topic_names import DISCARD_TOPIC
-from tandemmq.spark.metadata import Cluster as Brokers
+from tandemmq.spark.metadata import QueriedCluster as Brokers
 from tandemmq.spark.options import parse_options
 from tandemmq.spark.sink import transaction
 from tandemmq.spark.sink.columns import find_sink_columns

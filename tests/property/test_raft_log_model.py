@@ -11,8 +11,8 @@ from sim.memory import MemoryDisk
 from tandemmq.consensus.core.log import RaftLog
 from tandemmq.consensus.core.messages import (
     AppendRequest,
-    Entry,
     EntryKind,
+    LogEntry,
     Members,
     Persist,
     Saved,
@@ -46,12 +46,12 @@ def test_log_and_files_hold_what_a_list_holds(actions: list[tuple[str, int, int]
     disk = MemoryDisk()
     files, saved = open_files(disk)
     log = RaftLog(saved.snapshot, saved.entries)
-    model: list[Entry] = []  # of all indexes from 1 on
+    model: list[LogEntry] = []  # of all indexes from 1 on
     begin, term = 0, 1
 
     def add(index: int, count: int, kind: EntryKind) -> None:
         data = Members({"a": f"a:{index}"}).encode() if kind is EntryKind.MEMBERS else b"x" * size
-        entries = tuple(Entry(at, term, kind, data) for at in range(index, index + count))
+        entries = tuple(LogEntry(at, term, kind, data) for at in range(index, index + count))
         del model[index - 1 :]
         model.extend(entries)
         if index <= log.last_index:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tandemmq.errors import RequestRejected
-from tandemmq.nameserver.route_table import Registration, RouteTable
+from tandemmq.nameserver.route_table import RegisteredBroker, RouteTable
 from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.bodies.tables import TopicConfig
 
@@ -48,7 +48,7 @@ class RouteTableMachine(RuleBasedStateMachine):
         acting: bool | None,
         drops: bool,
     ) -> None:
-        registration = Registration(
+        registration = RegisteredBroker(
             cluster="C1" if name == "a" else "C2",
             broker_name=name,
             broker_id=broker_id,

@@ -8,12 +8,12 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemmq.config.load import Machine, load_broker, load_name_server, read_settings
+from tandemmq.config.load import MachineFacts, load_broker, load_name_server, read_settings
 from tandemmq.config.names import BROKER_KEYS, NAMESERVER_KEYS
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.properties_file import parse_properties
 
-MACHINE = Machine(host_name="box", address="10.1.2.3", memory_bytes=8 << 30, home=Path("/home/u"))
+MACHINE = MachineFacts(host_name="box", address="10.1.2.3", memory_bytes=8 << 30, home=Path("/home/u"))
 
 
 @given(st.one_of(st.binary(max_size=80), st.text("ab=: \\\n\r#!u0\t", max_size=40).map(str.encode)))

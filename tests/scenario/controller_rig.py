@@ -8,7 +8,7 @@ from typing import Any
 from sim.memory import MemoryDisk, MemoryNetwork
 from tandemmq.controller.controller import Controller
 from tandemmq.controller.options import ControllerOptions
-from tandemmq.protocol.bodies.replica import SyncStateSet, decode_sync_state_set, encode_sync_state_set
+from tandemmq.protocol.bodies.replica import SyncStateSetAnswer, decode_sync_state_set, encode_sync_state_set
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.command import Command, Header
 from tandemmq.protocol.requests import controller as headers
@@ -108,7 +108,7 @@ class FakeBroker:
         self.timeout_ms = 60_000  # a busy machine stops everybody for seconds
         self.takes_office = True
         """Whether its heartbeats tell of its term once it was elected."""
-        self.notices: list[tuple[headers.MasterResponse, SyncStateSet]] = []
+        self.notices: list[tuple[headers.MasterResponse, SyncStateSetAnswer]] = []
         self.address = f"127.0.0.1:1{broker_id}911"
         self._client = RemotingClient(network=rig.network, clock=rig.clock)
         self._server = RemotingServer(
@@ -137,7 +137,7 @@ class FakeBroker:
     async def register(self) -> Command:
         return await self.rig.ask(
             Code.CONTROLLER_REGISTER_BROKER,
-            headers.RegisterBrokerRequest(
+            headers.RegisterReplicaRequest(
                 cluster_name=CLUSTER,
                 broker_name=GROUP,
                 broker_id=self.broker_id,
@@ -181,7 +181,7 @@ class FakeBroker:
             headers.AlterSyncStateSetRequest(
                 broker_name=GROUP, master_id=self.broker_id, master_epoch=master_epoch
             ),
-            body=encode_sync_state_set(SyncStateSet(ids=ids, epoch=set_epoch)),
+            body=encode_sync_state_set(SyncStateSetAnswer(ids=ids, epoch=set_epoch)),
         )
 
     async def cut_connections(self) -> None:

@@ -16,8 +16,8 @@ from client_rig import FAST, Rig, running_rig, take
 from typer.testing import CliRunner, Result
 
 from tandemmq.admin import audit_command
-from tandemmq.admin.audit_command import Outcome, compare_logs
-from tandemmq.admin.render import Answer
+from tandemmq.admin.audit_command import AuditOutcome, compare_logs
+from tandemmq.admin.render import CommandAnswer
 from tandemmq.admin.targets import open_tools
 from tandemmq.api import broker_admin, nameserver, replica
 from tandemmq.broker.broker import Broker
@@ -355,7 +355,7 @@ async def pair(rig: Rig, count: int = 50) -> tuple[Broker, Broker]:
     return master, slave
 
 
-async def run_audit(rig: Rig, last_bytes: int | None = None) -> tuple[Answer, dict[str, Any]]:
+async def run_audit(rig: Rig, last_bytes: int | None = None) -> tuple[CommandAnswer, dict[str, Any]]:
     async with open_tools(rig.namesrv) as tools:
         answer = await audit_command.audit_brokers(tools, "broker-a", "", last_bytes)
     (table,) = answer.tables
@@ -415,7 +415,7 @@ async def test_roles_reversed_the_slave_is_ahead(rig: Rig) -> None:
         found = await compare_logs(
             tools.remoting, render_address(slave.address), render_address(master.address)
         )
-    assert found.outcome is Outcome.SLAVE_AHEAD
+    assert found.outcome is AuditOutcome.SLAVE_AHEAD
     assert found.equal_to == store_of(slave).appended.value
 
 

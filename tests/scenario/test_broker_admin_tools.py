@@ -17,7 +17,7 @@ from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.bodies.codec import MessageQueue, decode_plain
 from tandemmq.protocol.bodies.progress import ConsumerStatus, decode_consumer_status, encode_consumer_status
 from tandemmq.protocol.bodies.tables import decode_topic_config
-from tandemmq.protocol.catalogue import CATALOGUE, ELECTED, RELAYED, UNSUPPORTED, Role
+from tandemmq.protocol.catalogue import CATALOGUE, ELECTED, RELAYED, UNSUPPORTED, ServingRole
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
@@ -83,11 +83,11 @@ async def committed(peer: Peer, group: str, topic: str = "T") -> int:
 
 
 async def test_routes_are_those_of_the_catalogue(broker: Broker, tmp_path: Path) -> None:
-    of_broker = {code for code, entry in CATALOGUE.items() if entry.served_by is Role.BROKER}
+    of_broker = {code for code, entry in CATALOGUE.items() if entry.served_by is ServingRole.BROKER}
     assert broker.served_codes == (of_broker | RELAYED) - UNSUPPORTED.keys() - ELECTED
     options = NameServerOptions(kv_config_path=tmp_path / "kv.json", config_store_path=tmp_path / "ns.conf")
     server = NameServer(options, network=TcpNetwork(), disk=RealDisk(), clock=LoopClock())
-    of_server = {code for code, entry in CATALOGUE.items() if entry.served_by is Role.NAME_SERVER}
+    of_server = {code for code, entry in CATALOGUE.items() if entry.served_by is ServingRole.NAME_SERVER}
     assert server.served_codes == of_server - UNSUPPORTED.keys()
 
 
@@ -371,7 +371,7 @@ async def test_hostile_topic_touches_nothing_outside_the_store(tmp_path: Path, p
     await peer.send_ok("T")
     before = _outside_store(tmp_path)
     for code, entry in CATALOGUE.items():
-        if entry.served_by is not Role.BROKER or code in UNSUPPORTED or entry.request is None:
+        if entry.served_by is not ServingRole.BROKER or code in UNSUPPORTED or entry.request is None:
             continue
         fields = _fields(entry.request, name)
         if not {"topic", "b", "group", "groupName", "consumerGroup"} & fields.keys():

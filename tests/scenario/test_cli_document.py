@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tandemmq.config.load import Machine, load_broker, load_name_server, read_settings
+from tandemmq.config.load import MachineFacts, load_broker, load_name_server, read_settings
 from waits import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 HOME = Path("/home/somebody")
-MACHINE = Machine(
+MACHINE = MachineFacts(
     host_name="host",
     address="192.0.2.9",
     memory_bytes=1 << 30,

@@ -16,7 +16,7 @@ from tandemmq.consensus.core.messages import TakeOver, encode_message
 from tandemmq.controller import elections
 from tandemmq.errors import FlushFailed, RequestRejected
 from tandemmq.protocol.bodies.replica import decode_sync_state_set
-from tandemmq.protocol.catalogue import CATALOGUE, Role
+from tandemmq.protocol.catalogue import CATALOGUE, ServingRole
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
@@ -424,7 +424,7 @@ async def test_tools_clean_and_change_settings(rig: Rig) -> None:
 
 
 def test_served_codes_are_those_of_the_catalogue() -> None:
-    rig_codes = {code for code, entry in CATALOGUE.items() if entry.served_by is Role.CONTROLLER}
+    rig_codes = {code for code, entry in CATALOGUE.items() if entry.served_by is ServingRole.CONTROLLER}
     assert rig_codes | {Code.BROKER_HEARTBEAT} == {
         *range(1001, 1007),
         *range(1009, 1014),
@@ -445,7 +445,7 @@ async def test_a_controller_whose_disk_is_full_ends_and_the_others_go_on(three: 
     three.disks[leader].fault = FullDisk()
     lost = three.controllers[leader]
     await three.ask(Code.CONTROLLER_APPLY_BROKER_ID, three.brokers[0].application(), to=leader)
-    header = headers.RegisterBrokerRequest(
+    header = headers.RegisterReplicaRequest(
         cluster_name=CLUSTER, broker_name=GROUP, broker_id=1, broker_address="127.0.0.1:1"
     )
     answer = await three.ask(Code.CONTROLLER_REGISTER_BROKER, header, to=leader)

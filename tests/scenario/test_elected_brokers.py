@@ -17,7 +17,7 @@ from elected_rig import Copier, Elected
 from sim.memory import MemoryDisk
 from tandemmq.api.broker_admin import create_topic
 from tandemmq.api.broker_consume import commit_offset
-from tandemmq.api.controller import HeartbeatAnswer, hand_over, hand_over_group
+from tandemmq.api.controller import ControllerHeartbeat, hand_over, hand_over_group
 from tandemmq.api.nameserver import query_cluster_info
 from tandemmq.api.replica import MasterPlace
 from tandemmq.broker.autoswitch import elected
@@ -33,7 +33,7 @@ from tandemmq.errors import (
 )
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
-from tandemmq.protocol.bodies.replica import SyncStateSet
+from tandemmq.protocol.bodies.replica import SyncStateSetAnswer
 from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -292,16 +292,16 @@ async def test_a_lease_is_of_one_term_and_counts_from_when_it_was_asked_for(grou
     await until(lambda: not broker._lease.is_valid(rig.clock.monotonic()), "no lease")
     now_s, epoch, own_id = rig.clock.monotonic(), broker._epoch, broker.broker_id
     for answer in (
-        HeartbeatAnswer(epoch - 1, own_id, LEASE_MS),
-        HeartbeatAnswer(epoch, own_id + 1, LEASE_MS),
+        ControllerHeartbeat(epoch - 1, own_id, LEASE_MS),
+        ControllerHeartbeat(epoch, own_id + 1, LEASE_MS),
     ):
         broker._on_heartbeat_answer(answer, now_s)
         assert not broker._lease.is_valid(now_s)
     # The answer was under way for a second.
-    broker._on_heartbeat_answer(HeartbeatAnswer(epoch, own_id, LEASE_MS), now_s - 1)
+    broker._on_heartbeat_answer(ControllerHeartbeat(epoch, own_id, LEASE_MS), now_s - 1)
     assert broker._lease.is_valid(now_s + LEASE_MS / 1000 - 1.01)
     assert not broker._lease.is_valid(now_s + LEASE_MS / 1000 - 0.99)
-    broker._on_heartbeat_answer(HeartbeatAnswer(epoch, own_id, 60_000), now_s)
+    broker._on_heartbeat_answer(ControllerHeartbeat(epoch, own_id, 60_000), now_s)
     assert broker._wanted is not None
     broker._note_master(replace(broker._wanted, master_epoch=epoch + 1, set_epoch=99))
     await until(lambda: copier(group, 1).epoch == epoch + 1, "its next term")
@@ -336,10 +336,10 @@ async def test_a_proposal_whose_answer_was_lost_is_looked_up(group: Elected, rig
     controllers, copy = broker._controllers, copier(group, 1)
     alter_set = controllers.alter_set
     refused: list[int] = []
-    lost: list[SyncStateSet] = []
+    lost: list[SyncStateSetAnswer] = []
     copy.set_refused = refused.append  # type: ignore[method-assign]
 
-    async def lose_answer(*args: Any) -> SyncStateSet:
+    async def lose_answer(*args: Any) -> SyncStateSetAnswer:
         told = await alter_set(*args)
         if not lost:
             lost.append(told)
@@ -360,7 +360,7 @@ async def test_a_master_that_was_replaced_goes_on_waiting_for_whom_it_proposed(g
     refused: list[int] = []
     answers: list[TandemError] = []
 
-    async def refuse(*_args: Any) -> SyncStateSet:
+    async def refuse(*_args: Any) -> SyncStateSetAnswer:
         raise answers.pop(0)
 
     broker._controllers.alter_set = refuse  # type: ignore[method-assign]

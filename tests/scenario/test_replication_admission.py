@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from replica_pair import FAST, Peers, new_record, send
 
-from tandemmq.config.load import Machine, load_broker, read_settings
+from tandemmq.config.load import MachineFacts, load_broker, read_settings
 from tandemmq.errors import ConfigError
 from tandemmq.store import BrokerRole, PutStatus
 from tandemmq.units import ReplicaId
 from waits import until
 
 SYNC = BrokerRole.SYNC_MASTER
-MACHINE = Machine(
+MACHINE = MachineFacts(
     host_name="m", address="10.0.0.1", memory_bytes=1 << 30, home=Path("/home/m"), name_servers=""
 )
 

@@ -21,7 +21,7 @@ from sim.elected.settings import FAULTS, draw_elected
 from sim.image import Tear
 from tandemmq.api.broker_admin import delete_topic
 from tandemmq.api.controller import vouch
-from tandemmq.broker.autoswitch.controllers import Lease
+from tandemmq.broker.autoswitch.controllers import MasterLease
 from tandemmq.client import Admin
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
@@ -373,18 +373,18 @@ def test_only_a_token_of_this_term_is_a_promise(monkeypatch: pytest.MonkeyPatch)
 def test_a_lease_is_counted_from_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that was long on its way is worth less, or nothing."""
     late_s: list[float] = []
-    extend = Lease.extend
+    extend = MasterLease.extend
 
     async def script(cluster: ElectedCluster) -> None:
         await until(cluster, cluster.is_level, "all are in the set")
 
-        def note(self: Lease, sent_s: float, lease_ms: int) -> None:
+        def note(self: MasterLease, sent_s: float, lease_ms: int) -> None:
             late_s.append(cluster.world.loop.time() - sent_s)
             extend(self, sent_s, lease_ms)
 
         latency_ms, cluster.world.fabric.latency_ms = cluster.world.fabric.latency_ms, (100.0, 100.0)
         await cluster.world.clock.sleep(1.0)
-        monkeypatch.setattr(Lease, "extend", note)
+        monkeypatch.setattr(MasterLease, "extend", note)
         await until(cluster, lambda: len(late_s) > 5, "leases are granted")
         # Controllers need long to agree on a leader over such a network, and that is not the question.
         cluster.world.fabric.latency_ms = latency_ms

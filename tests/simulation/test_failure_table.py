@@ -17,7 +17,7 @@ from scripted_cluster import ASYNC_COPY, DOUBLE_WRITE, Scene, play
 from sim.cluster.nodes import BrokerNode
 from sim.cluster.settings import Settings
 from sim.image import Tear
-from tandemmq.config.load import Machine, load_broker, read_settings
+from tandemmq.config.load import MachineFacts, load_broker, read_settings
 from tandemmq.errors import ConfigError
 from tandemmq.replication.core.effects import HaltReason
 from tandemmq.replication.core.progress import SlaveState, StartRule
@@ -27,7 +27,7 @@ from tandemmq.replication.shell.slave import ReplicationSlaveStatus
 SILENCE_S = 5.0
 """haHousekeepingInterval of the simulated brokers."""
 FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
-MACHINE = Machine(host_name="box", address="10.1.2.3", memory_bytes=8 << 30, home=Path("/home/u"))
+MACHINE = MachineFacts(host_name="box", address="10.1.2.3", memory_bytes=8 << 30, home=Path("/home/u"))
 
 
 def slaves_of(master: BrokerNode) -> tuple[SlaveStatus, ...]:

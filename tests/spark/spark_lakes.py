@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tandemmq.spark.lake.sink import SINK_NAME
-from tandemmq.spark.metadata import Cluster as Brokers
+from tandemmq.spark.metadata import QueriedCluster as Brokers
 from tandemmq.spark.options import parse_options
 
 

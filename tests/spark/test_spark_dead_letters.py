@@ -10,7 +10,7 @@ from pipeline_recorder import Recorder
 
 from dead_letter_maker import make_dead_letters
 from tandemmq.spark.pipelines.dead_letters import DeadLetter, DeadLetterOptions, DeadLetters, DeadLettersSeen
-from tandemmq.spark.pipelines.events import Stopped, Table
+from tandemmq.spark.pipelines.events import ReportTable, Stopped
 from tandemmq.spark.pipelines.replay import load_state
 from tandemmq.spark.pipelines.runner import StopFlag
 
@@ -33,7 +33,7 @@ def test_dead_letters_are_grouped_chosen_and_sent_once(lake_spark: Any, cluster:
     oldest = told.of(DeadLetter)
     assert len(oldest) == 3
     assert {letter.origin for letter in oldest} == {TOPIC}
-    (groups,) = told.of(Table)
+    (groups,) = told.of(ReportTable)
     assert sorted((row[0], row[1], row[2], row[3]) for row in groups.rows) == [
         (TOPIC, "given back 1 times", "under an hour", 4),
         (TOPIC, "out of stock", "under an hour", 4),

@@ -13,7 +13,7 @@ import pytest
 from spark_cluster import Cluster
 
 from tandemmq.errors import TandemError
-from tandemmq.spark.metadata import Cluster as Brokers
+from tandemmq.spark.metadata import QueriedCluster as Brokers
 from tandemmq.spark.options import parse_options
 from waits import until_blocking
 
@@ -109,7 +109,7 @@ def register_refusing(spark: Any, cluster: Any, seen: Path) -> None:
 
     # Classes of a function travel to Spark's processes by value, which do not know this module.
     def refuse(messages: Any, topic: str) -> None:
-        from tandemmq.spark.metadata import Cluster as Brokers
+        from tandemmq.spark.metadata import QueriedCluster as Brokers
         from tandemmq.spark.options import parse_options
         from tandemmq.spark.sink.halves import decode_part
 

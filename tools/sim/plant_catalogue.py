@@ -1137,8 +1137,8 @@ _CONSENSUS: Final = (
     Plant(
         name="a leader that hands over goes on granting leases",
         path="consensus/core/node.py",
-        sound="if self.role is not Role.LEADER or self._successor is not None:\n            return False",
-        bug="if self.role is not Role.LEADER:\n            return False",
+        sound="if self.role is not RaftRole.LEADER or self._successor is not None:\n            return False",
+        bug="if self.role is not RaftRole.LEADER:\n            return False",
         proofs=("raft",),
     ),
     Plant(
@@ -1186,14 +1186,14 @@ _CONSENSUS: Final = (
     Plant(
         name="a second change of members is not refused while one is open",
         path="consensus/core/node.py",
-        sound="if self.log.members_index > self.commit:\n            return Refusal.CHANGE_OPEN, []",
-        bug="if False:\n            return Refusal.CHANGE_OPEN, []",
+        sound="if self.log.members_index > self.commit:\n            return ProposalRefusal.CHANGE_OPEN, []",
+        bug="if False:\n            return ProposalRefusal.CHANGE_OPEN, []",
         proofs=("unit/consensus/test_raft_node.py",),
     ),
     Plant(
         name="members are changed before the leader confirmed anything",
         path="consensus/core/node.py",
-        sound="            return Refusal.UNSETTLED, []\n        if self.log",
+        sound="            return ProposalRefusal.UNSETTLED, []\n        if self.log",
         bug="            pass\n        if self.log",
         proofs=("unit/consensus/test_raft_node.py",),
     ),

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tandemmq.admin.options import Work, command
-from tandemmq.admin.render import Answer, Row, Table
+from tandemmq.admin.render import CommandAnswer, Row, Table
 from tandemmq.admin.targets import Place, Tools, find_targets
 from tandemmq.api import broker_admin
 from tandemmq.errors import ConfigError
@@ -179,25 +179,25 @@ _ACL_COLUMNS = ("broker", "subject", "policy", "resource", "actions", "source_ip
 # What they do
 
 
-async def change_user(tools: Tools, user: UserInfo, place: Place, *, is_new: bool) -> Answer:
+async def change_user(tools: Tools, user: UserInfo, place: Place, *, is_new: bool) -> CommandAnswer:
     """Create the user, or change what is named of it, at the broker or every broker of the cluster."""
     table = Table("changed", ("broker", "user"))
     for target in await find_targets(tools, place):
         await broker_admin.put_user(tools.remoting, target.address, user, is_new=is_new)
         table.rows.append((target.address, user.username))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def remove_user(tools: Tools, name: str, place: Place) -> Answer:
+async def remove_user(tools: Tools, name: str, place: Place) -> CommandAnswer:
     """Delete the user and its policies."""
     table = Table("deleted", ("broker", "user"))
     for target in await find_targets(tools, place):
         await broker_admin.delete_user(tools.remoting, target.address, name)
         table.rows.append((target.address, name))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def show_user(tools: Tools, name: str, place: Place) -> Answer:
+async def show_user(tools: Tools, name: str, place: Place) -> CommandAnswer:
     """One user at each broker; exit code 1 when none knows it."""
     table = Table("users", _USER_COLUMNS)
     for target in await find_targets(tools, place):
@@ -205,19 +205,19 @@ async def show_user(tools: Tools, name: str, place: Place) -> Answer:
         if user is not None:
             table.rows.append(_user_row(target.address, user))
     notes = [] if table.rows else [f"no broker knows the user {name!r}"]
-    return Answer([table], notes, exit_code=0 if table.rows else 1)
+    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
 
 
-async def find_users(tools: Tools, name_part: str, place: Place) -> Answer:
+async def find_users(tools: Tools, name_part: str, place: Place) -> CommandAnswer:
     """The users whose names hold the part, at each broker."""
     table = Table("users", _USER_COLUMNS)
     for target in await find_targets(tools, place):
         users = await broker_admin.query_users(tools.remoting, target.address, name_part)
         table.rows += [_user_row(target.address, user) for user in users]
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def bring_users(tools: Tools, source: str, target: str, names: Sequence[str]) -> Answer:
+async def bring_users(tools: Tools, source: str, target: str, names: Sequence[str]) -> CommandAnswer:
     """The named users of one broker, or all, are at another one, too; it is changed when all were found.
 
     Raises:  ConfigError for a user that the source does not know, or whose password it does not show.
@@ -240,10 +240,10 @@ async def bring_users(tools: Tools, source: str, target: str, names: Sequence[st
         held = await broker_admin.query_user(tools.remoting, target, str(user.username))
         await broker_admin.put_user(tools.remoting, target, user, is_new=held is None)
         table.rows.append((source, target, user.username))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def change_acl(tools: Tools, acl: AclInfo, place: Place, *, is_new: bool) -> Answer:
+async def change_acl(tools: Tools, acl: AclInfo, place: Place, *, is_new: bool) -> CommandAnswer:
     """Add entries to a subject's policies, at the broker or every broker of the cluster; one for the same
     resource is replaced.
     """
@@ -251,20 +251,20 @@ async def change_acl(tools: Tools, acl: AclInfo, place: Place, *, is_new: bool) 
     for target in await find_targets(tools, place):
         await broker_admin.put_acl(tools.remoting, target.address, acl, is_new=is_new)
         table.rows.append((target.address, acl.subject))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def remove_acl(tools: Tools, subject: str, resources: Sequence[str], place: Place) -> Answer:
+async def remove_acl(tools: Tools, subject: str, resources: Sequence[str], place: Place) -> CommandAnswer:
     """Delete the entries for these resources; without one, all policies of the subject."""
     table = Table("deleted", ("broker", "subject", "resource"))
     for target in await find_targets(tools, place):
         for resource in resources or ("",):
             await broker_admin.delete_acl(tools.remoting, target.address, subject, resource)
             table.rows.append((target.address, subject, resource or "*"))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def show_acl(tools: Tools, subject: str, place: Place) -> Answer:
+async def show_acl(tools: Tools, subject: str, place: Place) -> CommandAnswer:
     """The policies of a subject at each broker; exit code 1 when it has none."""
     table = Table("policies", _ACL_COLUMNS)
     for target in await find_targets(tools, place):
@@ -272,20 +272,20 @@ async def show_acl(tools: Tools, subject: str, place: Place) -> Answer:
         if acl is not None:
             table.rows += _acl_rows(target.address, acl)
     notes = [] if table.rows else [f"{subject} has no policies"]
-    return Answer([table], notes, exit_code=0 if table.rows else 1)
+    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
 
 
-async def find_acls(tools: Tools, subject_part: str, resource_part: str, place: Place) -> Answer:
+async def find_acls(tools: Tools, subject_part: str, resource_part: str, place: Place) -> CommandAnswer:
     """The policies whose subjects and resources hold these parts, at each broker."""
     table = Table("policies", _ACL_COLUMNS)
     for target in await find_targets(tools, place):
         acls = await broker_admin.query_acls(tools.remoting, target.address, subject_part, resource_part)
         for acl in acls:
             table.rows += _acl_rows(target.address, acl)
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def bring_acls(tools: Tools, source: str, target: str, subjects: Sequence[str]) -> Answer:
+async def bring_acls(tools: Tools, source: str, target: str, subjects: Sequence[str]) -> CommandAnswer:
     """The policies of these subjects of one broker, or of all, are at another one, too; what that one has for
     other resources stays.
 
@@ -301,7 +301,7 @@ async def bring_acls(tools: Tools, source: str, target: str, subjects: Sequence[
         held = await broker_admin.query_acl(tools.remoting, target, str(subject))
         await broker_admin.put_acl(tools.remoting, target, acl, is_new=held is None)
         table.rows.append((source, target, subject))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
 def _user_row(address: str, user: UserInfo) -> Row:

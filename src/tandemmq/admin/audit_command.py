@@ -18,7 +18,7 @@ from typing import Annotated, Final
 import typer
 
 from tandemmq.admin.options import AsJson, Cluster, NameServers, run
-from tandemmq.admin.render import Answer, Table
+from tandemmq.admin.render import CommandAnswer, Table
 from tandemmq.admin.targets import MASTER_ID, Place, Target, Tools, find_targets
 from tandemmq.api.replica import read_log_checksum
 from tandemmq.errors import ConfigError, RemoteProtocolError, RequestRejected, TandemError
@@ -33,7 +33,7 @@ RANGE_BYTES = 32 * MIB
 CHECKSUM_TIMEOUT_S = 60.0
 
 
-class Outcome(Enum):
+class AuditOutcome(Enum):
     """What was found about one slave; `name` is what programs see."""
 
     EQUAL = "what both keep is the same"
@@ -44,12 +44,12 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class LogComparison:
     """One slave against its master. The equal range is [equal_from, equal_to); a difference begins at
     `first_difference`.
     """
 
-    outcome: Outcome
+    outcome: AuditOutcome
     equal_from: int = 0
     equal_to: int = 0
     first_difference: int | None = None
@@ -68,7 +68,7 @@ class LogsChanged(TandemError):
 
 async def compare_logs(
     client: RemotingClient, master: str, slave: str, *, last_bytes: int | None = None
-) -> Comparison:
+) -> LogComparison:
     """The comparison of two brokers' logs; `last_bytes`: of no more than that at the common end."""
     try:
         return await _compare(client, master, slave, last_bytes)
@@ -76,16 +76,18 @@ async def compare_logs(
         detail = str(error)
         if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             detail = "one of the brokers is not ours and cannot tell checksums"
-        return Comparison(outcome=Outcome.UNKNOWN, detail=detail)
+        return LogComparison(outcome=AuditOutcome.UNKNOWN, detail=detail)
     except TandemError as error:
-        return Comparison(outcome=Outcome.UNKNOWN, detail=str(error))
+        return LogComparison(outcome=AuditOutcome.UNKNOWN, detail=str(error))
 
 
-async def _compare(client: RemotingClient, master: str, slave: str, last_bytes: int | None) -> Comparison:
+async def _compare(client: RemotingClient, master: str, slave: str, last_bytes: int | None) -> LogComparison:
     # The slave first: what it holds then, a master that is not behind it holds too.
     copy = await read_log_checksum(client, slave, 0, 0)
     original = await read_log_checksum(client, master, 0, 0)
-    ends = Comparison(outcome=Outcome.EQUAL, master_end=original.max_offset, slave_end=copy.max_offset)
+    ends = LogComparison(
+        outcome=AuditOutcome.EQUAL, master_end=original.max_offset, slave_end=copy.max_offset
+    )
     start = max(original.min_offset, copy.min_offset)
     end = min(original.max_offset, copy.max_offset)
     if last_bytes is not None:
@@ -94,13 +96,13 @@ async def _compare(client: RemotingClient, master: str, slave: str, last_bytes: 
     if start >= end:
         # An empty slave, or one that has just begun at the master's end, contradicts nothing.
         is_begun = copy.max_offset not in (0, original.max_offset)
-        apart = Outcome.SLAVE_AHEAD if is_ahead else Outcome.APART
-        return replace(ends, outcome=apart if is_begun else Outcome.EQUAL, equal_from=end, equal_to=end)
+        apart = AuditOutcome.SLAVE_AHEAD if is_ahead else AuditOutcome.APART
+        return replace(ends, outcome=apart if is_begun else AuditOutcome.EQUAL, equal_from=end, equal_to=end)
     equal_from, different_at = await _walk(client, (master, slave), start, end)
     if different_at is not None:
-        found = replace(ends, outcome=Outcome.DIFFERENT, first_difference=different_at)
+        found = replace(ends, outcome=AuditOutcome.DIFFERENT, first_difference=different_at)
         return replace(found, equal_from=equal_from, equal_to=different_at)
-    outcome = Outcome.SLAVE_AHEAD if is_ahead else Outcome.EQUAL
+    outcome = AuditOutcome.SLAVE_AHEAD if is_ahead else AuditOutcome.EQUAL
     return replace(ends, outcome=outcome, equal_from=equal_from, equal_to=end)
 
 
@@ -154,11 +156,11 @@ async def _ask(client: RemotingClient, address: str, log_offset: int, size: int)
 EXIT_DIFFERENT: Final = 1
 EXIT_UNKNOWN: Final = 2
 _EXITS: Final = {
-    Outcome.EQUAL: 0,
-    Outcome.DIFFERENT: EXIT_DIFFERENT,
-    Outcome.SLAVE_AHEAD: EXIT_DIFFERENT,
-    Outcome.APART: EXIT_UNKNOWN,
-    Outcome.UNKNOWN: EXIT_UNKNOWN,
+    AuditOutcome.EQUAL: 0,
+    AuditOutcome.DIFFERENT: EXIT_DIFFERENT,
+    AuditOutcome.SLAVE_AHEAD: EXIT_DIFFERENT,
+    AuditOutcome.APART: EXIT_UNKNOWN,
+    AuditOutcome.UNKNOWN: EXIT_UNKNOWN,
 }
 _COLUMNS: Final = ("broker", "master", "slave", "outcome", "equal_from", "equal_to", "first_difference")
 _MORE: Final = ("master_end", "slave_end", "lag_bytes", "detail")
@@ -181,7 +183,9 @@ def audit(
         raise typer.Exit(EXIT_UNKNOWN) from None
 
 
-async def audit_brokers(tools: Tools, broker_name: str, cluster: str, last_bytes: int | None) -> Answer:
+async def audit_brokers(
+    tools: Tools, broker_name: str, cluster: str, last_bytes: int | None
+) -> CommandAnswer:
     """A row for each slave; the exit code is a difference's before that of what could not be compared."""
     by_name: dict[tuple[str, str], list[Target]] = {}
     for target in await find_targets(tools, Place(cluster=cluster)):
@@ -204,11 +208,11 @@ async def audit_brokers(tools: Tools, broker_name: str, cluster: str, last_bytes
             found = await compare_logs(tools.remoting, master, slave, last_bytes=last_bytes)
             codes.add(_EXITS[found.outcome])
             table.rows.append((name, master, slave, *_values(found)))
-    return Answer([table], notes, exit_code=EXIT_DIFFERENT if EXIT_DIFFERENT in codes else max(codes))
+    return CommandAnswer([table], notes, exit_code=EXIT_DIFFERENT if EXIT_DIFFERENT in codes else max(codes))
 
 
-def _values(found: Comparison) -> tuple[object, ...]:
+def _values(found: LogComparison) -> tuple[object, ...]:
     ends = (found.master_end, found.slave_end, found.lag_bytes)
-    detail = found.detail or (found.outcome.value if found.outcome is not Outcome.EQUAL else None)
+    detail = found.detail or (found.outcome.value if found.outcome is not AuditOutcome.EQUAL else None)
     ranges = (found.equal_from, found.equal_to, found.first_difference)
     return (found.outcome.name, *ranges, *ends, detail)

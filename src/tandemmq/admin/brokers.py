@@ -26,7 +26,7 @@ from tandemmq.admin.options import (
     command,
     flag,
 )
-from tandemmq.admin.render import Answer, Row, Table, write_json
+from tandemmq.admin.render import CommandAnswer, Row, Table, write_json
 from tandemmq.admin.targets import EVERYWHERE, MASTER_ID, Place, Target, Tools, find_targets
 from tandemmq.api import broker_admin, nameserver, replica
 from tandemmq.errors import TandemError
@@ -283,25 +283,27 @@ def add_write_permission(name: BrokerName) -> Work:
 # What they do
 
 
-async def change_config(tools: Tools, place: Place, key: str, value: str, *, masters_only: bool) -> Answer:
+async def change_config(
+    tools: Tools, place: Place, key: str, value: str, *, masters_only: bool
+) -> CommandAnswer:
     """Change a setting of the broker, or of those of the cluster."""
     table = Table("changed", ("broker", "key", "value"))
     for target in await find_targets(tools, place, masters_only=masters_only):
         await broker_admin.change_broker_config(tools.remoting, target.address, key, value)
         table.rows.append((target.address, key, value))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def clean(tools: Tools, place: Place, what: RequestCode) -> Answer:
+async def clean(tools: Tools, place: Place, what: RequestCode) -> CommandAnswer:
     """Let the broker, or all of the cluster, delete what is of no use any more."""
     table = Table("cleaned", ("broker",))
     for target in await find_targets(tools, place):
         await broker_admin.clean(tools.remoting, target.address, what)
         table.rows.append((target.address,))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def list_clusters(tools: Tools, cluster: str) -> Answer:
+async def list_clusters(tools: Tools, cluster: str) -> CommandAnswer:
     """Every registered broker with its figures; one that does not answer is listed with the reason."""
     columns = (
         "cluster",
@@ -328,10 +330,10 @@ async def list_clusters(tools: Tools, cluster: str) -> Answer:
         role = facts.get("brokerRole")
         refused = facts.get(REFUSALS_KEY)
         table.rows.append((*place, role, facts.get("brokerVersionDesc"), in_tps, out_tps, refused, None))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def list_days(tools: Tools, cluster: str) -> Answer:
+async def list_days(tools: Tools, cluster: str) -> CommandAnswer:
     """How many messages came in and went out yesterday and today, at every registered broker."""
     columns = ("cluster", "broker", "in_yesterday", "out_yesterday", "in_today", "out_today", "note")
     table = Table("brokers", columns)
@@ -347,7 +349,7 @@ async def list_days(tools: Tools, cluster: str) -> Answer:
             for begin, end in (("YesterdayMorning", "TodayMorning"), ("TodayMorning", "TodayNow"))
         )
         table.rows.append((*place, *yesterday, *today, None))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
 def counted_between(facts: Mapping[str, str], way: str, begin: str, end: str) -> int | None:
@@ -360,26 +362,26 @@ def counted_between(facts: Mapping[str, str], way: str, begin: str, end: str) ->
         return None
 
 
-async def show_status(tools: Tools, place: Place) -> Answer:
+async def show_status(tools: Tools, place: Place) -> CommandAnswer:
     """All figures of one broker, or of those of a cluster."""
     table = Table("figures", ("broker", "name", "value"))
     for target in await find_targets(tools, place):
         facts = await broker_admin.query_runtime_info(tools.remoting, target.address)
         table.rows += [(target.address, name, text) for name, text in sorted(facts.items())]
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def show_config(tools: Tools, place: Place) -> Answer:
+async def show_config(tools: Tools, place: Place) -> CommandAnswer:
     """The settings that a broker shows."""
     table = Table("settings", ("broker", "key", "value"))
     for target in await find_targets(tools, place):
         text = await broker_admin.query_broker_config(tools.remoting, target.address)
         settings = parse_properties(text.encode(), target.address)
         table.rows += [(target.address, key, setting.text) for key, setting in sorted(settings.items())]
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def export_settings(tools: Tools, cluster: str, directory: Path) -> Answer:
+async def export_settings(tools: Tools, cluster: str, directory: Path) -> CommandAnswer:
     """How many servers a cluster has, and what its masters are set to, in a file."""
     targets = await find_targets(tools, Place(cluster=cluster))
     masters = [one for one in targets if one.broker_id == MASTER_ID]
@@ -394,35 +396,37 @@ async def export_settings(tools: Tools, cluster: str, directory: Path) -> Answer
         "slaveBrokerSize": len(targets) - len(masters),
     }
     path = write_json(directory / "configs.json", {"brokerConfigs": settings, "clusterScale": counts})
-    return Answer([Table("exported", ("path", "masters", "slaves"), [(str(path), *[*counts.values()][1:])])])
+    return CommandAnswer(
+        [Table("exported", ("path", "masters", "slaves"), [(str(path), *[*counts.values()][1:])])]
+    )
 
 
-async def export_leases(tools: Tools, place: Place, *, only_named: bool) -> Answer:
+async def export_leases(tools: Tools, place: Place, *, only_named: bool) -> CommandAnswer:
     """The masters of the place have written the leases of pops into topics, or would."""
     table = Table("exported", ("broker", "dry"))
     for target in await find_targets(tools, place, masters_only=True):
         if not only_named:
             await broker_admin.export_leases(tools.remoting, target.address)
         table.rows.append((target.address, only_named))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def reset_flushed(tools: Tools, address: str, offset: int) -> Answer:
+async def reset_flushed(tools: Tools, address: str, offset: int) -> CommandAnswer:
     """The broker was told how far its master has flushed."""
     told = await broker_admin.reset_flushed_offset(tools.remoting, address, offset)
-    return Answer([Table("changed", ("broker", "offset", "answer"), [(address, offset, told)])])
+    return CommandAnswer([Table("changed", ("broker", "offset", "answer"), [(address, offset, told)])])
 
 
-async def change_read_mode(tools: Tools, place: Place, mode: int) -> Answer:
+async def change_read_mode(tools: Tools, place: Place, mode: int) -> CommandAnswer:
     """Logs of the brokers are read ahead, or at random."""
     table = Table("changed", ("broker", "mode", "answer"))
     for target in await find_targets(tools, place):
         told = await broker_admin.set_read_mode(tools.remoting, target.address, mode)
         table.rows.append((target.address, mode, told))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def show_replication(tools: Tools, place: Place) -> Answer:
+async def show_replication(tools: Tools, place: Place) -> CommandAnswer:
     """How far every slave is, as masters and as slaves see it.
 
     Exit code 1 when a slave has halted, or its master can give it nothing, or a master waits for slaves.
@@ -446,12 +450,12 @@ async def show_replication(tools: Tools, place: Place) -> Answer:
     notes = ["a slave has halted: see docs/operations.md"] if has_halted else []
     if is_waiting:
         notes.append("a master serves nothing until its slaves have shown what they hold, or acceptLog")
-    return Answer(tables, notes, exit_code=1 if has_halted or is_waiting else 0)
+    return CommandAnswer(tables, notes, exit_code=1 if has_halted or is_waiting else 0)
 
 
-async def release(tools: Tools, address: str) -> Answer:
+async def release(tools: Tools, address: str) -> CommandAnswer:
     """A master that waits for its slaves serves its log as it is."""
-    return Answer([], [await replica.accept_log(tools.remoting, address)])
+    return CommandAnswer([], [await replica.accept_log(tools.remoting, address)])
 
 
 def _copy_row(target: Target, one: HaClient) -> Row:
@@ -504,7 +508,7 @@ def first_rate(text: str | None) -> float | None:
         return None
 
 
-async def show_cold_reads(tools: Tools, place: Place) -> Answer:
+async def show_cold_reads(tools: Tools, place: Place) -> CommandAnswer:
     """Old messages that were read at each broker, with the thresholds of all and of single groups."""
     table = Table("cold_reads", ("broker", "group", "bytes", "threshold_bytes", "read_at"))
     for target in await find_targets(tools, place, masters_only=not place.address):
@@ -515,40 +519,42 @@ async def show_cold_reads(tools: Tools, place: Place) -> Answer:
             threshold = info.thresholds.get(group, info.group_threshold_bytes)
             figures = (None, None) if reads is None else (reads.bytes, reads.read_at_ms)
             table.rows.append((target.address, group, figures[0], threshold, figures[1]))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def change_cold_threshold(tools: Tools, group: str, threshold: str | None, place: Place) -> Answer:
+async def change_cold_threshold(
+    tools: Tools, group: str, threshold: str | None, place: Place
+) -> CommandAnswer:
     """How many bytes of old messages a group may read in 5 s; None: as many as all others."""
     table = Table("changed", ("broker", "group", "threshold_bytes"))
     for target in await find_targets(tools, place, masters_only=True):
         await broker_admin.set_cold_threshold(tools.remoting, target.address, group, threshold)
         table.rows.append((target.address, group, threshold))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
 # Name servers: each of them is told, because they know nothing of each other
 
 
-async def show_names_config(tools: Tools) -> Answer:
+async def show_names_config(tools: Tools) -> CommandAnswer:
     """The settings of every name server."""
     table = Table("settings", ("name_server", "key", "value"))
     for address in tools.cluster_admin.name_servers:
         settings = await nameserver.query_config(tools.remoting, address)
         table.rows += [(address, key, text) for key, text in sorted(settings.items())]
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def change_names_config(tools: Tools, key: str, value: str) -> Answer:
+async def change_names_config(tools: Tools, key: str, value: str) -> CommandAnswer:
     """Change a setting of every name server."""
     table = Table("changed", ("name_server", "key", "value"))
     for address in tools.cluster_admin.name_servers:
         await nameserver.change_config(tools.remoting, address, key, value)
         table.rows.append((address, key, value))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def change_kv(tools: Tools, namespace: str, key: str, value: str | None) -> Answer:
+async def change_kv(tools: Tools, namespace: str, key: str, value: str | None) -> CommandAnswer:
     """Store a value in the key-value configuration, or delete it (None)."""
     table = Table("changed", ("name_server", "namespace", "key", "value"))
     for address in tools.cluster_admin.name_servers:
@@ -557,13 +563,13 @@ async def change_kv(tools: Tools, namespace: str, key: str, value: str | None) -
         else:
             await nameserver.put_kv(tools.remoting, address, namespace, key, value)
         table.rows.append((address, namespace, key, value))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def change_write_permission(tools: Tools, broker_name: str, *, allows: bool) -> Answer:
+async def change_write_permission(tools: Tools, broker_name: str, *, allows: bool) -> CommandAnswer:
     """Whether routes offer the queues of a broker to producers."""
     change = nameserver.add_write_permission if allows else nameserver.wipe_write_permission
     table = Table("changed", ("name_server", "broker", "topics"))
     for address in tools.cluster_admin.name_servers:
         table.rows.append((address, broker_name, await change(tools.remoting, address, broker_name)))
-    return Answer([table])
+    return CommandAnswer([table])

@@ -21,7 +21,7 @@ from tandemmq.admin.options import (
     demand_place,
     run,
 )
-from tandemmq.admin.render import Answer, Table
+from tandemmq.admin.render import CommandAnswer, Table
 from tandemmq.admin.targets import Place, Target, Tools, find_targets
 from tandemmq.api import controller
 from tandemmq.protocol.properties_file import parse_properties
@@ -190,16 +190,18 @@ def _split(addresses: str) -> list[str]:
 # What they do
 
 
-async def change_controllers(tools: Tools, address: str, action: str, name: str, new_address: str) -> Answer:
+async def change_controllers(
+    tools: Tools, address: str, action: str, name: str, new_address: str
+) -> CommandAnswer:
     """The controllers of a group, after one of them was added, removed or made the leader."""
     leader = await controller.find_leader(tools.remoting, address)
     members = await controller.change_controllers(tools.remoting, leader, action, name, new_address)
     table = Table("controllers", ("name", "address", "voter", "leader"))
     table.rows += [(one.name, one.address, one.is_voter, one.is_leader) for one in members]
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def hand_over(tools: Tools, address: str, name: str, target: int | None) -> Answer:
+async def hand_over(tools: Tools, address: str, name: str, target: int | None) -> CommandAnswer:
     """Another member of an elected group is its master now."""
     groups = await controller.hand_over_group(tools.remoting, address, name, target, clock=LoopClock())
     table = Table("masters", ("when", "broker", "id", "address", "master_epoch", "in_sync"))
@@ -214,18 +216,18 @@ async def hand_over(tools: Tools, address: str, name: str, target: int | None) -
         )
         for when, group in zip(("before", "after"), groups, strict=True)
     ]
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def show_controller(tools: Tools, address: str) -> Answer:
+async def show_controller(tools: Tools, address: str) -> CommandAnswer:
     """What one controller knows of its group."""
     found = await controller.query_metadata(tools.remoting, address)
     facts = [("group", found.group), ("leader", found.leader_id), ("leader address", found.leader_address)]
     facts += [("peer", peer) for peer in (found.peers or "").split(";") if peer]
-    return Answer([Table("controller", ("fact", "value"), [*facts])])
+    return CommandAnswer([Table("controller", ("fact", "value"), [*facts])])
 
 
-async def show_sync_sets(tools: Tools, address: str, name: str, cluster: str) -> Answer:
+async def show_sync_sets(tools: Tools, address: str, name: str, cluster: str) -> CommandAnswer:
     """Who of a group of brokers, or of those of a cluster, is in the SyncStateSet; exit code 1 when the
     controllers know none of them.
     """
@@ -244,10 +246,10 @@ async def show_sync_sets(tools: Tools, address: str, name: str, cluster: str) ->
                 row = (group_name, one.broker_id, one.address, is_in_sync, one.is_alive, is_master)
                 table.rows.append((*row, group.master_epoch))
     notes = [] if table.rows else [f"the controllers know none of {', '.join(names)}"]
-    return Answer([table], notes, exit_code=0 if table.rows else 1)
+    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
 
 
-async def elect(tools: Tools, address: str, cluster: str, name: str, broker_id: int) -> Answer:
+async def elect(tools: Tools, address: str, cluster: str, name: str, broker_id: int) -> CommandAnswer:
     """This broker of the group is its master now; exit code 1 when another one stays it."""
     leader = await controller.find_leader(tools.remoting, address)
     header = ElectMasterRequest(
@@ -261,38 +263,38 @@ async def elect(tools: Tools, address: str, cluster: str, name: str, broker_id: 
     )
     is_wanted = facts.master_id == broker_id
     notes = [] if is_wanted else [f"the master of {name} stays {facts.master_id}"]
-    return Answer([table], notes, exit_code=0 if is_wanted else 1)
+    return CommandAnswer([table], notes, exit_code=0 if is_wanted else 1)
 
 
-async def clean(tools: Tools, address: str, header: CleanBrokerDataRequest) -> Answer:
+async def clean(tools: Tools, address: str, header: CleanBrokerDataRequest) -> CommandAnswer:
     """The controllers have forgotten brokers of a group, or all of it."""
     leader = await controller.find_leader(tools.remoting, address)
     await controller.clean_brokers(tools.remoting, leader, header, LoopClock().now_ms())
     table = Table("forgotten", ("controller", "broker", "ids"))
     table.rows.append((leader, header.broker_name, (header.ids or "all").replace(";", " ")))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def show_config(tools: Tools, addresses: list[str]) -> Answer:
+async def show_config(tools: Tools, addresses: list[str]) -> CommandAnswer:
     """The settings of each named controller."""
     table = Table("settings", ("controller", "key", "value"))
     for address in addresses:
         text = await controller.query_config(tools.remoting, address)
         settings = parse_properties(text.encode(), address)
         table.rows += [(address, key, setting.text) for key, setting in sorted(settings.items())]
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def change_config(tools: Tools, addresses: list[str], key: str, value: str) -> Answer:
+async def change_config(tools: Tools, addresses: list[str], key: str, value: str) -> CommandAnswer:
     """A setting of each named controller is changed: they do not tell each other."""
     table = Table("changed", ("controller", "key", "value"))
     for address in addresses:
         await controller.change_config(tools.remoting, address, key, value)
         table.rows.append((address, key, value))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def show_epochs(tools: Tools, name: str, cluster: str, address: str) -> Answer:
+async def show_epochs(tools: Tools, name: str, cluster: str, address: str) -> CommandAnswer:
     """Which master wrote which bytes, as each broker of a group or a cluster has it."""
     if address:
         targets = [Target("", "", None, address)]
@@ -308,4 +310,4 @@ async def show_epochs(tools: Tools, name: str, cluster: str, address: str) -> An
             (*place, one.epoch, one.start, end) for one, end in zip(told.epochs, ends, strict=True)
         ]
     notes = [] if table.rows else [f"no broker of {name or cluster or 'all'} knows a term"]
-    return Answer([table], notes, exit_code=0 if table.rows else 1)
+    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)

@@ -25,7 +25,7 @@ from tandemmq.admin.options import (
     parse_time,
     read_list,
 )
-from tandemmq.admin.render import Answer, Row, Table
+from tandemmq.admin.render import CommandAnswer, Row, Table
 from tandemmq.admin.targets import MASTER_ID, Place, Target, Tools, find_targets
 from tandemmq.api import broker_admin, broker_consume
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
@@ -288,7 +288,7 @@ def _retry_policy(text: str) -> GroupRetryPolicy:
 # What they do
 
 
-async def show_progress(tools: Tools, group: str, topic: str, *, has_clients: bool = False) -> Answer:
+async def show_progress(tools: Tools, group: str, topic: str, *, has_clients: bool = False) -> CommandAnswer:
     """How far one group is in each queue, with the member that reads it if wanted, or all groups in sum."""
     masters = await find_targets(tools, masters_only=True)
     if group:
@@ -297,10 +297,10 @@ async def show_progress(tools: Tools, group: str, topic: str, *, has_clients: bo
     for one in await _groups(tools, masters, await tools.cluster_admin.topics()):
         lag = sum(row[-3] for row in await _rows(tools, masters, one, ""))
         table.rows.append((one, await _member_count(tools, masters, one), lag))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def watch_groups(tools: Tools) -> Answer:
+async def watch_groups(tools: Tools) -> CommandAnswer:
     """Each group with what waits for it, and what is wrong with its members."""
     now_ms = LoopClock().now_ms()
     masters = await find_targets(tools, masters_only=True)
@@ -327,10 +327,10 @@ async def watch_groups(tools: Tools) -> Answer:
             problems.append("nobody is online")
         figures = (members, sum(lags), max(lags, default=0), behind_s, dead_count)
         table.rows.append((group, *figures, "; ".join(problems) or None))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def show_connections(tools: Tools, group: str, address: str) -> Answer:
+async def show_connections(tools: Tools, group: str, address: str) -> CommandAnswer:
     """Who is in a group, what it wants, and what brokers refused it."""
     members = Table("members", ("broker", "client", "address", "language", "version"))
     wants = Table("subscriptions", ("broker", "topic", "expression", "type"))
@@ -349,10 +349,12 @@ async def show_connections(tools: Tools, group: str, address: str) -> Answer:
             refused.rows.append((target.address, *what, refusal.last_at_ms, refusal.reason))
     tables = [table for table in (members, wants, refused) if table.rows]
     notes = [] if members.rows else [f"no consumer of the group {group!r} is online"]
-    return Answer(tables, notes, exit_code=0 if members.rows else 1)
+    return CommandAnswer(tables, notes, exit_code=0 if members.rows else 1)
 
 
-async def show_members(tools: Tools, group: str, client_id: str, address: str, *, has_stack: bool) -> Answer:
+async def show_members(
+    tools: Tools, group: str, client_id: str, address: str, *, has_stack: bool
+) -> CommandAnswer:
     """What each member of a group, or one, does with its queues, as it says itself."""
     members = Table("members", ("broker", "client", "name", "value"))
     queues = Table(
@@ -379,10 +381,10 @@ async def show_members(tools: Tools, group: str, client_id: str, address: str, *
         stacks += [f"{client}:\n{info.stack}"] if info.stack else []
     if not told and not notes:
         notes.append(f"no such consumer of the group {group!r} is online")
-    return Answer([members, queues], [*notes, *stacks], exit_code=0 if members.rows else 1)
+    return CommandAnswer([members, queues], [*notes, *stacks], exit_code=0 if members.rows else 1)
 
 
-async def show_producers(tools: Tools, group: str, address: str) -> Answer:
+async def show_producers(tools: Tools, group: str, address: str) -> CommandAnswer:
     """Who sends as this group."""
     table = Table("producers", ("broker", "client", "address", "language", "version"))
     for target in await find_targets(tools, Place(address)):
@@ -390,10 +392,10 @@ async def show_producers(tools: Tools, group: str, address: str) -> Answer:
             version = render_version(one.version)
             table.rows.append((target.address, one.client_id, one.address, one.language, version))
     notes = [] if table.rows else [f"no producer of the group {group!r} is online"]
-    return Answer([table], notes, exit_code=0 if table.rows else 1)
+    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
 
 
-async def show_all_producers(tools: Tools, address: str) -> Answer:
+async def show_all_producers(tools: Tools, address: str) -> CommandAnswer:
     """Who sends to this broker, by group."""
     table = Table("producers", ("group", "client", "address", "language", "version", "seen_at"))
     found = await broker_admin.query_all_producers(tools.remoting, address)
@@ -403,12 +405,12 @@ async def show_all_producers(tools: Tools, address: str) -> Answer:
         for one in members
     ]
     notes = [] if table.rows else ["no producer is online"]
-    return Answer([table], notes, exit_code=0 if table.rows else 1)
+    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
 
 
 async def show_all_progress(
     tools: Tools, address: str, *, lag_min: int, is_ordered: bool, timeout_s: float
-) -> Answer:
+) -> CommandAnswer:
     """How far all groups are at this broker, where they lag by `lag_min` messages or more."""
     table = Table(
         "queues", ("topic", "group", "broker", "queue", "broker_offset", "commit_offset", "lag", "last_at")
@@ -423,10 +425,10 @@ async def show_all_progress(
                 place = (queue.topic, group, queue.broker_name, queue.queue_id)
                 offsets = (one.broker_offset, one.committed_offset, lag, one.last_timestamp_ms)
                 table.rows.append((*place, *offsets))
-    return Answer([table], [f"{sum(row[6] for row in table.rows)} messages wait in these queues"])
+    return CommandAnswer([table], [f"{sum(row[6] for row in table.rows)} messages wait in these queues"])
 
 
-async def show_settings(tools: Tools, group: str) -> Answer:
+async def show_settings(tools: Tools, group: str) -> CommandAnswer:
     """What each master knows of the group."""
     table = Table("groups", ("broker", "group", *_SETTINGS))
     for target in await find_targets(tools, masters_only=True):
@@ -435,10 +437,10 @@ async def show_settings(tools: Tools, group: str) -> Answer:
             values = (getattr(config, name) for name in _SETTINGS)
             table.rows.append((target.address, group, *values))
     notes = [] if table.rows else [f"no broker knows the group {group!r}"]
-    return Answer([table], notes, exit_code=0 if table.rows else 1)
+    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
 
 
-async def remove_group(tools: Tools, group: str, place: Place, *, removes_offsets: bool) -> Answer:
+async def remove_group(tools: Tools, group: str, place: Place, *, removes_offsets: bool) -> CommandAnswer:
     """Delete the group at the broker or every master of the cluster, and its offsets when asked."""
     table = Table("deleted", ("broker", "group"))
     for target in await find_targets(tools, place, masters_only=True):
@@ -446,17 +448,17 @@ async def remove_group(tools: Tools, group: str, place: Place, *, removes_offset
             tools.remoting, target.address, group, removes_offsets=removes_offsets
         )
         table.rows.append((target.address, group))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def reset_by_time(tools: Tools, group: str, topic: str, time_ms: int) -> Answer:
+async def reset_by_time(tools: Tools, group: str, topic: str, time_ms: int) -> CommandAnswer:
     """Let a group go on from a time in every queue; -1: from the ends."""
     return _moved(await tools.cluster_admin.reset_offsets(group, topic, time_ms))
 
 
 async def reset_queue(
     tools: Tools, address: str, group: str, topic: str, time_ms: int, queue_id: int, offset: int | None
-) -> Answer:
+) -> CommandAnswer:
     """Let a group go on from an offset of one queue, without one from a time."""
     moved = await broker_admin.reset_offsets(
         tools.remoting, address, group, topic, time_ms, queue_id=queue_id, offset=offset
@@ -464,13 +466,13 @@ async def reset_queue(
     return _moved(moved)
 
 
-def _moved(offsets: dict[MessageQueue, int]) -> Answer:
+def _moved(offsets: dict[MessageQueue, int]) -> CommandAnswer:
     table = Table("queues", ("broker", "queue", "offset"))
     table.rows += [(queue.broker_name, queue.queue_id, offset) for queue, offset in sorted(offsets.items())]
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def clone_offsets(tools: Tools, source: str, target: str, topic: str) -> Answer:
+async def clone_offsets(tools: Tools, source: str, target: str, topic: str) -> CommandAnswer:
     """The target group goes on in a topic where the source group is."""
     table = Table("cloned", ("broker", "source", "target", "topic"))
     route = await tools.cluster_admin.topic_route(topic)
@@ -480,10 +482,10 @@ async def clone_offsets(tools: Tools, source: str, target: str, topic: str) -> A
             raise NoRoute(f"broker {broker.broker_name!r} has no master: offsets cannot be cloned there")
         await broker_consume.clone_offsets(tools.remoting, address, source, target, topic)
         table.rows.append((address, source, target, topic))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def change_group(tools: Tools, group: str, changes: dict[str, Any], place: Place) -> Answer:
+async def change_group(tools: Tools, group: str, changes: dict[str, Any], place: Place) -> CommandAnswer:
     """Create the group at the broker or every master of the cluster, or change the named fields of it."""
     table = Table("changed", ("broker", "group", "settings"))
     for target in await find_targets(tools, place, masters_only=True):
@@ -493,26 +495,26 @@ async def change_group(tools: Tools, group: str, changes: dict[str, Any], place:
         config = msgspec.structs.replace(config, **{"attributes": {}, **changes})
         await broker_admin.create_group(tools.remoting, target.address, config)
         table.rows.append((target.address, group, to_builtins(changes)))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def change_groups(tools: Tools, configs: list[SubscriptionGroupConfig], place: Place) -> Answer:
+async def change_groups(tools: Tools, configs: list[SubscriptionGroupConfig], place: Place) -> CommandAnswer:
     """Create or change all of these groups, or none, at the broker or at each master of the cluster."""
     table = Table("changed", ("broker", "group"))
     for target in await find_targets(tools, place, masters_only=True):
         await broker_admin.create_groups(tools.remoting, target.address, configs)
         table.rows += [(target.address, config.name) for config in configs]
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def change_mode(tools: Tools, mode: RequestMode, place: Place) -> Answer:
+async def change_mode(tools: Tools, mode: RequestMode, place: Place) -> CommandAnswer:
     """The group pulls or pops the topic, at the broker or every master of the cluster."""
     table = Table("changed", ("broker", "topic", "group", "mode", "pop_share_queues"))
     for target in await find_targets(tools, place, masters_only=True):
         await broker_admin.set_request_mode(tools.remoting, target.address, mode)
         row = (target.address, mode.topic, mode.group, mode.mode, mode.pop_share_queue_count)
         table.rows.append(row)
-    return Answer([table])
+    return CommandAnswer([table])
 
 
 async def _groups(tools: Tools, masters: list[Target], topics: Iterable[str]) -> list[str]:
@@ -528,7 +530,7 @@ async def _groups(tools: Tools, masters: list[Target], topics: Iterable[str]) ->
 
 async def _progress_of_group(
     tools: Tools, masters: list[Target], group: str, topic: str, *, has_clients: bool
-) -> Answer:
+) -> CommandAnswer:
     columns = ("topic", "broker", "queue", "broker_offset", "consumer_offset", "lag", "in_flight")
     table = Table("queues", (*columns, "consumed_at"))
     table.rows = await _rows(tools, masters, group, topic)
@@ -541,7 +543,7 @@ async def _progress_of_group(
         readers = await _readers(tools, masters, group, notes)
         table.columns = (*table.columns, "client_ip")
         table.rows = [(*row, readers.get(MessageQueue(*row[:3]))) for row in table.rows]
-    return Answer([table], notes)
+    return CommandAnswer([table], notes)
 
 
 async def _readers(

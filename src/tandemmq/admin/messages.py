@@ -23,7 +23,7 @@ from tandemmq.admin.options import (
     flag,
     span,
 )
-from tandemmq.admin.render import Answer, Row, Table
+from tandemmq.admin.render import CommandAnswer, Row, Table
 from tandemmq.admin.targets import MASTER_ID, Place, Tools, find_targets, tools_options
 from tandemmq.api import broker_admin, broker_consume
 from tandemmq.api.broker_admin import END_OF_TIME_MS
@@ -334,11 +334,13 @@ def query_message_by_key(
 
 async def find_by_id(
     tools: Tools, message_id: str, topic: str, *, handler: tuple[str, str] | None = None
-) -> Answer:
+) -> CommandAnswer:
     """The message of an id, and its readers; with what a consumer makes of it when one is named."""
     records = await find_records(tools, message_id, topic)
     answer = await _handled(tools, records, handler)
-    return Answer([*answer.tables, await _readers(tools, records)], answer.notes, exit_code=answer.exit_code)
+    return CommandAnswer(
+        [*answer.tables, await _readers(tools, records)], answer.notes, exit_code=answer.exit_code
+    )
 
 
 async def _readers(tools: Tools, records: list[Record]) -> Table:
@@ -376,7 +378,7 @@ async def _state_of(tools: Tools, address: str, group: str, record: Record) -> t
     return members, "passed over: its tag is not subscribed" if is_filtered else "done"
 
 
-async def _handled(tools: Tools, records: list[Record], handler: tuple[str, str] | None) -> Answer:
+async def _handled(tools: Tools, records: list[Record], handler: tuple[str, str] | None) -> CommandAnswer:
     """The messages, and what this consumer (group, client) makes of the first one. Exit code 1 when that
     fails.
     """
@@ -390,7 +392,7 @@ async def _handled(tools: Tools, records: list[Record], handler: tuple[str, str]
     )
     columns = ("group", "client", "result", "took_ms", "remark")
     table = Table("handled", columns, [(*handler, told.result, told.took_ms, told.remark or None)])
-    return Answer([*answer.tables, table], exit_code=0 if told.result in CONSUMED else 1)
+    return CommandAnswer([*answer.tables, table], exit_code=0 if told.result in CONSUMED else 1)
 
 
 async def find_records(tools: Tools, message_id: str, topic: str) -> list[Record]:
@@ -412,7 +414,7 @@ async def find_records(tools: Tools, message_id: str, topic: str) -> list[Record
 
 async def find_by_key(
     tools: Tools, topic: str, key: str, count_max: int, times: tuple[int | None, int | None]
-) -> Answer:
+) -> CommandAnswer:
     """Messages that carry a key; `times`: stored between them, None: from or to the end."""
     return _answer(await _find_by_key(tools, topic, key, count_max, times))
 
@@ -432,14 +434,14 @@ async def _find_by_key(
 
 async def find_by_unique_key(
     tools: Tools, topic: str, unique_key: str, *, handler: tuple[str, str] | None = None
-) -> Answer:
+) -> CommandAnswer:
     """The message with a producer's id; several when a send was repeated."""
     return await _handled(tools, await tools.cluster_admin.find_by_unique_key(topic, unique_key), handler)
 
 
 async def show_trace(
     tools: Tools, unique_key: str, trace_topic: str, count_max: int, times: tuple[int | None, int | None]
-) -> Answer:
+) -> CommandAnswer:
     """Who sent the message, who handled it, and how its transaction ended. Exit code 1 without a record."""
     try:
         found = await _find_by_key(tools, trace_topic, unique_key, count_max, times)
@@ -476,7 +478,7 @@ async def show_trace(
                 recalls.rows.append((group, client, _number(at), ok == "true"))
     tables = [table for table in (sends, handlings, ends, recalls) if table.rows]
     notes = [] if tables else [f"{trace_topic} has no record of the message {unique_key!r}"]
-    return Answer(tables, notes, exit_code=0 if tables else 1)
+    return CommandAnswer(tables, notes, exit_code=0 if tables else 1)
 
 
 def _number(text: str) -> int:
@@ -484,7 +486,7 @@ def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-async def find_by_offset(tools: Tools, queue: MessageQueue, offset: int) -> Answer:
+async def find_by_offset(tools: Tools, queue: MessageQueue, offset: int) -> CommandAnswer:
     """The message at a place of a queue, at the master or at a slave while there is none."""
     view = build_view(queue.topic, await tools.cluster_admin.topic_route(queue.topic))
     addresses = view.addresses.get(queue.broker_name)
@@ -495,7 +497,7 @@ async def find_by_offset(tools: Tools, queue: MessageQueue, offset: int) -> Answ
     return _answer([one for one in decode_records(pulled.body) if one.queue_offset == offset])
 
 
-async def print_topic(tools: Tools, topic: str, wanted: Wanted) -> Answer:
+async def print_topic(tools: Tools, topic: str, wanted: Wanted) -> CommandAnswer:
     """The messages of a topic, queue by queue. Exit code 1 when there is none."""
     view = build_view(topic, await tools.cluster_admin.topic_route(topic))
     queues = [
@@ -522,10 +524,10 @@ async def print_topic(tools: Tools, topic: str, wanted: Wanted) -> Answer:
     if wanted.counts_tags:
         counts = Counter(one.tags or "" for one in records[: wanted.count_max])
         tables.append(Table("tags", ("tag", "messages"), [*counts.most_common()]))
-    return Answer(tables, notes, exit_code=answer.exit_code)
+    return CommandAnswer(tables, notes, exit_code=answer.exit_code)
 
 
-async def show_entries(tools: Tools, header: ConsumeQueueRequest, address: str) -> Answer:
+async def show_entries(tools: Tools, header: ConsumeQueueRequest, address: str) -> CommandAnswer:
     """Entries of a ConsumeQueue as its master has them, or the broker at `address`."""
     if not address:
         route = await tools.cluster_admin.topic_route(header.topic)
@@ -543,7 +545,7 @@ async def show_entries(tools: Tools, header: ConsumeQueueRequest, address: str) 
         (header.queue_offset + number, one.log_offset, one.size_bytes, one.tag_hash, one.is_match)
         for number, one in enumerate(view.entries)
     ]
-    return Answer([ends, entries])
+    return CommandAnswer([ends, entries])
 
 
 async def _read_queue(
@@ -597,7 +599,7 @@ async def _open_producer(tools: Tools, *, is_traced: bool = False) -> AsyncItera
 
 async def send(
     tools: Tools, message: Message, broker_name: str, queue_id: int | None, *, is_traced: bool = False
-) -> Answer:
+) -> CommandAnswer:
     """Send one message, to one broker or queue when it is named."""
     async with _open_producer(tools, is_traced=is_traced) as producer:
         queue = None
@@ -614,10 +616,10 @@ async def send(
     table = Table("sent", ("broker", "queue", "queue_offset", "status", "message_id", "unique_key"))
     place = (result.queue.broker_name, result.queue.queue_id, result.queue_offset)
     table.rows.append((*place, result.status.value, result.message_id, result.unique_key))
-    return Answer([table], exit_code=0 if result.is_ok else 1)
+    return CommandAnswer([table], exit_code=0 if result.is_ok else 1)
 
 
-async def try_sends(tools: Tools, topic: str, count: int, size: int) -> Answer:
+async def try_sends(tools: Tools, topic: str, count: int, size: int) -> CommandAnswer:
     """Send so many messages of this size one after the other. Exit code 1 when one fails."""
     sends = Table("sends", ("number", "broker", "queue", "status", "took_ms", "error"))
     async with _open_producer(tools) as producer:
@@ -626,10 +628,10 @@ async def try_sends(tools: Tools, topic: str, count: int, size: int) -> Answer:
     failed = sum(row[5] is not None for row in sends.rows)
     figures = (count, failed, times[len(times) // 2], times[-1])
     summary = Table("summary", ("sends", "failed", "took_ms_p50", "took_ms_max"), [figures])
-    return Answer([sends, summary], exit_code=1 if failed else 0)
+    return CommandAnswer([sends, summary], exit_code=1 if failed else 0)
 
 
-async def time_brokers(tools: Tools, cluster: str, count: int, size: int) -> Answer:
+async def time_brokers(tools: Tools, cluster: str, count: int, size: int) -> CommandAnswer:
     """How long sends to each master take on average, without the first, which connects. Exit code 1 when one
     fails.
     """
@@ -640,7 +642,7 @@ async def time_brokers(tools: Tools, cluster: str, count: int, size: int) -> Ans
             failed = sum(row[5] is not None for row in rows)
             took_ms = round(sum(row[4] for row in rows[1:]) / (count - 1), 2)
             table.rows.append((target.cluster, target.broker_name, took_ms, count - failed, failed))
-    return Answer([table], exit_code=1 if any(row[-1] for row in table.rows) else 0)
+    return CommandAnswer([table], exit_code=1 if any(row[-1] for row in table.rows) else 0)
 
 
 async def _time_sends(producer: Producer, topic: str, count: int, size: int) -> AsyncIterator[Row]:
@@ -661,11 +663,11 @@ async def _time_sends(producer: Producer, topic: str, count: int, size: int) -> 
         yield (number, broker, queue, status, took_ms, error)
 
 
-def _answer(records: list[Record], *, has_bodies: bool = True) -> Answer:
+def _answer(records: list[Record], *, has_bodies: bool = True) -> CommandAnswer:
     """Exit code 1 when there is nothing."""
     columns = _COLUMNS + (_MORE if has_bodies else _MORE[:-1])
     table = Table("messages", columns, [_row(record)[: len(columns)] for record in records])
-    return Answer([table], [] if records else ["no such message"], exit_code=0 if records else 1)
+    return CommandAnswer([table], [] if records else ["no such message"], exit_code=0 if records else 1)
 
 
 def _row(record: Record) -> Row:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar, get_type_hints
 
 import typer
 
-from tandemmq.admin.render import Answer, print_answer, readers_may_go
+from tandemmq.admin.render import CommandAnswer, print_answer, readers_may_go
 from tandemmq.admin.targets import Place, Tools, open_tools
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.errors import RemoteProtocolError, TandemError
@@ -27,7 +27,7 @@ from tandemmq.protocol.bodies.codec import decode_body
 from tandemmq.runtime.machine import LoopClock
 
 Kind = TypeVar("Kind")
-Work = Callable[[Tools], Awaitable[Answer]]
+Work = Callable[[Tools], Awaitable[CommandAnswer]]
 
 NameServers = Annotated[
     str,

@@ -41,7 +41,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandAnswer:
     """`notes` are sentences for people, `exit_code` the command's."""
 
     tables: Sequence[Table]
@@ -49,7 +49,7 @@ class Answer:
     exit_code: int = 0
 
 
-def print_answer(answer: Answer, *, as_json: bool, is_repeated: bool = False) -> None:
+def print_answer(answer: CommandAnswer, *, as_json: bool, is_repeated: bool = False) -> None:
     """Standard output gets the tables, standard error the notes; of an answer that is repeated JSON is one
     line, and a terminal shows the newest alone.
     """

@@ -26,7 +26,7 @@ from tandemmq.admin.options import (
     flag,
     read_list,
 )
-from tandemmq.admin.render import Answer, Table, write_json
+from tandemmq.admin.render import CommandAnswer, Table, write_json
 from tandemmq.admin.targets import MASTER_ID, Place, Tools, find_targets
 from tandemmq.api import broker_admin, nameserver
 from tandemmq.api.broker_admin import (
@@ -217,13 +217,13 @@ def delete_topic(topic: Topic, cluster: Cluster) -> Work:
 # What they do
 
 
-async def list_topics(tools: Tools) -> Answer:
+async def list_topics(tools: Tools) -> CommandAnswer:
     """The names of all topics."""
     names = await tools.cluster_admin.topics()
-    return Answer([Table("topics", ("topic",), [(name,) for name in names])])
+    return CommandAnswer([Table("topics", ("topic",), [(name,) for name in names])])
 
 
-async def list_topics_of_clusters(tools: Tools) -> Answer:
+async def list_topics_of_clusters(tools: Tools) -> CommandAnswer:
     """Topics with their clusters and readers; those of retries and dead letters are left out."""
     table = Table("topics", ("cluster", "topic", "group"))
     for name in await tools.cluster_admin.topics():
@@ -233,7 +233,7 @@ async def list_topics_of_clusters(tools: Tools) -> Answer:
         groups = await _groups_of(tools, _masters(route), name)
         clusters = sorted({one.cluster for one in route.brokers})
         table.rows += [(cluster, name, group) for cluster in clusters for group in groups or [""]]
-    return Answer([table])
+    return CommandAnswer([table])
 
 
 async def _groups_of(tools: Tools, masters: list[str], topic: str) -> list[str]:
@@ -244,7 +244,7 @@ def _masters(route: TopicRoute) -> list[str]:
     return [one.addresses[MASTER_ID] for one in route.brokers if MASTER_ID in one.addresses]
 
 
-async def show_route(tools: Tools, topic: str) -> Answer:
+async def show_route(tools: Tools, topic: str) -> CommandAnswer:
     """Where a topic's queues are."""
     route = await tools.cluster_admin.topic_route(topic)
     queues = Table("queues", ("broker", "read_queues", "write_queues", "permission"))
@@ -255,17 +255,17 @@ async def show_route(tools: Tools, topic: str) -> Answer:
     for broker in sorted(route.brokers, key=lambda one: one.broker_name):
         for broker_id, address in sorted(broker.addresses.items()):
             addresses.rows.append((broker.cluster, broker.broker_name, broker_id, address))
-    return Answer([queues, addresses])
+    return CommandAnswer([queues, addresses])
 
 
-async def show_clusters(tools: Tools, topic: str) -> Answer:
+async def show_clusters(tools: Tools, topic: str) -> CommandAnswer:
     """The clusters that have queues of a topic."""
     route = await tools.cluster_admin.topic_route(topic)
     names = sorted({broker.cluster for broker in route.brokers})
-    return Answer([Table("clusters", ("cluster",), [(name,) for name in names])])
+    return CommandAnswer([Table("clusters", ("cluster",), [(name,) for name in names])])
 
 
-async def show_ends(tools: Tools, topic: str) -> Answer:
+async def show_ends(tools: Tools, topic: str) -> CommandAnswer:
     """The ends of each queue, at the masters, or at a slave where there is no master."""
     route = await tools.cluster_admin.topic_route(topic)
     table = Table("queues", ("broker", "queue", "min_offset", "max_offset", "messages", "newest_at"))
@@ -276,10 +276,10 @@ async def show_ends(tools: Tools, topic: str) -> Answer:
             count = ends.max_offset - ends.min_offset
             row = (queue.broker_name, queue.queue_id, ends.min_offset, ends.max_offset, count)
             table.rows.append((*row, ends.updated_at_ms))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def change_topic(tools: Tools, config: TopicConfig, place: Place) -> Answer:
+async def change_topic(tools: Tools, config: TopicConfig, place: Place) -> CommandAnswer:
     """Create the topic at the broker or at every master of the cluster, or change it."""
     check_topic(config.name)
     table = Table("changed", ("broker", "topic", "read_queues", "write_queues", "permission"))
@@ -287,10 +287,10 @@ async def change_topic(tools: Tools, config: TopicConfig, place: Place) -> Answe
         await broker_admin.create_topic(tools.remoting, target.address, config)
         counts = config.read_queue_count, config.write_queue_count
         table.rows.append((target.address, config.name, *counts, config.permission))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def change_permission(tools: Tools, topic: str, permission: int, place: Place) -> Answer:
+async def change_permission(tools: Tools, topic: str, permission: int, place: Place) -> CommandAnswer:
     """Change only the permission of a topic where it exists. Raises TopicNotFound when that is nowhere."""
     table = Table("changed", ("broker", "topic", "old_permission", "permission"))
     for target in await find_targets(tools, place, masters_only=True):
@@ -302,13 +302,13 @@ async def change_permission(tools: Tools, topic: str, permission: int, place: Pl
         table.rows.append((target.address, topic, held.permission, permission))
     if not table.rows:
         raise TopicNotFound(f"no broker that was asked has the topic {topic!r}")
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def remove_topic(tools: Tools, topic: str, cluster: str) -> Answer:
+async def remove_topic(tools: Tools, topic: str, cluster: str) -> CommandAnswer:
     """Delete the topic at every master of the cluster and at the name servers."""
     await tools.cluster_admin.delete_topic(topic, cluster=cluster or None)
-    return Answer([Table("deleted", ("topic",), [(topic,)])])
+    return CommandAnswer([Table("deleted", ("topic",), [(topic,)])])
 
 
 def _master_or_slave(addresses: Mapping[int, str], broker_name: str) -> str:
@@ -317,7 +317,7 @@ def _master_or_slave(addresses: Mapping[int, str], broker_name: str) -> str:
     return addresses.get(MASTER_ID) or addresses[min(addresses)]
 
 
-async def show_stats(tools: Tools, topic: str, *, only_active: bool) -> Answer:
+async def show_stats(tools: Tools, topic: str, *, only_active: bool) -> CommandAnswer:
     """What went into each topic and to each of its groups: a second on average of the last minute, in the
     last 24 hours; and what waits.
     """
@@ -336,7 +336,7 @@ async def show_stats(tools: Tools, topic: str, *, only_active: bool) -> Answer:
                 lag = await tools.cluster_admin.lag(group, name)
             if not only_active or in_day or out_day:
                 table.rows.append((name, group, lag, round(in_tps, 2), round(out_tps, 2), in_day, out_day))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
 async def _sum_stats(tools: Tools, addresses: list[str], name: str, key: str) -> tuple[float, int]:
@@ -350,16 +350,16 @@ async def _sum_stats(tools: Tools, addresses: list[str], name: str, key: str) ->
 _EXPORTS: Final = {"": "metadata.json", "topics": "topic.json", "groups": "subscriptionGroup.json"}
 
 
-async def change_topics(tools: Tools, configs: list[TopicConfig], place: Place) -> Answer:
+async def change_topics(tools: Tools, configs: list[TopicConfig], place: Place) -> CommandAnswer:
     """Create or change all of these topics, or none, at the broker or at each master of the cluster."""
     table = Table("changed", ("broker", "topic"))
     for target in await find_targets(tools, place, masters_only=True):
         await broker_admin.create_topics(tools.remoting, target.address, configs)
         table.rows += [(target.address, config.name) for config in configs]
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def change_order(tools: Tools, topic: str, method: str, value: str) -> Answer:
+async def change_order(tools: Tools, topic: str, method: str, value: str) -> CommandAnswer:
     """The queues of an ordered topic by broker, as each name server knows them after the change."""
     table = Table("orders", ("name_server", "topic", "order"))
     for address in tools.cluster_admin.name_servers:
@@ -369,22 +369,22 @@ async def change_order(tools: Tools, topic: str, method: str, value: str) -> Ans
             await nameserver.delete_kv(tools.remoting, address, ORDER_TOPICS, topic)
         known = await nameserver.get_kv(tools.remoting, address, ORDER_TOPICS, topic)
         table.rows.append((address, topic, known))
-    return Answer([table])
+    return CommandAnswer([table])
 
 
-async def show_shares(tools: Tools, topic: str, members: list[str]) -> Answer:
+async def show_shares(tools: Tools, topic: str, members: list[str]) -> CommandAnswer:
     """The queues of the topic that each of these members would read."""
     view = build_view(topic, await tools.cluster_admin.topic_route(topic))
     table = Table("shares", ("member", "broker", "queue"))
     for member in members:
         share = allocate_averagely(view.subscribe_queues, members, member)
         table.rows += [(member, queue.broker_name, queue.queue_id) for queue in share]
-    return Answer([table])
+    return CommandAnswer([table])
 
 
 async def export_tables(
     tools: Tools, place: Place, directory: Path, what: str, *, has_special: bool
-) -> Answer:
+) -> CommandAnswer:
     """The users' topics and groups of a broker, or of the masters of a cluster together, in a file; `what`:
     only "topics" or "groups".
     """
@@ -401,7 +401,7 @@ async def export_tables(
     path = write_json(directory / _EXPORTS[what], values)
     counts = (None if what == "groups" else len(topics), None if what == "topics" else len(groups))
     exported = Table("exported", ("path", "topics", "groups"), [(str(path), *counts)])
-    return Answer([exported])
+    return CommandAnswer([exported])
 
 
 async def _of_users(
@@ -423,7 +423,7 @@ async def _of_users(
     )
 
 
-async def export_figures(tools: Tools, cluster: str, directory: Path) -> Answer:
+async def export_figures(tools: Tools, cluster: str, directory: Path) -> CommandAnswer:
     """What the masters of a cluster hold and do, each and together, in a file."""
     report: dict[str, object] = {}
     rates: Counter[str] = Counter()
@@ -460,7 +460,7 @@ async def export_figures(tools: Tools, cluster: str, directory: Path) -> Answer:
         }
     totals = {"totalTps": dict(rates), "totalOneDayNum": dict(counts)}
     path = write_json(directory / "metrics.json", {"evaluateReport": report, "totalData": totals})
-    return Answer([Table("exported", ("path", "masters"), [(str(path), len(report))])])
+    return CommandAnswer([Table("exported", ("path", "masters"), [(str(path), len(report))])])
 
 
 async def _traffic(

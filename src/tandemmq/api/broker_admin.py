@@ -23,7 +23,7 @@ from tandemmq.protocol.bodies.codec import decode_body, decode_kv_table, encode_
 from tandemmq.protocol.bodies.progress import decode_reset_offsets
 from tandemmq.protocol.bodies.replica import HaStatus, decode_ha_status
 from tandemmq.protocol.bodies.stats import (
-    BrokerStats,
+    BrokerStatsAnswer,
     ColdControlInfo,
     ConsumeQueueView,
     ConsumeStats,
@@ -458,15 +458,15 @@ async def query_running_info(
 
 async def query_stats(
     client: RemotingClient, address: str, name: str, key: str, *, timeout_s: float = ADMIN_TIMEOUT_S
-) -> BrokerStats:
+) -> BrokerStatsAnswer:
     """One series of a broker's statistics; nothing but zeros while nothing happened."""
     header = BrokerStatsRequest(stats_name=name, stats_key=key)
     answer = await ask(client, address, RequestCode.VIEW_BROKER_STATS_DATA, header, timeout_s=timeout_s)
     if answer.code == ResponseCode.SYSTEM_ERROR:
-        return BrokerStats()
+        return BrokerStatsAnswer()
     if answer.code != ResponseCode.SUCCESS:
         raise rejections.to_error(answer)
-    return decode_body(answer.body, BrokerStats)
+    return decode_body(answer.body, BrokerStatsAnswer)
 
 
 async def query_producer_connections(

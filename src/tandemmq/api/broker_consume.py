@@ -265,7 +265,7 @@ async def change_invisible(
 # Offsets of queues and of consumer groups (spec remoting 9.5).
 
 
-class Progress(NamedTuple):
+class GroupProgress(NamedTuple):
     """Where a group goes on in a queue, and the record before it in the log of who said so."""
 
     offset: int
@@ -298,7 +298,7 @@ async def query_progress(
     *,
     zero_if_missing: bool | None = None,
     timeout_s: float = CALL_TIMEOUT_S,
-) -> Progress | None:
+) -> GroupProgress | None:
     """Where the group goes on in a queue; None when it has never committed there.
 
     Brokers answer 0 for a group without offset while message 0 is still in memory, unless `zero_if_missing`
@@ -313,7 +313,7 @@ async def query_progress(
     if answer.code != ResponseCode.SUCCESS:
         raise rejections.to_error(answer)
     response = answer.decode(QueryOffsetResponse)
-    return Progress(response.offset, response.seen_record())
+    return GroupProgress(response.offset, response.seen_record())
 
 
 async def commit_offset(

@@ -14,7 +14,7 @@ from tandemmq.protocol.bodies.replica import (
     ControllerMember,
     GroupSyncState,
     SyncStateData,
-    SyncStateSet,
+    SyncStateSetAnswer,
     decode_members,
     decode_sync_state_set,
     encode_sync_state_set,
@@ -33,7 +33,7 @@ from tandemmq.protocol.requests.controller import (
     MasterResponse,
     NextBrokerIdRequest,
     NextBrokerIdResponse,
-    RegisterBrokerRequest,
+    RegisterReplicaRequest,
     ReplicaInfoRequest,
     VouchRequest,
     VouchResponse,
@@ -73,7 +73,7 @@ class MasterFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatAnswer:
+class ControllerHeartbeat:
     """What a controller of ours says to a heartbeat; any other says nothing, and all are None."""
 
     master_epoch: int | None
@@ -135,7 +135,7 @@ async def apply_broker_id(
 
 
 async def register_at_controller(
-    client: RemotingClient, leader: str, header: RegisterBrokerRequest, now_ms: int
+    client: RemotingClient, leader: str, header: RegisterReplicaRequest, now_ms: int
 ) -> MasterFacts:
     """Tell the address of a broker that has started. Raises what `call` raises."""
     answer = await _decide(client, leader, RequestCode.CONTROLLER_REGISTER_BROKER, header, now_ms)
@@ -259,8 +259,12 @@ async def read_master(client: RemotingClient, leader: str, name: str) -> MasterF
 
 
 async def alter_sync_set(
-    client: RemotingClient, leader: str, header: AlterSyncStateSetRequest, wanted: SyncStateSet, now_ms: int
-) -> SyncStateSet:
+    client: RemotingClient,
+    leader: str,
+    header: AlterSyncStateSetRequest,
+    wanted: SyncStateSetAnswer,
+    now_ms: int,
+) -> SyncStateSetAnswer:
     """The group's set from now on, with its epoch; `wanted` has the epoch of the set that it replaces.
 
     Raises:  what `call` raises; the controller has decided then, unless it is OutcomeUnknown or ClientError.
@@ -273,11 +277,11 @@ async def alter_sync_set(
 
 async def beat(
     client: RemotingClient, address: str, header: BrokerHeartbeatRequest, *, timeout_s: float
-) -> HeartbeatAnswer:
+) -> ControllerHeartbeat:
     """One heartbeat of a broker to one controller. Raises what `call` raises."""
     command = Command.request(RequestCode.BROKER_HEARTBEAT, header, fields=CAPABILITIES)
     fields = _require_success(await client.request(address, command, timeout_s)).fields
-    return HeartbeatAnswer(
+    return ControllerHeartbeat(
         _read_int(fields, "tmMasterEpoch"), _read_int(fields, "tmMaster"), _read_int(fields, "tmLease")
     )
 
@@ -311,7 +315,7 @@ def _require_success(answer: Command) -> Command:
 
 def _read_master(answer: Command) -> MasterFacts:
     header = answer.decode(MasterResponse)
-    told = decode_sync_state_set(answer.body) if answer.body else SyncStateSet()
+    told = decode_sync_state_set(answer.body) if answer.body else SyncStateSetAnswer()
     return MasterFacts(
         master_id=header.master_id if header.master_address else None,
         master_address=header.master_address or "",

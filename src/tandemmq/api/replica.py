@@ -17,7 +17,7 @@ from tandemmq.protocol.bodies.client import RequestModes, decode_request_modes
 from tandemmq.protocol.bodies.codec import DataVersion, encode_data_version
 from tandemmq.protocol.bodies.progress import (
     ConsumerOffsetTable,
-    DelayOffsetTable,
+    DelayOffsets,
     decode_consumer_offsets,
     decode_delay_offsets,
 )
@@ -148,7 +148,7 @@ async def fetch_consumer_offsets(
 
 async def fetch_delay_offsets(
     client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
-) -> DelayOffsetTable:
+) -> DelayOffsets:
     """How far the delivery of each delay level has got."""
     answer = await call(client, address, RequestCode.GET_ALL_DELAY_OFFSET, timeout_s=timeout_s)
     return decode_delay_offsets(answer.body)

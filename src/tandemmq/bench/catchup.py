@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tandemmq.bench.catchup_node import Reading, Ready
+from tandemmq.bench.catchup_node import CopyState, Ready
 from tandemmq.bench.loopback import measure_loopback
 from tandemmq.bench.process_stats import peak_resident_bytes, processor_seconds
 from tandemmq.protocol.properties import encode_properties
@@ -136,8 +136,8 @@ class CatchUp:
 
     log_bytes: int
     message_count: int
-    copied: Reading
-    dispatched: Reading
+    copied: CopyState
+    dispatched: CopyState
     master_seconds: float
     master_peak_bytes: int
     loopback_rate: float
@@ -212,6 +212,6 @@ def _line(process: subprocess.Popen[bytes]) -> bytes:
     return process.stdout.readline()
 
 
-def _readings(process: subprocess.Popen[bytes]) -> Iterator[Reading]:
+def _readings(process: subprocess.Popen[bytes]) -> Iterator[CopyState]:
     while line := _line(process):
-        yield msgspec.json.decode(line, type=Reading)
+        yield msgspec.json.decode(line, type=CopyState)

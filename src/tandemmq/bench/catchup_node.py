@@ -33,7 +33,7 @@ class Ready(msgspec.Struct, frozen=True):
     log_end: int
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class CopyState(msgspec.Struct, frozen=True, kw_only=True):
     """How far the slave is. `seconds`: since the first byte arrived; `processor_seconds`: since then."""
 
     log_end: int
@@ -76,7 +76,7 @@ async def _slave(directory: Path, address: str, log_end: int) -> None:
 
     def tell() -> None:
         _tell(
-            Reading(
+            CopyState(
                 log_end=store.max_log_offset,
                 dispatched=store.dispatched.value,
                 message_count=sum(store.queue_max(*key) for key in store.queue_keys()),

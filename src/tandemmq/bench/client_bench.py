@@ -35,7 +35,7 @@ FIRST_MESSAGE_S_MAX: Final = 30.0
 """A consumer that got nothing by then gets nothing."""
 
 
-class Reading(NamedTuple):
+class ClientFigures(NamedTuple):
     """One measured line. `error`: why it came to nothing."""
 
     case: str
@@ -51,7 +51,7 @@ class Reading(NamedTuple):
         return self.message_count / self.seconds if self.seconds else 0.0
 
 
-async def measure_client(namesrv: str, *, body_bytes: int, seconds: float) -> AsyncIterator[Reading]:
+async def measure_client(namesrv: str, *, body_bytes: int, seconds: float) -> AsyncIterator[ClientFigures]:
     """The sends, then the consumers, each for at most `seconds`. Raises what `Admin.create_topic` raises."""
     topic = f"BenchClient-{time.time_ns()}"
     message = Message(topic=topic, body=b"x" * body_bytes)
@@ -71,16 +71,16 @@ async def measure_client(namesrv: str, *, body_bytes: int, seconds: float) -> As
             await admin.delete_topic(topic)
 
 
-async def _told(measured: Awaitable[Reading], case: str) -> Reading:
+async def _told(measured: Awaitable[ClientFigures], case: str) -> ClientFigures:
     try:
         return (await measured)._replace(case=case)
     except TandemError as error:
-        return Reading(case, error=str(error))
+        return ClientFigures(case, error=str(error))
 
 
 async def _send(
     namesrv: str, message: Message, in_flight: int, seconds: float, batch_linger_ms: float | None = None
-) -> Reading:
+) -> ClientFigures:
     took_s = array("d")
     options = ProducerOptions(batch_linger_ms=batch_linger_ms)
     async with Producer("bench", namesrv, options=options) as producer:
@@ -106,7 +106,7 @@ async def _send(
         whole_s = time.perf_counter() - began_s
     ordered = sorted(took_s)
     p50, p99 = (ordered[int(len(ordered) * share)] * 1e6 for share in (0.5, 0.99))
-    return Reading("", len(ordered), whole_s, p50, p99)
+    return ClientFigures("", len(ordered), whole_s, p50, p99)
 
 
 class _Tally:
@@ -126,7 +126,7 @@ class _Tally:
 Source = Callable[[_Tally], Awaitable[None]]
 
 
-async def _read(source: Source, stored: int, seconds: float) -> Reading:
+async def _read(source: Source, stored: int, seconds: float) -> ClientFigures:
     tally = _Tally()
     reading = asyncio.ensure_future(source(tally))
     try:
@@ -144,7 +144,7 @@ async def _read(source: Source, stored: int, seconds: float) -> Reading:
         (ended,) = await asyncio.gather(reading, return_exceptions=True)
     if isinstance(ended, TandemError):
         raise ended
-    return Reading("", count, whole_s)
+    return ClientFigures("", count, whole_s)
 
 
 def _push(namesrv: str, topic: str) -> Source:

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 
 from tandemmq.bench.catchup import CatchUp, measure_catchup
-from tandemmq.bench.client_bench import Reading, measure_client
+from tandemmq.bench.client_bench import ClientFigures, measure_client
 from tandemmq.bench.generator import LoadResult, run_load, send_frames
 from tandemmq.bench.process_stats import describe_machine, processor_seconds, resident_bytes
 from tandemmq.bench.reopen import measure_reopening
@@ -43,7 +43,7 @@ TABLE_WIDTH = 132
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class QuickRow:
     """One measured line: who was measured, with how many in flight, and what it cost."""
 
     setting: str
@@ -97,11 +97,11 @@ def _cluster(directory: Path, *, has_slave: bool) -> Iterator[dict[str, Server]]
 
 def _measure(
     setting: str, servers: dict[str, Server], frames: list[bytes], *, in_flight: int, seconds: float
-) -> Row:
+) -> QuickRow:
     brokers = {name: server for name, server in servers.items() if name != "name server"}
     before = {name: processor_seconds(server.pid) for name, server in brokers.items()}
     result = run_load(servers["master"].address, frames, in_flight=in_flight, seconds_max=seconds)
-    return Row(
+    return QuickRow(
         setting=setting,
         in_flight=in_flight,
         result=result,
@@ -122,7 +122,7 @@ def _wait_until_replicated(servers: dict[str, Server], frames: list[bytes]) -> N
     raise typer.BadParameter("the slave did not acknowledge any send within 30 tries")
 
 
-def _render(rows: list[Row]) -> Table:
+def _render(rows: list[QuickRow]) -> Table:
     table = Table(title=f"send, {BODY_BYTES} B bodies, one connection", title_justify="left")
     for heading in (
         "setting",
@@ -160,7 +160,7 @@ def bench(
     if not console.is_terminal:
         console.width = TABLE_WIDTH
     frames = send_frames(TOPIC, QUEUE_COUNT, BODY_BYTES, 4096)
-    rows: list[Row] = []
+    rows: list[QuickRow] = []
     for setting, has_slave in (("ASYNC_FLUSH, no slave", False), ("ASYNC_FLUSH, synchronous slave", True)):
         with (
             tempfile.TemporaryDirectory(prefix="tandemmq-bench-") as name,
@@ -279,7 +279,7 @@ def client_rates(
         raise typer.Exit(1)
 
 
-async def _collect(namesrv: str, body_bytes: int, seconds: float) -> list[Reading]:
+async def _collect(namesrv: str, body_bytes: int, seconds: float) -> list[ClientFigures]:
     return [one async for one in measure_client(namesrv, body_bytes=body_bytes, seconds=seconds)]
 
 

@@ -35,7 +35,7 @@ from tandemmq.runtime.ports import Address, Clock, Disk, Network
 from tandemmq.store.message_store import MessageStore
 from tandemmq.store.outcomes import PutStatus
 from tandemmq.telemetry import events, metrics
-from tandemmq.telemetry.metrics import QUEUES_READ_MAX, TOPIC_SERIES_MAX, Reading
+from tandemmq.telemetry.metrics import QUEUES_READ_MAX, TOPIC_SERIES_MAX, Sample
 from tandemmq.telemetry.prometheus import CONTENT_TYPE, TextExporter
 from tandemmq.units import ReplicaId
 
@@ -58,47 +58,47 @@ class MetricSources:
     clock: Clock
 
 
-def read_store(store: MessageStore, disk: Disk) -> Iterator[Reading]:
+def read_store(store: MessageStore, disk: Disk) -> Iterator[Sample]:
     """All readings of the store."""
     appended, flushed = store.appended.value, store.flushed.value
     dispatched = store.dispatched.value
     facts, recorder = store.facts(), store.recorder
-    yield Reading(metrics.APPENDED, appended)
-    yield Reading(metrics.FLUSHED, flushed)
-    yield Reading(metrics.CONFIRMED, store.confirmed.value)
-    yield Reading(metrics.DISPATCHED, dispatched)
-    yield Reading(metrics.LOG_MIN, store.min_log_offset)
-    yield Reading(metrics.LOG_MAX, store.max_log_offset)
-    yield Reading(metrics.DISPATCH_BEHIND, appended - dispatched)
-    yield Reading(metrics.UNFLUSHED, appended - flushed)
+    yield Sample(metrics.APPENDED, appended)
+    yield Sample(metrics.FLUSHED, flushed)
+    yield Sample(metrics.CONFIRMED, store.confirmed.value)
+    yield Sample(metrics.DISPATCHED, dispatched)
+    yield Sample(metrics.LOG_MIN, store.min_log_offset)
+    yield Sample(metrics.LOG_MAX, store.max_log_offset)
+    yield Sample(metrics.DISPATCH_BEHIND, appended - dispatched)
+    yield Sample(metrics.UNFLUSHED, appended - flushed)
     if facts.has_pool:
-        yield Reading(metrics.UNCOMMITTED, facts.uncommitted_bytes)
-        yield Reading(metrics.POOL_FREE, facts.pool_free_count)
-    yield Reading(metrics.LOG_FILES, facts.log_file_count)
-    yield Reading(metrics.QUEUES, facts.queue_count)
-    yield Reading(metrics.WRITEABLE, facts.refusal is None)
-    yield Reading(metrics.READ_DISTANCE, recorder.read_distance_bytes)
-    yield Reading(metrics.MEMORY_WINDOW, store.options.memory_window_bytes)
-    yield Reading(metrics.READS_BEYOND_MEMORY, recorder.far_read_count)
-    yield Reading(metrics.DAMAGED_RANGES, facts.damaged_range_count)
-    yield Reading(metrics.DAMAGED_BYTES, facts.damaged_bytes)
-    yield Reading(metrics.SCRUBBED, recorder.scrubbed_bytes)
+        yield Sample(metrics.UNCOMMITTED, facts.uncommitted_bytes)
+        yield Sample(metrics.POOL_FREE, facts.pool_free_count)
+    yield Sample(metrics.LOG_FILES, facts.log_file_count)
+    yield Sample(metrics.QUEUES, facts.queue_count)
+    yield Sample(metrics.WRITEABLE, facts.refusal is None)
+    yield Sample(metrics.READ_DISTANCE, recorder.read_distance_bytes)
+    yield Sample(metrics.MEMORY_WINDOW, store.options.memory_window_bytes)
+    yield Sample(metrics.READS_BEYOND_MEMORY, recorder.far_read_count)
+    yield Sample(metrics.DAMAGED_RANGES, facts.damaged_range_count)
+    yield Sample(metrics.DAMAGED_BYTES, facts.damaged_bytes)
+    yield Sample(metrics.SCRUBBED, recorder.scrubbed_bytes)
     yield from _read_disk(store, disk)
-    yield Reading(metrics.APPEND_BATCH, recorder.append_batch_s)
+    yield Sample(metrics.APPEND_BATCH, recorder.append_batch_s)
     if facts.has_pool:
-        yield Reading(metrics.COMMIT, recorder.commit_s)
-    yield Reading(metrics.FLUSH, recorder.flush_s)
-    yield Reading(metrics.FLUSH_WAIT, recorder.flush_wait.seconds)
-    yield Reading(metrics.ACK_WAIT, recorder.ack_wait.seconds)
-    yield Reading(metrics.SENDS_WAITING, facts.sends_waiting_for_flush, ("flush",))
-    yield Reading(metrics.SENDS_WAITING, facts.sends_waiting_for_acks, ("acks",))
+        yield Sample(metrics.COMMIT, recorder.commit_s)
+    yield Sample(metrics.FLUSH, recorder.flush_s)
+    yield Sample(metrics.FLUSH_WAIT, recorder.flush_wait.seconds)
+    yield Sample(metrics.ACK_WAIT, recorder.ack_wait.seconds)
+    yield Sample(metrics.SENDS_WAITING, facts.sends_waiting_for_flush, ("flush",))
+    yield Sample(metrics.SENDS_WAITING, facts.sends_waiting_for_acks, ("acks",))
 
 
-def _read_disk(store: MessageStore, disk: Disk) -> Iterator[Reading]:
+def _read_disk(store: MessageStore, disk: Disk) -> Iterator[Sample]:
     total, free = disk.usage(store.options.log_dir)
-    yield Reading(metrics.DISK_USED, total - free)
-    yield Reading(metrics.DISK_TOTAL, total)
-    yield Reading(metrics.DISK_RATIO, (total - free) / total if total else 0.0)
+    yield Sample(metrics.DISK_USED, total - free)
+    yield Sample(metrics.DISK_TOTAL, total)
+    yield Sample(metrics.DISK_RATIO, (total - free) / total if total else 0.0)
 
 
 _CODES = {
@@ -112,22 +112,22 @@ _CODES = {
 assert _CODES.keys() == set(PutStatus)
 
 
-def read_traffic(sources: MetricSources) -> Iterator[Reading]:
+def read_traffic(sources: MetricSources) -> Iterator[Sample]:
     """All readings of traffic and clients."""
     stats, tables = sources.stats, sources.tables
     yield from _by_code(metrics.SENDS, count_sends(sources.store.recorder.outcomes, stats.send_refusals))
     yield from _by_code(metrics.PULLS, {ResponseCode.SUCCESS: stats.found_count, **stats.pull_endings})
     for (request, code), count in sorted(sources.refusals.counts.items()):
-        yield Reading(metrics.CONSUMER_REFUSALS, count, (request, _name_of(code)))
-    yield Reading(metrics.MESSAGES_IN, stats.put_count)
-    yield Reading(metrics.BYTES_IN, stats.put_bytes)
-    yield Reading(metrics.MESSAGES_OUT, stats.got_count)
-    yield Reading(metrics.BYTES_OUT, stats.got_bytes)
+        yield Sample(metrics.CONSUMER_REFUSALS, count, (request, _name_of(code)))
+    yield Sample(metrics.MESSAGES_IN, stats.put_count)
+    yield Sample(metrics.BYTES_IN, stats.put_bytes)
+    yield Sample(metrics.MESSAGES_OUT, stats.got_count)
+    yield Sample(metrics.BYTES_OUT, stats.got_bytes)
     yield from _read_topics(sources.store, stats)
-    yield Reading(metrics.TOPICS, len(tables.topics))
-    yield Reading(metrics.GROUPS, len(tables.groups))
-    yield Reading(metrics.CONSUMER_GROUPS, len(sources.consumers.groups))
-    yield Reading(metrics.HELD_PULLS, len(sources.long_polls))
+    yield Sample(metrics.TOPICS, len(tables.topics))
+    yield Sample(metrics.GROUPS, len(tables.groups))
+    yield Sample(metrics.CONSUMER_GROUPS, len(sources.consumers.groups))
+    yield Sample(metrics.HELD_PULLS, len(sources.long_polls))
     yield from _read_pops(sources.pop)
     yield from _read_connections(sources.listeners)
 
@@ -148,34 +148,34 @@ def count_topics(store: MessageStore) -> Counter[str]:
     return counts
 
 
-def _read_topics(store: MessageStore, stats: BrokerStats) -> Iterator[Reading]:
+def _read_topics(store: MessageStore, stats: BrokerStats) -> Iterator[Sample]:
     counts = count_topics(store)
     stats.topics_out.keep(counts.keys())
     got = stats.topics_out.counts
     for topic, count in islice(counts.items(), TOPIC_SERIES_MAX):
-        yield Reading(metrics.TOPIC_IN, count, (topic,))
-        yield Reading(metrics.TOPIC_OUT, got.get(topic, 0), (topic,))
-    yield Reading(metrics.TOPICS_WITHOUT_SERIES, max(0, len(counts) - TOPIC_SERIES_MAX))
+        yield Sample(metrics.TOPIC_IN, count, (topic,))
+        yield Sample(metrics.TOPIC_OUT, got.get(topic, 0), (topic,))
+    yield Sample(metrics.TOPICS_WITHOUT_SERIES, max(0, len(counts) - TOPIC_SERIES_MAX))
 
 
-def _read_pops(pop: PopService) -> Iterator[Reading]:
-    yield Reading(metrics.HELD_POPS, len(pop.polls))
-    yield Reading(metrics.POP_LEASES, len(pop.leases))
-    yield Reading(metrics.POPPED, pop.pops.popped_count)
-    yield Reading(metrics.POP_ACKS, pop.acks.acked_count)
-    yield Reading(metrics.POP_CHANGES, pop.acks.changed_count)
-    yield Reading(metrics.POP_REVIVED, pop.revive.revived_count)
-    yield Reading(metrics.POP_DEAD, pop.revive.dead_count)
+def _read_pops(pop: PopService) -> Iterator[Sample]:
+    yield Sample(metrics.HELD_POPS, len(pop.polls))
+    yield Sample(metrics.POP_LEASES, len(pop.leases))
+    yield Sample(metrics.POPPED, pop.pops.popped_count)
+    yield Sample(metrics.POP_ACKS, pop.acks.acked_count)
+    yield Sample(metrics.POP_CHANGES, pop.acks.changed_count)
+    yield Sample(metrics.POP_REVIVED, pop.revive.revived_count)
+    yield Sample(metrics.POP_DEAD, pop.revive.dead_count)
 
 
-def _read_connections(listeners: Mapping[str, RemotingServer]) -> Iterator[Reading]:
+def _read_connections(listeners: Mapping[str, RemotingServer]) -> Iterator[Sample]:
     for name, server in listeners.items():
-        yield Reading(metrics.CONNECTIONS, len(server.channels), (name,))
+        yield Sample(metrics.CONNECTIONS, len(server.channels), (name,))
 
 
-def _by_code(metric: metrics.Metric, counts: Mapping[int, int]) -> Iterator[Reading]:
+def _by_code(metric: metrics.Metric, counts: Mapping[int, int]) -> Iterator[Sample]:
     for code, count in sorted(counts.items()):
-        yield Reading(metric, count, (_name_of(code),))
+        yield Sample(metric, count, (_name_of(code),))
 
 
 def _name_of(code: int) -> str:
@@ -187,19 +187,19 @@ def _name_of(code: int) -> str:
 
 def read_replication(
     replica: ReplicaRole | ElectedReplica, store: MessageStore, clock: Clock
-) -> Iterator[Reading]:
+) -> Iterator[Sample]:
     """All readings of replication, as far as the broker serves slaves or follows a master."""
     status, copy = replica.master_status(), replica.slave_status()
     if status is not None:
         yield from _read_master(status, store, clock.now_ms())
-    yield Reading(metrics.MASTER_WAITING, bool(store.tail_doubt))
+    yield Sample(metrics.MASTER_WAITING, bool(store.tail_doubt))
     if copy is not None:
         yield from _read_slave(copy, replica.synced_at, clock)
 
 
-def _read_master(status: MasterStatus, store: MessageStore, now_ms: int) -> Iterator[Reading]:
-    yield Reading(metrics.SLAVE_CONNECTIONS, len(status.slaves))
-    yield Reading(metrics.SLAVES_IN_SYNC, status.in_sync_count)
+def _read_master(status: MasterStatus, store: MessageStore, now_ms: int) -> Iterator[Sample]:
+    yield Sample(metrics.SLAVE_CONNECTIONS, len(status.slaves))
+    yield Sample(metrics.SLAVES_IN_SYNC, status.in_sync_count)
     acknowledged: dict[ReplicaId, int] = {}
     for slave in status.slaves:
         if slave.replica is not None:
@@ -211,22 +211,22 @@ def _read_master(status: MasterStatus, store: MessageStore, now_ms: int) -> Iter
             held = acknowledged.get(gone.replica, gone.acknowledged)
             acknowledged[gone.replica] = min(held, gone.acknowledged)
     for name, log_offset in acknowledged.items():
-        yield Reading(metrics.SLAVE_LAG_BYTES, max(0, status.log_end - log_offset), (name,))
+        yield Sample(metrics.SLAVE_LAG_BYTES, max(0, status.log_end - log_offset), (name,))
         seconds = lag_seconds(store, log_offset, now_ms)
         if seconds is not None:
-            yield Reading(metrics.SLAVE_LAG_SECONDS, seconds, (name,))
+            yield Sample(metrics.SLAVE_LAG_SECONDS, seconds, (name,))
 
 
-def _read_slave(status: ReplicationSlaveStatus, synced_at: float | None, clock: Clock) -> Iterator[Reading]:
-    yield Reading(metrics.MASTER_CONNECTED, status.state is SlaveState.TRANSFERRING)
-    yield Reading(metrics.REPLICA_HALTED, status.halt is not None)
+def _read_slave(status: ReplicationSlaveStatus, synced_at: float | None, clock: Clock) -> Iterator[Sample]:
+    yield Sample(metrics.MASTER_CONNECTED, status.state is SlaveState.TRANSFERRING)
+    yield Sample(metrics.REPLICA_HALTED, status.halt is not None)
     for reason in HaltReason:
         is_it = status.halt is not None and status.halt.reason is reason
-        yield Reading(metrics.REPLICA_HALT_REASON, is_it, (reason.name.lower(),))
+        yield Sample(metrics.REPLICA_HALT_REASON, is_it, (reason.name.lower(),))
     if status.last_read_at:
-        yield Reading(metrics.MASTER_SILENCE, max(0, clock.now_ms() - status.last_read_at) / 1000)
+        yield Sample(metrics.MASTER_SILENCE, max(0, clock.now_ms() - status.last_read_at) / 1000)
     if synced_at is not None:
-        yield Reading(metrics.CONFIG_SYNC_AGE, clock.monotonic() - synced_at)
+        yield Sample(metrics.CONFIG_SYNC_AGE, clock.monotonic() - synced_at)
 
 
 # MetricsEndpoint: /metrics for Prometheus and /healthz for a supervisor, on a port of their own.
@@ -260,10 +260,10 @@ class MetricsEndpoint:
         """Stop answering."""
         await self._server.stop()
 
-    def _read_all(self) -> Iterator[Reading]:
+    def _read_all(self) -> Iterator[Sample]:
         sources = self._sources
         options, store = sources.options, sources.store
-        yield Reading(
+        yield Sample(
             metrics.BROKER_INFO,
             1,
             (

@@ -15,7 +15,7 @@ from tandemmq.broker.assignment import AssignmentHandlers, TopicQueues
 from tandemmq.broker.clients.consumer_table import ConsumerTable, ProducerTable, Refusals
 from tandemmq.broker.clients.handlers import ClientHandlers, Notices, RelayHandlers
 from tandemmq.broker.clients.queue_locks import LockHandlers, QueueLocks
-from tandemmq.broker.delay.delivery import Delivery
+from tandemmq.broker.delay.delivery import DelayedDelivery
 from tandemmq.broker.delay.recall import RecallHandlers
 from tandemmq.broker.delay.timers import TimerLimits
 from tandemmq.broker.offsets.claims import Claims
@@ -309,7 +309,7 @@ class MasterDuties:
         self._parts = parts
         self._clock = clock
         self._on_fatal = on_fatal
-        self._delivery = Delivery(
+        self._delivery = DelayedDelivery(
             store,
             delay_offsets=tables.delay_offsets,
             timer_progress=tables.timer_progress,

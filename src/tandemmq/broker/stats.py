@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from tandemmq.broker.topics.topic_table import TopicTable
-from tandemmq.protocol.bodies.stats import BrokerStats as StatsBody
+from tandemmq.protocol.bodies.stats import BrokerStatsAnswer as StatsBody
 from tandemmq.protocol.bodies.stats import BrokerStatsItem
 from tandemmq.protocol.topic_names import is_system_topic
 from tandemmq.store.message_store import MessageStore
@@ -217,7 +217,7 @@ _WINDOWS: Final = ((MINUTE_STEP_S, 7), (HOUR_STEP_S, 7), (DAY_STEP_S, 25))
 _ROW: Final = 4  # time, count, bytes, times
 
 
-class Totals(NamedTuple):
+class StatsTotals(NamedTuple):
     """What something did since the broker began to count. `times`: the pulls or sends that it took."""
 
     messages: float = 0
@@ -230,13 +230,13 @@ class Series:
 
     __slots__ = ("_rows", "changed_at_s", "totals")
 
-    def __init__(self, at_s: float, totals: Totals) -> None:
+    def __init__(self, at_s: float, totals: StatsTotals) -> None:
         """`totals`: from where on it counts, as they stood at `at_s`."""
         self.totals = totals
         self.changed_at_s = at_s
         self._rows = tuple(array("d", (at_s, *totals)) for _ in _WINDOWS)
 
-    def note(self, at_s: float, totals: Totals) -> None:
+    def note(self, at_s: float, totals: StatsTotals) -> None:
         """Takes in how the totals stand now; called every `MINUTE_STEP_S`."""
         if totals != self.totals:
             self.totals, self.changed_at_s = totals, at_s
@@ -278,12 +278,12 @@ class SeriesTable:
     def get(self, key: str) -> Series | None:
         return self._series.get(key)
 
-    def sample(self, at_s: float, totals: Mapping[str, Totals]) -> None:
+    def sample(self, at_s: float, totals: Mapping[str, StatsTotals]) -> None:
         """As `steps`, all at once."""
         for _ in self.steps(at_s, totals):
             pass
 
-    def steps(self, at_s: float, totals: Mapping[str, Totals]) -> Iterator[None]:
+    def steps(self, at_s: float, totals: Mapping[str, StatsTotals]) -> Iterator[None]:
         """All totals as they stand; a key that is seen for the first time began to count at the last sample.
 
         Yields where others may run. Totals that went back (a topic deleted and made again) begin anew.
@@ -299,7 +299,7 @@ class SeriesTable:
             if series is None:
                 if len(self._series) >= self._count_max or not now.messages:
                     continue
-                series = self._series[key] = Series(began_s, Totals())
+                series = self._series[key] = Series(began_s, StatsTotals())
             series.note(at_s, now)
         self._last_sample_s = at_s
 
@@ -329,9 +329,9 @@ class StatsItems:
         self._topics = topics
         self._stats = stats
         self._ends: dict[QueueKey, int] = dict(self._queue_ends())
-        self._topics_in: dict[str, Totals] = {}
-        self._queues_in: dict[str, Totals] = {}
-        self._users_in = Totals()
+        self._topics_in: dict[str, StatsTotals] = {}
+        self._queues_in: dict[str, StatsTotals] = {}
+        self._users_in = StatsTotals()
         self._users_stored = 0
         self._forgotten_out = 0
         self._by_topic = SeriesTable()
@@ -390,21 +390,21 @@ class StatsItems:
         yield from self._by_topic.steps(at_s, self._topics_in)
         yield from self._by_queue.steps(at_s, self._queues_in)
         for counts, table in self._of_groups.values():
-            totals = {key: Totals(*row) for key, row in counts.rows.items()}
+            totals = {key: StatsTotals(*row) for key, row in counts.rows.items()}
             yield
             yield from table.steps(at_s, totals)
         self._broker.sample(at_s, self._broker_totals())
 
-    def _broker_totals(self) -> dict[str, Totals]:
+    def _broker_totals(self) -> dict[str, StatsTotals]:
         stats = self._stats
         users_out = self.users_got_count()
         return {
-            "BROKER_PUT_NUMS": Totals(stats.put_count, stats.put_bytes, stats.put_count),
-            "BROKER_GET_NUMS": Totals(stats.got_count, stats.got_bytes, stats.found_count),
+            "BROKER_PUT_NUMS": StatsTotals(stats.put_count, stats.put_bytes, stats.put_count),
+            "BROKER_GET_NUMS": StatsTotals(stats.got_count, stats.got_bytes, stats.found_count),
             "BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC": self._users_in,
-            "BROKER_GET_NUMS_WITHOUT_SYSTEM_TOPIC": Totals(users_out, 0, users_out),
-            "BROKER_CK_NUMS": Totals(stats.checkpoint_count, 0, stats.checkpoint_count),
-            "BROKER_ACK_NUMS": Totals(stats.ack_count, 0, stats.ack_count),
+            "BROKER_GET_NUMS_WITHOUT_SYSTEM_TOPIC": StatsTotals(users_out, 0, users_out),
+            "BROKER_CK_NUMS": StatsTotals(stats.checkpoint_count, 0, stats.checkpoint_count),
+            "BROKER_ACK_NUMS": StatsTotals(stats.ack_count, 0, stats.ack_count),
         }
 
     def _users_out(self) -> int:
@@ -465,9 +465,9 @@ class StatsItems:
             self._users_in = _grown(self._users_in, grown, size)
 
 
-def _grown(total: Totals | None, count: int, size: float) -> Totals:
-    messages, size_before, times = total or Totals()
-    return Totals(messages + count, size_before + size, times + count)
+def _grown(total: StatsTotals | None, count: int, size: float) -> StatsTotals:
+    messages, size_before, times = total or StatsTotals()
+    return StatsTotals(messages + count, size_before + size, times + count)
 
 
 _BROKER_ITEMS: Final = (

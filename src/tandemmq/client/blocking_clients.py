@@ -210,7 +210,7 @@ class Subscriber(AsyncClient, Protocol):
     def unsubscribe(self, topic: str) -> None: ...
 
 
-class GroupMember(Subscriber, Protocol):
+class AsyncGroupMember(Subscriber, Protocol):
     """What the two kinds can be told that share the queues of their topics."""
 
     def pause(self, *queues: MessageQueue) -> None: ...
@@ -226,7 +226,7 @@ class GroupMember(Subscriber, Protocol):
 
 
 S = TypeVar("S", bound=Subscriber)
-M = TypeVar("M", bound=GroupMember)
+M = TypeVar("M", bound=AsyncGroupMember)
 
 
 class _BlockingSubscriber(Facade[S]):

@@ -25,7 +25,7 @@ _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:;\[\]]+):([0-9]{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """`parse` gives the value of a text and raises ValueError for any text that is not `allowed`."""
 
     allowed: str
@@ -34,7 +34,7 @@ class Kind:
     """Whether the text must not be shown, not even in an error."""
 
 
-def whole(low: int = 0, high: int = INT32_MAX) -> Kind:
+def whole(low: int = 0, high: int = INT32_MAX) -> ValueKind:
     """A whole number, both bounds included."""
 
     def parse(text: str) -> int:
@@ -42,10 +42,10 @@ def whole(low: int = 0, high: int = INT32_MAX) -> Kind:
             raise ValueError
         return int(text)
 
-    return Kind(f"a whole number from {low} to {high}", parse)
+    return ValueKind(f"a whole number from {low} to {high}", parse)
 
 
-def clamped(low: int, high: int) -> Kind:
+def clamped(low: int, high: int) -> ValueKind:
     """A whole number that RocketMQ itself moves into its range (spec store 19)."""
 
     def parse(text: str) -> int:
@@ -53,10 +53,10 @@ def clamped(low: int, high: int) -> Kind:
             raise ValueError
         return min(max(int(text), low), high)
 
-    return Kind(f"a whole number, which is moved into {low} to {high}", parse)
+    return ValueKind(f"a whole number, which is moved into {low} to {high}", parse)
 
 
-def choice(options: type[Enum]) -> Kind:
+def choice(options: type[Enum]) -> ValueKind:
     """A member of an enum by its name, in any case."""
 
     def parse(text: str) -> Enum:
@@ -65,7 +65,7 @@ def choice(options: type[Enum]) -> Kind:
         except KeyError:
             raise ValueError from None
 
-    return Kind("one of " + ", ".join(options.__members__), parse)
+    return ValueKind("one of " + ", ".join(options.__members__), parse)
 
 
 def _parse_flag(text: str) -> bool:
@@ -173,33 +173,33 @@ def _parse_list(text: str) -> tuple[str, ...]:
     return tuple(piece.strip() for piece in text.split(";") if piece.strip())
 
 
-FLAG: Final = Kind("true or false", _parse_flag)
-TEXT: Final = Kind("text that is not empty", _parse_text)
-NAME: Final = Kind("1 to 127 of the characters %, |, -, _, digits and ASCII letters", _parse_name)
-DIRECTORY: Final = Kind("one directory (lists with a comma are not supported)", _parse_directory)
-FILE: Final = Kind("the path of a file", _parse_file)
-IP: Final = Kind("a numeric IPv4 or IPv6 address", _parse_ip)
-OPTIONAL_IP: Final = Kind("a numeric IPv4 or IPv6 address, or empty", _parse_optional_ip)
-ADDRESS: Final = Kind("host:port, or empty", _parse_optional_address)
-ADDRESSES: Final = Kind("host:port, several separated by ;", _parse_addresses)
-HOURS: Final = Kind("hours from 00 to 23, several separated by ;", _parse_hours)
-DELAY_LEVELS: Final = Kind("delays such as 1s 5m 2h 1d, separated by blanks", _parse_levels)
-NETWORKS: Final = Kind("addresses or networks such as 10.0.0.0/8, separated by ;", _parse_networks)
-SECRET: Final = Kind(f"at least {SECRET_CHARS_MIN} characters, or empty", _parse_secret, is_secret=True)
-PASSWORD: Final = Kind("a text, or empty", str, is_secret=True)
-USER: Final = Kind(
+FLAG: Final = ValueKind("true or false", _parse_flag)
+TEXT: Final = ValueKind("text that is not empty", _parse_text)
+NAME: Final = ValueKind("1 to 127 of the characters %, |, -, _, digits and ASCII letters", _parse_name)
+DIRECTORY: Final = ValueKind("one directory (lists with a comma are not supported)", _parse_directory)
+FILE: Final = ValueKind("the path of a file", _parse_file)
+IP: Final = ValueKind("a numeric IPv4 or IPv6 address", _parse_ip)
+OPTIONAL_IP: Final = ValueKind("a numeric IPv4 or IPv6 address, or empty", _parse_optional_ip)
+ADDRESS: Final = ValueKind("host:port, or empty", _parse_optional_address)
+ADDRESSES: Final = ValueKind("host:port, several separated by ;", _parse_addresses)
+HOURS: Final = ValueKind("hours from 00 to 23, several separated by ;", _parse_hours)
+DELAY_LEVELS: Final = ValueKind("delays such as 1s 5m 2h 1d, separated by blanks", _parse_levels)
+NETWORKS: Final = ValueKind("addresses or networks such as 10.0.0.0/8, separated by ;", _parse_networks)
+SECRET: Final = ValueKind(f"at least {SECRET_CHARS_MIN} characters, or empty", _parse_secret, is_secret=True)
+PASSWORD: Final = ValueKind("a text, or empty", str, is_secret=True)
+USER: Final = ValueKind(
     'JSON such as {"username":"admin","password":"..."}',
     partial(_parse_credentials, "username", "password"),
     is_secret=True,
 )
-CREDENTIALS: Final = Kind(
+CREDENTIALS: Final = ValueKind(
     'JSON such as {"accessKey":"inner","secretKey":"..."}',
     partial(_parse_credentials, "accessKey", "secretKey"),
     is_secret=True,
 )
-CODES: Final = Kind("request codes, that is numbers, separated by commas", _parse_codes)
-OPTIONAL_FILE: Final = Kind("the path of a file, or empty", _parse_optional_file)
-LIST: Final = Kind("names separated by ;", _parse_list)
+CODES: Final = ValueKind("request codes, that is numbers, separated by commas", _parse_codes)
+OPTIONAL_FILE: Final = ValueKind("the path of a file, or empty", _parse_optional_file)
+LIST: Final = ValueKind("names separated by ;", _parse_list)
 PORT: Final = whole(0, 65535)
 POSITIVE: Final = whole(1)
 POSITIVE_LONG: Final = whole(1, INT64_MAX)

@@ -2,7 +2,7 @@
 
 Invariants: no setting is lost in silence: it sets a field, or stands in `inert` to be warned about, or is an
             error that names the key, where it was written and what is allowed.
-Knows not:  the machine; the defaults that depend on it come in as `Machine`.
+Knows not:  the machine; the defaults that depend on it come in as `MachineFacts`.
 Source:     spec store 20, spec semantics 25.2 to 25.4.
 """
 
@@ -122,7 +122,7 @@ _KEY_OF_FIELD = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class MachineFacts:
     """What the defaults of some settings depend on."""
 
     host_name: str
@@ -307,7 +307,9 @@ def _build_controller(parts: _Parts, *, listen_host: str | None) -> ControllerOp
     return _build(ControllerOptions, "controller", parts)
 
 
-def load_broker(settings: Mapping[str, Setting], machine: Machine, path: Path | None = None) -> BrokerConfig:
+def load_broker(
+    settings: Mapping[str, Setting], machine: MachineFacts, path: Path | None = None
+) -> BrokerConfig:
     """The options of a broker; what tools change in it is kept in `path`, the file that it was started with.
 
     Raises:  ConfigError for the first setting that is unknown, ill-typed, out of range, not served, or
@@ -336,7 +338,7 @@ def load_broker(settings: Mapping[str, Setting], machine: Machine, path: Path | 
     )
 
 
-def _set_machine_defaults(values: dict[str, Any], machine: Machine) -> None:
+def _set_machine_defaults(values: dict[str, Any], machine: MachineFacts) -> None:
     listen_host = values.get("broker.listen_host", _ANY_ADDRESS[0])
     own = machine.address if listen_host in _ANY_ADDRESS else listen_host
     values.setdefault("broker.advertised_host", own)

@@ -36,7 +36,7 @@ from tandemmq.config.kinds import (
     SECRET,
     TEXT,
     USER,
-    Kind,
+    ValueKind,
     choice,
     clamped,
     whole,
@@ -210,11 +210,11 @@ BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - 128 * KIB
 class Key:
     """What a key's text may be, and which `part.field` it sets."""
 
-    kind: Kind
+    kind: ValueKind
     fields: tuple[str, ...]
 
 
-def _key(kind: Kind, *fields: str) -> Key:
+def _key(kind: ValueKind, *fields: str) -> Key:
     return Key(kind, fields)
 
 
@@ -422,7 +422,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
 }
 
 
-def _kind_of(option: Field[Any]) -> Kind:
+def _kind_of(option: Field[Any]) -> ValueKind:
     """What a text may be, from the default of the field that it sets."""
     if isinstance(option.default, bool):
         return FLAG

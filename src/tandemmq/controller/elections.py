@@ -12,22 +12,22 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from tandemmq.consensus.core.messages import Role, RoleChanged
+from tandemmq.consensus.core.messages import RaftRole, RoleChanged
 from tandemmq.consensus.shell.server import RaftServer
 from tandemmq.controller.groups import (
     NO_ID,
+    CommandOutcome,
     Elect,
-    Group,
     Groups,
     Heard,
     LiveTable,
-    Outcome,
+    ReplicaGroup,
     choose_master,
     encode_command,
 )
 from tandemmq.controller.options import ControllerOptions
 from tandemmq.errors import RequestRejected, TandemError
-from tandemmq.protocol.bodies.replica import SyncStateSet, encode_sync_state_set
+from tandemmq.protocol.bodies.replica import SyncStateSetAnswer, encode_sync_state_set
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.controller import MasterResponse
@@ -95,7 +95,7 @@ class Elections:
         return self._raft
 
     def on_role(self, change: RoleChanged) -> None:
-        if change.role is Role.LEADER:
+        if change.role is RaftRole.LEADER:
             self._leader_since_s = self._clock.monotonic()
             self._granted_s.clear()
             self._refusing.clear()
@@ -106,7 +106,7 @@ class Elections:
 
     # Who lives.
 
-    def is_gone(self, group: Group) -> bool:
+    def is_gone(self, group: ReplicaGroup) -> bool:
         """Whether the recorded master may be replaced: it was not heard for its own time-out, and whatever a
         leader before this one granted it has ended."""
         assert group.master_id is not None
@@ -120,16 +120,16 @@ class Elections:
         is_ended = heard.timeout_s == 0.0
         return is_ended or not heard.facts.is_ours or now_s >= self._leader_since_s + LEASE_END_S
 
-    def alive(self, group: Group) -> list[Heard]:
+    def alive(self, group: ReplicaGroup) -> list[Heard]:
         return self._live.alive(group.name, group.replicas, self._clock.monotonic())
 
-    def _hears_all(self, group: Group) -> bool:
+    def _hears_all(self, group: ReplicaGroup) -> bool:
         """Whether who has not told its log would have done so by now."""
         now_s = self._clock.monotonic()
         told = sum(heard.facts.tells_its_log for heard in self.alive(group))
         return now_s >= self._leader_since_s + UNHEARD_S or told == len(group.replicas)
 
-    def grant(self, group: Group, broker_id: int) -> bool:
+    def grant(self, group: ReplicaGroup, broker_id: int) -> bool:
         """Whether this broker may go on as master for LEASE_MS from when it asked."""
         if group.master_id != broker_id or group.name in self._open or not self.raft.is_leader:
             return False
@@ -152,7 +152,7 @@ class Elections:
         if await self._is_refused(heard.address) and self._live.get(name, broker_id) is heard:
             self._end(name, broker_id)
 
-    async def _probe_unheard(self, group: Group) -> None:
+    async def _probe_unheard(self, group: ReplicaGroup) -> None:
         """A master that was lost together with the leader before this one is not waited for as one that is
         slow to come; what that leader granted it ends first.
         """
@@ -210,7 +210,7 @@ class Elections:
             self._open[name] = self._open.get(name, 0) + 1
             self._scope.start(f"elect-{name}", self._elect_for(group))
 
-    async def _elect_for(self, group: Group, *, is_passed_over: bool = False) -> None:
+    async def _elect_for(self, group: ReplicaGroup, *, is_passed_over: bool = False) -> None:
         try:
             await self.elect(group, master_epoch=group.master_epoch, is_passed_over=is_passed_over)
         except RequestRejected as error:
@@ -218,7 +218,7 @@ class Elections:
         finally:
             self._close(group.name)
 
-    def _await_promotion(self, group: Group) -> None:
+    def _await_promotion(self, group: ReplicaGroup) -> None:
         if group.master_id is not None:
             after_s = self._promotion_s.get(group.name, PROMOTION_S)
             self._clock.call_later(after_s, self._look_at_promotion, group.name, group.master_epoch)
@@ -244,7 +244,7 @@ class Elections:
 
     async def elect(
         self,
-        group: Group,
+        group: ReplicaGroup,
         *,
         caller: int = NO_ID,
         is_designated: bool = False,
@@ -253,7 +253,7 @@ class Elections:
         is_passed_over: bool = False,
         has_stopped: bool = False,
         master_epoch: int | None = None,
-    ) -> Outcome:
+    ) -> CommandOutcome:
         """How the group decided; its brokers are told. `has_stopped`: the master accepts nothing any more,
         so that nobody needs to wait for the end of its lease. `is_restart` and `is_handed_over` tell why.
 
@@ -274,7 +274,7 @@ class Elections:
                 master_epoch=master_epoch,
                 live=tuple(heard.facts for heard in self.alive(group)),
             )
-            outcome: Outcome = await self.raft.propose(encode_command(command), PROPOSAL_TIMEOUT_S)
+            outcome: CommandOutcome = await self.raft.propose(encode_command(command), PROPOSAL_TIMEOUT_S)
         finally:
             self._close(group.name)
         if is_handed_over:
@@ -291,7 +291,7 @@ class Elections:
         if not self._open[name]:
             del self._open[name]
 
-    async def _await_lease(self, group: Group) -> None:
+    async def _await_lease(self, group: ReplicaGroup) -> None:
         """Until what this leader, or the one before it, granted the master has ended; nothing more is granted
         meanwhile."""
         if group.master_id is None:
@@ -307,7 +307,7 @@ class Elections:
             if rest_s > 0:
                 await self._clock.sleep(rest_s)
 
-    def _tell_outcome(self, before: Group, outcome: Outcome, cause: str) -> None:
+    def _tell_outcome(self, before: ReplicaGroup, outcome: CommandOutcome, cause: str) -> None:
         group = outcome.group
         if group is None or group.master_epoch == before.master_epoch:
             return
@@ -336,7 +336,7 @@ class Elections:
             addresses = [heard.address for heard in self.alive(group)]
             self._scope.start(f"notify-{group.name}", self._notify(addresses, group))
 
-    async def _notify(self, addresses: Iterable[str], group: Group) -> None:
+    async def _notify(self, addresses: Iterable[str], group: ReplicaGroup) -> None:
         """NOTIFY_BROKER_ROLE_CHANGED (1008) to all brokers of the group that are heard."""
         header = MasterResponse(
             master_id=group.master_id,
@@ -354,10 +354,10 @@ class Elections:
                 log.info(events.BROKER_NOT_TOLD, extra={"address": address, "reason": str(error)})
 
 
-def encode_set(group: Group) -> bytes:
+def encode_set(group: ReplicaGroup) -> bytes:
     """The body that tells a group's SyncStateSet."""
-    return encode_sync_state_set(SyncStateSet(ids=group.sync_set, epoch=group.set_epoch))
+    return encode_sync_state_set(SyncStateSetAnswer(ids=group.sync_set, epoch=group.set_epoch))
 
 
-def succeeded(outcome: Outcome) -> bool:
+def succeeded(outcome: CommandOutcome) -> bool:
     return outcome.code == ResponseCode.SUCCESS

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from tandemmq.protocol.codes import ResponseCode as Code
-from tandemmq.protocol.requests.controller import RegisterBrokerRequest
+from tandemmq.protocol.requests.controller import RegisterReplicaRequest
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
 from tandemmq.remoting.channel import Channel
 
@@ -36,7 +36,7 @@ class Replica(msgspec.Struct, frozen=True):
     check_code: str
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicaGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The brokers of one name."""
 
     cluster: str
@@ -127,34 +127,34 @@ Command = ApplyId | Register | AlterSet | Elect | Clean
 _COMMANDS = msgspec.msgpack.Decoder(Command)
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class CommandOutcome(msgspec.Struct, frozen=True):
     """How a command ended; `group` as it is after it, None when there is none."""
 
     code: int
     remark: str = ""
-    group: Group | None = None
+    group: ReplicaGroup | None = None
 
 
 class _Snapshot(msgspec.Struct, frozen=True):
-    groups: list[Group]
+    groups: list[ReplicaGroup]
 
 
 class Groups:
     """All groups by name. A `consensus.shell.server.Machine`."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, ReplicaGroup] = {}
         self._broker_count = 0
 
-    def get(self, name: str) -> Group | None:
+    def get(self, name: str) -> ReplicaGroup | None:
         return self._groups.get(name)
 
-    def all(self) -> list[Group]:
+    def all(self) -> list[ReplicaGroup]:
         return list(self._groups.values())
 
     # What the consensus asks for.
 
-    def apply(self, command: bytes) -> Outcome:
+    def apply(self, command: bytes) -> CommandOutcome:
         decoded: Any = _COMMANDS.decode(command)
         if isinstance(decoded, ApplyId):
             return self._apply_id(decoded)
@@ -180,26 +180,28 @@ class Groups:
 
     # Commands.
 
-    def _apply_id(self, command: ApplyId) -> Outcome:
+    def _apply_id(self, command: ApplyId) -> CommandOutcome:
         group = self._groups.get(command.name)
         fault = _text_fault(command.cluster, command.name, command.check_code)
         if fault:
-            return Outcome(Code.SYSTEM_ERROR, fault)
+            return CommandOutcome(Code.SYSTEM_ERROR, fault)
         if group is None:
             if command.broker_id != 1:
-                return Outcome(Code.CONTROLLER_BROKER_ID_INVALID, "the first id of a group is 1")
-            group = Group(cluster=command.cluster, name=command.name)
+                return CommandOutcome(Code.CONTROLLER_BROKER_ID_INVALID, "the first id of a group is 1")
+            group = ReplicaGroup(cluster=command.cluster, name=command.name)
         elif group.cluster != command.cluster:
             return _other_cluster(group, Code.CONTROLLER_BROKER_ID_INVALID)
         taken = group.replicas.get(command.broker_id)
         if taken is not None:
             if taken.check_code == command.check_code:
-                return Outcome(Code.SUCCESS, group=group)
-            return Outcome(Code.CONTROLLER_BROKER_ID_INVALID, f"the id {command.broker_id} is taken", group)
+                return CommandOutcome(Code.SUCCESS, group=group)
+            return CommandOutcome(
+                Code.CONTROLLER_BROKER_ID_INVALID, f"the id {command.broker_id} is taken", group
+            )
         if command.broker_id < 1:
-            return Outcome(Code.CONTROLLER_BROKER_ID_INVALID, "an id is 1 or more", group)
+            return CommandOutcome(Code.CONTROLLER_BROKER_ID_INVALID, "an id is 1 or more", group)
         if len(group.replicas) >= BROKERS_PER_GROUP_MAX or self._broker_count >= BROKERS_MAX:
-            return Outcome(Code.SYSTEM_ERROR, "too many brokers")
+            return CommandOutcome(Code.SYSTEM_ERROR, "too many brokers")
         replica = Replica(command.check_code.partition(";")[0], command.check_code)
         self._broker_count += 1
         return self._put(
@@ -208,47 +210,53 @@ class Groups:
             next_id=max(group.next_id, command.broker_id + 1),
         )
 
-    def _register(self, command: Register) -> Outcome:
+    def _register(self, command: Register) -> CommandOutcome:
         group = self._groups.get(command.name)
         replica = None if group is None else group.replicas.get(command.broker_id)
         if group is None or replica is None:
-            return Outcome(Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, "apply for an id first")
+            return CommandOutcome(Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, "apply for an id first")
         if group.cluster != command.cluster:
             return _other_cluster(group, Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED)
         fault = _text_fault(command.address)
         if fault:
-            return Outcome(Code.SYSTEM_ERROR, fault, group)
+            return CommandOutcome(Code.SYSTEM_ERROR, fault, group)
         if replica.address == command.address:
-            return Outcome(Code.SUCCESS, group=group)
+            return CommandOutcome(Code.SUCCESS, group=group)
         moved = Replica(command.address, replica.check_code)
         return self._put(group, replicas={**group.replicas, command.broker_id: moved})
 
-    def _alter_set(self, command: AlterSet) -> Outcome:
+    def _alter_set(self, command: AlterSet) -> CommandOutcome:
         group = self._groups.get(command.name)
         if group is None:
-            return Outcome(Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, "no such group")
+            return CommandOutcome(Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, "no such group")
         wanted = tuple(sorted(set(command.wanted)))
         fault = _set_fault(group, command, wanted)
         if fault is not None:
-            return Outcome(fault[0], fault[1], group)
+            return CommandOutcome(fault[0], fault[1], group)
         return self._put(group, sync_set=wanted, set_epoch=group.set_epoch + 1)
 
-    def _elect(self, command: Elect) -> Outcome:
+    def _elect(self, command: Elect) -> CommandOutcome:
         group = self._groups.get(command.name)
         is_internal = command.caller == NO_ID
         if group is None or not (is_internal or command.caller in group.replicas):
-            return Outcome(Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, "no such group or broker", group)
+            return CommandOutcome(
+                Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, "no such group or broker", group
+            )
         if command.master_epoch not in (None, group.master_epoch):
-            return Outcome(Code.CONTROLLER_FENCED_MASTER_EPOCH, "somebody was elected meanwhile", group)
+            return CommandOutcome(
+                Code.CONTROLLER_FENCED_MASTER_EPOCH, "somebody was elected meanwhile", group
+            )
         choice = choose_master(group, command)
         if choice is None:
             if (is_internal or command.is_restart) and group.master_id is not None:
                 group = self._change(group, master_id=None, master_epoch=group.master_epoch + 1)
             if is_internal:
-                return Outcome(Code.CONTROLLER_MASTER_NOT_AVAILABLE, "no member of the set lives", group)
-            return Outcome(Code.CONTROLLER_ELECT_MASTER_FAILED, "no broker may be elected", group)
+                return CommandOutcome(
+                    Code.CONTROLLER_MASTER_NOT_AVAILABLE, "no member of the set lives", group
+                )
+            return CommandOutcome(Code.CONTROLLER_ELECT_MASTER_FAILED, "no broker may be elected", group)
         if choice == group.master_id and not command.is_restart:
-            return Outcome(Code.CONTROLLER_MASTER_STILL_EXIST, "the master lives", group)
+            return CommandOutcome(Code.CONTROLLER_MASTER_STILL_EXIST, "the master lives", group)
         return self._put(
             group,
             master_id=choice,
@@ -257,24 +265,24 @@ class Groups:
             set_epoch=group.set_epoch + 1,
         )
 
-    def _clean(self, command: Clean) -> Outcome:
+    def _clean(self, command: Clean) -> CommandOutcome:
         group = self._groups.get(command.name)
         refused = Code.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
         if group is None or (command.cluster and command.cluster != group.cluster):
-            return Outcome(refused, "no such group")
+            return CommandOutcome(refused, "no such group")
         if not command.is_forced:
             if not command.ids and group.master_id is not None:
-                return Outcome(refused, "the group has a master", group)
+                return CommandOutcome(refused, "the group has a master", group)
             living = [broker_id for broker_id in command.ids if broker_id in command.alive]
             if living:
-                return Outcome(refused, f"the broker {living[0]} lives", group)
+                return CommandOutcome(refused, f"the broker {living[0]} lives", group)
         gone = set(command.ids) or set(group.replicas)
         if not gone <= group.replicas.keys():
-            return Outcome(refused, "no such broker", group)
+            return CommandOutcome(refused, "no such broker", group)
         self._broker_count -= len(gone)
         if gone == group.replicas.keys():
             del self._groups[command.name]
-            return Outcome(Code.SUCCESS)
+            return CommandOutcome(Code.SUCCESS)
         if group.master_id in gone:
             group = self._change(group, master_id=None, master_epoch=group.master_epoch + 1)
         if gone & set(group.sync_set):
@@ -282,20 +290,20 @@ class Groups:
             group = self._change(group, sync_set=left, set_epoch=group.set_epoch + 1)
         return self._put(group, replicas={key: one for key, one in group.replicas.items() if key not in gone})
 
-    def _change(self, group: Group, **values: Any) -> Group:
+    def _change(self, group: ReplicaGroup, **values: Any) -> ReplicaGroup:
         changed = msgspec.structs.replace(group, **values)
         self._groups[group.name] = changed
         return changed
 
-    def _put(self, group: Group, **values: Any) -> Outcome:
-        return Outcome(Code.SUCCESS, group=self._change(group, **values))
+    def _put(self, group: ReplicaGroup, **values: Any) -> CommandOutcome:
+        return CommandOutcome(Code.SUCCESS, group=self._change(group, **values))
 
 
 def encode_command(command: Command) -> bytes:
     return msgspec.msgpack.encode(command)
 
 
-def choose_master(group: Group, command: Elect) -> int | None:
+def choose_master(group: ReplicaGroup, command: Elect) -> int | None:
     """Who should be master (spec controller 5.2 and 10.7); the present one where it stays, None if nobody
     may be."""
     live = {one.broker_id: one for one in command.live if one.broker_id in group.replicas}
@@ -322,7 +330,7 @@ def choose_master(group: Group, command: Elect) -> int | None:
     return choice
 
 
-def _electable(group: Group, live: dict[int, Live], *, takes_incomplete: bool) -> dict[int, Live]:
+def _electable(group: ReplicaGroup, live: dict[int, Live], *, takes_incomplete: bool) -> dict[int, Live]:
     """The members of the set that may lead. Those that may have lost the end of their log wait for one that
     has not. If all members have told their logs and all may have lost it, the longest log of the group is
     the best that there is, a member's or not.
@@ -335,7 +343,7 @@ def _electable(group: Group, live: dict[int, Live], *, takes_incomplete: bool) -
     return {key: one for key, one in live.items() if one.is_ours} | members
 
 
-def _choose_from(pool: dict[int, Live], group: Group, command: Elect) -> int | None:
+def _choose_from(pool: dict[int, Live], group: ReplicaGroup, command: Elect) -> int | None:
     if group.master_id in pool and (not command.is_designated or command.caller == group.master_id):
         return group.master_id
     if command.is_designated:
@@ -349,7 +357,7 @@ def _best(candidates: Iterable[Live]) -> int:
     return best.broker_id
 
 
-def _set_after(group: Group, command: Elect, winner: int) -> tuple[int, ...]:
+def _set_after(group: ReplicaGroup, command: Elect, winner: int) -> tuple[int, ...]:
     """One of ours inherits those members that are ours and live: it needs their acknowledgements from its
     first message on, and each of them holds all that was acknowledged. A master of RocketMQ begins alone."""
     ours = {one.broker_id for one in command.live if one.is_ours and not one.is_incomplete}
@@ -359,7 +367,7 @@ def _set_after(group: Group, command: Elect, winner: int) -> tuple[int, ...]:
     return tuple(sorted(inherited | {winner}))
 
 
-def _set_fault(group: Group, command: AlterSet, wanted: tuple[int, ...]) -> tuple[int, str] | None:
+def _set_fault(group: ReplicaGroup, command: AlterSet, wanted: tuple[int, ...]) -> tuple[int, str] | None:
     """Why the set is not changed, in RocketMQ's order of checks. Who leaves need not live."""
     if wanted == group.sync_set:
         return Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, "the set is the same"
@@ -379,8 +387,8 @@ def _set_fault(group: Group, command: AlterSet, wanted: tuple[int, ...]) -> tupl
     return None
 
 
-def _other_cluster(group: Group, code: int) -> Outcome:
-    return Outcome(code, f"{group.name} belongs to the cluster {group.cluster}")
+def _other_cluster(group: ReplicaGroup, code: int) -> CommandOutcome:
+    return CommandOutcome(code, f"{group.name} belongs to the cluster {group.cluster}")
 
 
 def _text_fault(*texts: str) -> str:
@@ -452,7 +460,7 @@ class LiveTable:
         )
         return is_new
 
-    def note_incomplete(self, header: RegisterBrokerRequest, now_s: float) -> None:
+    def note_incomplete(self, header: RegisterReplicaRequest, now_s: float) -> None:
         """It has started again and may have lost the end of its log: what it told before does not count. Its
         first heartbeat tells how long its log is.
         """

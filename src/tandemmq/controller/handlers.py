@@ -12,18 +12,18 @@ from collections.abc import Callable
 from typing import Final
 
 from tandemmq.consensus.core.messages import Effect
-from tandemmq.consensus.core.node import RaftNode, Refusal
+from tandemmq.consensus.core.node import ProposalRefusal, RaftNode
 from tandemmq.consensus.shell.server import RaftServer
 from tandemmq.controller.elections import LEASE_MS, PROPOSAL_TIMEOUT_S, Elections, encode_set, succeeded
 from tandemmq.controller.groups import (
     AlterSet,
     ApplyId,
     Clean,
-    Group,
+    CommandOutcome,
     Groups,
     LiveTable,
-    Outcome,
     Register,
+    ReplicaGroup,
     encode_command,
 )
 from tandemmq.controller.groups import Command as GroupCommand
@@ -41,7 +41,7 @@ CAPABILITIES: Final = "lease"
 """What ours tell each other in the field tmCaps; others do not know the field."""
 FIRST_ELECTION_WAIT_S: Final = 1.0
 PROMOTION_PAUSE_S: Final = 0.1
-_MAY_PASS: Final = (Refusal.NOT_LEVEL, Refusal.CHANGE_OPEN)
+_MAY_PASS: Final = (ProposalRefusal.NOT_LEVEL, ProposalRefusal.CHANGE_OPEN)
 """What a moment later may not be refused any more."""
 
 
@@ -143,7 +143,7 @@ class ControllerHandlers:
     async def handle_register(self, channel: Channel, command: Command) -> Command:
         """CONTROLLER_REGISTER_BROKER (1003). The recorded master asks only when it was started again: it
         never goes on under its old epoch, because its log may have lost its end."""
-        header = command.decode(headers.RegisterBrokerRequest)
+        header = command.decode(headers.RegisterReplicaRequest)
         self._check_leads()
         heard = self._live.get(header.broker_name, header.broker_id)
         is_alive = self._live.is_alive(header.broker_name, header.broker_id, self._clock.monotonic())
@@ -215,7 +215,7 @@ class ControllerHandlers:
         answer = _master_header(after)
         if not succeeded(outcome):
             body = bodies.encode_sync_state_set(
-                bodies.SyncStateSet(ids=after.sync_set, epoch=after.set_epoch)
+                bodies.SyncStateSetAnswer(ids=after.sync_set, epoch=after.set_epoch)
             )
             return command.reply(outcome.code, answer, remark=outcome.remark, body=body)
         members = {broker_id: replica.address for broker_id, replica in sorted(after.replicas.items())}
@@ -328,7 +328,9 @@ class ControllerHandlers:
         ]
         return command.reply(body=bodies.encode_members(members))
 
-    async def _change(self, change: Callable[[RaftNode, int], tuple[Refusal | None, list[Effect]]]) -> None:
+    async def _change(
+        self, change: Callable[[RaftNode, int], tuple[ProposalRefusal | None, list[Effect]]]
+    ) -> None:
         refusal = await self._raft().ask(change, PROPOSAL_TIMEOUT_S)
         if refusal is not None:
             raise RequestRejected(refusal.value)
@@ -339,12 +341,12 @@ class ControllerHandlers:
         if not self._raft().is_leader:
             raise NotLeader("this controller does not lead")
 
-    async def _propose(self, command: GroupCommand) -> Outcome:
+    async def _propose(self, command: GroupCommand) -> CommandOutcome:
         self._check_leads()
-        outcome: Outcome = await self._raft().propose(encode_command(command), PROPOSAL_TIMEOUT_S)
+        outcome: CommandOutcome = await self._raft().propose(encode_command(command), PROPOSAL_TIMEOUT_S)
         return outcome
 
-    def _describe(self, group: Group) -> bodies.GroupSyncState:
+    def _describe(self, group: ReplicaGroup) -> bodies.GroupSyncState:
         now_s = self._clock.monotonic()
         replicas = [
             bodies.ReplicaIdentity(
@@ -365,7 +367,7 @@ class ControllerHandlers:
         )
 
 
-def _master_header(group: Group | None, *, with_master: bool = True) -> headers.MasterResponse:
+def _master_header(group: ReplicaGroup | None, *, with_master: bool = True) -> headers.MasterResponse:
     if group is None:
         return headers.MasterResponse()
     is_told = with_master and group.master_id is not None

@@ -38,7 +38,7 @@ ELECTED_SECONDS_MAX = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class DemoCluster:
     """The running servers; `stores` are where the two brokers keep their files."""
 
     name_server: Server
@@ -51,7 +51,7 @@ class Cluster:
 
 
 @contextmanager
-def running_cluster(directory: Path) -> Iterator[Cluster]:
+def running_cluster(directory: Path) -> Iterator[DemoCluster]:
     """A cluster on free ports with its files below `directory`; everything is stopped at the end.
 
     Raises:  ProcessFailed when a server does not come up.
@@ -80,7 +80,7 @@ def running_cluster(directory: Path) -> Iterator[Cluster]:
         stack.enter_context(stopping(list(servers)))
         for server in servers:
             server.start()
-        yield Cluster(name_server=name_server, brokers=servers, stores=(made[0][1], made[1][1]))
+        yield DemoCluster(name_server=name_server, brokers=servers, stores=(made[0][1], made[1][1]))
 
 
 def free_ports(count: int) -> list[int]:
@@ -145,7 +145,7 @@ async def await_master(admin: Admin, *, other_than: str = "") -> str:
 DOWN_SECONDS = 4.0
 
 
-async def replace_master(cluster: Cluster, admin: Admin) -> float:
+async def replace_master(cluster: DemoCluster, admin: Admin) -> float:
     """Kills the master; the seconds until the other one is known as master. It is back after DOWN_SECONDS."""
     old = await find_master(admin)
     server = cluster.broker_at(old)
@@ -229,7 +229,7 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
 
 
 async def _publish_all(
-    options: DemoOptions, cluster: Cluster, progress: Progress, notes: list[str]
+    options: DemoOptions, cluster: DemoCluster, progress: Progress, notes: list[str]
 ) -> Published:
     publishing = progress.add_task("publishing", total=options.row_count)
     replicating = progress.add_task("copied to both brokers", total=options.row_count)
@@ -297,7 +297,7 @@ async def _wait_for_copies(read_ends: ReadEnds, published: Published) -> None:
 
 
 def _land(
-    options: DemoOptions, cluster: Cluster, table_directory: Path, progress: Progress, notes: list[str]
+    options: DemoOptions, cluster: DemoCluster, table_directory: Path, progress: Progress, notes: list[str]
 ) -> None:
     task = progress.add_task("landing with Spark", total=options.row_count)
     arguments = ["--namesrv", cluster.name_server.address, "--topic", TOPIC, "--out", str(table_directory)]
@@ -325,7 +325,7 @@ def _land(
 class _Disturbance:
     """The master dies as soon as a batch is landed, while this thread waits for the pipeline."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: DemoCluster) -> None:
         self._cluster = cluster
         self._thread = threading.Thread(target=self._run)
         self._took_s: float | None = None
@@ -355,7 +355,7 @@ class _Disturbance:
             self._error = str(error)
 
 
-def _count(cluster: Cluster, published: Published, table_directory: Path, progress: Progress) -> Census:
+def _count(cluster: DemoCluster, published: Published, table_directory: Path, progress: Progress) -> Census:
     task = progress.add_task("counting the files", total=3)
     one = count_in_commit_log(cluster.stores[0] / "commitlog", TOPIC)
     progress.advance(task)

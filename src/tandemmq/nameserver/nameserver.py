@@ -50,7 +50,7 @@ FLAG_UNIT = 1
 FLAG_UNIT_SUB = 2
 
 
-class QueryHandlers:
+class RouteHandlers:
     """Reads of the route table; `started_at_s` is the monotonic time at which the server began to listen."""
 
     def __init__(
@@ -157,7 +157,7 @@ log = logging.getLogger(__name__)
 
 def build_routes(
     registration: RegistrationHandlers,
-    queries: QueryHandlers,
+    queries: RouteHandlers,
     kv: KvConfig,
     settings: Settings[NameServerOptions],
 ) -> dict[int, Handler]:
@@ -229,7 +229,7 @@ class NameServer:
             options=lambda: self._settings.options,
             notices=MinIdNotices(table, client=self._client, scope=self._scope),
         )
-        self._queries = QueryHandlers(
+        self._queries = RouteHandlers(
             table, self._kv.table, clock=clock, options=lambda: self._settings.options
         )
         routes = build_routes(self._registration, self._queries, self._kv, self._settings)

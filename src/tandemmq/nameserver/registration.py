@@ -15,7 +15,7 @@ from typing import Final
 from tandemmq.errors import BadRequest, TandemError
 from tandemmq.nameserver.kv_config import KvTable
 from tandemmq.nameserver.options import NameServerOptions
-from tandemmq.nameserver.route_table import LiveBroker, Registration, RouteTable, Smallest
+from tandemmq.nameserver.route_table import LiveBroker, RegisteredBroker, RouteTable, Smallest
 from tandemmq.protocol.bodies.codec import decode_data_version, encode_data_version, encode_kv_table
 from tandemmq.protocol.bodies.register import body_crc32, decode_register_broker_body
 from tandemmq.protocol.bodies.route import decode_topic_route
@@ -161,7 +161,7 @@ class RegistrationHandlers:
                 self._notices.after_leaving(name, smallest)
 
 
-def _read_registration(channel: Channel, command: Command, header: RegisterBrokerRequest) -> Registration:
+def _read_registration(channel: Channel, command: Command, header: RegisterBrokerRequest) -> RegisteredBroker:
     """What the request tells of its broker.
 
     Raises:  BadRequest for a wrong check sum; RemoteProtocolError for a body that cannot be read.
@@ -171,7 +171,7 @@ def _read_registration(channel: Channel, command: Command, header: RegisterBroke
     body = decode_register_broker_body(
         command.body, is_compressed=header.is_compressed, version=command.version
     )
-    return Registration(
+    return RegisteredBroker(
         cluster=header.cluster_name,
         broker_name=header.broker_name,
         broker_id=header.broker_id,

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies.codec import DataVersion
-from tandemmq.protocol.bodies.route import BrokerData, ClusterInfo, MemberGroup, QueueData, TopicRoute
+from tandemmq.protocol.bodies.route import BrokerData, BrokerMembers, ClusterInfo, QueueData, TopicRoute
 from tandemmq.protocol.bodies.tables import Permission, TopicConfig
 
 # What a name server remembers of one broker and of one replica set, the values of `route_table`; and how a
@@ -34,7 +34,7 @@ BrokerKey = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registration:
+class RegisteredBroker:
     """What one broker says of itself. `is_acting_master_enabled` None: a broker that knows no acting
     master.
     """
@@ -164,7 +164,7 @@ class RouteTable:
     # Registration
 
     def register(
-        self, registration: Registration, now_s: float, *, drops_missing_topics: bool = False
+        self, registration: RegisteredBroker, now_s: float, *, drops_missing_topics: bool = False
     ) -> MasterAddresses | None:
         """Takes the registration in; a slave gets its master's addresses when the master lives.
 
@@ -209,7 +209,7 @@ class RouteTable:
         self._take_liveness(registration, now_s)
         return self._master_of(replica_set, registration)
 
-    def _require_room(self, registration: Registration) -> None:
+    def _require_room(self, registration: RegisteredBroker) -> None:
         if registration.key not in self._live and len(self._live) >= self._brokers_max:
             raise RequestRejected(f"the name server knows {self._brokers_max} brokers, its bound")
         new = sum(topic not in self._queues for topic in registration.topics)
@@ -218,12 +218,12 @@ class RouteTable:
                 f"with {new} new topics the name server would know more than {self._topics_max}, its bound"
             )
 
-    def _is_older(self, registration: Registration, holder: str) -> bool:
+    def _is_older(self, registration: RegisteredBroker, holder: str) -> bool:
         """Whether the living holder of the same id is of a newer master term."""
         live = self._live.get((registration.cluster, holder))
         return live is not None and live.data_version.state_version > registration.data_version.state_version
 
-    def _gives_topics(self, registration: Registration, replica_set: ReplicaSet) -> bool:
+    def _gives_topics(self, registration: RegisteredBroker, replica_set: ReplicaSet) -> bool:
         """Topics come from the master, or from the smallest slave of a set that knows acting masters."""
         if registration.broker_id == MASTER_ID:
             return True
@@ -231,7 +231,7 @@ class RouteTable:
             replica_set.addresses
         )
 
-    def _take_topics(self, registration: Registration, *, is_first: bool) -> None:
+    def _take_topics(self, registration: RegisteredBroker, *, is_first: bool) -> None:
         """With an equal data version only missing queues are added, so a wiped permission stays wiped."""
         name = registration.broker_name
         live = self._live.get(registration.key)
@@ -248,7 +248,7 @@ class RouteTable:
                     write_queue_count=config.write_queue_count,
                 )
 
-    def _take_liveness(self, registration: Registration, now_s: float) -> None:
+    def _take_liveness(self, registration: RegisteredBroker, now_s: float) -> None:
         timeout_ms = registration.heartbeat_timeout_ms or HEARTBEAT_TIMEOUT_MS
         self._live[registration.key] = LiveBroker(
             registration.cluster,
@@ -265,7 +265,7 @@ class RouteTable:
         elif registration.filter_servers is not None:
             self._filter_servers.pop(registration.key, None)
 
-    def _master_of(self, replica_set: ReplicaSet, registration: Registration) -> MasterAddresses | None:
+    def _master_of(self, replica_set: ReplicaSet, registration: RegisteredBroker) -> MasterAddresses | None:
         master = replica_set.addresses.get(MASTER_ID)
         if registration.broker_id == MASTER_ID or master is None:
             return None
@@ -433,11 +433,11 @@ class RouteTable:
             clusters={cluster: tuple(names) for cluster, names in self._clusters.items()},
         )
 
-    def member_group(self, cluster: str, broker_name: str) -> MemberGroup:
+    def member_group(self, cluster: str, broker_name: str) -> BrokerMembers:
         """The addresses of a broker name; empty when it is unknown. The cluster is only repeated."""
         replica_set = self._replica_sets.get(broker_name)
         addresses = {} if replica_set is None else dict(replica_set.addresses)
-        return MemberGroup(addresses=addresses, broker_name=broker_name, cluster=cluster)
+        return BrokerMembers(addresses=addresses, broker_name=broker_name, cluster=cluster)
 
     def topics(self) -> list[str]:
         return list(self._queues)

@@ -17,7 +17,7 @@ from tandemmq.protocol.header_codec import Header
 from tandemmq.protocol.requests import admin, consume, controller, replica, route, send
 
 
-class Role(Enum):
+class ServingRole(Enum):
     """Who answers a request."""
 
     BROKER = "broker"
@@ -27,13 +27,13 @@ class Role(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class RequestRow:
     """One request code. `is_oneway`: its senders expect no answer; others may still send it so."""
 
     code: Code
     request: type[Header] | None
     response: type[Header] | None
-    served_by: Role
+    served_by: ServingRole
     is_oneway: bool = False
 
     @property
@@ -42,16 +42,16 @@ class Entry:
 
 
 def _entries(
-    role: Role, *rows: tuple[Code, type[Header] | None, type[Header] | None], is_oneway: bool = False
-) -> list[Entry]:
+    role: ServingRole, *rows: tuple[Code, type[Header] | None, type[Header] | None], is_oneway: bool = False
+) -> list[RequestRow]:
     return [
-        Entry(code=code, request=request, response=response, served_by=role, is_oneway=is_oneway)
+        RequestRow(code=code, request=request, response=response, served_by=role, is_oneway=is_oneway)
         for code, request, response in rows
     ]
 
 
 _MESSAGES = _entries(
-    Role.BROKER,
+    ServingRole.BROKER,
     (Code.SEND_MESSAGE, send.SendRequest, send.SendResponse),
     (Code.SEND_MESSAGE_V2, send.SendRequestV2, send.SendResponse),
     (Code.SEND_BATCH_MESSAGE, send.SendRequestV2, send.SendResponse),
@@ -63,10 +63,10 @@ _MESSAGES = _entries(
     (Code.QUERY_MESSAGE, consume.QueryMessageRequest, consume.QueryMessageResponse),
     (Code.VIEW_MESSAGE_BY_ID, consume.ViewMessageRequest, None),
     (Code.RECALL_MESSAGE, send.RecallRequest, send.RecallResponse),
-) + _entries(Role.BROKER, (Code.END_TRANSACTION, send.EndTransactionRequest, None), is_oneway=True)
+) + _entries(ServingRole.BROKER, (Code.END_TRANSACTION, send.EndTransactionRequest, None), is_oneway=True)
 
 _POPS = _entries(
-    Role.BROKER,
+    ServingRole.BROKER,
     (Code.POP_MESSAGE, consume.PopRequest, consume.PopResponse),
     (Code.ACK_MESSAGE, consume.AckRequest, None),
     (Code.BATCH_ACK_MESSAGE, None, None),
@@ -80,7 +80,7 @@ _POPS = _entries(
 )
 
 _OFFSETS = _entries(
-    Role.BROKER,
+    ServingRole.BROKER,
     (Code.QUERY_CONSUMER_OFFSET, consume.QueryOffsetRequest, consume.QueryOffsetResponse),
     (Code.UPDATE_CONSUMER_OFFSET, consume.UpdateOffsetRequest, None),
     (Code.SEARCH_OFFSET_BY_TIMESTAMP, consume.SearchOffsetRequest, consume.SearchOffsetResponse),
@@ -90,7 +90,7 @@ _OFFSETS = _entries(
 )
 
 _MEMBERS = _entries(
-    Role.BROKER,
+    ServingRole.BROKER,
     (Code.HEART_BEAT, None, route.HeartbeatResponse),
     (Code.UNREGISTER_CLIENT, route.UnregisterClientRequest, None),
     (Code.GET_CONSUMER_LIST_BY_GROUP, route.ConsumerListRequest, None),
@@ -100,7 +100,7 @@ _MEMBERS = _entries(
 )
 
 _REPLICAS = _entries(
-    Role.BROKER,
+    ServingRole.BROKER,
     (Code.GET_ALL_TOPIC_CONFIG, replica.AllTopicConfigRequest, replica.AllTopicConfigResponse),
     (Code.GET_ALL_CONSUMER_OFFSET, None, None),
     (Code.GET_ALL_DELAY_OFFSET, None, None),
@@ -121,7 +121,7 @@ _REPLICAS = _entries(
 )
 
 _ADMIN = _entries(
-    Role.BROKER,
+    ServingRole.BROKER,
     (Code.UPDATE_AND_CREATE_TOPIC, admin.CreateTopicRequest, None),
     (Code.UPDATE_AND_CREATE_TOPIC_LIST, None, None),
     (Code.DELETE_TOPIC_IN_BROKER, admin.DeleteTopicRequest, None),
@@ -162,7 +162,7 @@ _ADMIN = _entries(
 )
 
 _ACCESS = _entries(
-    Role.BROKER,
+    ServingRole.BROKER,
     (Code.UPDATE_AND_CREATE_ACL_CONFIG, admin.UpdateAccountRequest, None),
     (Code.DELETE_ACL_CONFIG, admin.DeleteAccountRequest, None),
     (Code.GET_BROKER_CLUSTER_ACL_INFO, None, admin.AccessVersionResponse),
@@ -181,7 +181,7 @@ _ACCESS = _entries(
 )
 
 _NAME_SERVER = _entries(
-    Role.NAME_SERVER,
+    ServingRole.NAME_SERVER,
     (Code.GET_ROUTEINFO_BY_TOPIC, route.RouteRequest, None),
     (Code.GET_BROKER_CLUSTER_INFO, None, None),
     (Code.REGISTER_BROKER, route.RegisterBrokerRequest, route.RegisterBrokerResponse),
@@ -208,24 +208,26 @@ _NAME_SERVER = _entries(
     (Code.ADD_WRITE_PERM_OF_BROKER, route.AddWritePermissionRequest, route.AddWritePermissionResponse),
     (Code.UPDATE_NAMESRV_CONFIG, None, None),
     (Code.GET_NAMESRV_CONFIG, None, None),
-) + _entries(Role.NAME_SERVER, (Code.BROKER_HEARTBEAT, route.BrokerHeartbeatRequest, None), is_oneway=True)
+) + _entries(
+    ServingRole.NAME_SERVER, (Code.BROKER_HEARTBEAT, route.BrokerHeartbeatRequest, None), is_oneway=True
+)
 
 _NOTICES = _entries(
-    Role.BROKER,
+    ServingRole.BROKER,
     (Code.NOTIFY_MIN_BROKER_ID_CHANGE, route.MinBrokerIdChange, None),
     (Code.NOTIFY_BROKER_ROLE_CHANGED, controller.MasterResponse, None),
     is_oneway=True,
-) + _entries(Role.BROKER, (Code.GET_BROKER_EPOCH_CACHE, None, None))
+) + _entries(ServingRole.BROKER, (Code.GET_BROKER_EPOCH_CACHE, None, None))
 
 _CONTROLLERS = _entries(
-    Role.CONTROLLER,
+    ServingRole.CONTROLLER,
     (
         Code.CONTROLLER_ALTER_SYNC_STATE_SET,
         controller.AlterSyncStateSetRequest,
         controller.AlterSyncStateSetResponse,
     ),
     (Code.CONTROLLER_ELECT_MASTER, controller.ElectMasterRequest, controller.MasterResponse),
-    (Code.CONTROLLER_REGISTER_BROKER, controller.RegisterBrokerRequest, controller.MasterResponse),
+    (Code.CONTROLLER_REGISTER_BROKER, controller.RegisterReplicaRequest, controller.MasterResponse),
     (Code.CONTROLLER_GET_REPLICA_INFO, controller.ReplicaInfoRequest, controller.MasterResponse),
     (Code.CONTROLLER_GET_METADATA_INFO, None, controller.ControllerMetadataResponse),
     (Code.CONTROLLER_GET_SYNC_STATE_DATA, None, None),
@@ -243,23 +245,25 @@ _CONTROLLERS = _entries(
         controller.ApplyBrokerIdResponse,
     ),
     (Code.TANDEM_CHANGE_CONTROLLERS, controller.ChangeControllersRequest, None),
-) + _entries(Role.CONTROLLER, (Code.TANDEM_RAFT_MESSAGE, controller.RaftMessageHeader, None), is_oneway=True)
+) + _entries(
+    ServingRole.CONTROLLER, (Code.TANDEM_RAFT_MESSAGE, controller.RaftMessageHeader, None), is_oneway=True
+)
 
 _PUSHES = _entries(
-    Role.CLIENT,
+    ServingRole.CLIENT,
     (Code.NOTIFY_CONSUMER_IDS_CHANGED, route.NotifyConsumerIdsChangedRequest, None),
     (Code.CHECK_TRANSACTION_STATE, send.CheckTransactionRequest, None),
     (Code.RESET_CONSUMER_CLIENT_OFFSET, admin.ResetClientOffsetRequest, None),
     is_oneway=True,
 ) + _entries(
-    Role.CLIENT,
+    ServingRole.CLIENT,
     (Code.GET_CONSUMER_STATUS_FROM_CLIENT, admin.ConsumerStatusRequest, None),
     (Code.PUSH_REPLY_MESSAGE_TO_CLIENT, send.PushReplyRequest, None),
     (Code.GET_CONSUMER_RUNNING_INFO, admin.RunningInfoRequest, None),
     (Code.CONSUME_MESSAGE_DIRECTLY, admin.ConsumeDirectlyRequest, None),
 )
 
-CATALOGUE: dict[int, Entry] = {
+CATALOGUE: dict[int, RequestRow] = {
     int(entry.code): entry
     for part in (
         _MESSAGES,

@@ -3,13 +3,13 @@
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler, OnFatal
-from tandemmq.remoting.options import ChannelLimits, ClientOptions, ServerOptions
+from tandemmq.remoting.options import ChannelLimits, ConnectionOptions, ServerOptions
 from tandemmq.remoting.server import RemotingServer
 
 __all__ = [
     "Channel",
     "ChannelLimits",
-    "ClientOptions",
+    "ConnectionOptions",
     "Handler",
     "OnFatal",
     "RemotingClient",

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from tandemmq.errors import BrokerUnreachable, ConfigError, RequestTimeout
 from tandemmq.protocol.command import Command
 from tandemmq.remoting.channel import Channel, Signer
-from tandemmq.remoting.dispatch import Dispatcher, Handler, OnFatal
+from tandemmq.remoting.dispatch import Handler, OnFatal, RequestDispatcher
 from tandemmq.remoting.idle import IdleSweep
-from tandemmq.remoting.options import ClientOptions, parse_address
+from tandemmq.remoting.options import ConnectionOptions, parse_address
 from tandemmq.remoting.tls import TlsConnection
 from tandemmq.runtime.ports import Clock, Network
 from tandemmq.runtime.tasks import TaskScope
@@ -27,19 +27,19 @@ class RemotingClient:
         *,
         network: Network,
         clock: Clock,
-        options: ClientOptions | None = None,
+        options: ConnectionOptions | None = None,
         routes: Mapping[int, Handler] | None = None,
         on_fatal: OnFatal | None = None,
         signer: Signer | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.options = options or ClientOptions()
+        self.options = options or ConnectionOptions()
         self._network = network
         self._signer = signer
         self._tls = tls
         self._clock = clock
         self._scope = TaskScope("client", None if on_fatal is None else lambda _, error: on_fatal(error))
-        self._dispatcher = Dispatcher(
+        self._dispatcher = RequestDispatcher(
             routes or {}, self._scope, tasks_max=self.options.limits.tasks_max, on_fatal=on_fatal
         )
         self._channels: dict[str, Channel] = {}

@@ -31,7 +31,7 @@ Guard = Callable[[Channel, Command], None]
 """Called before the handler; raises RequestRejected for a request that must not be served."""
 
 
-class Dispatcher:
+class RequestDispatcher:
     """Calls handlers by code. `routes` is looked at for each request and may grow."""
 
     __slots__ = ("_guard", "_on_fatal", "_routes", "_scope", "_tasks_max")

@@ -92,7 +92,7 @@ class ServerOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientOptions:
+class ConnectionOptions:
     """Bounds of outgoing connections."""
 
     limits: ChannelLimits = field(default_factory=ChannelLimits)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from tandemmq.errors import Busy
 from tandemmq.protocol.command import Command
 from tandemmq.remoting.channel import Channel, FrameBudget
-from tandemmq.remoting.dispatch import Dispatcher, Guard, Handler, OnFatal
+from tandemmq.remoting.dispatch import Guard, Handler, OnFatal, RequestDispatcher
 from tandemmq.remoting.idle import IdleSweep
 from tandemmq.remoting.options import ServerOptions
 from tandemmq.remoting.tls import FirstByte, TlsDoor
@@ -72,7 +72,7 @@ class RemotingServer:
         self._on_fatal = on_fatal
         self._scope = self._make_scope()
         self._held: _Held | None = None
-        self._dispatcher = Dispatcher(
+        self._dispatcher = RequestDispatcher(
             routes,
             self._scope,
             tasks_max=self.options.limits.tasks_max,

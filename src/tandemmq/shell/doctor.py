@@ -46,7 +46,7 @@ _ALIKE: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorLine:
     """`level`: ok, warning or problem; `fix` is empty for what is well."""
 
     level: str
@@ -82,7 +82,7 @@ def doctor(namesrv: NameServers = "", as_json: AsJson = False) -> None:
     run(work)
 
 
-def _print(findings: Sequence[Finding], *, as_json: bool) -> None:
+def _print(findings: Sequence[DoctorLine], *, as_json: bool) -> None:
     counts = {level: sum(one.level == level for one in findings) for level in ("ok", "warning", "problem")}
     if as_json:
         typer.echo(json.dumps({"counts": counts, "findings": [asdict(one) for one in findings]}, indent=2))
@@ -94,23 +94,23 @@ def _print(findings: Sequence[Finding], *, as_json: bool) -> None:
     typer.echo(f"{counts['problem']} problems, {counts['warning']} warnings")
 
 
-async def examine(tools: Tools, servers: Sequence[str]) -> list[Finding]:
+async def examine(tools: Tools, servers: Sequence[str]) -> list[DoctorLine]:
     """Everything that can be found out; what cannot be asked is a finding, too."""
-    findings: list[Finding] = []
+    findings: list[DoctorLine] = []
     infos: dict[str, ClusterInfo] = {}
     for address in servers:
         try:
             infos[address] = await nameserver.query_cluster_info(tools.remoting, address)
         except TandemError as error:
             fix = "start it, or take it out of namesrvAddr and --namesrv"
-            findings.append(Finding("problem", "name servers", f"{address} does not answer: {error}", fix))
+            findings.append(DoctorLine("problem", "name servers", f"{address} does not answer: {error}", fix))
     if not infos:
         return findings
     findings += judge_name_servers(infos)
     checkups = []
     for target in targets_of(next(iter(infos.values()))):
         checkup = await _check_up(tools, target)
-        if isinstance(checkup, Finding):
+        if isinstance(checkup, DoctorLine):
             findings.append(checkup)
             continue
         checkups.append(checkup)
@@ -120,7 +120,7 @@ async def examine(tools: Tools, servers: Sequence[str]) -> list[Finding]:
     return findings
 
 
-async def _check_up(tools: Tools, target: Target) -> Checkup | Finding:
+async def _check_up(tools: Tools, target: Target) -> Checkup | DoctorLine:
     try:
         facts = await broker_admin.query_runtime_info(tools.remoting, target.address)
         text = await broker_admin.query_broker_config(tools.remoting, target.address)
@@ -128,12 +128,12 @@ async def _check_up(tools: Tools, target: Target) -> Checkup | Finding:
     except TandemError as error:
         where = f"{target.broker_name} ({target.address})"
         fix = "is it running, and can this machine reach brokerIP1? `tandemmq status` shows the local ones"
-        return Finding("problem", "brokers", f"{where} does not answer: {error}", fix)
+        return DoctorLine("problem", "brokers", f"{where} does not answer: {error}", fix)
     settings = {key: one.text for key, one in parse_properties(text.encode(), target.address).items()}
     return Checkup(target, facts, settings, replication)
 
 
-def judge_name_servers(infos: Mapping[str, ClusterInfo]) -> Iterator[Finding]:
+def judge_name_servers(infos: Mapping[str, ClusterInfo]) -> Iterator[DoctorLine]:
     """Name servers know nothing of each other: every broker must be registered at each of them."""
     known = {address: {target.address for target in targets_of(info)} for address, info in infos.items()}
     everything = set().union(*known.values())
@@ -141,40 +141,40 @@ def judge_name_servers(infos: Mapping[str, ClusterInfo]) -> Iterator[Finding]:
         missing = sorted(everything - brokers)
         if missing:
             fix = "name all name servers in the namesrvAddr of every broker"
-            yield Finding("problem", "name servers", f"{address} does not know {', '.join(missing)}", fix)
+            yield DoctorLine("problem", "name servers", f"{address} does not know {', '.join(missing)}", fix)
         elif not brokers:
             fix = "start one, with namesrvAddr set to this name server"
-            yield Finding("problem", "brokers", f"no broker is registered at {address}", fix)
+            yield DoctorLine("problem", "brokers", f"no broker is registered at {address}", fix)
         else:
-            yield Finding("ok", "name servers", f"{address} answers and knows {len(brokers)} brokers")
+            yield DoctorLine("ok", "name servers", f"{address} answers and knows {len(brokers)} brokers")
 
 
-def judge_broker(one: Checkup, now_ms: int, servers: Sequence[str]) -> Iterator[Finding]:
+def judge_broker(one: Checkup, now_ms: int, servers: Sequence[str]) -> Iterator[DoctorLine]:
     """What one broker's own answers say."""
     role = one.facts.get("brokerRole", "")
     is_master = one.target.broker_id == MASTER_ID
     if role and is_master == (role == "SLAVE"):
         fix = "brokerId is 0 at a master and above 0 at a slave"
         text = f"{one.label} is registered with id {one.target.broker_id} and has the role {role}"
-        yield Finding("problem", "brokers", text, fix)
+        yield DoctorLine("problem", "brokers", text, fix)
     if _is_loopback(one.target.address) and not all(_is_loopback(server) for server in servers):
         fix = "set brokerIP1 to an address that clients can reach"
         text = f"{one.label} tells clients of other machines an address of their own loopback"
-        yield Finding("problem", "addresses", text, fix)
+        yield DoctorLine("problem", "addresses", text, fix)
     yield from _judge_clock(one, now_ms)
     yield from _judge_disk(one)
     yield from _judge_replication(one)
     is_elected = one.settings.get("enableControllerMode") == "true"  # it waits for its set, not for a number
     if role == "SYNC_MASTER" and one.settings.get("inSyncReplicas") == "1" and not is_elected:
         fix = "set inSyncReplicas=2, or brokerRole=ASYNC_MASTER if that is what is meant"
-        yield Finding("warning", "settings", f"{one.label} is a SYNC_MASTER that waits for no slave", fix)
+        yield DoctorLine("warning", "settings", f"{one.label} is a SYNC_MASTER that waits for no slave", fix)
     if role == "ASYNC_MASTER" and _whole(one.settings.get("inSyncReplicas")) > 1:
         fix = "set brokerRole=SYNC_MASTER, or inSyncReplicas=1"
         text = f"{one.label} has inSyncReplicas above 1, and as ASYNC_MASTER waits for nobody"
-        yield Finding("warning", "settings", text, fix)
+        yield DoctorLine("warning", "settings", text, fix)
 
 
-def _judge_clock(one: Checkup, now_ms: int) -> Iterator[Finding]:
+def _judge_clock(one: Checkup, now_ms: int) -> Iterator[DoctorLine]:
     booted, age = _whole(one.facts.get("bootTimestamp")), _AGE.search(one.facts.get("runtime", ""))
     if not booted or age is None:
         return
@@ -183,12 +183,12 @@ def _judge_clock(one: Checkup, now_ms: int) -> Iterator[Finding]:
     if abs(behind_ms) > CLOCK_MS_MAX:
         text = f"the clock of {one.label} and ours are {abs(behind_ms) / 1000:.0f} s apart, or one was set"
         fix = "run a time service (chrony, systemd-timesyncd) on both machines"
-        yield Finding("problem", "clocks", text, fix)
+        yield DoctorLine("problem", "clocks", text, fix)
     else:
-        yield Finding("ok", "clocks", f"{one.label} has our time")
+        yield DoctorLine("ok", "clocks", f"{one.label} has our time")
 
 
-def _judge_disk(one: Checkup) -> Iterator[Finding]:
+def _judge_disk(one: Checkup) -> Iterator[DoctorLine]:
     try:
         ratio = float(one.facts.get("commitLogDiskRatio", ""))
     except ValueError:
@@ -196,53 +196,55 @@ def _judge_disk(one: Checkup) -> Iterator[Finding]:
     text = f"the disk of {one.label} is {ratio:.0%} full"
     fix = "free space or lower fileReservedTime: a full disk first costs old messages, then refuses sends"
     level = "problem" if ratio >= DISK_PROBLEM else "warning" if ratio >= DISK_WARNING else "ok"
-    yield Finding(level, "disk", text, "" if level == "ok" else fix)
+    yield DoctorLine(level, "disk", text, "" if level == "ok" else fix)
     if _whole(one.facts.get("damagedRangeCount")):
         text = f"{one.label} has {one.facts['damagedBytes']} damaged bytes in its log"
-        yield Finding("problem", "disk", text, "see `tandemmq store check` and docs/operations.md")
+        yield DoctorLine("problem", "disk", text, "see `tandemmq store check` and docs/operations.md")
 
 
-def _judge_replication(one: Checkup) -> Iterator[Finding]:
+def _judge_replication(one: Checkup) -> Iterator[DoctorLine]:
     status = one.replication
     if not status.is_master:
         if status.client.halt_reason is not None:
             text = f"{one.label} has stopped copying: {status.client.halt_reason} {status.client.halt_detail}"
-            yield Finding("problem", "replication", text, "see Replication in docs/operations.md")
+            yield DoctorLine("problem", "replication", text, "see Replication in docs/operations.md")
         return
     if status.waiting:
         fix = "start its slaves, or give up what only they hold: `tandemmq admin acceptLog`"
-        yield Finding("problem", "replication", f"{one.label} serves nothing yet: {status.waiting}", fix)
+        yield DoctorLine("problem", "replication", f"{one.label} serves nothing yet: {status.waiting}", fix)
     here = [slave for slave in status.connections if slave.away_ms is None]
     wanted = _whole(one.settings.get("inSyncReplicas"))
     if one.facts.get("brokerRole") == "SYNC_MASTER" and 1 + len(here) < wanted:
         text = f"{one.label} waits for {wanted} copies, and {len(here)} slaves are connected"
         fix = "start the slave; until then senders get no SEND_OK"
-        yield Finding("problem", "replication", text, fix)
+        yield DoctorLine("problem", "replication", text, fix)
     for slave in here:
         if slave.lag_bytes > LAG_BYTES_MAX:
             text = f"slave {slave.address} is {slave.lag_bytes:,} bytes behind {one.label}"
-            yield Finding(
+            yield DoctorLine(
                 "warning", "replication", text, "see whether it catches up: `tandemmq admin haStatus`"
             )
         else:
-            yield Finding("ok", "replication", f"slave {slave.address} follows {one.label}")
+            yield DoctorLine("ok", "replication", f"slave {slave.address} follows {one.label}")
 
 
-def judge_groups(info: ClusterInfo, checkups: Sequence[Checkup]) -> Iterator[Finding]:
+def judge_groups(info: ClusterInfo, checkups: Sequence[Checkup]) -> Iterator[DoctorLine]:
     """Whether each group of brokers has a master, and whether its members fit each other."""
     for name, broker in sorted(info.brokers.items()):
         if MASTER_ID not in broker.addresses:
             fix = "start it: until then nothing can be sent there, and reading goes on at its slaves"
-            yield Finding("problem", "brokers", f"{name} has no master", fix)
+            yield DoctorLine("problem", "brokers", f"{name} has no master", fix)
         members = [one for one in checkups if one.target.broker_name == name]
         for key, level in _ALIKE.items():
             values = {one.label: one.settings[key] for one in members if key in one.settings}
             if len(set(values.values())) > 1:
                 text = f"{key} differs: " + ", ".join(f"{text} at {label}" for label, text in values.items())
-                yield Finding(level, "settings", text, "a slave that takes over must be what its master was")
+                yield DoctorLine(
+                    level, "settings", text, "a slave that takes over must be what its master was"
+                )
 
 
-async def _judge_routes(tools: Tools, info: ClusterInfo) -> list[Finding]:
+async def _judge_routes(tools: Tools, info: ClusterInfo) -> list[DoctorLine]:
     topics = [name for name in await tools.cluster_admin.topics() if not is_system_topic(name)]
     findings = []
     for topic in topics[:TOPICS_MAX]:
@@ -250,14 +252,14 @@ async def _judge_routes(tools: Tools, info: ClusterInfo) -> list[Finding]:
             route = await tools.cluster_admin.topic_route(topic)
         except TandemError as error:
             findings.append(
-                Finding("warning", "routes", f"{topic} has no route: {error}", "delete the topic")
+                DoctorLine("warning", "routes", f"{topic} has no route: {error}", "delete the topic")
             )
             continue
         unknown = sorted({queue.broker_name for queue in route.queues} - set(info.brokers))
         if unknown:
             text = f"{topic} has queues at {', '.join(unknown)}, which is not registered"
-            findings.append(Finding("problem", "routes", text, "start that broker"))
-    return findings or [Finding("ok", "routes", f"{min(len(topics), TOPICS_MAX)} topics lead to brokers")]
+            findings.append(DoctorLine("problem", "routes", text, "start that broker"))
+    return findings or [DoctorLine("ok", "routes", f"{min(len(topics), TOPICS_MAX)} topics lead to brokers")]
 
 
 def _is_loopback(address: str) -> bool:

@@ -9,7 +9,7 @@ import typer
 
 from tandemmq.admin import groups as group_tools
 from tandemmq.admin.options import repeat
-from tandemmq.admin.render import Answer, Table, print_answer
+from tandemmq.admin.render import CommandAnswer, Table, print_answer
 from tandemmq.admin.targets import Tools, open_tools
 from tandemmq.errors import TandemError
 from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic, reply_topic
@@ -25,7 +25,7 @@ def topics(
 ) -> None:
     """List topics with their queues and how many messages they hold."""
 
-    async def work(tools: Tools) -> Answer:
+    async def work(tools: Tools) -> CommandAnswer:
         table = Table("topics", ("topic", "queues", "messages", "brokers"))
         info = await tools.cluster_admin.cluster_info()
         # Each broker has a topic of its own name, one of its cluster's, and one for replies.
@@ -43,7 +43,9 @@ def topics(
             if all_topics or ends:
                 count = sum(one.count for one in ends.values())
                 table.rows.append((name, len(ends), count, " ".join(brokers)))
-        return Answer([table], [] if table.rows else ["no topic yet: `echo hello | tandemmq produce demo`"])
+        return CommandAnswer(
+            [table], [] if table.rows else ["no topic yet: `echo hello | tandemmq produce demo`"]
+        )
 
     _show(namesrv, work, as_json=as_json)
 
@@ -64,7 +66,10 @@ def lag(
     as_json: AsJson = False,
 ) -> None:
     """Show how far a group is behind, per queue."""
-    work: Callable[[Tools], Awaitable[Answer]] = lambda tools: group_tools.show_progress(tools, group, topic)  # noqa: E731
+
+    def work(tools: Tools) -> Awaitable[CommandAnswer]:
+        return group_tools.show_progress(tools, group, topic)
+
     if not watch:
         _show(namesrv, work, as_json=as_json)
     servers = find_name_servers(namesrv)
@@ -76,7 +81,7 @@ def lag(
     run(looks)
 
 
-def _show(namesrv: str, work: Callable[[Tools], Awaitable[Answer]], *, as_json: bool) -> None:
+def _show(namesrv: str, work: Callable[[Tools], Awaitable[CommandAnswer]], *, as_json: bool) -> None:
     servers = find_name_servers(namesrv)
 
     async def main() -> int:

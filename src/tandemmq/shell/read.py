@@ -113,7 +113,7 @@ def consume(
 
 
 @dataclass(slots=True)
-class TopicReader:
+class TopicTail:
     """Pulls a topic's queues and goes to a slave while a master is away."""
 
     tools: Tools
@@ -237,7 +237,7 @@ def tail(
 
     async def work() -> int:
         async with open_tools(servers) as tools:
-            reader = TopicReader(tools, topic, subscription)
+            reader = TopicTail(tools, topic, subscription)
             await reader.queues()
             ranges = await tools.cluster_admin.topic_offsets(topic)
             offsets: dict[MessageQueue, int] = {queue: ends.max_offset for queue, ends in ranges.items()}
@@ -265,7 +265,7 @@ def tail(
 
 
 async def _follow(
-    reader: TopicReader, offsets: dict[MessageQueue, int], *, as_json: bool, with_meta: bool
+    reader: TopicTail, offsets: dict[MessageQueue, int], *, as_json: bool, with_meta: bool
 ) -> None:
     found: asyncio.Queue[list[ReceivedMessage]] = asyncio.Queue(WAITING_PULLS_MAX)
     tasks = [asyncio.create_task(reader.follow(queue, at, found)) for queue, at in offsets.items()]
@@ -314,7 +314,7 @@ def browse(
                 records = await _look_up(tools, topic, key, message_id, count)
                 messages = [received(one, "") for one in records if subscription.matches(one.tags)]
             else:
-                reader = TopicReader(tools, topic, subscription)
+                reader = TopicTail(tools, topic, subscription)
                 messages = []
                 begins = {} if when_ms is None else await tools.cluster_admin.offsets_at(topic, when_ms)
                 for one in await reader.queues():

@@ -32,7 +32,7 @@ from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.protocol.topic_names import dlq_topic, is_retry_topic, retry_topic
-from tandemmq.shell.read import TopicReader
+from tandemmq.shell.read import TopicTail
 from tandemmq.shell.session import (
     ROUTE_PATIENCE_S,
     AsJson,
@@ -206,7 +206,7 @@ def resend(
 
     async def work() -> int:
         async with open_tools(servers) as tools:
-            letters = DeadLetters(tools, group, to, wanted)
+            letters = DeadLetterGroup(tools, group, to, wanted)
             try:
                 await letters.open(again=again)
                 async for messages in letters.read():
@@ -226,7 +226,7 @@ def resend(
     run(work)
 
 
-class DeadLetters:
+class DeadLetterGroup:
     """The dead letters of a group, and how far they were sent again.
 
     The mark is an offset of a group of our own, so it is kept by the broker and seen from every machine. It
@@ -242,7 +242,7 @@ class DeadLetters:
         self._topic = dlq_topic(group)
         self._mark = f"TANDEMMQ_RESEND_{group}"
         self._keys, self._ids = wanted
-        self._reader = TopicReader(tools, self._topic, parse_subscription(self._topic, "*", 0))
+        self._reader = TopicTail(tools, self._topic, parse_subscription(self._topic, "*", 0))
         self._ends: dict[MessageQueue, tuple[int, int]] = {}
 
     @property

@@ -217,7 +217,7 @@ def status(store: Store = None, as_json: AsJson = False) -> None:
 
 
 async def _show_status(state: UpState, as_json: bool) -> None:
-    from tandemmq.admin.render import Answer, Table, print_answer, readers_may_go
+    from tandemmq.admin.render import CommandAnswer, Table, print_answer, readers_may_go
 
     found = dict(await asyncio.gather(*(_ask(state, server) for server in state.servers[1:])))
     now_ms = int(time.time() * 1000)
@@ -238,7 +238,7 @@ async def _show_status(state: UpState, as_json: bool) -> None:
             facts = {key: value for key, value in asdict(state).items() if key != "servers"}
             typer.echo(json.dumps({**facts, "is_well": is_well, "processes": rows}, indent=2))
         else:
-            print_answer(Answer([table]), as_json=False)
+            print_answer(CommandAnswer([table]), as_json=False)
             typer.echo(f"name server {state.namesrv}, files in {state.folder}, supervisor {state.pid}")
     raise typer.Exit(0 if is_well else 1)
 

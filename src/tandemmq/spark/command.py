@@ -31,7 +31,7 @@ from tandemmq.spark.command_watch import (
     split_pairs,
 )
 from tandemmq.spark.option_table import parse_enum
-from tandemmq.spark.options import ReadFrom
+from tandemmq.spark.options import ReadPreference
 from tandemmq.spark.pipelines.events import Reporter
 from tandemmq.units import MIB
 
@@ -237,7 +237,7 @@ def rollup(
     once: Annotated[
         bool, typer.Option("--once/--continuous", help="Stop when everything there now is counted, or go on.")
     ] = False,
-    read_from: Replica = ReadFrom.SUGGESTED,
+    read_from: Replica = ReadPreference.SUGGESTED,
     batch_rows: BatchRows = 1_000_000,
     trigger_seconds: TriggerSeconds = 10.0,
     option: SourceOptions = None,
@@ -396,7 +396,7 @@ def landing(
     partition_by: Annotated[
         str, typer.Option(help="Columns for directories, with commas; also dt and hour of the store time.")
     ] = "",
-    read_from: Replica = ReadFrom.SUGGESTED,
+    read_from: Replica = ReadPreference.SUGGESTED,
     starting_offsets: Annotated[
         str, typer.Option(help="earliest, latest or JSON; first run only.")
     ] = "earliest",

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from tandemmq.errors import ConfigError, TandemError
-from tandemmq.spark.options import ReadFrom
+from tandemmq.spark.options import ReadPreference
 from tandemmq.spark.pipelines.events import JsonReporter, Reporter, Reporters, SilentReporter, TextReporter
 
 
@@ -98,7 +98,7 @@ MetricsPort = Annotated[
 EverySeconds = Annotated[
     float, typer.Option("--every-seconds", help="With --continuous: pause between rounds.", min=0.1)
 ]
-Replica = Annotated[ReadFrom, typer.Option("--read-from", help="Which replica is read.")]
+Replica = Annotated[ReadPreference, typer.Option("--read-from", help="Which replica is read.")]
 BatchRows = Annotated[int, typer.Option("--batch-rows", help="At most so many messages per batch.", min=1)]
 TriggerSeconds = Annotated[float, typer.Option("--trigger-seconds", help="Pause between batches.", min=0.0)]
 SourceOptions = Annotated[

@@ -130,7 +130,7 @@ LOG_DIR = "commitlog"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SegmentPiece:
     """Bytes `begin` to `end` of the file; `is_last`: no file of the log follows.
 
     `lost` instead names bytes of the log that lie in no file, in front of `file`.
@@ -160,16 +160,16 @@ def find_files(path: Path) -> tuple[OffsetFile, ...]:
     raise ConfigError(f"{path} is neither a CommitLog file nor a directory of them nor a store")
 
 
-def cut_pieces(files: Sequence[OffsetFile], piece_bytes: int) -> list[Piece]:
+def cut_pieces(files: Sequence[OffsetFile], piece_bytes: int) -> list[SegmentPiece]:
     """The pieces of all files, in the order of the log; files at the end that are all zero are left out."""
     used = files[: used_count(files)]
-    pieces: list[Piece] = []
+    pieces: list[SegmentPiece] = []
     for index, file in enumerate(used):
         expected = used[index - 1].end if index else file.base
         if file.base > expected:
-            pieces.append(Piece(file, 0, 0, is_last=False, lost=(expected, file.base)))
+            pieces.append(SegmentPiece(file, 0, 0, is_last=False, lost=(expected, file.base)))
         pieces += [
-            Piece(file, begin, min(begin + piece_bytes, file.size), is_last=file is used[-1])
+            SegmentPiece(file, begin, min(begin + piece_bytes, file.size), is_last=file is used[-1])
             for begin in range(0, file.size, piece_bytes)
         ]
     return pieces
@@ -179,7 +179,7 @@ _MAGICS = tuple((magic & 0xFFFFFFFF).to_bytes(4, "big") for magic in (MAGIC_V1, 
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FileRun:
     """Whole records of `view`; where `is_intact` is False the body does not match its checksum."""
 
     view: memoryview
@@ -187,7 +187,7 @@ class Run:
     is_intact: NDArray[np.bool_]
 
 
-def scan_piece(piece: Piece, *, run_records: int, check_crc: bool) -> Iterator[Run | Damage]:
+def scan_piece(piece: SegmentPiece, *, run_records: int, check_crc: bool) -> Iterator[FileRun | Damage]:
     """What begins in the piece, in the order of the log."""
     if piece.lost is not None:
         reason = f"bytes {piece.lost[0]} to {piece.lost[1]} of the log are in no file"
@@ -205,7 +205,7 @@ def scan_piece(piece: Piece, *, run_records: int, check_crc: bool) -> Iterator[R
             # Behind the piece's end begins what the next task reads.
             whole = take_rows(whole, slice(int(np.searchsorted(whole.position, piece.end))))
             is_intact = verify_bodies(view, whole) if check_crc else whole.is_valid
-            yield Run(view, whole, is_intact)
+            yield FileRun(view, whole, is_intact)
             position = int(whole.position[-1] + whole.size[-1])
         if position >= piece.end or (len(whole) == len(columns) and bounds.outcome is RecordOutcome.OK):
             continue
@@ -232,7 +232,7 @@ def find_sound(view: memoryview, base: int, begin: int) -> int:
     return len(view)
 
 
-def _is_finished(piece: Piece, view: memoryview, position: int) -> bool:
+def _is_finished(piece: SegmentPiece, view: memoryview, position: int) -> bool:
     """True when the file ends here as it should: with a BLANK, or with zeros where no file follows."""
     if position >= len(view):
         return True
@@ -245,7 +245,7 @@ def _is_finished(piece: Piece, view: memoryview, position: int) -> bool:
 DAMAGE = "damage"
 
 
-def read_piece(piece: Piece, options: LogOptions, projection: Projection) -> Iterator[Any]:
+def read_piece(piece: SegmentPiece, options: LogOptions, projection: Projection) -> Iterator[Any]:
     """The rows of one piece.
 
     Raises:  RemoteProtocolError at damage when the options say so.
@@ -257,7 +257,7 @@ def read_piece(piece: Piece, options: LogOptions, projection: Projection) -> Ite
             yield from _of_run(found, options, projection)
 
 
-def _of_run(run: Run, options: LogOptions, projection: Projection) -> Iterator[Any]:
+def _of_run(run: FileRun, options: LogOptions, projection: Projection) -> Iterator[Any]:
     wanted = _of_topics(run, options.topics)
     good = np.flatnonzero(wanted & run.is_intact)
     if len(good):
@@ -273,7 +273,7 @@ def _of_run(run: Run, options: LogOptions, projection: Projection) -> Iterator[A
             yield _decode(run.view, columns, as_stored, projection, damage=reason)
 
 
-def _of_topics(run: Run, topics: tuple[str, ...]) -> NDArray[np.bool_]:
+def _of_topics(run: FileRun, topics: tuple[str, ...]) -> NDArray[np.bool_]:
     columns = run.columns
     if not topics:
         return np.ones(len(columns), dtype=np.bool_)
@@ -342,7 +342,7 @@ def _failure(log_offset: int, reason: str) -> RemoteProtocolError:
 class LogPiece(InputPartition):  # type: ignore[misc]  # pyspark is untyped here
     """What one task reads."""
 
-    piece: Piece
+    piece: SegmentPiece
 
 
 class CommitLogSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here

@@ -30,9 +30,9 @@ from tandemmq.protocol.command import Buffer, Command
 from tandemmq.protocol.record_layout import RecordOutcome
 from tandemmq.protocol.record_scan import Boundaries, read_columns, scan_boundaries
 from tandemmq.protocol.requests.consume import PullResponse
-from tandemmq.spark.metadata import MASTER_ID, Cluster, make_pull, order_replicas, wait_before
-from tandemmq.spark.offsets import QueueRange, render_queues
-from tandemmq.spark.options import ReadFrom, SourceOptions
+from tandemmq.spark.metadata import MASTER_ID, QueriedCluster, make_pull, order_replicas, wait_before
+from tandemmq.spark.offsets import OffsetRange, render_queues
+from tandemmq.spark.options import ReadPreference, SourceOptions
 from tandemmq.spark.resolve import report_loss
 from tandemmq.spark.wire import POOL, UNREACHABLE, WireConnection
 from tandemmq.telemetry import events
@@ -66,7 +66,7 @@ class Chunk:
     positions: NDArray[np.int64]
 
 
-class Verdict(Enum):
+class FetchEnd(Enum):
     """Why reading from one replica ended."""
 
     DONE = "the range is read"
@@ -86,7 +86,7 @@ class _Lane:
 class RangeReader:
     """Reads one range once; `position` is the next queue offset that has not been delivered."""
 
-    def __init__(self, item: QueueRange, replicas: Mapping[int, str], options: SourceOptions) -> None:
+    def __init__(self, item: OffsetRange, replicas: Mapping[int, str], options: SourceOptions) -> None:
         self.position = item.begin
         self._queue = item.queue
         self._end = item.end
@@ -139,11 +139,11 @@ class RangeReader:
                     raise
                 failure = error
             else:
-                if verdict is not Verdict.NOT_HERE:
+                if verdict is not FetchEnd.NOT_HERE:
                     return None
         return failure
 
-    def _read_from(self, connection: WireConnection, broker_id: int) -> Generator[Chunk, None, Verdict]:
+    def _read_from(self, connection: WireConnection, broker_id: int) -> Generator[Chunk, None, FetchEnd]:
         """Reads on from one replica for as long as it delivers."""
         lanes: deque[_Lane] = deque()
         while self.position < self._end:
@@ -158,11 +158,11 @@ class RangeReader:
             elif answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY and header.next_offset > lane.begin:
                 self._skip_unmatched(header, lane)
             else:
-                return Verdict.NOT_HERE
+                return FetchEnd.NOT_HERE
             self._refill_gap(connection, lanes, lane.stop)
             if self._is_sent_elsewhere(header, broker_id):
-                return Verdict.SWITCH
-        return Verdict.DONE
+                return FetchEnd.SWITCH
+        return FetchEnd.DONE
 
     def _fill(self, connection: WireConnection, lanes: deque[_Lane]) -> None:
         """Puts further pulls under way; only one until an answer has shown how much this broker gives."""
@@ -251,7 +251,7 @@ class RangeReader:
     def _is_sent_elsewhere(self, header: PullResponse, broker_id: int) -> bool:
         self._settling = max(0, self._settling - 1)
         suggested = header.suggested_broker_id
-        if self._options.read_from is not ReadFrom.SUGGESTED or suggested == broker_id:
+        if self._options.read_from is not ReadPreference.SUGGESTED or suggested == broker_id:
             return False
         if suggested not in self._replicas or self._settling:
             return False
@@ -261,7 +261,7 @@ class RangeReader:
 
     def _order(self) -> list[int]:
         """Broker ids in the order in which they are asked in this round."""
-        is_slave_first = self._options.read_from is ReadFrom.PREFER_SLAVE
+        is_slave_first = self._options.read_from is ReadPreference.PREFER_SLAVE
         first = None if is_slave_first else self._preferred
         ordered = order_replicas(self._replicas, is_slave_first, first=first)
         return [broker_id for broker_id, _ in ordered]
@@ -293,7 +293,7 @@ class RangeReader:
 
     def _refresh_replicas(self) -> None:
         try:
-            found = Cluster(self._options).locate(self._queue)
+            found = QueriedCluster(self._options).locate(self._queue)
         except UNREACHABLE as error:
             log.debug(events.ROUTE_UNREACHABLE, extra={"error": str(error)})
             return

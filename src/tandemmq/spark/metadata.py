@@ -38,8 +38,8 @@ from tandemmq.protocol.requests.consume import (
 )
 from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
 from tandemmq.spark.offsets import Mark, Positions, QueueKey
-from tandemmq.spark.options import PULL_GROUP, ReadFrom, SourceOptions
-from tandemmq.spark.wire import POOL, UNREACHABLE, NameServers, accept
+from tandemmq.spark.options import PULL_GROUP, ReadPreference, SourceOptions
+from tandemmq.spark.wire import POOL, UNREACHABLE, BlockingNameServers, accept
 from tandemmq.telemetry import events
 from tandemmq.units import MIB
 
@@ -87,12 +87,14 @@ class KeyMatches(NamedTuple):
     indexed_until_ms: int
 
 
-class Cluster:
+class QueriedCluster:
     """Name servers and brokers as one query sees them; lives in the driver's processes only."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._name_servers = NameServers(options.name_servers, options.pull_timeout_s, options.security)
+        self._name_servers = BlockingNameServers(
+            options.name_servers, options.pull_timeout_s, options.security
+        )
 
     def describe(self) -> Topology:
         """The queues that can be read now; empty when no topic of the query is known yet.
@@ -269,7 +271,7 @@ class Cluster:
         A replica that does not say where it is counts as being in time: readers pass over it if it is gone.
         """
         bytes_max = self._options.slave_lag_bytes_max
-        if bytes_max is None or self._options.read_from is not ReadFrom.PREFER_SLAVE:
+        if bytes_max is None or self._options.read_from is not ReadPreference.PREFER_SLAVE:
             return topology
         replicas: dict[str, Mapping[int, str]] = {}
         for broker, addresses in topology.replicas.items():

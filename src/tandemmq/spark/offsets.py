@@ -48,7 +48,7 @@ class QueueKey(NamedTuple):
     queue_id: int
 
 
-class QueueRange(NamedTuple):
+class OffsetRange(NamedTuple):
     """Messages of one queue from queue offset `begin` (inclusive) to `end` (exclusive)."""
 
     queue: QueueKey
@@ -176,7 +176,7 @@ def _flatten(nested: Mapping[str, Any]) -> Iterator[tuple[QueueKey, Any]]:
                 yield QueueKey(topic, broker, int(queue_id)), value
 
 
-def plan_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
+def plan_ranges(start: StreamOffset, end: StreamOffset) -> list[OffsetRange]:
     """What lies between two offsets of the stream, by queue; a function of its arguments only (spec spark
     SP-17)."""
     if start == end:
@@ -185,7 +185,7 @@ def plan_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
     for queue, stop in sorted(end.positions.items()):
         begin = end.base.get(queue, start.positions.get(queue, stop))
         if begin < stop:
-            ranges.append(QueueRange(queue, begin, stop))
+            ranges.append(OffsetRange(queue, begin, stop))
     return ranges
 
 

@@ -45,7 +45,7 @@ PULL_GROUP = "TOOLS_CONSUMER"
 """The group named in pulls when the user names none: it exists on every broker (spec semantics 2)."""
 
 
-class ReadFrom(Enum):
+class ReadPreference(Enum):
     """Which replica answers the pulls."""
 
     MASTER = "master"
@@ -108,7 +108,7 @@ class SourceOptions:
     packing: PackingOptions = field(default_factory=PackingOptions)
     group: str = ""
     commit_progress: bool = False
-    read_from: ReadFrom = ReadFrom.SUGGESTED
+    read_from: ReadPreference = ReadPreference.SUGGESTED
     replica: int | None = None
     slave_lag_bytes_max: int | None = None
     can_push_filters: bool = True
@@ -203,7 +203,7 @@ def parse_options(raw: Mapping[str, str], *, is_streaming: bool | None) -> Sourc
         ),
         group=group,
         commit_progress=commit_progress,
-        read_from=parse_enum(values, "readFrom", ReadFrom, ReadFrom.SUGGESTED),
+        read_from=parse_enum(values, "readFrom", ReadPreference, ReadPreference.SUGGESTED),
         replica=parse_int(values, "replica", None, least=0),
         slave_lag_bytes_max=parse_size(values, "maxSlaveLag", None),
         can_push_filters=_parse_pushdown(values),

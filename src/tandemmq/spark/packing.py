@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandemmq.spark.offsets import QueueRange
+from tandemmq.spark.offsets import OffsetRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class PackingOptions:
     pack_records: int = 20_000
 
 
-def plan_tasks(ranges: Sequence[QueueRange], options: PackingOptions) -> list[tuple[QueueRange, ...]]:
+def plan_tasks(ranges: Sequence[OffsetRange], options: PackingOptions) -> list[tuple[OffsetRange, ...]]:
     """The ranges of each task, in the order of `ranges`; every offset is in exactly one task."""
     pieces = split_by_size(ranges, options.records_max)
     pieces = split_by_count(pieces, options.partitions_min)
@@ -36,14 +36,14 @@ def plan_tasks(ranges: Sequence[QueueRange], options: PackingOptions) -> list[tu
     return pack(pieces, pack_records=pack_records, partitions_min=options.partitions_min)
 
 
-def split_by_size(ranges: Sequence[QueueRange], records_max: int) -> list[QueueRange]:
+def split_by_size(ranges: Sequence[OffsetRange], records_max: int) -> list[OffsetRange]:
     """No piece larger than `records_max`, pieces of one range as equal as can be."""
     if records_max <= 0:
         return list(ranges)
     return [piece for item in ranges for piece in cut(item, -(-item.size // records_max))]
 
 
-def split_by_count(ranges: Sequence[QueueRange], partitions_min: int) -> list[QueueRange]:
+def split_by_count(ranges: Sequence[OffsetRange], partitions_min: int) -> list[OffsetRange]:
     """At least about `partitions_min` pieces, each range cut in proportion to its size (a range of 1 stays
     whole).
     """
@@ -53,24 +53,24 @@ def split_by_count(ranges: Sequence[QueueRange], partitions_min: int) -> list[Qu
     return [piece for item in ranges for piece in cut(item, -(-item.size * partitions_min // total))]
 
 
-def cut(item: QueueRange, count: int) -> list[QueueRange]:
+def cut(item: OffsetRange, count: int) -> list[OffsetRange]:
     """`item` in `count` consecutive pieces (fewer when it is shorter than that)."""
     count = max(1, min(count, item.size))
     bounds = [item.begin + item.size * index // count for index in range(count + 1)]
-    return [QueueRange(item.queue, bounds[index], bounds[index + 1]) for index in range(count)]
+    return [OffsetRange(item.queue, bounds[index], bounds[index + 1]) for index in range(count)]
 
 
 def pack(
-    pieces: Sequence[QueueRange], *, pack_records: int, partitions_min: int
-) -> list[tuple[QueueRange, ...]]:
+    pieces: Sequence[OffsetRange], *, pack_records: int, partitions_min: int
+) -> list[tuple[OffsetRange, ...]]:
     """Neighbours share a task until it holds `pack_records`; with a minimum of tasks, until it holds its fair
     part.
     """
     if partitions_min > 0:
         total = sum(piece.size for piece in pieces)
         pack_records = min(pack_records, max(1, total // partitions_min))
-    tasks: list[tuple[QueueRange, ...]] = []
-    open_task: list[QueueRange] = []
+    tasks: list[tuple[OffsetRange, ...]] = []
+    open_task: list[OffsetRange] = []
     open_size = 0
     for piece in pieces:
         if open_task and open_size + piece.size > pack_records:

@@ -18,7 +18,7 @@ from tandemmq.spark.columns import Projection
 from tandemmq.spark.decode import DecodePlan, decode_records
 from tandemmq.spark.fetch import Chunk, RangeReader
 from tandemmq.spark.metadata import Replicas, Topology
-from tandemmq.spark.offsets import QueueRange
+from tandemmq.spark.offsets import OffsetRange
 from tandemmq.spark.options import SourceOptions
 from tandemmq.spark.packing import plan_tasks
 from tandemmq.telemetry import events
@@ -46,11 +46,11 @@ log = logging.getLogger(__name__)
 class TaskRanges(InputPartition):  # type: ignore[misc]  # pyspark is untyped here
     """What one task reads, and where the brokers lived when it was planned."""
 
-    ranges: tuple[QueueRange, ...]
+    ranges: tuple[OffsetRange, ...]
     replicas: dict[str, dict[int, str]]
 
 
-def make_tasks(ranges: Sequence[QueueRange], replicas: Replicas, options: SourceOptions) -> list[TaskRanges]:
+def make_tasks(ranges: Sequence[OffsetRange], replicas: Replicas, options: SourceOptions) -> list[TaskRanges]:
     """The tasks of a batch; which range belongs to which task depends on ranges and options only (spec spark
     SP-17)."""
     tasks = plan_tasks(ranges, options.packing)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tandemmq.errors import BrokerUnreachable, ConfigError, OffsetOutOfRange
-from tandemmq.spark.metadata import Bounds, Cluster, Topology, require_queues, wait_before
+from tandemmq.spark.metadata import Bounds, QueriedCluster, Topology, require_queues, wait_before
 from tandemmq.spark.offsets import (
     ANY_BROKER,
     EARLIEST,
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def describe_all(
-    cluster: Cluster, options: SourceOptions, *, may_be_absent: bool = False
+    cluster: QueriedCluster, options: SourceOptions, *, may_be_absent: bool = False
 ) -> tuple[Topology, dict[QueueKey, Bounds]]:
     """The queues and the bounds of every one of them, with some patience for brokers that are starting.
 
@@ -56,7 +56,7 @@ def describe_all(
 
 
 def resolve_start(
-    cluster: Cluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], options: SourceOptions
+    cluster: QueriedCluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], options: SourceOptions
 ) -> dict[QueueKey, int]:
     """Where each queue of `bounds` begins by the option's rule.
 
@@ -68,7 +68,7 @@ def resolve_start(
 
 
 def resolve_range(
-    cluster: Cluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], options: SourceOptions
+    cluster: QueriedCluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], options: SourceOptions
 ) -> tuple[dict[QueueKey, int], dict[QueueKey, int]]:
     """Where each queue of `bounds` begins and ends, exclusive, for a batch query; an end is never behind the
     last message.
@@ -89,7 +89,7 @@ def resolve_range(
 
 
 def _ask_start(
-    cluster: Cluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], options: SourceOptions
+    cluster: QueriedCluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], options: SourceOptions
 ) -> dict[QueueKey, int]:
     assert options.start is not None
     rule = _name_queues(options.start, topology, "start")
@@ -106,7 +106,7 @@ def _ask_start(
 
 
 def _ask_end(
-    cluster: Cluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], rule: PositionRule
+    cluster: QueriedCluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], rule: PositionRule
 ) -> Positions:
     """Where the queues end that the rule says something about."""
     rule = _name_queues(rule, topology, "end")
@@ -158,7 +158,7 @@ class Losses:
 
 
 def find_losses(
-    cluster: Cluster,
+    cluster: QueriedCluster,
     topology: Topology,
     bounds: Mapping[QueueKey, Bounds],
     offset: StreamOffset,
@@ -190,7 +190,7 @@ def find_losses(
 
 
 def find_replaced(
-    cluster: Cluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], marks: Marks
+    cluster: QueriedCluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], marks: Marks
 ) -> tuple[Marks, frozenset[QueueKey]]:
     """The marks where the master has another message now, and the queues where a slave has.
 
@@ -210,7 +210,7 @@ def find_replaced(
 
 
 def _find_gone(
-    cluster: Cluster, topology: Topology, offset: StreamOffset, options: SourceOptions
+    cluster: QueriedCluster, topology: Topology, offset: StreamOffset, options: SourceOptions
 ) -> frozenset[QueueKey]:
     """Queues of the query that were deleted; those of brokers that are away are waited for."""
     missing = {queue for queue in set(offset.positions) - set(topology.queues) if options.selects(queue)}
@@ -299,7 +299,7 @@ def _place(position: int, bounds: Bounds) -> int:
 
 
 def _search(
-    cluster: Cluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], rule: PositionRule
+    cluster: QueriedCluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], rule: PositionRule
 ) -> dict[QueueKey, int]:
     """The first message at or after each queue's time; queues without a time are left out."""
     general = rule.moment.resolve(time.time_ns() // 1_000_000) if rule.moment else None

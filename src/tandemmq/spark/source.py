@@ -21,8 +21,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.topic_names import is_system_topic
 from tandemmq.spark.columns import Projection, project_schema, render_ddl, select_columns
-from tandemmq.spark.metadata import Cluster, Topology, require_queues
-from tandemmq.spark.offsets import QueueKey, QueueRange
+from tandemmq.spark.metadata import QueriedCluster, Topology, require_queues
+from tandemmq.spark.offsets import OffsetRange, QueueKey
 from tandemmq.spark.options import KAFKA, SourceOptions, parse_options
 from tandemmq.spark.pushdown import CLOCK_SLACK_MS, Pushed, plan_pushdown
 from tandemmq.spark.read_task import TaskRanges, make_tasks, tell_plan
@@ -31,8 +31,8 @@ from tandemmq.telemetry.log_lines import show_warnings
 
 
 def narrow_ranges(
-    ranges: Iterable[QueueRange], pushed: Pushed, cluster: Cluster, topology: Topology
-) -> list[QueueRange]:
+    ranges: Iterable[OffsetRange], pushed: Pushed, cluster: QueriedCluster, topology: Topology
+) -> list[OffsetRange]:
     """What is left to read, in the order of `ranges`."""
     left = [item for item in ranges if pushed.wants(item.queue)]
     left = _cut_all(left, dict.fromkeys((item.queue for item in left), pushed.begin), {})
@@ -61,10 +61,10 @@ def narrow_options(options: SourceOptions, pushed: Pushed, queues: Iterable[Queu
 
 
 def _cut_all(
-    ranges: Sequence[QueueRange], begins: Mapping[QueueKey, int], ends: Mapping[QueueKey, int]
-) -> list[QueueRange]:
+    ranges: Sequence[OffsetRange], begins: Mapping[QueueKey, int], ends: Mapping[QueueKey, int]
+) -> list[OffsetRange]:
     cut = [
-        QueueRange(
+        OffsetRange(
             item.queue,
             max(item.begin, begins.get(item.queue, item.begin)),
             min(item.end, ends.get(item.queue, item.end)),
@@ -75,16 +75,16 @@ def _cut_all(
 
 
 def _search(
-    cluster: Cluster, topology: Topology, ranges: Sequence[QueueRange], at_ms: int
+    cluster: QueriedCluster, topology: Topology, ranges: Sequence[OffsetRange], at_ms: int
 ) -> dict[QueueKey, int]:
     return cluster.search(topology, {item.queue: at_ms for item in ranges})
 
 
 def _keep_key(
-    ranges: Sequence[QueueRange], key: str, cluster: Cluster, topology: Topology
-) -> list[QueueRange]:
+    ranges: Sequence[OffsetRange], key: str, cluster: QueriedCluster, topology: Topology
+) -> list[OffsetRange]:
     """The messages that the brokers' key indexes name, and all that may be too young to be indexed."""
-    left: list[QueueRange] = []
+    left: list[OffsetRange] = []
     places = sorted({(item.queue.topic, item.queue.broker) for item in ranges})
     for topic, broker in places:
         mine = [item for item in ranges if (item.queue.topic, item.queue.broker) == (topic, broker)]
@@ -97,7 +97,7 @@ def _keep_key(
             tail = young.get(item.queue, item.begin)
             named = sorted(at for queue_id, at in found.places if queue_id == item.queue.queue_id)
             left += [
-                QueueRange(item.queue, at, at + 1) for at in named if item.begin <= at < min(tail, item.end)
+                OffsetRange(item.queue, at, at + 1) for at in named if item.begin <= at < min(tail, item.end)
             ]
             left += _cut_all([item], {item.queue: tail}, {})
     return left
@@ -114,11 +114,13 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
     def partitions(self) -> list[TaskRanges]:
         show_warnings()
         options = self._options
-        cluster = Cluster(options)
+        cluster = QueriedCluster(options)
         require_queues(cluster.describe(), options)
         topology, bounds = describe_all(cluster, options)
         begin, end = resolve_range(cluster, topology, bounds, options)
-        ranges = [QueueRange(queue, at, end[queue]) for queue, at in sorted(begin.items()) if at < end[queue]]
+        ranges = [
+            OffsetRange(queue, at, end[queue]) for queue, at in sorted(begin.items()) if at < end[queue]
+        ]
         asked = sum(item.end - item.begin for item in ranges)
         if self._pushed is not None:
             ranges = narrow_ranges(ranges, self._pushed, cluster, topology)

@@ -28,11 +28,11 @@ from pyspark.sql.streaming.datasource import (
 
 from tandemmq.errors import BrokerUnreachable, ConfigError
 from tandemmq.spark.columns import Projection
-from tandemmq.spark.metadata import Bounds, Cluster, Topology
+from tandemmq.spark.metadata import Bounds, QueriedCluster, Topology
 from tandemmq.spark.offsets import (
+    OffsetRange,
     Positions,
     QueueKey,
-    QueueRange,
     StreamOffset,
     advance,
     count_behind,
@@ -41,7 +41,7 @@ from tandemmq.spark.offsets import (
     plan_ranges,
     render_queues,
 )
-from tandemmq.spark.options import ReadFrom, SourceOptions
+from tandemmq.spark.options import ReadPreference, SourceOptions
 from tandemmq.spark.read_task import TaskRanges, make_tasks, tell_plan
 from tandemmq.spark.resolve import (
     Losses,
@@ -97,7 +97,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Remembers where all queues end now; this run reads no further."""
-        _, bounds = describe_all(Cluster(self._options), self._options, may_be_absent=True)
+        _, bounds = describe_all(QueriedCluster(self._options), self._options, may_be_absent=True)
         self._target = {queue: limits.end for queue, limits in bounds.items()}
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -154,7 +154,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             return []
         if time.monotonic() - self._described_at > TOPOLOGY_FRESH_S:
             try:
-                cluster = Cluster(self._options)
+                cluster = QueriedCluster(self._options)
                 self._describe(cluster, cluster.describe())
             except UNREACHABLE as error:
                 # The tasks ask for themselves, and with more patience.
@@ -187,7 +187,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
 
     def _look(self, offset: StreamOffset) -> _View:
         """What the brokers have now, beside what `offset` says."""
-        cluster, options = Cluster(self._options), self._options
+        cluster, options = QueriedCluster(self._options), self._options
         losses = NO_LOSSES
         if offset.symbol is not None:
             topology, bounds = describe_all(cluster, options, may_be_absent=True)
@@ -227,19 +227,19 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         }
         known = {queue: mark.queue_offset for queue, mark in end.marks.items()}
         asked = {queue: at for queue, at in wanted.items() if known.get(queue) != at}
-        seen = Cluster(self._options).look_at(self._topology, asked)
+        seen = QueriedCluster(self._options).look_at(self._topology, asked)
         found = {queue: at.mark for queue, at in seen.items() if at.mark is not None}
         return replace(end, marks={**end.marks, **found})
 
     def _leave_out_replaced(
-        self, ranges: list[QueueRange], start: StreamOffset, end: StreamOffset
-    ) -> list[QueueRange]:
+        self, ranges: list[OffsetRange], start: StreamOffset, end: StreamOffset
+    ) -> list[OffsetRange]:
         """The ranges of a batch that was planned by an earlier run, without those of topics made anew since:
         all of their messages belong to a later batch.
 
         Raises:  OffsetOutOfRange for such a topic, unless failOnDataLoss is false.
         """
-        cluster = Cluster(self._options)
+        cluster = QueriedCluster(self._options)
         try:
             topology = cluster.describe()
         except UNREACHABLE as error:
@@ -258,7 +258,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
                 report_replaced(item.queue, item.begin, limits, self._options, goes_on_at=limits.begin)
         return [item for item in ranges if item.queue not in replaced]
 
-    def _describe_again(self, cluster: Cluster) -> Topology:
+    def _describe_again(self, cluster: QueriedCluster) -> Topology:
         """What the name servers say now; what they said last while none of them answers."""
         try:
             return cluster.describe()
@@ -268,15 +268,17 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             log.warning(events.ROUTE_UNREACHABLE, extra={"error": str(error)})
             return self._topology
 
-    def _describe(self, cluster: Cluster, topology: Topology) -> Topology:
+    def _describe(self, cluster: QueriedCluster, topology: Topology) -> Topology:
         """Remembers who is there; what is left without the slaves that are too far behind."""
         self._whole_topology, self._topology = topology, cluster.leave_out_slow(topology)
         self._described_at = time.monotonic()
         return self._topology
 
-    def _plan_ends(self, cluster: Cluster, topology: Topology, bounds: dict[QueueKey, Bounds]) -> Positions:
+    def _plan_ends(
+        self, cluster: QueriedCluster, topology: Topology, bounds: dict[QueueKey, Bounds]
+    ) -> Positions:
         """The ends of the queues, or of their slaves when these are read and keep up."""
-        if self._options.read_from is not ReadFrom.PREFER_SLAVE:
+        if self._options.read_from is not ReadPreference.PREFER_SLAVE:
             return self._latest
         slaves = cluster.read_bounds(topology, prefer_slave=True)
         return self._slave_ends.choose(
@@ -314,7 +316,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         from tandemmq.spark.fetch import RangeReader
 
         begin = positions[queue]
-        item = QueueRange(queue, begin, begin + min(SAMPLE_RECORDS, behind[queue]))
+        item = OffsetRange(queue, begin, begin + min(SAMPLE_RECORDS, behind[queue]))
         reader = RangeReader(item, self._topology.replicas.get(queue.broker, {}), self._options)
         chunk = next((chunk for chunk in reader.read() if len(chunk.positions)), None)
         return None if chunk is None else len(chunk.data) / len(chunk.positions)
@@ -324,7 +326,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         SP-26)."""
         if not self._options.commit_progress or offset.positions == self._committed:
             return
-        Cluster(self._options).commit(self._topology, offset.positions)
+        QueriedCluster(self._options).commit(self._topology, offset.positions)
         self._committed = dict(offset.positions)
 
 

@@ -358,7 +358,7 @@ POOL = ConnectionPool()
 # Routes, brokers and topic names from the first name server that answers.
 
 
-class NameServers:
+class BlockingNameServers:
     """The name servers of one query."""
 
     def __init__(self, addresses: Sequence[str], timeout_s: float, security: Security = OPEN) -> None:

@@ -54,7 +54,7 @@ def warm(file: File, warmth: Warmth) -> None:
             unsynced = 0
 
 
-class Window:
+class LogWindow:
     """Looks at many places of a log, most of which are in the file of the one before, and in its block."""
 
     __slots__ = ("_base", "_block", "_log", "_segment", "_stop", "_whole")
@@ -180,7 +180,7 @@ class CommitLog:
         """As `view` for each place, which begins with where it begins and ends; the fewer lookups, the more
         neighbours are of one file.
         """
-        window = Window(self)
+        window = LogWindow(self)
         return [window.view(place[0], place[1]) for place in places]
 
     def segment_view(self, log_offset: int) -> tuple[int, memoryview] | None:

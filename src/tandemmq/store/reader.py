@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from tandemmq.protocol.record_layout import MAGIC_V1, MAGIC_V2
 from tandemmq.store.bulk_read import collect_bulk
-from tandemmq.store.commit_log import CommitLog, Window
+from tandemmq.store.commit_log import CommitLog, LogWindow
 from tandemmq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.options import QUEUE_UNIT_BYTES, BrokerRole, StoreOptions
@@ -255,7 +255,7 @@ class Reader:
         # Of a tag only 32 bits count.
         wanted = None if tag_hashes is None else {tag & 0xFFFFFFFF for tag in tag_hashes}
         batch = _Batch(offset)
-        window = Window(self._log)
+        window = LogWindow(self._log)
         open_range: list[int] | None = None
         last_begin = last_offset = last_log_offset = 0
         count = size_bytes = 0

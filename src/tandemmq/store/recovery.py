@@ -86,7 +86,7 @@ class RecoveryPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class RecoveryRule:
     """A condition per fact (None: any) and the plan."""
 
     has_log: bool | None = None
@@ -111,31 +111,31 @@ class Row:
 
 
 TABLE = (
-    Row(
+    RecoveryRule(
         has_log=False,
         has_queues=False,
         plan=RecoveryPlan(case=RecoveryCase.NEW, scan_from=ScanFrom.NOWHERE),
     ),
-    Row(
+    RecoveryRule(
         has_log=False,
         has_queues=True,
         had_log=False,
         plan=RecoveryPlan(case=RecoveryCase.LOG_LOST, scan_from=ScanFrom.NOWHERE, drops_queues=True),
     ),
-    Row(
+    RecoveryRule(
         has_log=False,
         has_queues=True,
         had_log=True,
         plan=RecoveryPlan(case=RecoveryCase.LOG_MISSING, scan_from=ScanFrom.NOWHERE, is_refused=True),
     ),
-    Row(
+    RecoveryRule(
         has_log=True,
         has_queues=True,
         has_abort=False,
         has_other_queues=False,
         plan=RecoveryPlan(case=RecoveryCase.CLEAN, scan_from=ScanFrom.DISPATCHED),
     ),
-    Row(
+    RecoveryRule(
         has_log=True,
         has_queues=True,
         has_abort=False,
@@ -144,19 +144,19 @@ TABLE = (
             case=RecoveryCase.CLEAN_WITH_OTHER_QUEUES, scan_from=ScanFrom.BEGINNING, distrusts_queues=True
         ),
     ),
-    Row(
+    RecoveryRule(
         has_log=True,
         has_queues=False,
         has_abort=False,
         plan=RecoveryPlan(case=RecoveryCase.CLEAN_WITHOUT_QUEUES, scan_from=ScanFrom.BEGINNING),
     ),
-    Row(
+    RecoveryRule(
         has_log=True,
         has_queues=True,
         has_abort=True,
         plan=RecoveryPlan(case=RecoveryCase.CRASHED, scan_from=ScanFrom.CHECKPOINT, distrusts_disk=True),
     ),
-    Row(
+    RecoveryRule(
         has_log=True,
         has_queues=False,
         has_abort=True,

@@ -38,7 +38,7 @@ CREATE_FILE_FAILED = 1
 """SYSTEM_ERROR, which a send gets when no file can be made for it (spec store 4)."""
 
 
-class Piece(NamedTuple):
+class PooledBytes(NamedTuple):
     """Bytes that belong at `position` of a file."""
 
     segment: Segment
@@ -136,7 +136,7 @@ class TransientPool:
 
     # What the committer asks for.
 
-    def pieces(self, begin: int, end: int) -> list[Piece]:
+    def pieces(self, begin: int, end: int) -> list[PooledBytes]:
         """The bytes from `begin` to `end`, file by file; valid until `release_below` a file's end.
 
         Behind a BLANK nothing was written; the files are zero there.
@@ -147,7 +147,7 @@ class TransientPool:
             first = max(begin, segment.base) - segment.base
             last = min(end - segment.base, lent.written)
             if first < last:
-                found.append(Piece(segment, first, lent.memory.view[first:last]))
+                found.append(PooledBytes(segment, first, lent.memory.view[first:last]))
         return found
 
     def release_below(self, committed: int) -> None:

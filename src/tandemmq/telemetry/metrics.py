@@ -1,6 +1,6 @@
 """The metrics: what each is called and means, and the histogram that parts of a broker keep.
 
-Owns: every name, once. A reader of a broker's state gives `Reading`s of these; `prometheus` writes them down.
+Owns: every name, once. A reader of a broker's state gives `Sample`s of these; `prometheus` writes them down.
 Invariants: names are unique and never change their meaning; units stand in the name; counters end in
             `_total`; the number of series is bounded (the labels' bounds stand beside them in `bound`).
 Strategy:   nothing is counted per message for the sake of a metric: values are read from the parts when
@@ -50,7 +50,7 @@ WAIT_BUCKETS_S: Final = (
 """Up to the time-outs of a send: slaveTimeout 3 s, syncFlushTimeout 5 s."""
 
 
-class Kind(Enum):
+class MetricKind(Enum):
     """How a metric behaves over time."""
 
     COUNTER = "counter"
@@ -63,7 +63,7 @@ class Metric:
     """One family of series. `bound` says how many there are when it has labels."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     text: str
     labels: tuple[str, ...] = ()
     bound: str = ""
@@ -94,7 +94,7 @@ class Histogram:
         return list(accumulate(self.counts))
 
 
-class Reading(NamedTuple):
+class Sample(NamedTuple):
     """One series at the moment of a scrape; `labels` are the values of the metric's labels, in order."""
 
     metric: Metric
@@ -103,15 +103,15 @@ class Reading(NamedTuple):
 
 
 def _counter(name: str, text: str, *labels: str, bound: str = "") -> Metric:
-    return Metric(name, Kind.COUNTER, text, labels, bound)
+    return Metric(name, MetricKind.COUNTER, text, labels, bound)
 
 
 def _gauge(name: str, text: str, *labels: str, bound: str = "") -> Metric:
-    return Metric(name, Kind.GAUGE, text, labels, bound)
+    return Metric(name, MetricKind.GAUGE, text, labels, bound)
 
 
 def _histogram(name: str, text: str) -> Metric:
-    return Metric(name, Kind.HISTOGRAM, text)
+    return Metric(name, MetricKind.HISTOGRAM, text)
 
 
 _CODES = "response codes"

@@ -17,12 +17,12 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from tandemmq.telemetry.metrics import Histogram, Kind, Metric, Reading
+from tandemmq.telemetry.metrics import Histogram, Metric, MetricKind, Sample
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 NAMESPACE: Final = "tandemmq"
 
-ReadAll = Callable[[], Iterable[Reading]]
+ReadAll = Callable[[], Iterable[Sample]]
 
 
 class TextExporter(Collector):
@@ -39,7 +39,7 @@ class TextExporter(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Family]:
-        readings: dict[Metric, list[Reading]] = {}
+        readings: dict[Metric, list[Sample]] = {}
         for reading in self._read_all():
             readings.setdefault(reading.metric, []).append(reading)
         for metric, group in readings.items():
@@ -50,14 +50,14 @@ class TextExporter(Collector):
         return []
 
 
-def _family(metric: Metric, readings: list[Reading]) -> Family:
-    if metric.kind is Kind.HISTOGRAM:
+def _family(metric: Metric, readings: list[Sample]) -> Family:
+    if metric.kind is MetricKind.HISTOGRAM:
         histograms = HistogramMetricFamily(metric.name, metric.text, labels=metric.labels)
         for reading in readings:
             assert isinstance(reading.value, Histogram), metric.name
             histograms.add_metric(reading.labels, _buckets(reading.value), reading.value.total)
         return histograms
-    kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
     family = kind(metric.name, metric.text, labels=metric.labels)
     for reading in readings:
         assert not isinstance(reading.value, Histogram), metric.name

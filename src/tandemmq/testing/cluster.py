@@ -36,9 +36,9 @@ from tandemmq.client import (
     ProducerOptions,
     StartFrom,
 )
-from tandemmq.config.load import BrokerConfig, Machine, load_broker
+from tandemmq.config.load import BrokerConfig, MachineFacts, load_broker
 from tandemmq.controller.controller import Controller
-from tandemmq.controller.groups import Group
+from tandemmq.controller.groups import ReplicaGroup
 from tandemmq.controller.options import ControllerOptions
 from tandemmq.errors import TandemError
 from tandemmq.nameserver.nameserver import NameServer
@@ -48,7 +48,7 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import render_address
 from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork, reserve_port
 from tandemmq.testing.doors import SwitchedDisk, SwitchedNetwork
-from tandemmq.testing.member import HOST, LOOK_S, Member
+from tandemmq.testing.member import HOST, LOOK_S, ClusterMember
 from tandemmq.units import GIB, MIB
 
 BROKER_NAME: Final = "broker-a"
@@ -118,8 +118,8 @@ class Cluster:
         self._controller: Controller | None = None
         self._controller_address = f"{HOST}:1"
         self._settings = {**SETTINGS, **{key: _text(value) for key, value in (settings or {}).items()}}
-        self._master: Member | None = None
-        self._slave: Member | None = None
+        self._master: ClusterMember | None = None
+        self._slave: ClusterMember | None = None
         self._load(0, Path(), f"{HOST}:1", self._fixed_ports(lambda: 1))
 
     # Life
@@ -158,7 +158,7 @@ class Cluster:
                 f"elected-{broker_id}" if self._is_elected else "slave" if broker_id else "master"
             )
             ports = self._fixed_ports(self._reserve_port)
-            member = Member(self._load(broker_id, root, self.name_servers, ports), self._on_fatal)
+            member = ClusterMember(self._load(broker_id, root, self.name_servers, ports), self._on_fatal)
             self._stack.push_async_callback(member.stop)
             await member.start()
             if broker_id:
@@ -209,7 +209,7 @@ class Cluster:
         if self._master is not None and not self._is_elected:
             # The slave need not wait for a name server to say it.
             settings["haMasterRemotingAddress"] = render_address(self._master.address)
-        machine = Machine(host_name=BROKER_NAME, address=HOST, memory_bytes=4 * GIB, home=root)
+        machine = MachineFacts(host_name=BROKER_NAME, address=HOST, memory_bytes=4 * GIB, home=root)
         told = {key: Setting(text, "settings") for key, text in settings.items()}
         config = load_broker(told, machine)
         return replace(config, replication=replace(config.replication, reconnect_delay_ms=RECONNECT_MS))
@@ -383,22 +383,22 @@ class Cluster:
 
     # Inside
 
-    def _members(self) -> list[Member]:
+    def _members(self) -> list[ClusterMember]:
         return [member for member in (self._master, self._slave) if member is not None]
 
-    def _require_master(self) -> Member:
+    def _require_master(self) -> ClusterMember:
         self._raise_failure()
         if self._master is None:
             raise ClusterFailed("the cluster is not started, or closed")
         return self._master
 
-    def _require_slave(self) -> Member:
+    def _require_slave(self) -> ClusterMember:
         self._require_master()
         if self._slave is None:
             raise ClusterFailed("this cluster has no slave: make it with Cluster(slave=True)")
         return self._slave
 
-    def _require_running(self, member: Member, name: str) -> Member:
+    def _require_running(self, member: ClusterMember, name: str) -> ClusterMember:
         if not member.is_running:
             raise ClusterFailed(f"the {name} does not run already")
         return member
@@ -438,7 +438,7 @@ class Cluster:
                 return True
         return False
 
-    async def _is_routed(self, member: Member) -> bool:
+    async def _is_routed(self, member: ClusterMember) -> bool:
         client = RemotingClient(network=TcpNetwork(), clock=self._clock)
         try:
             info = await query_cluster_info(client, self.name_servers)
@@ -447,7 +447,7 @@ class Cluster:
         places = info.brokers[BROKER_NAME].addresses if BROKER_NAME in info.brokers else {}
         return places.get(MASTER_ID) == render_address(member.address)
 
-    def _is_in_sync(self, member: Member) -> bool:
+    def _is_in_sync(self, member: ClusterMember) -> bool:
         """Whether the controller would elect it; true without one."""
         group = self._group()
         return not self._is_elected or (group is not None and member.elected_id in group.sync_set)
@@ -456,7 +456,7 @@ class Cluster:
         slave = self._slave
         return self._is_elected and slave is not None and slave.is_running and self._is_in_sync(slave)
 
-    def _group(self) -> Group | None:
+    def _group(self) -> ReplicaGroup | None:
         """What the controller of an elected cluster knows."""
         return None if self._controller is None else self._controller.groups.get(BROKER_NAME)
 

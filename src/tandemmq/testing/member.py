@@ -20,7 +20,7 @@ LOOK_S: Final = 0.002
 COPY_TRIES: Final = 100
 
 
-class Member:
+class ClusterMember:
     """One broker over all its lives: at the same address, with the same files."""
 
     def __init__(self, config: BrokerConfig, on_fatal: Callable[[BaseException], None]) -> None:
@@ -117,7 +117,7 @@ class Member:
         if self._broker is not None and self._broker.store is not None:
             self._broker.store.clean()
 
-    def has_all_of(self, master: Member) -> bool:
+    def has_all_of(self, master: ClusterMember) -> bool:
         """Everything that the master's log has, told to the master and ready for readers."""
         assert self._broker is not None
         assert master._broker is not None

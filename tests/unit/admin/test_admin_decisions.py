@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from tandemmq.admin.options import parse_time
-from tandemmq.admin.render import Answer, Table, print_answer, readers_may_go, render_time
+from tandemmq.admin.render import CommandAnswer, Table, print_answer, readers_may_go, render_time
 from tandemmq.admin.targets import Target, targets_of
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.route import BrokerData, ClusterInfo
@@ -39,7 +39,7 @@ def test_other_texts_are_no_time(text: str) -> None:
 
 
 def test_json_has_rows_by_column(capsys: pytest.CaptureFixture[str]) -> None:
-    print_answer(Answer([Table("t", ("a", "b"), [(1, None)])], ["a note"]), as_json=True)
+    print_answer(CommandAnswer([Table("t", ("a", "b"), [(1, None)])], ["a note"]), as_json=True)
     out, err = capsys.readouterr()
     assert json.loads(out) == {"t": [{"a": 1, "b": None}]}
     assert err == ""
@@ -49,7 +49,7 @@ def test_json_has_rows_by_column(capsys: pytest.CaptureFixture[str]) -> None:
 def test_people_see_every_value(capsys: pytest.CaptureFixture[str], extra: int) -> None:
     columns = ("name", "made_at", "ok", *(f"c{number}" for number in range(extra)))
     row = ("[bold]x", 1_000, True, *(f"v{number}" for number in range(extra)))
-    print_answer(Answer([Table("some_things", columns, [row])], ["a note"]), as_json=False)
+    print_answer(CommandAnswer([Table("some_things", columns, [row])], ["a note"]), as_json=False)
     out, err = capsys.readouterr()
     for text in ("some things", "[bold]x", "1970-01-01 00:00:01.000", "yes", *row[3:]):
         assert text in out
@@ -67,7 +67,7 @@ def test_a_terminal_does_not_break_short_texts(
     """Where the row does not fit in any way, its fields are lines."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(width))
-    print_answer(Answer([Table("processes", COLUMNS, ROWS)]), as_json=False)
+    print_answer(CommandAnswer([Table("processes", COLUMNS, ROWS)]), as_json=False)
     out = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     assert max(map(len, out.splitlines())) <= width
     for text in ("name server", "127.0.0.1:13948", "10602", "ready", "restarts"):
@@ -80,7 +80,7 @@ def test_a_long_text_of_a_row_is_folded(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "60")
-    print_answer(Answer([Table("t", ("name", "note"), [("a", "why " * 30)])]), as_json=False)
+    print_answer(CommandAnswer([Table("t", ("name", "note"), [("a", "why " * 30)])]), as_json=False)
     assert capsys.readouterr().out.count("why") == 30
 
 
@@ -88,7 +88,7 @@ def test_a_long_text_of_a_row_is_folded(
 def test_a_reader_that_has_gone_is_a_good_end(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    answer = Answer([Table("t", ("a",), [("x" * 100,)] * 1_000)])
+    answer = CommandAnswer([Table("t", ("a",), [("x" * 100,)] * 1_000)])
     with open(writer, "w") as gone:
         monkeypatch.setattr("sys.stdout", gone)
         with pytest.raises(typer.Exit) as ended, readers_may_go():

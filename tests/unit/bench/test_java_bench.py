@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tandemmq.bench.java.clusters import JAVA, OURS, Setting
-from tandemmq.bench.java.measure import ASYNC, CASES, ELECTED, PAIR, Case, Reading, choose_cases
+from tandemmq.bench.java.clusters import JAVA, OURS, BrokerSetting
+from tandemmq.bench.java.measure import ASYNC, CASES, ELECTED, PAIR, Case, CaseFigures, choose_cases
 from tandemmq.bench.java.report import (
     INTRODUCTION,
     figure_of,
@@ -24,10 +24,10 @@ RATE = Case(setting=ASYNC, kind="rate", rate=5_000)
 TWO = Case(setting=PAIR, kind="send", in_flight=64)
 
 
-def reading(case: Case, side: str, per_second: float, failed: int = 0) -> Reading:
+def reading(case: Case, side: str, per_second: float, failed: int = 0) -> CaseFigures:
     names = ("name server", "master", "slave")[: 2 + case.setting.has_slave]
     us = 10.0 if side == OURS else 40.0
-    return Reading(
+    return CaseFigures(
         case=case,
         side=side,
         per_second=per_second,
@@ -41,7 +41,7 @@ def reading(case: Case, side: str, per_second: float, failed: int = 0) -> Readin
     )
 
 
-def some_readings() -> list[Reading]:
+def some_readings() -> list[CaseFigures]:
     rates = [(300.0, 100.0), (200.0, 100.0), (280.0, 70.0)]
     return [
         reading(case, side, rate, failed=3 if (case, side) == (RATE, JAVA) else 0)
@@ -133,7 +133,7 @@ def test_cases_are_chosen_by_a_part_of_their_name() -> None:
 
 
 def test_both_brokers_are_told_the_same(tmp_path: Path) -> None:
-    setting = Setting("both", flush="SYNC_FLUSH", has_slave=True)
+    setting = BrokerSetting("both", flush="SYNC_FLUSH", has_slave=True)
     master, slave = (
         setting.of_broker(tmp_path, "127.0.0.1:9876", 10_911, is_slave=is_slave) for is_slave in (False, True)
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sim.memory import ManualClock, MemoryDisk
-from tandemmq.broker.delay.delivery import Delivery
+from tandemmq.broker.delay.delivery import DelayedDelivery
 from tandemmq.broker.delay.timers import COUNT_MAX, ROLL_AFTER_MS, TimerLimits
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.send.assembly import DelayRule
@@ -33,7 +33,7 @@ class Machine:
         self.clock = ManualClock()
         self.store_changes = store_changes
         self.store: MessageStore | None = None
-        self.delivery: Delivery | None = None
+        self.delivery: DelayedDelivery | None = None
 
     async def start(self, *, delivers: bool = True) -> None:
         settings: dict[str, object] = {
@@ -51,7 +51,7 @@ class Machine:
         self.scope = TaskScope("test")
         self.scope.start("saver", self.tables.saver.run())
         self.rule = DelayRule(store_options.delay_levels_ms, TimerLimits())
-        self.delivery = Delivery(
+        self.delivery = DelayedDelivery(
             self.store,
             delay_offsets=self.tables.delay_offsets,
             timer_progress=self.tables.timer_progress,

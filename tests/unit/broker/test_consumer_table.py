@@ -8,10 +8,10 @@ from sim.manual_clock import ManualClock
 from tandemmq.broker.clients.consumer_table import (
     ConsumerTable,
     Consumption,
+    HeldSubscription,
     Member,
     ProducerTable,
     Refusals,
-    Subscription,
     make_subscription,
 )
 from tandemmq.broker.clients.handlers import ClientHandlers
@@ -37,7 +37,7 @@ def member(channel: object, client_id: str = "c1", heard_s: float = 0.0) -> Memb
     return Member(channel, client_id, 0, 479, heard_s=heard_s)  # type: ignore[arg-type]  # only its identity counts
 
 
-def wants(topic: str, expression: str = "*", version: int = 1) -> Subscription:
+def wants(topic: str, expression: str = "*", version: int = 1) -> HeldSubscription:
     return make_subscription(topic, expression, "TAG", version)
 
 

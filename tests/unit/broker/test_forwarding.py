@@ -16,7 +16,7 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.signature import Credentials, is_signed_with
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.remoting.options import ChannelLimits, ClientOptions
+from tandemmq.remoting.options import ChannelLimits, ConnectionOptions
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.runtime.machine import LoopClock
 from tandemmq.runtime.tasks import TaskScope
@@ -28,7 +28,9 @@ OLD, NEW = "127.0.0.1:1", "127.0.0.1:2"
 class Rig:
     """An old master that only forwards, a new one that notes what comes, and a client of the old one."""
 
-    def __init__(self, credentials: Credentials | None = None, options: ClientOptions | None = None) -> None:
+    def __init__(
+        self, credentials: Credentials | None = None, options: ConnectionOptions | None = None
+    ) -> None:
         self.clock = LoopClock()
         self.network = MemoryNetwork(self.clock)
         self.inner = RemotingClient(
@@ -137,7 +139,7 @@ async def test_what_nobody_takes_in_time_is_refused_and_was_sent_nowhere(
 
 
 async def test_what_finds_the_way_full_waits_and_nothing_comes_before_it() -> None:
-    rig = Rig(options=ClientOptions(limits=ChannelLimits(requests_in_flight_max=1)))
+    rig = Rig(options=ConnectionOptions(limits=ChannelLimits(requests_in_flight_max=1)))
     await rig.start()
     rig.is_silent = True
     rig.subject.linger()

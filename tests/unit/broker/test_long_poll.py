@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sim.memory import ManualClock
-from tandemmq.broker.pull.long_poll import HeldPull, LongPolls, Wake
+from tandemmq.broker.pull.long_poll import HeldPull, LongPolls, WakeReason
 
 
 class FakeChannel:
@@ -28,7 +28,7 @@ class Table:
     def __init__(self, count_max: int = 100, count_per_queue_max: int = 100) -> None:
         self.clock = ManualClock()
         self.polls = LongPolls(clock=self.clock, count_max=count_max, count_per_queue_max=count_per_queue_max)
-        self.woken: list[tuple[object, Wake]] = []
+        self.woken: list[tuple[object, WakeReason]] = []
 
     def hold(
         self,
@@ -61,7 +61,7 @@ def test_only_pulls_of_the_touched_queue_that_miss_messages_are_woken() -> None:
     table.hold("has seen it", offset=6)
     table.hold("waits for it", offset=5)
     table.dispatch(("T", 0), 6)
-    assert table.woken == [("waits for it", Wake.NEW_MESSAGES)]
+    assert table.woken == [("waits for it", WakeReason.NEW_MESSAGES)]
     assert len(table.polls) == 2
 
 
@@ -72,7 +72,7 @@ def test_waking_happens_in_the_next_turn_and_once_for_many_dispatches() -> None:
     table.polls.on_dispatch([(("T", 0), 7)])
     assert table.woken == []
     table.clock.run_soon()
-    assert table.woken == [("a", Wake.NEW_MESSAGES)]
+    assert table.woken == [("a", WakeReason.NEW_MESSAGES)]
 
 
 def test_pulls_expire_in_the_order_of_their_deadlines() -> None:
@@ -82,9 +82,9 @@ def test_pulls_expire_in_the_order_of_their_deadlines() -> None:
     table.clock.advance(0.9)
     assert table.woken == []
     table.clock.advance(0.3)
-    assert table.woken == [("early", Wake.EXPIRED)]
+    assert table.woken == [("early", WakeReason.EXPIRED)]
     table.clock.advance(20.0)
-    assert table.woken == [("early", Wake.EXPIRED), ("late", Wake.EXPIRED)]
+    assert table.woken == [("early", WakeReason.EXPIRED), ("late", WakeReason.EXPIRED)]
     assert len(table.polls) == 0
 
 
@@ -93,16 +93,16 @@ def test_woken_pull_does_not_expire_again() -> None:
     table.hold("a", after_s=1.0)
     table.dispatch(("T", 0), 6)
     table.clock.advance(5.0)
-    assert table.woken == [("a", Wake.NEW_MESSAGES)]
+    assert table.woken == [("a", WakeReason.NEW_MESSAGES)]
 
 
 def test_pull_held_on_keeps_its_deadline() -> None:
     table = Table()
     held: list[HeldPull[str]] = []
 
-    def on_wake(pull: HeldPull[str], reason: Wake) -> None:
+    def on_wake(pull: HeldPull[str], reason: WakeReason) -> None:
         table.woken.append((pull.request, reason))
-        if reason is Wake.NEW_MESSAGES:
+        if reason is WakeReason.NEW_MESSAGES:
             pull.offset = 9
             assert table.polls.hold(pull)
 
@@ -114,9 +114,9 @@ def test_pull_held_on_keeps_its_deadline() -> None:
     table.polls.hold(held[0])
     table.dispatch(("T", 0), 9)
     table.dispatch(("T", 0), 9)
-    assert [reason for _, reason in table.woken] == [Wake.NEW_MESSAGES]
+    assert [reason for _, reason in table.woken] == [WakeReason.NEW_MESSAGES]
     table.clock.advance(1.2)
-    assert [reason for _, reason in table.woken] == [Wake.NEW_MESSAGES, Wake.EXPIRED]
+    assert [reason for _, reason in table.woken] == [WakeReason.NEW_MESSAGES, WakeReason.EXPIRED]
 
 
 def test_closed_connection_takes_its_pulls_with_it() -> None:
@@ -136,7 +136,7 @@ def test_answer_that_closes_a_connection_does_not_confuse_the_round() -> None:
     table = Table()
     channel = FakeChannel()
 
-    def on_wake(held: HeldPull[str], reason: Wake) -> None:
+    def on_wake(held: HeldPull[str], reason: WakeReason) -> None:
         table.woken.append((held.request, reason))
         channel.close()
 
@@ -163,5 +163,5 @@ def test_close_answers_all_and_holds_no_more() -> None:
     table.hold("a")
     table.hold("b", queue=("T", 1))
     table.polls.close()
-    assert [reason for _, reason in table.woken] == [Wake.EXPIRED] * 2
+    assert [reason for _, reason in table.woken] == [WakeReason.EXPIRED] * 2
     assert not table.hold("c")

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import pytest
 
-from tandemmq.broker.pull.handlers import PullPlan, Replica, plan_pull
+from tandemmq.broker.pull.handlers import AnsweringReplica, PullPlan, plan_pull
 from tandemmq.store.outcomes import GetResult, GetStatus
 
 FOUND, NOT_FOUND, RETRY, MOVED = 0, 19, 20, 21
 
-MASTER = Replica(broker_id=0, has_master=True, slave_read_enable=False, offset_check_in_slave=False)
+MASTER = AnsweringReplica(broker_id=0, has_master=True, slave_read_enable=False, offset_check_in_slave=False)
 READING_MASTER = MASTER._replace(slave_read_enable=True)
-SLAVE = Replica(broker_id=1, has_master=True, slave_read_enable=True, offset_check_in_slave=False)
+SLAVE = AnsweringReplica(broker_id=1, has_master=True, slave_read_enable=True, offset_check_in_slave=False)
 ORPHAN = SLAVE._replace(has_master=False)
 
 
-def plan(status: GetStatus, replica: Replica = MASTER, *, offset: int = 5, is_slow: bool = False) -> PullPlan:
+def plan(
+    status: GetStatus, replica: AnsweringReplica = MASTER, *, offset: int = 5, is_slow: bool = False
+) -> PullPlan:
     result = GetResult(status, next_offset=7, min_offset=2, max_offset=9, suggest_slave=is_slow)
     return plan_pull(result, offset, replica, normal_id=0, slow_id=1)
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from datetime import date
 
-from tandemmq.broker.stats import DAY_S, MINUTE_STEP_S, BrokerStats, Series, SeriesTable, Totals
+from tandemmq.broker.stats import DAY_S, MINUTE_STEP_S, BrokerStats, Series, SeriesTable, StatsTotals
 
 
 def run(series: Series, seconds: int, per_step: int, at_s: int = 0) -> int:
     """Notes `per_step` messages of 100 bytes every step; the time at the end."""
     total = series.totals
     for step in range(1, seconds // MINUTE_STEP_S + 1):
-        total = Totals(total.messages + per_step, total.bytes + 100 * per_step, total.times + per_step)
+        total = StatsTotals(total.messages + per_step, total.bytes + 100 * per_step, total.times + per_step)
         series.note(at_s + step * MINUTE_STEP_S, total)
     return at_s + seconds
 
 
 def test_spans_of_a_steady_stream() -> None:
-    series = Series(0, Totals())
+    series = Series(0, StatsTotals())
     run(series, 3 * DAY_S, per_step=50)
     figures = series.figures(is_bytes=False)
     assert (figures.minute.sum, figures.minute.tps, figures.minute.average) == (300, 5.0, 1.0)
@@ -29,9 +29,9 @@ def test_spans_of_a_steady_stream() -> None:
 
 def test_what_just_began_counts_from_the_sample_before() -> None:
     table = SeriesTable()
-    table.sample(0, {"old": Totals(7, 700, 7)})
+    table.sample(0, {"old": StatsTotals(7, 700, 7)})
     assert table.get("old") is not None
-    table.sample(10, {"old": Totals(7, 700, 7), "new": Totals(20, 2_000, 2)})
+    table.sample(10, {"old": StatsTotals(7, 700, 7), "new": StatsTotals(20, 2_000, 2)})
     new = table.get("new")
     assert new is not None
     figures = new.figures(is_bytes=False)
@@ -39,7 +39,7 @@ def test_what_just_began_counts_from_the_sample_before() -> None:
 
 
 def test_quiet_minute_is_zero_while_the_day_remembers() -> None:
-    series = Series(0, Totals())
+    series = Series(0, StatsTotals())
     end = run(series, 600, per_step=10)
     for step in range(1, 12):
         series.note(end + step * MINUTE_STEP_S, series.totals)
@@ -50,8 +50,8 @@ def test_quiet_minute_is_zero_while_the_day_remembers() -> None:
 
 def test_totals_that_went_back_begin_anew() -> None:
     table = SeriesTable()
-    table.sample(0, {"T": Totals(100, 0, 100)})
-    table.sample(10, {"T": Totals(3, 0, 3)})
+    table.sample(0, {"T": StatsTotals(100, 0, 100)})
+    table.sample(10, {"T": StatsTotals(3, 0, 3)})
     series = table.get("T")
     assert series is not None
     assert series.figures(is_bytes=False).day.sum == 3
@@ -59,13 +59,13 @@ def test_totals_that_went_back_begin_anew() -> None:
 
 def test_bound_and_forgetting() -> None:
     table = SeriesTable(count_max=2)
-    table.sample(0, {name: Totals(1, 1, 1) for name in "abc"})
+    table.sample(0, {name: StatsTotals(1, 1, 1) for name in "abc"})
     assert (len(table), table.get("c")) == (2, None)
     table.keep({"a"}, 10)
     assert (table.get("a") is not None, table.get("b")) == (True, None)
     table.keep({"a"}, DAY_S + 1)
     assert len(table) == 0
-    table.sample(DAY_S + 10, {"idle": Totals()})
+    table.sample(DAY_S + 10, {"idle": StatsTotals()})
     assert len(table) == 0
 
 

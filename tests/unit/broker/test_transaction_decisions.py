@@ -15,8 +15,8 @@ from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.broker.transaction.checks import WINDOW_MAX, Asker, OpLog, TransactionChecks
 from tandemmq.broker.transaction.half import (
     CheckLimits,
+    CheckVerdict,
     Decided,
-    Verdict,
     ended_by,
     is_late,
     make_commit,
@@ -61,20 +61,20 @@ def stored(new: NewRecord, queue_offset: int = 7) -> Record:
 @pytest.mark.parametrize(
     ("half", "verdict"),
     [
-        (half_of(0), Verdict.WAIT),
-        (half_of(6_000), Verdict.WAIT),
-        (half_of(6_001), Verdict.CHECK),
-        (half_of(-1), Verdict.CHECK),
-        (half_of(7_000, TRANSACTION_CHECK_TIMES="14"), Verdict.CHECK),
-        (half_of(7_000, TRANSACTION_CHECK_TIMES="15"), Verdict.DISCARD),
-        (half_of(72 * 3_600_000 + 1), Verdict.DISCARD),
-        (half_of(7_000, CHECK_IMMUNITY_TIME_IN_SECONDS="10"), Verdict.RENEW),
-        (half_of(10_000, CHECK_IMMUNITY_TIME_IN_SECONDS="10"), Verdict.CHECK),
-        (half_of(5_000, CHECK_IMMUNITY_TIME_IN_SECONDS="-1"), Verdict.RENEW),
-        (half_of(6_000, CHECK_IMMUNITY_TIME_IN_SECONDS="-1"), Verdict.CHECK),
+        (half_of(0), CheckVerdict.WAIT),
+        (half_of(6_000), CheckVerdict.WAIT),
+        (half_of(6_001), CheckVerdict.CHECK),
+        (half_of(-1), CheckVerdict.CHECK),
+        (half_of(7_000, TRANSACTION_CHECK_TIMES="14"), CheckVerdict.CHECK),
+        (half_of(7_000, TRANSACTION_CHECK_TIMES="15"), CheckVerdict.DISCARD),
+        (half_of(72 * 3_600_000 + 1), CheckVerdict.DISCARD),
+        (half_of(7_000, CHECK_IMMUNITY_TIME_IN_SECONDS="10"), CheckVerdict.RENEW),
+        (half_of(10_000, CHECK_IMMUNITY_TIME_IN_SECONDS="10"), CheckVerdict.CHECK),
+        (half_of(5_000, CHECK_IMMUNITY_TIME_IN_SECONDS="-1"), CheckVerdict.RENEW),
+        (half_of(6_000, CHECK_IMMUNITY_TIME_IN_SECONDS="-1"), CheckVerdict.CHECK),
     ],
 )
-def test_verdict_about_an_open_transaction(half: Record, verdict: Verdict) -> None:
+def test_verdict_about_an_open_transaction(half: Record, verdict: CheckVerdict) -> None:
     assert plan_check(half, NOW, LIMITS) is verdict
 
 

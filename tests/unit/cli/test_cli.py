@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from tandemmq import __version__
-from tandemmq.cli import Outcome, app, serve
+from tandemmq.cli import ServerEnd, app, serve
 from tandemmq.errors import ConfigError, FlushFailed, TandemError
 
 
@@ -145,7 +145,7 @@ class StandInServer:
 
 
 async def test_signal_during_a_long_start_stops_the_server(capsys: pytest.CaptureFixture[str]) -> None:
-    server, outcome = StandInServer(hangs=True), Outcome()
+    server, outcome = StandInServer(hangs=True), ServerEnd()
     outcome.end()
     assert await serve(server, outcome, lambda: "ready") == 0
     assert server.is_stopped
@@ -153,7 +153,7 @@ async def test_signal_during_a_long_start_stops_the_server(capsys: pytest.Captur
 
 
 async def test_fatal_error_stops_the_server_with_exit_code_one(capsys: pytest.CaptureFixture[str]) -> None:
-    server, outcome = StandInServer(), Outcome()
+    server, outcome = StandInServer(), ServerEnd()
     outcome.fail(FlushFailed("fsync of /d/0: I/O error"))
     outcome.fail(ValueError("a consequence"))
     assert await serve(server, outcome, lambda: "ready") == 1
@@ -168,7 +168,7 @@ async def test_a_server_has_its_garbage_collected_though_its_imports_had_not() -
         async def start(self) -> None:
             self.was_enabled = gc.isenabled()
 
-    server, outcome = Looking(), Outcome()
+    server, outcome = Looking(), ServerEnd()
     asyncio.get_running_loop().call_later(0.01, outcome.end)
     gc.disable()
     try:
@@ -183,7 +183,7 @@ async def test_a_server_has_its_garbage_collected_though_its_imports_had_not() -
 async def test_failed_start_is_raised_after_stopping() -> None:
     server = StandInServer(start_error=ConfigError("no"))
     with pytest.raises(ConfigError):
-        await serve(server, Outcome(), lambda: "ready")
+        await serve(server, ServerEnd(), lambda: "ready")
     assert server.is_stopped
 
 

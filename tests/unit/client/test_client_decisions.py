@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tandemmq.api.broker_send import SendAnswer
 from tandemmq.client.consumer.inbox import InFlight
 from tandemmq.client.consumer.rebalance import allocate_averagely, plan_change
-from tandemmq.client.consumer.replica_choice import Replica, choose_replica
+from tandemmq.client.consumer.replica_choice import ReadReplica, choose_replica
 from tandemmq.client.consumer.subscription import parse_subscription
 from tandemmq.client.options import ConsumerOptions, ProducerOptions, PushOptions, parse_name_servers
 from tandemmq.client.producer.packer import must_travel_alone
@@ -138,12 +138,12 @@ def test_change_names_what_is_lost_and_gained():
 )
 def test_replica_of_a_pull(suggested: int, unreachable: tuple[str, ...], expected: int):
     addresses = {0: "m", 1: "s1", 4: "s4"}
-    assert choose_replica(addresses, suggested, unreachable) == Replica(expected, addresses[expected])
+    assert choose_replica(addresses, suggested, unreachable) == ReadReplica(expected, addresses[expected])
 
 
 def test_without_address_there_is_no_replica():
     assert choose_replica({}, 0) is None
-    assert choose_replica({1: "s"}, 0) == Replica(1, "s")
+    assert choose_replica({1: "s"}, 0) == ReadReplica(1, "s")
 
 
 # What is finished

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sim.memory import MemoryDisk
-from tandemmq.api.broker_consume import Progress
-from tandemmq.client.consumer.inbox import Delivery, Inbox
+from tandemmq.api.broker_consume import GroupProgress
+from tandemmq.client.consumer.inbox import Inbox, Received
 from tandemmq.client.consumer.offsets import LocalOffsets
 from tandemmq.client.producer.outbox import Window
 from tandemmq.client.route_cache import NameServers
@@ -90,7 +90,7 @@ async def test_inbox_wakes_readers_and_the_application():
     inbox, source = Inbox(100), Source()
     waiting = asyncio.ensure_future(inbox.wait())
     await settled()
-    inbox.put([Delivery(source, "m1"), Delivery(source, "m2")], 150)  # type: ignore[arg-type]
+    inbox.put([Received(source, "m1"), Received(source, "m2")], 150)  # type: ignore[arg-type]
     await asyncio.wait_for(waiting, PATIENCE_S)
     assert not inbox.has_room
     room = asyncio.ensure_future(inbox.wait_for_room())
@@ -121,7 +121,7 @@ async def test_closing_the_inbox_ends_all_waiting():
     await settled()
     inbox.close()
     await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
-    inbox.put([Delivery(Source(), "m")], 1)  # type: ignore[arg-type]
+    inbox.put([Received(Source(), "m")], 1)  # type: ignore[arg-type]
     assert inbox.take() is None
 
 
@@ -137,15 +137,15 @@ async def test_local_offsets_survive_and_fall_back_to_the_backup():
     path = directory / "id" / "g" / "offsets.json"
     content = b'{"offsetTable":{{"brokerName":"a","queueId":3,"topic":"T"}:9}}'
     assert disk.read_bytes(path) == seal_json(content)
-    assert await LocalOffsets(disk, directory, "id", "g").read(queue) == Progress(9)
+    assert await LocalOffsets(disk, directory, "id", "g").read(queue) == GroupProgress(9)
     for damaged in (b"", seal_json(content).replace(b"9", b"8", 1), b'{"offsetTable'):
         disk.write_atomically(path, damaged)
-        assert await LocalOffsets(disk, directory, "id", "g").read(queue) == Progress(7)
+        assert await LocalOffsets(disk, directory, "id", "g").read(queue) == GroupProgress(7)
     disk.remove(path.with_name("offsets.json.bak"))
     with pytest.raises(ConfigError, match=r"offsets\.json"):
         await LocalOffsets(disk, directory, "id", "g").read(queue)
     disk.write_atomically(path, content)  # a Java client's
-    assert await LocalOffsets(disk, directory, "id", "g").read(queue) == Progress(9)
+    assert await LocalOffsets(disk, directory, "id", "g").read(queue) == GroupProgress(9)
 
 
 async def test_name_servers_are_asked_in_turn_until_one_answers():

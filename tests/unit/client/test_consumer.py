@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from client_fakes import FakeBroker, FakeCluster, running_cluster
 
-from tandemmq.api.broker_consume import Progress
+from tandemmq.api.broker_consume import GroupProgress
 from tandemmq.client import (
     ClientOptions,
     Consumer,
@@ -592,7 +592,7 @@ async def test_a_topic_that_is_left_while_it_is_taken_over(monkeypatch: pytest.M
     async with running_cluster(T=1, U=2) as cluster, consumer_of(cluster) as consumer:
         found = asyncio.Event()
 
-        async def find(*args: Any) -> Progress:
+        async def find(*args: Any) -> GroupProgress:
             consumer.unsubscribe("U")
             start = await find_start_offset(*args)
             found.set()

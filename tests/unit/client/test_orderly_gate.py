@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.memory import ManualClock
-from tandemmq.client.consumer.inbox import LOCK_VALID_S, Delivery, Inbox, OrderlyGate
+from tandemmq.client.consumer.inbox import LOCK_VALID_S, Inbox, OrderlyGate, Received
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.protocol.record import Record
 
@@ -28,7 +28,7 @@ class Subject:
         )
 
     def put(self, *offsets: int) -> None:
-        self.gate.put([Delivery(self.source, message_at(offset)) for offset in offsets], 0)
+        self.gate.put([Received(self.source, message_at(offset)) for offset in offsets], 0)
 
     def take(self) -> list[int]:
         taken = []

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tandemmq.client.consumer.replica_choice import AVOID_SLAVE_S, ReadPolicy, Replica
+from tandemmq.client.consumer.replica_choice import AVOID_SLAVE_S, ReadPolicy, ReadReplica
 from tandemmq.client.options import ConsumerOptions, ReadFrom
 from tandemmq.errors import ConfigError
 
 ADDRESSES = {0: "m", 1: "s1", 2: "s2"}
-MASTER, SLAVE = Replica(0, "m"), Replica(1, "s1")
+MASTER, SLAVE = ReadReplica(0, "m"), ReadReplica(1, "s1")
 
 
 def policy(read_from: ReadFrom, lag: int = 10, spread: int = 0) -> ReadPolicy:
@@ -40,7 +40,7 @@ def test_slaves_are_preferred_whatever_the_answers_say() -> None:
     subject = policy(ReadFrom.PREFER_SLAVE)
     subject.note_answer(0)
     assert subject.choose(ADDRESSES, (), 0) == SLAVE
-    assert subject.choose(ADDRESSES, {"s1"}, 0) == Replica(2, "s2")
+    assert subject.choose(ADDRESSES, {"s1"}, 0) == ReadReplica(2, "s2")
     assert subject.choose(ADDRESSES, {"s1", "s2"}, 0) == MASTER
     assert subject.choose({0: "m"}, (), 0) == MASTER
     assert subject.choose({}, (), 0) is None

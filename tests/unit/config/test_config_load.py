@@ -10,7 +10,7 @@ import pytest
 from tandemmq.broker.options import MetricsExporter
 from tandemmq.config.load import (
     BrokerConfig,
-    Machine,
+    MachineFacts,
     load_broker,
     load_name_server,
     read_settings,
@@ -31,10 +31,12 @@ from tandemmq.remoting.settings import render_options
 from tandemmq.replication.core.frames import FirstTransfer
 from tandemmq.store.options import BrokerRole, FlushMode
 
-MACHINE = Machine(host_name="box.example.org", address="10.1.2.3", memory_bytes=8 << 30, home=Path("/home/u"))
+MACHINE = MachineFacts(
+    host_name="box.example.org", address="10.1.2.3", memory_bytes=8 << 30, home=Path("/home/u")
+)
 
 
-def load(*settings: str, machine: Machine = MACHINE) -> BrokerConfig:
+def load(*settings: str, machine: MachineFacts = MACHINE) -> BrokerConfig:
     return load_broker(read_settings(None, settings), machine)
 
 
@@ -135,14 +137,18 @@ def test_bound_address_is_advertised_unless_it_is_any() -> None:
 
 
 def test_name_servers_of_the_environment_are_the_weakest() -> None:
-    machine = Machine(host_name="?", address="10.1.2.3", memory_bytes=1, home=Path("/"), name_servers="e:1")
+    machine = MachineFacts(
+        host_name="?", address="10.1.2.3", memory_bytes=1, home=Path("/"), name_servers="e:1"
+    )
     config = load(machine=machine)
     assert (config.broker.name_servers, config.broker.broker_name) == (("e:1",), "broker-a")
     assert load("namesrvAddr=a:1", machine=machine).broker.name_servers == ("a:1",)
 
 
 def test_broken_name_servers_of_the_environment_are_told() -> None:
-    machine = Machine(host_name="b", address="10.1.2.3", memory_bytes=1, home=Path("/"), name_servers="e")
+    machine = MachineFacts(
+        host_name="b", address="10.1.2.3", memory_bytes=1, home=Path("/"), name_servers="e"
+    )
     with pytest.raises(ConfigError, match="NAMESRV_ADDR=e: must be host:port"):
         load(machine=machine)
 

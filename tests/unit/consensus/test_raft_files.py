@@ -8,8 +8,8 @@ import pytest
 
 from sim.memory import MemoryDisk, NoFault
 from tandemmq.consensus.core.messages import (
-    Entry,
     EntryKind,
+    LogEntry,
     Members,
     Persist,
     Saved,
@@ -24,8 +24,8 @@ DIRECTORY = Path("/raft")
 FIRST = new_group(Members({"a": "a:1"}))
 
 
-def entry(index: int, term: int = 1, data: bytes = b"data") -> Entry:
-    return Entry(index, term, EntryKind.COMMAND, data)
+def entry(index: int, term: int = 1, data: bytes = b"data") -> LogEntry:
+    return LogEntry(index, term, EntryKind.COMMAND, data)
 
 
 def new_files(disk: MemoryDisk, name: str = "a", log_bytes: int = 4096) -> RaftFiles:

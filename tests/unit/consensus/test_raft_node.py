@@ -7,17 +7,17 @@ from tandemmq.consensus.core.messages import (
     AppendRequest,
     Apply,
     Effect,
-    Entry,
     EntryKind,
+    LogEntry,
     Members,
     Message,
     Persist,
     RaftOptions,
+    RaftRole,
     ReadReady,
     Restore,
-    Role,
     Saved,
-    Send,
+    SendToServer,
     Snapshot,
     SnapshotRequest,
     TakeOver,
@@ -26,7 +26,7 @@ from tandemmq.consensus.core.messages import (
     VoteRequest,
     new_group,
 )
-from tandemmq.consensus.core.node import RaftNode, Refusal
+from tandemmq.consensus.core.node import ProposalRefusal, RaftNode
 
 THREE = {"a": "a:1", "b": "b:1", "c": "c:1"}
 LATE = 10_000
@@ -35,14 +35,14 @@ LATE = 10_000
 
 def make(name: str = "a", voters: dict[str, str] = THREE, *terms: int, term: int | None = None) -> RaftNode:
     """A server whose log has an entry of each of these terms."""
-    entries = tuple(Entry(index, at, EntryKind.COMMAND, b"x") for index, at in enumerate(terms, 1))
+    entries = tuple(LogEntry(index, at, EntryKind.COMMAND, b"x") for index, at in enumerate(terms, 1))
     first = new_group(Members(dict(voters)))
     saved = Saved(Vote(terms[-1] if term is None and terms else term or 0), first.snapshot, entries)
     return RaftNode(name, saved, options=RaftOptions(), now_ms=0, below=lambda _: 0)
 
 
 def sent(effects: list[Effect]) -> list[tuple[str, Message]]:
-    return [(effect.to, effect.message) for effect in effects if isinstance(effect, Send)]
+    return [(effect.to, effect.message) for effect in effects if isinstance(effect, SendToServer)]
 
 
 def vote(sender: str, term: int, *, is_trial: bool = False) -> VoteAnswer:
@@ -68,9 +68,9 @@ def elect(node: RaftNode, now_ms: int = LATE) -> list[Effect]:
 def test_one_alone_elects_itself_and_confirms_behind_its_disk() -> None:
     node = make(voters={"a": "a:1"})
     first, *rest = node.on_tick(LATE)
-    assert first == Persist(vote=Vote(1, "a"), entries=(Entry(1, 1, EntryKind.EMPTY),))
+    assert first == Persist(vote=Vote(1, "a"), entries=(LogEntry(1, 1, EntryKind.EMPTY),))
     assert [effect for effect in rest if isinstance(effect, Apply)] == [
-        Apply((Entry(1, 1, EntryKind.EMPTY),))
+        Apply((LogEntry(1, 1, EntryKind.EMPTY),))
     ]
     assert node.propose(b"x", LATE)[0] == 2
     assert node.commit == 2
@@ -79,7 +79,7 @@ def test_one_alone_elects_itself_and_confirms_behind_its_disk() -> None:
 def test_nobodys_term_rises_for_an_election_that_cannot_be_won() -> None:
     node = make()
     effects = node.on_tick(LATE)
-    assert (node.role, node.term) == (Role.TRIAL, 0)
+    assert (node.role, node.term) == (RaftRole.TRIAL, 0)
     assert not any(isinstance(effect, Persist) for effect in effects)
     assert [to for to, _ in sent(effects)] == ["b", "c"]
     other = make("c")
@@ -136,15 +136,15 @@ def test_a_leader_without_a_majority_goes_and_grants_nothing_before_it_has_one()
     assert node.grants(LATE + 400, 400)
     assert not node.grants(LATE + 401, 400)
     node.on_tick(LATE + 499)
-    assert node.role is Role.LEADER
+    assert node.role is RaftRole.LEADER
     node.on_tick(LATE + 500)
-    assert node.role is Role.FOLLOWER
+    assert node.role is RaftRole.FOLLOWER
 
 
 def test_a_read_waits_for_answers_to_what_was_sent_after_it() -> None:
     node = make()
     elect(node)
-    assert node.read(1, LATE) == (Refusal.UNSETTLED, [])
+    assert node.read(1, LATE) == (ProposalRefusal.UNSETTLED, [])
     node.on_message(accept("b", 1, 1, number=1, sent_ms=LATE), LATE)
     refusal, effects = node.read(2, LATE)
     assert refusal is None
@@ -160,13 +160,13 @@ def test_another_history_is_cut_and_what_is_confirmed_is_not() -> None:
     answer = sent(effects)[0][1]
     assert isinstance(answer, AppendAnswer)
     assert (answer.is_accepted, answer.index) == (False, 3)
-    newer = Entry(3, 3, EntryKind.COMMAND, b"y")
+    newer = LogEntry(3, 3, EntryKind.COMMAND, b"y")
     first, *rest = node.on_message(AppendRequest("a", 3, 2, 1, (newer,), 3, 2, 0), LATE)
     assert first == Persist(entries=(newer,))
     assert node.log.last_index == node.commit == 3
     assert sent(rest)[0][1] == AppendAnswer("b", 3, True, 3, 2, 0)
     # An old request that comes late cuts nothing.
-    node.on_message(AppendRequest("a", 3, 0, 0, (Entry(1, 1, EntryKind.COMMAND, b"x"),), 1, 1, 0), LATE)
+    node.on_message(AppendRequest("a", 3, 0, 0, (LogEntry(1, 1, EntryKind.COMMAND, b"x"),), 1, 1, 0), LATE)
     assert node.log.last_index == 3
 
 
@@ -179,7 +179,7 @@ def test_a_follower_that_is_too_far_behind_gets_the_snapshot() -> None:
     node.on_message(refused, LATE)
     effects = node.on_tick(LATE + 600)
     node.on_message(accept("b", 1, 1, number=9, sent_ms=LATE + 600), LATE + 600)
-    assert node.role is Role.FOLLOWER or sent(effects)
+    assert node.role is RaftRole.FOLLOWER or sent(effects)
     follower = make("c")
     snapshot = Snapshot(index=1, term=1, members=Members(dict(THREE)), data=b"state")
     first, *rest = follower.on_message(SnapshotRequest("a", 1, snapshot, 5, LATE), LATE)
@@ -195,13 +195,13 @@ def test_leadership_is_handed_over_to_who_holds_everything_and_ends_in_any_case(
     refusal, effects = node.hand_over("c", LATE)
     assert refusal is None
     assert TakeOver("a", 1) not in [message for _, message in sent(effects)]
-    assert node.propose(b"x", LATE)[0] is Refusal.HANDING_OVER
+    assert node.propose(b"x", LATE)[0] is ProposalRefusal.HANDING_OVER
     assert not node.grants(LATE, 400)
     effects = node.on_message(accept("c", 1, 1, number=9, sent_ms=LATE), LATE)
     assert ("c", TakeOver("a", 1)) in sent(effects)
     node.on_message(accept("b", 1, 1, number=10, sent_ms=LATE + 499), LATE + 499)
     node.on_tick(LATE + 500)
-    assert node.role is Role.FOLLOWER
+    assert node.role is RaftRole.FOLLOWER
     successor = make("c")
     successor.on_message(AppendRequest("a", 1, 0, 0, (), 0, 1, 0), LATE)
     effects = successor.on_message(TakeOver("a", 1), LATE)
@@ -214,14 +214,14 @@ def test_leadership_is_handed_over_to_who_holds_everything_and_ends_in_any_case(
 def test_members_change_one_at_a_time_and_first_as_learners() -> None:
     node = make()
     elect(node)
-    assert node.add_learner("d", "d:1", LATE)[0] is Refusal.UNSETTLED
+    assert node.add_learner("d", "d:1", LATE)[0] is ProposalRefusal.UNSETTLED
     node.on_message(accept("b", 1, 1, number=1, sent_ms=LATE), LATE)
-    assert node.promote("d", LATE)[0] is Refusal.UNKNOWN_SERVER
+    assert node.promote("d", LATE)[0] is ProposalRefusal.UNKNOWN_SERVER
     assert node.add_learner("d", "d:1", LATE)[0] is None
     assert node.members.learners == {"d": "d:1"}
-    assert node.remove("c", LATE)[0] is Refusal.CHANGE_OPEN
+    assert node.remove("c", LATE)[0] is ProposalRefusal.CHANGE_OPEN
     node.on_message(accept("b", 1, 2, number=5, sent_ms=LATE), LATE)
-    assert node.promote("d", LATE)[0] is Refusal.NOT_LEVEL
+    assert node.promote("d", LATE)[0] is ProposalRefusal.NOT_LEVEL
     node.on_message(accept("d", 1, 2, number=6, sent_ms=LATE), LATE)
     assert node.promote("d", LATE)[0] is None
     node.on_message(accept("b", 1, 3, number=9, sent_ms=LATE), LATE)
@@ -231,7 +231,7 @@ def test_members_change_one_at_a_time_and_first_as_learners() -> None:
     assert node.remove("a", LATE)[0] is None
     for name in ("b", "c"):
         node.on_message(accept(name, 1, 4, number=20, sent_ms=LATE), LATE)
-    assert node.role is Role.FOLLOWER, "it was taken out"
+    assert node.role is RaftRole.FOLLOWER, "it was taken out"
 
 
 def test_what_waits_is_bounded() -> None:
@@ -239,11 +239,11 @@ def test_what_waits_is_bounded() -> None:
     first = new_group(Members(dict(THREE)))
     node = RaftNode("a", first, options=options, now_ms=0, below=lambda _: 0)
     elect(node)
-    assert node.propose(b"12345", LATE)[0] is Refusal.TOO_LARGE
-    assert [node.propose(b"x", LATE)[0] for _ in range(3)] == [2, 3, Refusal.BUSY]
+    assert node.propose(b"12345", LATE)[0] is ProposalRefusal.TOO_LARGE
+    assert [node.propose(b"x", LATE)[0] for _ in range(3)] == [2, 3, ProposalRefusal.BUSY]
     node.on_message(accept("b", 1, 3, number=1, sent_ms=LATE), LATE)
     assert node.read(1, LATE)[0] is None
-    assert node.read(2, LATE)[0] is Refusal.BUSY
+    assert node.read(2, LATE)[0] is ProposalRefusal.BUSY
 
 
 def test_who_alone_has_its_own_removal_stands_and_confirms_it() -> None:
@@ -253,10 +253,10 @@ def test_who_alone_has_its_own_removal_stands_and_confirms_it() -> None:
     assert node.remove("a", LATE)[0] is None
     late = LATE + 2_000
     node.on_tick(late)
-    assert (node.role, node.members.voters) == (Role.FOLLOWER, {"b": "b:1"})
+    assert (node.role, node.members.voters) == (RaftRole.FOLLOWER, {"b": "b:1"})
     elect(node, late + 2_000)
-    assert node.role is Role.LEADER, "b cannot be: its log is shorter"
+    assert node.role is RaftRole.LEADER, "b cannot be: its log is shorter"
     node.on_message(accept("b", 2, 3, number=99, sent_ms=late + 2_000), late + 2_000)
-    assert (node.role, node.commit) == (Role.FOLLOWER, 3)
+    assert (node.role, node.commit) == (RaftRole.FOLLOWER, 3)
     node.on_tick(late + 9_000)
-    assert node.role is Role.FOLLOWER, "now it is out"
+    assert node.role is RaftRole.FOLLOWER, "now it is out"

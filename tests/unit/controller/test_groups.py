@@ -12,12 +12,12 @@ from tandemmq.controller.groups import (
     ApplyId,
     Clean,
     Command,
+    CommandOutcome,
     Elect,
-    Group,
     Groups,
     Live,
-    Outcome,
     Register,
+    ReplicaGroup,
     encode_command,
 )
 from tandemmq.protocol.codes import ResponseCode as Code
@@ -25,7 +25,7 @@ from tandemmq.protocol.codes import ResponseCode as Code
 NAME = "broker-a"
 
 
-def run(groups: Groups, command: Command) -> Outcome:
+def run(groups: Groups, command: Command) -> CommandOutcome:
     return groups.apply(encode_command(command))
 
 
@@ -49,7 +49,7 @@ def alter(master: int, epoch: int, set_epoch: int, *wanted: int, alive: tuple[in
     return AlterSet(NAME, master, epoch, set_epoch, wanted, alive)
 
 
-def present(groups: Groups) -> Group:
+def present(groups: Groups) -> ReplicaGroup:
     group = groups.get(NAME)
     assert group is not None
     return group
@@ -300,7 +300,7 @@ COMMANDS = st.one_of(
 @given(st.lists(COMMANDS, max_size=40))
 def test_invariants_hold_and_snapshots_keep_everything(commands: list[Command]) -> None:
     groups, twin = Groups(), Groups()
-    before: Group | None = None
+    before: ReplicaGroup | None = None
     for command in commands:
         outcome = run(groups, command)
         assert outcome == run(twin, command)

@@ -32,7 +32,7 @@ from tandemmq.protocol.bodies.route import (
     encode_topic_route,
 )
 from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable, decode_topic_list
-from tandemmq.protocol.catalogue import CATALOGUE, Role
+from tandemmq.protocol.catalogue import CATALOGUE, ServingRole
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.command import Command, Header
 from tandemmq.protocol.requests import route as headers
@@ -395,7 +395,7 @@ async def test_zone_filter(harness: Harness) -> None:
 
 async def test_served_codes_are_those_of_the_catalogue(harness: Harness) -> None:
     for code in [*Code, 1001, 1012, 30000]:
-        is_ours = code in CATALOGUE and CATALOGUE[code].served_by is Role.NAME_SERVER
+        is_ours = code in CATALOGUE and CATALOGUE[code].served_by is ServingRole.NAME_SERVER
         assert ((await harness.call(code)).code != 3) == is_ours, code
 
 

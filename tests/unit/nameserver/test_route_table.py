@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tandemmq.errors import RequestRejected
-from tandemmq.nameserver.route_table import MasterAddresses, Registration, RouteTable, select_zone
+from tandemmq.nameserver.route_table import MasterAddresses, RegisteredBroker, RouteTable, select_zone
 from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.bodies.route import QueueData, TopicRoute
 from tandemmq.protocol.bodies.tables import TopicConfig
@@ -31,7 +31,7 @@ def topics(*names: str, permission: int = 6, count: int = 4, sys_flag: int = 0) 
     }
 
 
-def broker(broker_id: int = 0, address: str = MASTER, **changes: Any) -> Registration:
+def broker(broker_id: int = 0, address: str = MASTER, **changes: Any) -> RegisteredBroker:
     parts: dict[str, Any] = {
         "cluster": "C",
         "broker_name": "broker-a",
@@ -42,7 +42,7 @@ def broker(broker_id: int = 0, address: str = MASTER, **changes: Any) -> Registr
         "topics": topics("T1", "T2"),
         "connection": CONNECTIONS.get(address),
     }
-    return Registration(**{**parts, **changes})
+    return RegisteredBroker(**{**parts, **changes})
 
 
 def addresses(table: RouteTable, topic: str = "T1") -> dict[int, str]:

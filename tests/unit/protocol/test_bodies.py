@@ -41,8 +41,8 @@ from tandemmq.protocol.bodies.progress import (
 from tandemmq.protocol.bodies.replica import HaStatus, decode_ha_status, encode_ha_status
 from tandemmq.protocol.bodies.route import (
     BrokerData,
+    BrokerMembers,
     ClusterInfo,
-    MemberGroup,
     QueueData,
     TopicRoute,
     decode_cluster_info,
@@ -194,7 +194,7 @@ def test_strict_routes_are_ascii_and_always_say_whether_a_slave_may_act() -> Non
 
 def test_empty_parts_of_a_route_are_written() -> None:
     assert encode_topic_route(TopicRoute()) == b'{"brokerDatas":[],"filterServerTable":{},"queueDatas":[]}'
-    assert b'"brokerAddrs":{}' in encode_member_group(MemberGroup(broker_name="b"))
+    assert b'"brokerAddrs":{}' in encode_member_group(BrokerMembers(broker_name="b"))
     assert b'"brokerAddrs":{}' in encode_topic_route(TopicRoute(brokers=(BrokerData(broker_name="b"),)))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import tandemmq
 from compatibility import DIFFERENCES, render
-from tandemmq.protocol.catalogue import CATALOGUE, NOT_OURS, UNSUPPORTED, Entry, Role
+from tandemmq.protocol.catalogue import CATALOGUE, NOT_OURS, UNSUPPORTED, RequestRow, ServingRole
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.header_codec import codec_of
 
@@ -20,7 +20,7 @@ def test_code_is_listed_or_has_a_reason(code: RequestCode) -> None:
 
 
 @pytest.mark.parametrize("entry", CATALOGUE.values(), ids=lambda entry: entry.name)
-def test_headers_compile_and_wire_names_are_unique(entry: Entry) -> None:
+def test_headers_compile_and_wire_names_are_unique(entry: RequestRow) -> None:
     for header_type in (entry.request, entry.response):
         if header_type is not None:
             codec_of(header_type)
@@ -29,9 +29,9 @@ def test_headers_compile_and_wire_names_are_unique(entry: Entry) -> None:
 
 
 def test_roles() -> None:
-    assert CATALOGUE[310].served_by is Role.BROKER
-    assert CATALOGUE[105].served_by is Role.NAME_SERVER
-    assert CATALOGUE[40].served_by is Role.CLIENT
+    assert CATALOGUE[310].served_by is ServingRole.BROKER
+    assert CATALOGUE[105].served_by is ServingRole.NAME_SERVER
+    assert CATALOGUE[40].served_by is ServingRole.CLIENT
     assert CATALOGUE[40].is_oneway
     assert CATALOGUE[310].name == "SEND_MESSAGE_V2"
 

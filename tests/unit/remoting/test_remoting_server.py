@@ -26,7 +26,7 @@ from tandemmq.remoting import server as server_module
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Guard, Handler
-from tandemmq.remoting.options import ChannelLimits, ClientOptions, ServerOptions
+from tandemmq.remoting.options import ChannelLimits, ConnectionOptions, ServerOptions
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
@@ -44,7 +44,7 @@ class Peers:
         clock: Any,
         *,
         server_options: ServerOptions | None = None,
-        client_options: ClientOptions | None = None,
+        client_options: ConnectionOptions | None = None,
         client_routes: Mapping[int, Handler] | None = None,
         server_routes: Mapping[int, Handler] | None = None,
         guard: Guard | None = None,
@@ -370,7 +370,7 @@ async def test_slices_of_a_mapped_file_reach_a_peer_that_reads_late(make: MakePe
 
 async def test_client_bound_of_requests_in_flight(make: MakePeers) -> None:
     limits = ChannelLimits(requests_in_flight_max=1)
-    peers = await make(client_options=ClientOptions(limits=limits)).start()
+    peers = await make(client_options=ConnectionOptions(limits=limits)).start()
     waiting = asyncio.ensure_future(peers.call(WAIT))
     await until(lambda: bool(peers.server.channels) and peers.server.channels[0].tasks_running == 1)
     with pytest.raises(Busy):
@@ -396,7 +396,7 @@ async def start_by_hand(**options: Any) -> tuple[ManualClock, Peers]:
 
 
 async def test_idle_connections_are_closed_and_used_ones_are_not() -> None:
-    clock, peers = await start_by_hand(client_options=ClientOptions(idle_close_s=1000))
+    clock, peers = await start_by_hand(client_options=ConnectionOptions(idle_close_s=1000))
     for _ in range(4):
         await clock.pass_time(100)
         assert len(peers.server.channels) == 1
@@ -447,7 +447,7 @@ async def test_timeout_leaves_nothing_behind() -> None:
 
 
 async def test_silent_connection_is_given_up_after_a_timeout() -> None:
-    clock, peers = await start_by_hand(client_options=ClientOptions(silent_close_s=10))
+    clock, peers = await start_by_hand(client_options=ConnectionOptions(silent_close_s=10))
     waiting = asyncio.ensure_future(peers.call(WAIT, timeout_s=12))
     await clock.pass_time(13)
     with pytest.raises(RequestTimeout):

@@ -19,7 +19,7 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import (
     ChannelLimits,
     ClientAuth,
-    ClientOptions,
+    ConnectionOptions,
     ServerOptions,
     TlsClientOptions,
     TlsMode,
@@ -84,7 +84,7 @@ async def ask(address: str, options: TlsClientOptions | None, body: bytes = b"he
         network=TcpNetwork(),
         clock=LoopClock(),
         tls=make_client_tls(options),
-        options=ClientOptions(connect_timeout_s=PATIENCE_S),
+        options=ConnectionOptions(connect_timeout_s=PATIENCE_S),
     )
     try:
         return bytes((await client.request(address, Command.request(ECHO, body=body), PATIENCE_S)).body)

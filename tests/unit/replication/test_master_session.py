@@ -1,6 +1,6 @@
 import pytest
 
-from tandemmq.replication.core.effects import Acknowledged, Disconnect, FellBehind, Send, Started
+from tandemmq.replication.core.effects import Acknowledged, Disconnect, FellBehind, Send, TransferStarted
 from tandemmq.replication.core.frames import FirstTransfer, ReplicationOptions, encode_head, encode_report
 from tandemmq.replication.core.master import HELLO_MS, MasterSession
 from tandemmq.replication.core.progress import LogRange, MasterState, StartRule
@@ -33,7 +33,7 @@ def test_first_report_is_answered_with_an_explicit_start() -> None:
     assert subject.next_tick_ms(0) == HELLO_MS + 1
     assert subject.on_tick(LOG, HELLO_MS, can_write=True) == []
     effects = subject.on_tick(LOG, HELLO_MS + 1, can_write=True)
-    assert isinstance(effects[0], Started)
+    assert isinstance(effects[0], TransferStarted)
     assert effects[0].start.rule is StartRule.LAST_FILE
     assert effects[1:] == [Acknowledged(0)]
     assert subject.next_offset == 200_000
@@ -47,7 +47,7 @@ def test_empty_slave_of_ours_gets_everything_however_its_hello_is_cut(cut: int) 
     log = LogRange(100_000, 250_000)
     effects = subject.on_data(hello[:cut], log, 0) + subject.on_data(hello[cut:], log, 3)
     started = effects[0]
-    assert isinstance(started, Started)
+    assert isinstance(started, TransferStarted)
     assert (started.start.rule, started.start.log_offset) == (StartRule.FIRST_FILE, 100_000)
     assert subject.is_tandem
 
@@ -55,7 +55,7 @@ def test_empty_slave_of_ours_gets_everything_however_its_hello_is_cut(cut: int) 
 def test_empty_slave_need_not_wait_when_both_rules_agree() -> None:
     subject = session()
     effects = subject.on_data(encode_report(0), LogRange(0, 90_000), 0)
-    assert isinstance(effects[0], Started)
+    assert isinstance(effects[0], TransferStarted)
     assert effects[0].start.log_offset == 0
 
 
@@ -63,7 +63,7 @@ def test_a_second_report_that_comes_late_is_a_heartbeat_of_rocketmq() -> None:
     subject = session()
     subject.on_data(encode_report(0), LOG, 0)
     effects = subject.on_data(encode_report(0), LOG, 5_000)
-    assert isinstance(effects[0], Started)
+    assert isinstance(effects[0], TransferStarted)
     assert effects[0].start.rule is StartRule.LAST_FILE
     assert not subject.is_tandem
 
@@ -166,7 +166,7 @@ def test_acknowledgement_of_bytes_never_sent_ends_the_connection() -> None:
 def test_slave_of_rocketmq_that_is_ahead_gets_heartbeats_only() -> None:
     subject = session()
     (effect,) = subject.on_data(encode_report(260_000), LOG, 0)
-    assert isinstance(effect, Started)
+    assert isinstance(effect, TransferStarted)
     assert effect.start.rule is StartRule.SLAVE_AHEAD
     grown = LogRange(0, 300_000)
     assert subject.wanted_bytes(grown, 1, bytes_max=1000) == 0
@@ -183,7 +183,7 @@ def test_slave_of_ours_that_is_ahead_is_told_and_refused(is_split: bool) -> None
     effects = subject.on_data(report * (1 if is_split else 2), LOG, 0)
     if is_split:
         effects += subject.on_data(report, LOG, HELLO_MS)
-    assert isinstance(effects[0], Started)
+    assert isinstance(effects[0], TransferStarted)
     assert effects[1] == Send(encode_head(250_000, 0))
     assert isinstance(effects[2], Disconnect)
     assert subject.is_tandem

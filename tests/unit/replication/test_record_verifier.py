@@ -2,7 +2,7 @@ import pytest
 from replica_logs import make_log, record_at
 
 from tandemmq.protocol.record import NewRecord, encode_blank, encode_record
-from tandemmq.replication.core.verifier import BadRecord, RecordVerifier, Run
+from tandemmq.replication.core.verifier import BadRecord, RecordVerifier, VerifiedRun
 
 SEGMENT = 4096
 
@@ -11,11 +11,11 @@ def verifier(log_offset: int = 0, record_bytes_max: int = 1 << 20) -> RecordVeri
     return RecordVerifier(log_offset, segment_bytes=SEGMENT, record_bytes_max=record_bytes_max)
 
 
-def feed(subject: RecordVerifier, data: bytes) -> tuple[list[Run], BadRecord | None]:
+def feed(subject: RecordVerifier, data: bytes) -> tuple[list[VerifiedRun], BadRecord | None]:
     return subject.feed([memoryview(data)])
 
 
-def joined(runs: list[Run]) -> bytes:
+def joined(runs: list[VerifiedRun]) -> bytes:
     return b"".join(run.data for run in runs)
 
 
@@ -23,7 +23,7 @@ def test_whole_records_come_out_as_one_run() -> None:
     log, _ = make_log([10, 20, 30], segment_bytes=SEGMENT)
     runs, bad = feed(verifier(), log)
     assert bad is None
-    assert runs == [Run(0, memoryview(log))]
+    assert runs == [VerifiedRun(0, memoryview(log))]
 
 
 def test_incomplete_record_waits_until_it_is_whole() -> None:
@@ -34,7 +34,7 @@ def test_incomplete_record_waits_until_it_is_whole() -> None:
     assert subject.log_offset == offsets[1]
     assert subject.held_bytes == len(log) - 1 - offsets[1]
     runs, _ = feed(subject, log[-1:])
-    assert runs == [Run(offsets[1], memoryview(log[offsets[1] :]))]
+    assert runs == [VerifiedRun(offsets[1], memoryview(log[offsets[1] :]))]
     assert subject.held_bytes == 0
 
 

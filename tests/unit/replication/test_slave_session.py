@@ -4,11 +4,11 @@ import pytest
 from replica_logs import make_log
 
 from tandemmq.replication.core.effects import (
-    Damage,
     Dial,
     Disconnect,
     Halt,
     HaltReason,
+    RefusedBytes,
     Send,
     SlaveEffect,
     Store,
@@ -157,14 +157,14 @@ def test_damage_is_not_stored_and_asked_for_again_once() -> None:
     store, report, damage, closing = subject.on_data(frame(0, bytes(damaged)), 1)
     assert store == Store(0, memoryview(log[: offsets[1]]))
     assert report == Send(encode_report(offsets[1]))
-    assert isinstance(damage, Damage)
+    assert isinstance(damage, RefusedBytes)
     assert (damage.log_offset, damage.is_final) == (offsets[1], False)
     assert isinstance(closing, Disconnect)
 
     assert subject.on_tick(5_001) == [Dial(MASTER)]
     subject.on_connected(offsets[1], 5_001)
     effects = subject.on_data(frame(offsets[1], bytes(damaged[offsets[1] :])), 5_002)
-    assert kinds(effects) == [Damage, Halt, Disconnect]
+    assert kinds(effects) == [RefusedBytes, Halt, Disconnect]
     assert subject.halt is not None
     assert subject.halt.reason is HaltReason.DAMAGED
     assert subject.halt.log_offset == offsets[1]
@@ -175,7 +175,7 @@ def test_damage_on_the_way_heals_by_asking_again() -> None:
     damaged = bytearray(log)
     damaged[95] ^= 1
     subject = connected(0)
-    assert kinds(subject.on_data(frame(0, bytes(damaged)), 1)) == [Damage, Disconnect]
+    assert kinds(subject.on_data(frame(0, bytes(damaged)), 1)) == [RefusedBytes, Disconnect]
     subject.on_tick(5_001)
     subject.on_connected(0, 5_001)
     assert kinds(subject.on_data(frame(0, log), 5_002)) == [Store, Send]

@@ -6,9 +6,9 @@ import pytest
 
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.replication.core.epochs import (
-    Answer,
     EpochEntry,
     EpochList,
+    EpochsAnswer,
     Handshake,
     MasterFrameDecoder,
     Report,
@@ -31,9 +31,11 @@ FROM_MASTER = bytes.fromhex(
 
 def test_the_bytes_are_those_of_rocketmq() -> None:
     assert encode_handshake(Handshake(2)) + encode_term_report(1570) == FROM_SLAVE
-    assert encode_answer(Answer(3270, EPOCHS)) + encode_term_head(HEARTBEAT) == FROM_MASTER
+    assert encode_answer(EpochsAnswer(3270, EPOCHS)) + encode_term_head(HEARTBEAT) == FROM_MASTER
     assert encode_handshake(Handshake(1, from_last_file=True, is_learner=True))[4:8] == b"\0\1\0\1"
-    assert encode_answer(Answer(0, EpochList())).hex() == "00000001" + "00000000" + "0" * 16 + "ffffffff"
+    assert (
+        encode_answer(EpochsAnswer(0, EpochList())).hex() == "00000001" + "00000000" + "0" * 16 + "ffffffff"
+    )
 
 
 @pytest.mark.parametrize("cut", [1, 3, 7, 12, 1000])
@@ -48,7 +50,7 @@ def test_any_cut_of_the_stream_gives_the_same(cut: int) -> None:
     body = b"".join(event for event in events if isinstance(event, memoryview))
     assert body == b"12345"
     frames = [event for event in events if not isinstance(event, memoryview)]
-    assert frames == [Answer(3270, EPOCHS), HEARTBEAT, head, HEARTBEAT]
+    assert frames == [EpochsAnswer(3270, EPOCHS), HEARTBEAT, head, HEARTBEAT]
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,19 @@ from collections.abc import Sequence
 import pytest
 from replica_logs import make_log
 
-from tandemmq.replication.core.effects import Acknowledged, Align, Disconnect, Halt, Send, Started, Store
+from tandemmq.replication.core.effects import (
+    Acknowledged,
+    Align,
+    Disconnect,
+    Halt,
+    Send,
+    Store,
+    TransferStarted,
+)
 from tandemmq.replication.core.epochs import (
-    Answer,
     EpochEntry,
     EpochList,
+    EpochsAnswer,
     Handshake,
     TermHead,
     encode_answer,
@@ -69,7 +77,7 @@ def test_a_copy_begins_to_follow_and_stores_what_comes() -> None:
     report = sent([*slave.on_aligned(0, align.epochs, 0)])
     assert report == encode_term_report(0)
     started, acknowledged = master.on_data(report, log_range, 0)
-    assert isinstance(started, Started)
+    assert isinstance(started, TransferStarted)
     assert started.start.rule is StartRule.FIRST_FILE
     assert acknowledged == Acknowledged(0)
     stored = b""
@@ -86,12 +94,12 @@ def test_a_copy_begins_to_follow_and_stores_what_comes() -> None:
     assert slave.confirm_offset == end
 
 
-def align(slave: TermSlaveSession, own_end: int, answer: Answer) -> list[object]:
+def align(slave: TermSlaveSession, own_end: int, answer: EpochsAnswer) -> list[object]:
     slave.on_connected(own_end, 0)
     return [*slave.on_data(encode_answer(answer), 0)]
 
 
-MASTER = Answer(3270, EpochList((EpochEntry(1, 0), EpochEntry(2, 1570), EpochEntry(3, 2000))))
+MASTER = EpochsAnswer(3270, EpochList((EpochEntry(1, 0), EpochEntry(2, 1570), EpochEntry(3, 2000))))
 
 
 def test_a_deposed_master_takes_back_what_nobody_else_has() -> None:

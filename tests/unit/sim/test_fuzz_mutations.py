@@ -9,21 +9,21 @@ from sim.fuzz.corpus import prologue_of, requests_of
 from sim.fuzz.mutate import mutate
 from sim.fuzz.victims import BAD_LOG
 from tandemmq.errors import RemoteProtocolError
-from tandemmq.protocol.catalogue import CATALOGUE, UNSUPPORTED, Role
+from tandemmq.protocol.catalogue import CATALOGUE, UNSUPPORTED, ServingRole
 from tandemmq.protocol.frame import FrameDecoder, encode_frame
 
-SERVERS = [Role.BROKER, Role.NAME_SERVER]
+SERVERS = [ServingRole.BROKER, ServingRole.NAME_SERVER]
 
 
 @pytest.mark.parametrize("role", SERVERS)
-def test_every_served_request_is_fuzzed(role: Role) -> None:
+def test_every_served_request_is_fuzzed(role: ServingRole) -> None:
     served = {code for code, entry in CATALOGUE.items() if entry.served_by is role} - set(UNSUPPORTED)
     assert {command.code for command in requests_of(role)} == served
     assert prologue_of(role)
 
 
 @pytest.mark.parametrize("role", SERVERS)
-def test_every_request_of_the_corpus_is_a_frame_with_a_header_that_can_be_read(role: Role) -> None:
+def test_every_request_of_the_corpus_is_a_frame_with_a_header_that_can_be_read(role: ServingRole) -> None:
     for command in requests_of(role):
         (received,) = FrameDecoder().feed(encode_frame(command))
         kind = CATALOGUE[command.code].request
@@ -32,7 +32,7 @@ def test_every_request_of_the_corpus_is_a_frame_with_a_header_that_can_be_read(r
 
 
 @pytest.mark.parametrize("role", SERVERS)
-def test_only_the_last_frame_of_a_batch_is_unreadable(role: Role) -> None:
+def test_only_the_last_frame_of_a_batch_is_unreadable(role: ServingRole) -> None:
     corpus = requests_of(role)
     dice = Dice(7)
     for _ in range(2_000):
@@ -42,7 +42,7 @@ def test_only_the_last_frame_of_a_batch_is_unreadable(role: Role) -> None:
 
 
 def test_the_same_dice_throw_the_same_bytes_and_others_do_not() -> None:
-    corpus = requests_of(Role.BROKER)
+    corpus = requests_of(ServingRole.BROKER)
 
     def throw(seed: int) -> list[bytes]:
         dice = Dice(seed)
@@ -52,7 +52,7 @@ def test_the_same_dice_throw_the_same_bytes_and_others_do_not() -> None:
 
 
 def test_some_mutations_cannot_be_read() -> None:
-    corpus = requests_of(Role.BROKER)
+    corpus = requests_of(ServingRole.BROKER)
     dice = Dice(3)
     broken = 0
     for _ in range(2_000):

@@ -16,7 +16,7 @@ from tandemmq.store.confirm import WaitFor
 from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.flusher import Flusher
 from tandemmq.store.key_indexes import KeyIndexes
-from tandemmq.store.transient_pool import Committer, Piece, TransientPool
+from tandemmq.store.transient_pool import Committer, PooledBytes, TransientPool
 
 SEEDS_MAX = 25
 
@@ -102,7 +102,7 @@ def commit_only_whole_pages(patch: pytest.MonkeyPatch) -> None:
 def lose_the_end_of_a_commit(patch: pytest.MonkeyPatch) -> None:
     pieces = TransientPool.pieces
 
-    def most_pieces(self: TransientPool, begin: int, end: int) -> list[Piece]:
+    def most_pieces(self: TransientPool, begin: int, end: int) -> list[PooledBytes]:
         return pieces(self, begin, end)[:1]
 
     patch.setattr(TransientPool, "pieces", most_pieces)

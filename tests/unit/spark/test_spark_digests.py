@@ -10,8 +10,8 @@ from tandemmq.spark.pipelines.audit_frames import (
     Comparison,
     Digest,
     Expected,
-    Part,
     PieceKey,
+    RangePart,
     compare,
     cut_parts,
 )
@@ -61,9 +61,9 @@ def judge(side: Iterable[int], *, changed: int = -1) -> Comparison:
 
 def test_parts_cover_the_ranges() -> None:
     assert [
-        Part(PieceKey(Q, 0), 5, 10),
-        Part(PieceKey(Q, 1), 10, 20),
-        Part(PieceKey(Q, 2), 20, 25),
+        RangePart(PieceKey(Q, 0), 5, 10),
+        RangePart(PieceKey(Q, 1), 10, 20),
+        RangePart(PieceKey(Q, 2), 20, 25),
     ] == PARTS
 
 
@@ -84,7 +84,7 @@ def test_a_change_a_gap_and_a_repeat_make_their_piece_suspicious() -> None:
 
 def test_a_side_that_ends_early_is_behind_and_searched_only_where_it_has_rows() -> None:
     found = judge(range(5, 13))
-    assert found.suspects == (Part(PieceKey(Q, 1), 10, 13),)
+    assert found.suspects == (RangePart(PieceKey(Q, 1), 10, 13),)
     assert found.behind == (Behind(queue=Q, reached=13, messages=12, seconds=12.0),)
     assert found.missing == 12
     assert judge(range(5, 20)).suspects == ()

@@ -13,7 +13,7 @@ from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.record import decode_record
 from tandemmq.spark.columns import select_columns
 from tandemmq.spark.fetch import RangeReader
-from tandemmq.spark.offsets import QueueKey, QueueRange
+from tandemmq.spark.offsets import OffsetRange, QueueKey
 from tandemmq.spark.options import PropertiesAs, parse_options
 from tandemmq.spark.read_task import TaskRanges, read_task
 from tandemmq.telemetry import events
@@ -23,7 +23,7 @@ QUEUE = QueueKey("T", "b", 0)
 
 def _reader(net: FakeNet, begin: int, end: int, **raw: str) -> RangeReader:
     options = parse_options({"nameserver": "ns:1", "topic": "T", **raw}, is_streaming=True)
-    return RangeReader(QueueRange(QUEUE, begin, end), net.replicas.get("b", {}), options)
+    return RangeReader(OffsetRange(QUEUE, begin, end), net.replicas.get("b", {}), options)
 
 
 def _offsets(reader: RangeReader) -> list[int]:
@@ -52,7 +52,7 @@ def test_sizes_that_a_broker_of_ours_tells_are_used_and_checked(net: FakeNet) ->
 def test_batches_have_at_most_the_rows_that_were_allowed(net: FakeNet) -> None:
     net.add_master(T_0=FakeQueue(0, 95)).pull_count_max = 50
     options = parse_options({"nameserver": "ns:1", "topic": "T", "arrowrows": "20"}, is_streaming=True)
-    task = TaskRanges((QueueRange(QUEUE, 0, 95),), {"b": net.replicas["b"]})
+    task = TaskRanges((OffsetRange(QUEUE, 0, 95),), {"b": net.replicas["b"]})
     columns = select_columns(("queueOffset", "properties"), PropertiesAs.MAP)
     batches = list(read_task(task, options, columns))
     assert [batch.num_rows for batch in batches] == [20, 20, 10, 20, 20, 5]

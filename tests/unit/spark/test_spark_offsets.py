@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.offsets import (
+    OffsetRange,
     QueueKey,
-    QueueRange,
     StreamOffset,
     advance,
     count_behind,
@@ -78,14 +78,14 @@ def test_the_first_end_offset_pins_the_start_even_when_nothing_is_there() -> Non
     assert end == StreamOffset(positions={A0: 7}, base={A0: 7})
     later = advance(end, begin={}, latest={A0: 9}, limit=None, filter_hash="")
     assert later == StreamOffset(positions={A0: 9})
-    assert plan_ranges(end, later) == [QueueRange(A0, 7, 9)]
+    assert plan_ranges(end, later) == [OffsetRange(A0, 7, 9)]
 
 
 def test_a_replay_of_the_first_batch_reads_from_the_pinned_start() -> None:
     start = StreamOffset(symbol="earliest")
     end = advance(start, begin={A0: 3, A1: 0}, latest={A0: 5, A1: 0}, limit=None, filter_hash="")
     assert end is not None
-    assert plan_ranges(start, end) == [QueueRange(A0, 3, 5)]
+    assert plan_ranges(start, end) == [OffsetRange(A0, 3, 5)]
 
 
 def test_nothing_new_gives_none_so_that_the_start_is_returned_as_it_is() -> None:
@@ -98,7 +98,7 @@ def test_a_queue_that_appears_later_is_pinned_by_the_offset_that_first_names_it(
     start = StreamOffset(positions={A0: 5})
     end = advance(start, begin={A1: 2}, latest={A0: 5, A1: 4}, limit=None, filter_hash="")
     assert end == StreamOffset(positions={A0: 5, A1: 4}, base={A1: 2})
-    assert plan_ranges(start, end) == [QueueRange(A1, 2, 4)]
+    assert plan_ranges(start, end) == [OffsetRange(A1, 2, 4)]
 
 
 def test_a_replica_that_is_behind_does_not_move_a_position_back() -> None:

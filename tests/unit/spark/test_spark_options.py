@@ -13,7 +13,7 @@ from tandemmq.spark.offsets import QueueKey
 from tandemmq.spark.option_table import OPTION_TABLE, Moment, parse_moment, render_option_table
 from tandemmq.spark.options import (
     PropertiesAs,
-    ReadFrom,
+    ReadPreference,
     SourceOptions,
     StartKind,
     parse_options,
@@ -35,7 +35,7 @@ def test_defaults() -> None:
     assert options.topics == ("T",)
     assert options.start is not None
     assert options.start.kind is StartKind.LATEST
-    assert options.read_from is ReadFrom.SUGGESTED
+    assert options.read_from is ReadPreference.SUGGESTED
     assert options.properties_as is PropertiesAs.MAP
     assert options.fail_on_data_loss
     assert options.subscription == "*"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemmq.spark.offsets import QueueKey, QueueRange
+from tandemmq.spark.offsets import OffsetRange, QueueKey
 from tandemmq.spark.packing import PackingOptions, plan_tasks
 
 
-def _ranges(*sizes: int) -> list[QueueRange]:
-    return [QueueRange(QueueKey("t", "b", n), 100, 100 + size) for n, size in enumerate(sizes)]
+def _ranges(*sizes: int) -> list[OffsetRange]:
+    return [OffsetRange(QueueKey("t", "b", n), 100, 100 + size) for n, size in enumerate(sizes)]
 
 
-def _sizes(tasks: list[tuple[QueueRange, ...]]) -> list[int]:
+def _sizes(tasks: list[tuple[OffsetRange, ...]]) -> list[int]:
     return [sum(item.size for item in task) for task in tasks]
 
 

@@ -17,10 +17,10 @@ from tandemmq.spark.pipelines.events import (
     BatchDone,
     Line,
     LineChart,
+    ReportTable,
     Restarted,
     Started,
     Stopped,
-    Table,
 )
 from tandemmq.spark.pipelines.meters import MetricsReporter
 from tandemmq.spark.pipelines.report import (
@@ -59,7 +59,7 @@ def test_a_report_is_one_file_with_everything_in_it(tmp_path: Path) -> None:
     report.report(Restarted(error="no <name> server", pause_seconds=1.0))
     report.report(SideJudged(side="slave 1", is_equal=False, missing=3))
     report.report(BarChart(title="Bars", unit="B", bars=(("a & b", 2.0), ("c", 1.0))))
-    report.report(Table(title="Rows", columns=("x", "y"), rows=(("<b>", 1234567), (None, 1.5))))
+    report.report(ReportTable(title="Rows", columns=("x", "y"), rows=(("<b>", 1234567), (None, 1.5))))
     report.report(Stopped(reason="signal", rows_total=30, bytes_total=3000))
     report.close()
     page = path.read_text()

@@ -16,7 +16,7 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.properties import decode_properties
 from tandemmq.spark.sink.columns import SinkColumns, find_sink_columns, make_keys, make_prefix
-from tandemmq.spark.sink.encode import BatchEncoder, Shipment
+from tandemmq.spark.sink.encode import BatchEncoder, RowShipment
 from tandemmq.spark.sink.options import EmptyBodies
 
 PREFIX = make_prefix("query", 7, 1)
@@ -26,7 +26,7 @@ def queues(topic: str) -> Sequence[MessageQueue]:
     return [MessageQueue(topic=topic, broker_name=name, queue_id=n) for name in "ab" for n in range(3)]
 
 
-def encode(columns: dict[str, Any], *, topic: str = "T", batch_bytes: int = 1 << 19) -> list[Shipment]:
+def encode(columns: dict[str, Any], *, topic: str = "T", batch_bytes: int = 1 << 19) -> list[RowShipment]:
     batch = pa.RecordBatch.from_pydict(columns)
     encoder = BatchEncoder(
         SinkColumns({name: place for place, name in enumerate(columns)}),
@@ -38,7 +38,7 @@ def encode(columns: dict[str, Any], *, topic: str = "T", batch_bytes: int = 1 <<
     return list(encoder.encode(batch))
 
 
-def unpack(shipment: Shipment) -> list[tuple[int, bytes, dict[str, str]]]:
+def unpack(shipment: RowShipment) -> list[tuple[int, bytes, dict[str, str]]]:
     items = split_batch(shipment.body)
     assert len(items) == shipment.count
     return [(item.flag, bytes(item.body), decode_properties(item.properties)) for item in items]

@@ -17,7 +17,7 @@ from tandemmq.protocol.properties import CAPABILITY
 from tandemmq.spark.sink.columns import find_sink_columns, make_prefix
 from tandemmq.spark.sink.encode import SPREAD_ROWS, BatchEncoder
 from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
-from tandemmq.spark.sink.sender import OnceRun, Sender
+from tandemmq.spark.sink.sender import OnceRun, RowSender
 from tandemmq.spark.sink.writer import PIN_FILE, pin_queues
 
 OPTIONS = SinkOptions(name_servers=("ns:1",), topic="T", once_topics=("T",), retry_count=3)
@@ -28,9 +28,9 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tandemmq.spark.sink.sender.time, "sleep", lambda seconds: None)
 
 
-def send_rows(net: FakeNet, count: int, *, epoch: int = 0, batch_bytes: int = 100_000) -> Sender:
+def send_rows(net: FakeNet, count: int, *, epoch: int = 0, batch_bytes: int = 100_000) -> RowSender:
     once = OnceRun("q", 1, epoch, pin_queues(OPTIONS))
-    sender = Sender(OPTIONS, turn=1, once=once)
+    sender = RowSender(OPTIONS, turn=1, once=once)
     encoder = BatchEncoder(
         find_sink_columns([("body", "string")], has_topic_option=True),
         topic="T",

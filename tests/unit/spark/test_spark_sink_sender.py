@@ -11,9 +11,9 @@ import tandemmq.spark.sink.sender
 from tandemmq.errors import BrokerUnreachable, ConfigError, MessageIllegal, SendNotConfirmed
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.spark.sink.encode import Shipment
+from tandemmq.spark.sink.encode import RowShipment
 from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
-from tandemmq.spark.sink.sender import Sender
+from tandemmq.spark.sink.sender import RowSender
 from tandemmq.spark.wire import Security
 
 OPTIONS = SinkOptions(name_servers=("ns:1",), topic="T", retry_count=3, in_flight=2)
@@ -24,9 +24,9 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tandemmq.spark.sink.sender.time, "sleep", lambda seconds: None)
 
 
-def ship(body: bytes, *, queue_index: int | None = None, sender: Sender | None = None) -> Shipment:
+def ship(body: bytes, *, queue_index: int | None = None, sender: RowSender | None = None) -> RowShipment:
     queue = None if queue_index is None or sender is None else sender.queues("T")[queue_index]
-    return Shipment(topic="T", queue=queue, body=body, count=1)
+    return RowShipment(topic="T", queue=queue, body=body, count=1)
 
 
 def bodies(net: FakeNet, address: str = "b-0:1") -> list[bytes]:
@@ -35,7 +35,7 @@ def bodies(net: FakeNet, address: str = "b-0:1") -> list[bytes]:
 
 def test_free_shipments_go_round_the_queues(net: FakeNet) -> None:
     net.add_master(T_0=FakeQueue(), T_1=FakeQueue(), T_2=FakeQueue())
-    sender = Sender(OPTIONS, turn=1)
+    sender = RowSender(OPTIONS, turn=1)
     for n in range(4):
         sender.send(ship(b"%d" % n))
     sender.finish()
@@ -49,7 +49,7 @@ def test_free_shipments_go_round_the_queues(net: FakeNet) -> None:
 )
 def test_what_may_pass_is_sent_again(net: FakeNet, code: ResponseCode) -> None:
     net.add_master(T_0=FakeQueue()).send_codes = [int(code), int(code)]
-    sender = Sender(OPTIONS)
+    sender = RowSender(OPTIONS)
     sender.send(ship(b"x"))
     sender.finish()
     assert bodies(net) == [b"x"] * 3
@@ -58,7 +58,7 @@ def test_what_may_pass_is_sent_again(net: FakeNet, code: ResponseCode) -> None:
 
 def test_the_attempts_have_an_end(net: FakeNet) -> None:
     net.add_master(T_0=FakeQueue()).send_codes = [int(ResponseCode.SLAVE_NOT_AVAILABLE)] * 9
-    sender = Sender(OPTIONS)
+    sender = RowSender(OPTIONS)
     sender.send(ship(b"x"))
     with pytest.raises(SendNotConfirmed, match="SLAVE_NOT_AVAILABLE"):
         sender.finish()
@@ -72,7 +72,7 @@ def test_the_pauses_between_attempts_double_from_the_interval_of_the_options(
     monkeypatch.setattr(tandemmq.spark.sink.sender.time, "sleep", pauses.append)
     raw = {"nameserver": "ns:1", "topic": "T", "retries": "7", "retryIntervalMs": "20"}
     net.add_master(T_0=FakeQueue()).send_codes = [int(ResponseCode.SYSTEM_BUSY)] * 6
-    sender = Sender(parse_sink_options(raw))
+    sender = RowSender(parse_sink_options(raw))
     sender.send(ship(b"x"))
     sender.finish()
     assert pauses == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.32, 0.32])
@@ -91,7 +91,7 @@ def test_an_answer_is_awaited_for_as_long_as_the_options_say(
     monkeypatch.setattr(FakeConnection, "receive", note)
     net.add_master(T_0=FakeQueue())
     raw = {"nameserver": "ns:1", "topic": "T", "sendTimeoutMs": "77000"}
-    sender = Sender(parse_sink_options(raw))
+    sender = RowSender(parse_sink_options(raw))
     sender.send(ship(b"x"))
     sender.finish()
     assert 70 < waits[-1] <= 77
@@ -99,7 +99,7 @@ def test_an_answer_is_awaited_for_as_long_as_the_options_say(
 
 def test_a_refusal_for_good_ends_at_once(net: FakeNet) -> None:
     net.add_master(T_0=FakeQueue()).send_codes = [int(ResponseCode.MESSAGE_ILLEGAL)]
-    sender = Sender(OPTIONS)
+    sender = RowSender(OPTIONS)
     sender.send(ship(b"x"))
     with pytest.raises(MessageIllegal):
         sender.finish()
@@ -109,7 +109,7 @@ def test_a_refusal_for_good_ends_at_once(net: FakeNet) -> None:
 def test_another_broker_takes_what_a_dead_one_had(net: FakeNet) -> None:
     net.add_master("a", T_0=FakeQueue()).dies_after = 0
     net.add_master("b", T_0=FakeQueue())
-    sender = Sender(OPTIONS, turn=1)
+    sender = RowSender(OPTIONS, turn=1)
     for n in range(6):
         sender.send(ship(b"%d" % n))
     sender.finish()
@@ -118,7 +118,7 @@ def test_another_broker_takes_what_a_dead_one_had(net: FakeNet) -> None:
 
 def test_a_broker_that_stays_away_is_an_error(net: FakeNet) -> None:
     net.add_master(T_0=FakeQueue()).is_down = True
-    sender = Sender(OPTIONS)
+    sender = RowSender(OPTIONS)
     with pytest.raises(BrokerUnreachable):
         sender.send(ship(b"x"))
 
@@ -126,7 +126,7 @@ def test_a_broker_that_stays_away_is_an_error(net: FakeNet) -> None:
 def test_shipments_for_one_queue_never_overtake_each_other(net: FakeNet) -> None:
     broker = net.add_master(T_0=FakeQueue(), T_1=FakeQueue())
     broker.send_codes = [0, int(ResponseCode.SYSTEM_BUSY)]
-    sender = Sender(OPTIONS)
+    sender = RowSender(OPTIONS)
     for n in range(4):
         sender.send(ship(b"%d" % n, queue_index=1, sender=sender))
     sender.finish()
@@ -136,9 +136,9 @@ def test_shipments_for_one_queue_never_overtake_each_other(net: FakeNet) -> None
 
 def test_a_topic_that_does_not_exist_takes_the_template_of_new_ones(net: FakeNet) -> None:
     net.add_master(TBW102_7=FakeQueue())
-    sender = Sender(OPTIONS)
+    sender = RowSender(OPTIONS)
     assert [queue.queue_id for queue in sender.queues("New")] == [0, 1, 2, 3]
-    sender.send(Shipment(topic="New", queue=None, body=b"x", count=1))
+    sender.send(RowShipment(topic="New", queue=None, body=b"x", count=1))
     sender.finish()
     assert net.brokers["b-0:1"].sent[0].header.default_topic == "TBW102"
 

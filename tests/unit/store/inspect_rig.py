@@ -14,7 +14,7 @@ from sim.memory import ManualClock
 from tandemmq.protocol.record import NewRecord
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.store import MessageStore, StoreOptions
-from tandemmq.store.inspect import Finding, InspectOptions, Part, Severity, StoreReport, check_store
+from tandemmq.store.inspect import Finding, InspectOptions, Severity, StorePart, StoreReport, check_store
 
 LOG_FILE_BYTES = 4096
 QUEUE_FILE_BYTES = 400
@@ -107,7 +107,7 @@ def check(root: Path, **changes: Any) -> StoreReport:
     return check_store(InspectOptions(root=root, **changes))
 
 
-def damages(report: StoreReport, part: Part | None = None) -> list[Finding]:
+def damages(report: StoreReport, part: StorePart | None = None) -> list[Finding]:
     return [
         finding
         for finding in report.findings.listed

@@ -10,7 +10,7 @@ import pytest
 from inspect_rig import LOG_FILE_BYTES, change, check, content, damages, flip, log_files, make_store, notes
 
 from tandemmq.protocol.record import Record, decode_record, encode_sealed_record
-from tandemmq.store.inspect import Finding, Part, StoreReport
+from tandemmq.store.inspect import Finding, StorePart, StoreReport
 from tandemmq.store.inspect.files import data_limit
 
 
@@ -40,7 +40,7 @@ def place(path: Path, number: int) -> tuple[int, Record]:
 
 def log_damage(report: StoreReport) -> Finding:
     (found,) = damages(report)
-    assert found.part is Part.LOG
+    assert found.part is StorePart.LOG
     return found
 
 
@@ -123,7 +123,7 @@ def test_damaged_head_costs_one_record_and_its_queue_is_still_named(
     )
     assert reason in found.reason
     assert report.record_count == 59
-    assert damages(report, Part.QUEUE) == []
+    assert damages(report, StorePart.QUEUE) == []
 
 
 def test_each_byte_of_a_record_that_matters_is_watched(root: Path) -> None:
@@ -211,13 +211,13 @@ def test_missing_file_is_named_by_the_bytes_it_had(root: Path) -> None:
     log_files(root)[1].unlink()
     found = log_damage(report := check(root))
     assert found.reason.startswith(f"bytes {LOG_FILE_BYTES} to {2 * LOG_FILE_BYTES} of the log are missing")
-    assert damages(report, Part.QUEUE) == []
+    assert damages(report, StorePart.QUEUE) == []
 
 
 def test_short_file_is_damage(root: Path) -> None:
     path = log_files(root)[1]
     path.write_bytes(path.read_bytes()[:3000])
-    reasons = [finding.reason for finding in damages(check(root), Part.LOG)]
+    reasons = [finding.reason for finding in damages(check(root), StorePart.LOG)]
     assert f"the file must have {LOG_FILE_BYTES} bytes, it has 3000" in reasons
 
 
@@ -248,7 +248,7 @@ def test_unfinished_tail_is_damage_unless_the_store_crashed(root: Path, has_abor
         (root / "abort").write_bytes(b"123")
     report = check(root)
     assert report.is_clean is has_abort
-    found = next(f for f in report.findings.listed if f.part is Part.LOG)
+    found = next(f for f in report.findings.listed if f.part is StorePart.LOG)
     assert found.offset == end
     assert "the next start of a broker ends the log here" in found.reason
 
@@ -257,7 +257,7 @@ def test_wrong_checksum_in_the_last_record_is_damage_even_after_a_crash(root: Pa
     path, end = tail_of(root)
     (root / "abort").write_bytes(b"123")
     flip(path, end - 60)
-    (found,) = damages(check(root), Part.LOG)
+    (found,) = damages(check(root), StorePart.LOG)
     assert found.size_bytes > 0
     assert "nothing intact follows" in found.reason
 
@@ -287,7 +287,7 @@ def test_clock_that_was_set_back_is_a_note_but_a_torn_time_is_damage(root: Path)
     assert report.is_clean
     assert any("before the one in front of it" in note for note in notes(report))
     change(path, at + 56, (record.stored_at_ms // 2).to_bytes(8, "big"))
-    assert "before the one in front of it" in damages(check(root), Part.LOG)[0].reason
+    assert "before the one in front of it" in damages(check(root), StorePart.LOG)[0].reason
 
 
 def test_checksum_over_a_whole_record_is_compared_where_there_is_one(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from sim.memory import ManualClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.store import MessageStore, StoreOptions
 from tandemmq.store.consume_queue import FILLER, UNIT
-from tandemmq.store.inspect import Finding, Part
+from tandemmq.store.inspect import Finding, StorePart
 
 UNIT_BYTES = 20
 
@@ -44,7 +44,7 @@ def root(original: Path, tmp_path: Path) -> Path:
 
 def queue_damage(root: Path) -> Finding:
     (found,) = damages(check(root))
-    assert found.part is Part.QUEUE
+    assert found.part is StorePart.QUEUE
     return found
 
 
@@ -102,7 +102,7 @@ def test_queue_ahead_of_the_log_is_damage_unless_the_store_crashed(root: Path, h
     change(path, entry_count(path) * UNIT_BYTES, UNIT.pack(10**9, 200, 0))
     report = check(root)
     assert report.is_clean is has_abort
-    (found,) = (f for f in report.findings.listed if f.part is Part.QUEUE)
+    (found,) = (f for f in report.findings.listed if f.part is StorePart.QUEUE)
     assert "is ahead of the log" in found.reason
 
 
@@ -115,7 +115,7 @@ def test_queue_behind_the_log_is_damage_unless_the_store_crashed(root: Path, has
     change(path, (count - 3) * UNIT_BYTES, bytes(3 * UNIT_BYTES))
     report = check(root)
     assert report.is_clean is has_abort
-    (found,) = (f for f in report.findings.listed if f.part is Part.QUEUE)
+    (found,) = (f for f in report.findings.listed if f.part is StorePart.QUEUE)
     assert (found.topic, found.queue_id, found.queue_offset) == ("A", 0, count - 3)
     assert found.reason == "the queue is behind the log: 3 records without entry"
 
@@ -149,7 +149,7 @@ def test_entries_of_damaged_records_name_the_queue_of_the_damage(root: Path) -> 
     log_offset, size, _ = UNIT.unpack(queue_file(root).read_bytes()[40:60])
     change(log_files(root)[0], log_offset, b"\xff" * size)
     (found,) = damages(check(root))
-    assert (found.part, found.offset) == (Part.LOG, log_offset)
+    assert (found.part, found.offset) == (StorePart.LOG, log_offset)
     assert (found.topic, found.queue_id, found.queue_offset) == ("A", 0, 2)
 
 

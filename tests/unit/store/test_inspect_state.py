@@ -18,7 +18,7 @@ from tandemmq.protocol.record import decode_records
 from tandemmq.protocol.record_scan import read_columns, scan_boundaries
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.store.columns import PropertyScan
-from tandemmq.store.inspect import Finding, IndexLayout, Part
+from tandemmq.store.inspect import Finding, IndexLayout, StorePart
 
 ENTRIES_AT = 40 + 4 * 16
 ENTRY_BYTES = 20
@@ -38,7 +38,7 @@ def index_file(root: Path, index: int = 0) -> Path:
     return sorted((root / "index").iterdir())[index]
 
 
-def reasons(root: Path, part: Part) -> list[str]:
+def reasons(root: Path, part: StorePart) -> list[str]:
     found = damages(check(root))
     assert {finding.part for finding in found} == {part}
     return [finding.reason for finding in found]
@@ -64,7 +64,7 @@ def test_flipped_bit_in_an_index_entry_is_found(root: Path, byte: int, expected:
 
 def test_wrong_slot_is_found(root: Path) -> None:
     change(index_file(root), 40, lambda value: value + 1)
-    assert reasons(root, Part.INDEX) == ["1 slots do not name the newest entry of their chain"]
+    assert reasons(root, StorePart.INDEX) == ["1 slots do not name the newest entry of their chain"]
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ def test_wrong_slot_is_found(root: Path) -> None:
 def test_damaged_index_header_is_found(root: Path, byte: int, expected: str | None) -> None:
     flip(index_file(root), byte)
     if expected is not None:
-        assert reasons(root, Part.INDEX)[0].startswith(expected)
+        assert reasons(root, StorePart.INDEX)[0].startswith(expected)
     else:
         assert check(root).is_clean  # a time that is off by a millisecond harms nobody
 
 
 def test_index_that_ends_before_it_begins_is_found(root: Path) -> None:
     change(index_file(root), 8, bytes(8))
-    assert "the header ends before it begins" in reasons(root, Part.INDEX)
+    assert "the header ends before it begins" in reasons(root, StorePart.INDEX)
 
 
 def test_index_entries_behind_the_log_are_found(root: Path) -> None:
@@ -96,7 +96,7 @@ def test_index_entries_behind_the_log_are_found(root: Path) -> None:
     path.write_bytes(bytes(len(path.read_bytes())))
     shutil.rmtree(root / "consumequeue")
     (root / "checkpoint").unlink()
-    found = [f.reason for f in damages(check(root)) if f.part is Part.INDEX]
+    found = [f.reason for f in damages(check(root)) if f.part is StorePart.INDEX]
     assert any("point behind the log's end" in reason for reason in found)
 
 
@@ -130,7 +130,7 @@ def test_checkpoint_that_claims_too_much_is_damage(root: Path, field: int) -> No
     path = root / "checkpoint"
     change(path, 8 * field, (2**62).to_bytes(8, "big"))
     found = one_damage(root)
-    assert (found.part, found.path, found.offset) == (Part.CHECKPOINT, path, 8 * field)
+    assert (found.part, found.path, found.offset) == (StorePart.CHECKPOINT, path, 8 * field)
 
 
 def test_short_checkpoint_is_damage_and_a_missing_one_a_note(root: Path) -> None:
@@ -155,7 +155,7 @@ def test_unreadable_config_is_damage_and_an_unreadable_backup_a_note(root: Path)
     path.write_text('{"topicConfigTable":{')
     (root / "config" / "topics.json.bak").write_text("]")
     found = one_damage(root)
-    assert (found.part, found.path) == (Part.CONFIG, path)
+    assert (found.part, found.path) == (StorePart.CONFIG, path)
     path.write_text("")
     assert check(root).is_clean
     path.write_text("[1]")

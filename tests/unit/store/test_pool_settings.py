@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tandemmq.config.load import BrokerConfig, Machine, load_broker, read_settings
+from tandemmq.config.load import BrokerConfig, MachineFacts, load_broker, read_settings
 from tandemmq.errors import ConfigError
 from tandemmq.store import FlushMode, StoreOptions
 
-MACHINE = Machine(host_name="box", address="10.1.2.3", memory_bytes=8 << 30, home=Path("/home/u"))
+MACHINE = MachineFacts(host_name="box", address="10.1.2.3", memory_bytes=8 << 30, home=Path("/home/u"))
 
 
 def load(*settings: str) -> BrokerConfig:

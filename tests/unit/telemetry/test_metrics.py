@@ -17,8 +17,8 @@ from tandemmq.telemetry.metrics import (
     WAIT_BUCKETS_S,
     WRITE_BUCKETS_S,
     Histogram,
-    Kind,
-    Reading,
+    MetricKind,
+    Sample,
     render_table,
 )
 from tandemmq.telemetry.prometheus import TextExporter
@@ -35,8 +35,8 @@ def test_names_are_unique_and_well_formed() -> None:
 
 @pytest.mark.parametrize("metric", TABLE, ids=lambda metric: metric.name)
 def test_names_carry_kind_and_unit(metric: metrics.Metric) -> None:
-    assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
-    if metric.kind is Kind.HISTOGRAM:
+    assert metric.name.endswith("_total") == (metric.kind is MetricKind.COUNTER)
+    if metric.kind is MetricKind.HISTOGRAM:
         assert metric.name.endswith("_seconds")
     assert bool(metric.labels) == bool(metric.bound), "labels need a stated bound"
     assert metric.text
@@ -77,7 +77,7 @@ def test_buckets_equal_a_naive_count(values: list[float]) -> None:
     assert histogram.cumulative() == [*naive, len(values)]
 
 
-def scrape(*readings: Reading) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def scrape(*readings: Sample) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Every sample of the text, by name and labels, without those of the process."""
     text = TextExporter(lambda: readings).render().decode()
     return {
@@ -90,10 +90,10 @@ def scrape(*readings: Reading) -> dict[tuple[str, tuple[tuple[str, str], ...]], 
 
 def test_readings_become_samples() -> None:
     assert scrape(
-        Reading(metrics.APPENDED, 7),
-        Reading(metrics.TOPIC_IN, 1, ("a",)),
-        Reading(metrics.HELD_PULLS, 3),
-        Reading(metrics.TOPIC_IN, 2, ('b"\\\n',)),
+        Sample(metrics.APPENDED, 7),
+        Sample(metrics.TOPIC_IN, 1, ("a",)),
+        Sample(metrics.HELD_PULLS, 3),
+        Sample(metrics.TOPIC_IN, 2, ('b"\\\n',)),
     ) == {
         ("tandemmq_store_appended_offset_bytes", ()): 7,
         ("tandemmq_topic_messages_in_total", (("topic", "a"),)): 1,
@@ -106,7 +106,7 @@ def test_histogram_becomes_cumulative_buckets() -> None:
     histogram = Histogram((0.5, 1.0))
     for value in (0.25, 0.75, 4.0):
         histogram.observe(value)
-    assert scrape(Reading(metrics.FLUSH, histogram)) == {
+    assert scrape(Sample(metrics.FLUSH, histogram)) == {
         ("tandemmq_store_flush_seconds_bucket", (("le", "0.5"),)): 1,
         ("tandemmq_store_flush_seconds_bucket", (("le", "1.0"),)): 2,
         ("tandemmq_store_flush_seconds_bucket", (("le", "+Inf"),)): 3,
@@ -116,7 +116,7 @@ def test_histogram_becomes_cumulative_buckets() -> None:
 
 
 def test_types_and_texts_stand_before_the_samples() -> None:
-    text = TextExporter(lambda: [Reading(metrics.MESSAGES_IN, 5)]).render().decode()
+    text = TextExporter(lambda: [Sample(metrics.MESSAGES_IN, 5)]).render().decode()
     assert text.startswith(
         "# HELP tandemmq_messages_in_total messages taken from producers\n"
         "# TYPE tandemmq_messages_in_total counter\n"
@@ -134,7 +134,7 @@ def test_process_is_described_under_the_names_of_the_table() -> None:
 def test_nothing_is_read_before_the_first_scrape() -> None:
     reads: list[int] = []
 
-    def read() -> list[Reading]:
+    def read() -> list[Sample]:
         reads.append(1)
         return []
 
@@ -147,8 +147,8 @@ def test_nothing_is_read_before_the_first_scrape() -> None:
 def test_failing_reader_fails_the_scrape_only() -> None:
     values = [1, 0]
 
-    def read() -> list[Reading]:
-        return [Reading(metrics.HELD_PULLS, 1 // values.pop())]
+    def read() -> list[Sample]:
+        return [Sample(metrics.HELD_PULLS, 1 // values.pop())]
 
     exporter = TextExporter(read)
     with pytest.raises(ZeroDivisionError):

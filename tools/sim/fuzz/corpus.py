@@ -23,7 +23,7 @@ from tandemmq.protocol.bodies.client import (
 )
 from tandemmq.protocol.bodies.register import RegisterBrokerBody, body_crc32, encode_register_broker_body
 from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable
-from tandemmq.protocol.catalogue import CATALOGUE, UNSUPPORTED, Entry, Role
+from tandemmq.protocol.catalogue import CATALOGUE, UNSUPPORTED, RequestRow, ServingRole
 from tandemmq.protocol.codes import SERIALIZE_JSON, SERIALIZE_ROCKETMQ, RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.header_codec import Header, codec_of
@@ -97,7 +97,7 @@ _NUMBERS = {
 
 
 @cache
-def requests_of(role: Role) -> list[Command]:
+def requests_of(role: ServingRole) -> list[Command]:
     """Good requests for every code that a server of the role answers, in both header forms."""
     codes = {code: entry for code, entry in CATALOGUE.items() if entry.served_by is role}
     found: list[Command] = []
@@ -111,7 +111,7 @@ def requests_of(role: Role) -> list[Command]:
 
 
 @cache
-def prologue_of(role: Role) -> list[Command]:
+def prologue_of(role: ServingRole) -> list[Command]:
     """What makes the other requests meet a topic, a group with members, and a registered broker."""
     wanted = (
         RequestCode.UPDATE_AND_CREATE_TOPIC,
@@ -124,7 +124,7 @@ def prologue_of(role: Role) -> list[Command]:
     return [found[code] for code in wanted if code in found]
 
 
-def _request(entry: Entry, body: bytes, form: int) -> Command:
+def _request(entry: RequestRow, body: bytes, form: int) -> Command:
     fields = {} if entry.request is None else _fields_of(entry.request)
     fields |= _extra_fields(entry.code, body)
     return Command(
@@ -159,7 +159,7 @@ def _extra_fields(code: int, body: bytes) -> dict[str, str]:
     return {}
 
 
-def _bodies(entry: Entry) -> list[bytes]:
+def _bodies(entry: RequestRow) -> list[bytes]:
     """The bodies that this request is sent with."""
     make = _BODIES.get(entry.code)
     return [make()] if make is not None else [b""]

@@ -27,7 +27,7 @@ from sim.fuzz.corpus import HA_REPORT, prologue_of, reports, requests_of
 from sim.fuzz.mutate import fence, flip, mutate
 from sim.fuzz.victims import Victim, Victims, victims
 from sim.seeds import progress_on, say
-from tandemmq.protocol.catalogue import Role
+from tandemmq.protocol.catalogue import ServingRole
 from tandemmq.protocol.frame import FrameDecoder, encode_frame
 
 FRAMES_PER_BATCH = 250
@@ -47,7 +47,7 @@ class Ended:
     is_silent: bool = False
 
 
-async def run_remoting_batch(victim: Victim, role: Role, dice: Dice) -> Ended:
+async def run_remoting_batch(victim: Victim, role: ServingRole, dice: Dice) -> Ended:
     """Mutated requests, sent in random pieces. Returns when the fence behind them is answered, or the
     connection ends. What nothing can follow is sent behind the fence, and the connection closed.
     """
@@ -100,7 +100,7 @@ async def run_ha_batch(victim: Victim, dice: Dice) -> Ended:
         writer.close()
 
 
-def _make_stream(role: Role, dice: Dice) -> tuple[bytes, bytes, int]:
+def _make_stream(role: ServingRole, dice: Dice) -> tuple[bytes, bytes, int]:
     """The readable frames of a batch with a fence, an unreadable one or nothing, and how many they are."""
     corpus = requests_of(role)
     parts = [encode_frame(command) for command in prologue_of(role)]
@@ -206,9 +206,12 @@ class Target:
 
 def make_targets(three: Victims) -> list[Target]:
     return [
-        Target("broker", three.broker, partial(run_remoting_batch, three.broker, Role.BROKER), 70),
+        Target("broker", three.broker, partial(run_remoting_batch, three.broker, ServingRole.BROKER), 70),
         Target(
-            "namesrv", three.name_server, partial(run_remoting_batch, three.name_server, Role.NAME_SERVER), 20
+            "namesrv",
+            three.name_server,
+            partial(run_remoting_batch, three.name_server, ServingRole.NAME_SERVER),
+            20,
         ),
         Target("ha", three.ha, partial(run_ha_batch, three.ha), 10),
     ]

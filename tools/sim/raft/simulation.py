@@ -26,24 +26,24 @@ from sim.manual_clock import ManualClock
 from tandemmq.consensus.core.messages import (
     Apply,
     Effect,
-    Entry,
     EntryKind,
+    LogEntry,
     Members,
     Message,
     Persist,
     RaftOptions,
+    RaftRole,
     ReadReady,
     ReadRefused,
     Restore,
-    Role,
     RoleChanged,
     Saved,
-    Send,
+    SendToServer,
     decode_message,
     encode_message,
     new_group,
 )
-from tandemmq.consensus.core.node import RaftNode, Refusal
+from tandemmq.consensus.core.node import ProposalRefusal, RaftNode
 from tandemmq.consensus.shell.files import RaftFiles
 from tandemmq.errors import FlushFailed, TandemError
 from tandemmq.protocol.hashes import crc32
@@ -231,7 +231,7 @@ class Server:
     def _carry_out(self, effects: list[Effect]) -> None:
         world = self._world
         for effect in effects:
-            if isinstance(effect, Send):
+            if isinstance(effect, SendToServer):
                 world.send(self.name, effect.to, effect.message)
             elif isinstance(effect, Apply):
                 for entry in effect.entries:
@@ -250,7 +250,7 @@ class Server:
             index, data = self.state.index, msgspec.json.encode(self.state)
             self._inbox.appendleft(lambda node: node.compact(index, data))
 
-    def _apply(self, entry: Entry) -> None:
+    def _apply(self, entry: LogEntry) -> None:
         assert entry.index == self.state.index + 1, (entry.index, self.state.index)
         self.state = State(entry.index, crc32(entry.data, self.state.checksum))
         self._world.on_applied(self, entry)
@@ -366,7 +366,7 @@ class World:
     def _someone(self) -> Server:
         """Any server; the leader more often."""
         servers = list(self.servers.values())
-        leaders = [server for server in servers if server.node and server.node.role is Role.LEADER]
+        leaders = [server for server in servers if server.node and server.node.role is RaftRole.LEADER]
         return self.dice.pick(leaders if leaders and self.dice.happens(50) else servers)
 
     def _crash_one(self) -> None:
@@ -513,7 +513,10 @@ class World:
             self._change(server, f"remove {name}", lambda node: node.remove(name, now_ms()))
 
     def _change(
-        self, server: Server, text: str, change: Callable[[RaftNode], tuple[Refusal | None, list[Effect]]]
+        self,
+        server: Server,
+        text: str,
+        change: Callable[[RaftNode], tuple[ProposalRefusal | None, list[Effect]]],
     ) -> None:
         def step(node: RaftNode) -> list[Effect]:
             refusal, effects = change(node)
@@ -548,7 +551,7 @@ class World:
 
     def _leader(self) -> RaftNode | None:
         nodes = [server.node for server in self.servers.values() if server.node is not None]
-        leaders = [node for node in nodes if node.role is Role.LEADER]
+        leaders = [node for node in nodes if node.role is RaftRole.LEADER]
         return max(leaders, key=lambda node: node.term, default=None)
 
     # Clients.
@@ -594,7 +597,7 @@ class World:
         node = server.node
         assert node is not None
         if (
-            node.role is Role.LEADER
+            node.role is RaftRole.LEADER
             and node.term < self._newest_term
             and node.grants(server.local_ms(), LEASE_MS)
         ):
@@ -622,7 +625,7 @@ class World:
 
     def on_role(self, server: Server, change: RoleChanged) -> None:
         self.note(f"{server.name}: {change.role.value} in term {change.term}: {change.reason}")
-        if change.role is not Role.LEADER:
+        if change.role is not RaftRole.LEADER:
             server.writes.clear()
             return
         if self._leaders.setdefault(change.term, server.name) != server.name:
@@ -639,7 +642,7 @@ class World:
             if is_owed and node.log.term_at(index) != self._confirmed[index][0]:
                 raise Broken(f"{server.name} leads term {change.term} without the confirmed entry {index}")
 
-    def on_applied(self, server: Server, entry: Entry) -> None:
+    def on_applied(self, server: Server, entry: LogEntry) -> None:
         found = entry.term, server.state.checksum
         if entry.index == len(self._confirmed):
             self._confirmed.append(found)

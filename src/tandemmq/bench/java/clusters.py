@@ -110,7 +110,7 @@ _LOAD: Final = Path(__file__).parent / "Load.java"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class BrokerSetting:
     """What both brokers are told.
 
     `has_slave`: a send is answered when the slave has it, too. `is_elected`: a controller says who of the two
@@ -167,7 +167,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class MeasuredCluster:
     """One that runs. `pids`: by what a process is."""
 
     side: str
@@ -222,7 +222,7 @@ def make_home(home: Path) -> list[str]:
 
 
 @contextmanager
-def running_ours(directory: Path, setting: Setting) -> Iterator[Cluster]:
+def running_ours(directory: Path, setting: BrokerSetting) -> Iterator[MeasuredCluster]:
     """Our name server, master and slave.
 
     Raises:  ProcessFailed when one does not start.
@@ -255,11 +255,11 @@ def running_ours(directory: Path, setting: Setting) -> Iterator[Cluster]:
             )
             start(name, "broker", values)
         pids = {name: server.pid for name, server in servers.items()}
-        yield Cluster(OURS, name_server.address, servers["master"].address, pids)
+        yield MeasuredCluster(OURS, name_server.address, servers["master"].address, pids)
 
 
 @contextmanager
-def running_java(directory: Path, setting: Setting, tools: JavaTools) -> Iterator[Cluster]:
+def running_java(directory: Path, setting: BrokerSetting, tools: JavaTools) -> Iterator[MeasuredCluster]:
     """RocketMQ's name server, master and slave.
 
     Raises:  TandemError when one ends, or does not listen within READY_S_MAX.
@@ -301,7 +301,7 @@ def running_java(directory: Path, setting: Setting, tools: JavaTools) -> Iterato
                 directory, name_server, port, is_slave=name == "slave", controller=controller
             )
             start(name, "org.apache.rocketmq.broker.BrokerStartup", values, port)
-        yield Cluster(JAVA, name_server, master, pids)
+        yield MeasuredCluster(JAVA, name_server, master, pids)
 
 
 def _free_port() -> int:

@@ -24,9 +24,9 @@ from tandemmq.bench.generator import run_load, send_frames
 from tandemmq.bench.java.clusters import (
     JAVA,
     OURS,
-    Cluster,
+    BrokerSetting,
     JavaTools,
-    Setting,
+    MeasuredCluster,
     make_home,
     prepare_java,
     running_java,
@@ -35,15 +35,15 @@ from tandemmq.bench.java.clusters import (
 from tandemmq.bench.process_stats import private_bytes, processor_seconds, resident_bytes
 from tandemmq.errors import TandemError
 
-ASYNC: Final = Setting("ASYNC_FLUSH")
-SYNC: Final = Setting("SYNC_FLUSH", flush="SYNC_FLUSH")
-PAIR: Final = Setting("ASYNC_FLUSH, synchronous slave", has_slave=True)
-SAFE: Final = Setting("SYNC_FLUSH, synchronous slave", flush="SYNC_FLUSH", has_slave=True)
-ELECTED: Final = Setting("ASYNC_FLUSH, elected master and slave", has_slave=True, is_elected=True)
+ASYNC: Final = BrokerSetting("ASYNC_FLUSH")
+SYNC: Final = BrokerSetting("SYNC_FLUSH", flush="SYNC_FLUSH")
+PAIR: Final = BrokerSetting("ASYNC_FLUSH, synchronous slave", has_slave=True)
+SAFE: Final = BrokerSetting("SYNC_FLUSH, synchronous slave", flush="SYNC_FLUSH", has_slave=True)
+ELECTED: Final = BrokerSetting("ASYNC_FLUSH, elected master and slave", has_slave=True, is_elected=True)
 
 WARM_UP_S: Final = 20.0
 CLIENT_WARM_UP_S: Final = 2.0
-_Runner = Callable[[Path], AbstractContextManager[Cluster]]
+_Runner = Callable[[Path], AbstractContextManager[MeasuredCluster]]
 LOAD_S_MAX: Final = 120.0
 """Beyond its warm-up and its measured time: a load that takes longer is ended, and an error."""
 SAID_CHARS: Final = 1000
@@ -54,7 +54,7 @@ SAID_CHARS: Final = 1000
 class Case:
     """One load. `kind`: one of the load program's, `light`, our generator of prepared frames, or `start`."""
 
-    setting: Setting
+    setting: BrokerSetting
     kind: str
     body_bytes: int = 1024
     in_flight: int = 1
@@ -112,7 +112,7 @@ CASES: Final = tuple(_all_cases())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class CaseFigures:
     """One case on one side, once. Latencies in microseconds; 0 where a case has none."""
 
     case: Case
@@ -150,13 +150,13 @@ def measure_pairs(
     cache: Path,
     directory: Path | None,
     tell: Callable[[str], None],
-) -> list[Reading]:
+) -> list[CaseFigures]:
     """All rounds of all cases on both sides. `tell` hears what is measured next.
 
     Raises:  TandemError when a server or a load fails, or a send is not answered with SEND_OK.
     """
     tools = prepare_java(cache)
-    readings: list[Reading] = []
+    readings: list[CaseFigures] = []
     for setting, group in groupby(cases, key=lambda case: case.setting):
         chosen = list(group)
         with (
@@ -187,7 +187,7 @@ def measure_pairs(
     return readings
 
 
-def _time_start(run: _Runner, case: Case, folder: Path) -> Reading:
+def _time_start(run: _Runner, case: Case, folder: Path) -> CaseFigures:
     """Of a cluster of its own, from the first process on. Its processor time is that of the whole start.
 
     Raises:  TandemError when no send is taken within LOAD_S_MAX.
@@ -216,12 +216,12 @@ class _Loads:
 
     def run(
         self,
-        cluster: Cluster,
+        cluster: MeasuredCluster,
         case: Case,
         *,
         warm_up_s: float = CLIENT_WARM_UP_S,
         seconds: float | None = None,
-    ) -> Reading:
+    ) -> CaseFigures:
         """Raises:  TandemError for a load that fails, or takes too long."""
         seconds = self._seconds if seconds is None else seconds
         if case.kind == "light":
@@ -262,7 +262,9 @@ class _Loads:
             )
         return _reading(cluster, case, told, before, after)
 
-    def _run_light(self, cluster: Cluster, case: Case, warm_up_s: float, seconds: float) -> Reading:
+    def _run_light(
+        self, cluster: MeasuredCluster, case: Case, warm_up_s: float, seconds: float
+    ) -> CaseFigures:
         frames = self._frames.get(case.body_bytes)
         if frames is None:
             frames = self._frames[case.body_bytes] = send_frames(_topic_of(case), 4, case.body_bytes, 4096)
@@ -282,15 +284,19 @@ def _topic_of(case: Case) -> str:
     return f"Bench{case.body_bytes}"
 
 
-def _processor(cluster: Cluster) -> dict[str, float]:
+def _processor(cluster: MeasuredCluster) -> dict[str, float]:
     return {name: processor_seconds(pid) for name, pid in cluster.pids.items()}
 
 
 def _reading(
-    cluster: Cluster, case: Case, told: dict[str, Any], before: dict[str, float], after: dict[str, float]
-) -> Reading:
+    cluster: MeasuredCluster,
+    case: Case,
+    told: dict[str, Any],
+    before: dict[str, float],
+    after: dict[str, float],
+) -> CaseFigures:
     count = told["count"]
-    return Reading(
+    return CaseFigures(
         case=case,
         side=cluster.side,
         per_second=count / told["seconds"],

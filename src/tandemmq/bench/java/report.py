@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, Final
 
 from tandemmq.bench.java.clusters import JAVA, OURS, VERSION
-from tandemmq.bench.java.measure import Case, Reading
+from tandemmq.bench.java.measure import Case, CaseFigures
 
 BROKERS: Final = ("master", "slave")
 INTRODUCTION: Final = f"""# Benchmarks
@@ -56,7 +56,7 @@ def figure_of(pairs: Sequence[tuple[float, float]]) -> Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CaseRow:
     """One case. `processor_us`: of all brokers together, per message."""
 
     case: Case
@@ -68,7 +68,7 @@ class Row:
     failed: Figure
 
 
-def rows_of(readings: Sequence[Reading]) -> list[Row]:
+def rows_of(readings: Sequence[CaseFigures]) -> list[CaseRow]:
     """The cases in the order in which they were measured first."""
     rows = []
     for case in dict.fromkeys(reading.case for reading in readings):
@@ -78,12 +78,12 @@ def rows_of(readings: Sequence[Reading]) -> list[Row]:
         )
         pairs = list(zip(ours, java, strict=True))
 
-        def figure(name: str, pairs: Sequence[tuple[Reading, Reading]] = pairs) -> Figure:
+        def figure(name: str, pairs: Sequence[tuple[CaseFigures, CaseFigures]] = pairs) -> Figure:
             return figure_of([(getattr(a, name), getattr(b, name)) for a, b in pairs])
 
         processor = figure_of([(_of_brokers(a), _of_brokers(b)) for a, b in pairs])
         rows.append(
-            Row(
+            CaseRow(
                 case=case,
                 per_second=figure("per_second"),
                 processor_us=processor,
@@ -96,11 +96,11 @@ def rows_of(readings: Sequence[Reading]) -> list[Row]:
     return rows
 
 
-def _of_brokers(reading: Reading) -> float:
+def _of_brokers(reading: CaseFigures) -> float:
     return sum(reading.processor_us.get(name, 0.0) for name in BROKERS)
 
 
-def render_page(readings: Sequence[Reading], machine: Sequence[str]) -> str:
+def render_page(readings: Sequence[CaseFigures], machine: Sequence[str]) -> str:
     """Tables in Markdown: throughput and processor time, latencies, memory."""
     rows = rows_of(readings)
     rounds = len(readings) // (2 * len(rows))
@@ -143,7 +143,7 @@ def _latency_header() -> list[str]:
     return ["| case | ms | ours | Java | ratio |", "|---|---|--:|--:|--:|"]
 
 
-def _latency_lines(row: Row) -> Iterator[str]:
+def _latency_lines(row: CaseRow) -> Iterator[str]:
     if not row.p50_us.java or row.case.kind in ("read", "filter", "sql", "start"):
         return
     name = f"{row.case.name}, {row.case.setting.name}"
@@ -155,7 +155,7 @@ def _latency_lines(row: Row) -> Iterator[str]:
         yield f"| | sends that failed | {row.failed.ours:,.0f} | {row.failed.java:,.0f} | |"
 
 
-def _memory_lines(readings: Sequence[Reading]) -> Iterator[str]:
+def _memory_lines(readings: Sequence[CaseFigures]) -> Iterator[str]:
     """The most that each process had after a case."""
     yield "| process | private MiB: ours | Java | ratio | resident MiB: ours | Java |"
     yield "|---|--:|--:|--:|--:|--:|"
@@ -171,7 +171,7 @@ def _memory_lines(readings: Sequence[Reading]) -> Iterator[str]:
         )
 
 
-def write_report(readings: Sequence[Reading], machine: Sequence[str], folder: Path) -> None:
+def write_report(readings: Sequence[CaseFigures], machine: Sequence[str], folder: Path) -> None:
     """Three files of the folder: the page with its explanation, every reading, and the plot."""
     (folder / "images").mkdir(parents=True, exist_ok=True)
     draw(readings, folder / "images" / "benchmarks.png")
@@ -181,13 +181,13 @@ def write_report(readings: Sequence[Reading], machine: Sequence[str], folder: Pa
     (folder / "benchmarks.md").write_text(page, encoding="utf-8")
 
 
-def render_json(readings: Sequence[Reading], machine: Sequence[str]) -> str:
+def render_json(readings: Sequence[CaseFigures], machine: Sequence[str]) -> str:
     """Every reading, for programs."""
     told: list[dict[str, Any]] = [{"name": reading.case.name, **asdict(reading)} for reading in readings]
     return json.dumps({"machine": list(machine), "readings": told}, indent=1)
 
 
-def draw(readings: Sequence[Reading], path: Path) -> None:
+def draw(readings: Sequence[CaseFigures], path: Path) -> None:
     """Throughput and processor time of ours as a share of Java's, a bar for each case, as a picture."""
     from matplotlib.figure import Figure as Picture
 

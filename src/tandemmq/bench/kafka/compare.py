@@ -71,7 +71,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class BothBrokers:
     """Both brokers: addresses and process ids."""
 
     name_server: Server
@@ -112,7 +112,7 @@ def run_kafka_bench(
 
 
 def _compare_size(
-    spark: SparkSession, cluster: Cluster, body_bytes: int, count: int, queue_count: int, runs: int
+    spark: SparkSession, cluster: BothBrokers, body_bytes: int, count: int, queue_count: int, runs: int
 ) -> Iterator[str]:
     """Fills both topics with messages of one size, and reads them by every set of columns."""
     topic = f"Bench{body_bytes}"
@@ -125,10 +125,10 @@ def _compare_size(
 
 
 @contextmanager
-def _running_both(directory: Path, broker_jars: list[Path], queue_count: int) -> Iterator[Cluster]:
+def _running_both(directory: Path, broker_jars: list[Path], queue_count: int) -> Iterator[BothBrokers]:
     kafka = running_kafka(broker_jars, directory / "kafka", partition_count=queue_count)
     with running_servers(directory) as ours, kafka as (address, pid):
-        yield Cluster(name_server=ours.name_server, broker=ours.broker, kafka=address, kafka_pid=pid)
+        yield BothBrokers(name_server=ours.name_server, broker=ours.broker, kafka=address, kafka_pid=pid)
 
 
 def read_kafka(spark: SparkSession, address: str, topic: str) -> DataFrame:
@@ -137,7 +137,7 @@ def read_kafka(spark: SparkSession, address: str, topic: str) -> DataFrame:
     return spark.read.format("kafka").options(**options).load()
 
 
-def fill_kafka(spark: SparkSession, cluster: Cluster, topic: str) -> None:
+def fill_kafka(spark: SparkSession, cluster: BothBrokers, topic: str) -> None:
     """Copies our topic to Kafka's of the same name, made by the first message."""
     ours = read_topic(spark, cluster.name_server.address, topic, "queueId,queueOffset,body")
     rows = ours.selectExpr("body AS value", "queueId AS partition")
@@ -145,7 +145,7 @@ def fill_kafka(spark: SparkSession, cluster: Cluster, topic: str) -> None:
     rows.write.format("kafka").options(**options).mode("append").save()
 
 
-def check_equal(spark: SparkSession, cluster: Cluster, topic: str, count: int) -> None:
+def check_equal(spark: SparkSession, cluster: BothBrokers, topic: str, count: int) -> None:
     """Raises TandemError unless every queue has the same number of the same bodies on both sides."""
     ours = read_topic(spark, cluster.name_server.address, topic, "queueId,queueOffset,body")
     kafka = read_kafka(spark, cluster.kafka, topic)
@@ -165,7 +165,7 @@ def check_equal(spark: SparkSession, cluster: Cluster, topic: str, count: int) -
 
 def _measure(
     spark: SparkSession,
-    cluster: Cluster,
+    cluster: BothBrokers,
     topic: str,
     columns: Columns,
     count: int,
@@ -205,7 +205,7 @@ def render_ratio(ours: ReadCost, kafka: ReadCost) -> str:
     return f"  tandemmq : kafka = {rate:.2f} in rows/s, {time:.2f} in processor time per row, broker included"
 
 
-def _measure_idle(spark: SparkSession, cluster: Cluster, queue_count: int) -> Iterator[str]:
+def _measure_idle(spark: SparkSession, cluster: BothBrokers, queue_count: int) -> Iterator[str]:
     topic = "BenchIdle"
 
     def send_ours() -> None:

@@ -57,7 +57,7 @@ class Resource:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PolicyLine:
     """One line of a policy: resource, action bits, networks (none: from anywhere), allowed or denied."""
 
     resource: Resource
@@ -78,7 +78,7 @@ class Entry:
         return any(address in network for network in self.networks)
 
 
-def decide(policies: Sequence[Sequence[Entry]], need: Need, host: str) -> bool:
+def decide(policies: Sequence[Sequence[PolicyLine]], need: Need, host: str) -> bool:
     """Whether the need is allowed; `policies` are the entries of CUSTOM, then those of DEFAULT."""
     if not need.actions:
         return True
@@ -118,7 +118,7 @@ def render_resource(resource: Resource) -> str:
     return f"{resource.kind}:{resource.name}{'*' if resource.is_prefix else ''}"
 
 
-def parse_entry(info: EntryInfo) -> Entry:
+def parse_entry(info: EntryInfo) -> PolicyLine:
     """The rule that a tool's entry states.
 
     Raises:  ConfigError naming what is wrong.
@@ -132,7 +132,7 @@ def parse_entry(info: EntryInfo) -> Entry:
     if decision not in ("allow", "deny"):
         raise ConfigError(f"decision {info.decision!r}: must be Allow or Deny")
     networks = tuple(_network(text) for text in info.source_ips if text.strip())
-    return Entry(parse_resource(info.resource), actions, networks, decision == "allow")
+    return PolicyLine(parse_resource(info.resource), actions, networks, decision == "allow")
 
 
 def parse_policy_type(text: str | None) -> str:
@@ -199,7 +199,7 @@ class AuthTable:
         self._entry_count_max = entry_count_max
         self._users: dict[str, User] = {}
         self._stored: dict[str, dict[str, tuple[EntryInfo, ...]]] = {}
-        self._compiled: dict[str, tuple[tuple[Entry, ...], ...]] = {}
+        self._compiled: dict[str, tuple[tuple[PolicyLine, ...], ...]] = {}
 
     def __len__(self) -> int:
         return len(self._users)
@@ -209,7 +209,7 @@ class AuthTable:
     def user(self, name: str) -> User | None:
         return self._users.get(name)
 
-    def policies(self, name: str) -> Sequence[Sequence[Entry]]:
+    def policies(self, name: str) -> Sequence[Sequence[PolicyLine]]:
         """The entries of a user: CUSTOM, then DEFAULT."""
         return self._compiled.get(name, ())
 
@@ -388,7 +388,7 @@ def _checked(policy: PolicyInfo) -> tuple[str, tuple[EntryInfo, ...]]:
     )
 
 
-def _compile(stored: dict[str, tuple[EntryInfo, ...]]) -> tuple[tuple[Entry, ...], ...]:
+def _compile(stored: dict[str, tuple[EntryInfo, ...]]) -> tuple[tuple[PolicyLine, ...], ...]:
     return tuple(tuple(parse_entry(info) for info in stored.get(kind, ())) for kind in POLICY_TYPES)
 
 

@@ -48,7 +48,7 @@ PERIOD_S: Final = 10.0
 LINES_PER_PERIOD_MAX: Final = 20
 
 
-class Audit:
+class AccessLog:
     """Writes to the logger `tandemmq.audit`. `denied_count` counts all refusals since the start."""
 
     def __init__(self, clock: Clock) -> None:
@@ -109,7 +109,7 @@ class Guard:
         *,
         cluster: str,
         users: AuthTable,
-        audit: Audit,
+        audit: AccessLog,
         inner: Credentials | None,
     ) -> None:
         self._options = options

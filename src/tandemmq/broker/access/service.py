@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from tandemmq.broker.access.auth_table import SUPER, AuthTable, render_user
-from tandemmq.broker.access.guard import Audit, Guard
+from tandemmq.broker.access.guard import AccessLog, Guard
 from tandemmq.broker.access.needs import PUB, TOPIC, Need
 from tandemmq.broker.access.plain_rules import (
     PlainFiles,
@@ -312,7 +312,7 @@ class AccessService:
         credentials = _own_credentials(options, disk)
         self.signer = None if credentials is None else credentials.sign
         self.users = AuthTable()
-        self.audit = Audit(clock)
+        self.audit = AccessLog(clock)
         self._guard: Guard | None = None
         self._files: PlainFiles | None = None
         if options.is_on:

@@ -12,10 +12,10 @@ from typing import Final
 from tandemmq.broker.clients.consumer_table import (
     BROADCASTING,
     ConsumerTable,
+    HeldSubscription,
     Member,
     ProducerTable,
     Refusals,
-    Subscription,
 )
 from tandemmq.broker.guards import invalid, require_queue, require_topic
 from tandemmq.broker.offsets.offset_table import OffsetTable
@@ -149,7 +149,7 @@ def _connection(member: Member) -> ClientConnection:
     )
 
 
-def describe_subscription(subscription: Subscription) -> SubscriptionData:
+def describe_subscription(subscription: HeldSubscription) -> SubscriptionData:
     """A subscription as tools are told it: the expression, its tags and its version."""
     return SubscriptionData(
         topic=subscription.topic,
@@ -427,11 +427,11 @@ class InspectionHandlers:
         )
         return command.reply(body=encode_group_subscription(body))
 
-    def _subscription(self, group: str, topic: str) -> Subscription | None:
+    def _subscription(self, group: str, topic: str) -> HeldSubscription | None:
         online = self._consumers.get(group)
         return None if online is None else online.subscriptions.get(topic)
 
 
-def _fits(subscription: Subscription | None, tag_hash: int) -> bool:
+def _fits(subscription: HeldSubscription | None, tag_hash: int) -> bool:
     """As far as the queue entry tells: an expression of another kind needs the message itself."""
     return subscription is None or subscription.tag_hashes is None or tag_hash in subscription.tag_hashes

@@ -16,14 +16,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
 from tandemmq.api import controller as api
-from tandemmq.api.controller import HeartbeatAnswer, MasterFacts, vouch
+from tandemmq.api.controller import ControllerHeartbeat, MasterFacts, vouch
 from tandemmq.broker.options import ElectionOptions
 from tandemmq.errors import ClientError, NotLeader, RequestRejected, TandemError
-from tandemmq.protocol.bodies.replica import SyncStateSet
+from tandemmq.protocol.bodies.replica import SyncStateSetAnswer
 from tandemmq.protocol.requests.controller import (
     AlterSyncStateSetRequest,
     ElectMasterRequest,
-    RegisterBrokerRequest,
+    RegisterReplicaRequest,
     VouchRequest,
     VouchResponse,
 )
@@ -170,7 +170,7 @@ class Controllers:
 
     async def register(self, broker_id: int, *, is_incomplete: bool) -> MasterFacts:
         """Tell that this broker has started, and where; `is_incomplete`: its log may have lost its end."""
-        header = RegisterBrokerRequest(
+        header = RegisterReplicaRequest(
             cluster_name=self._cluster,
             broker_name=self._name,
             broker_id=broker_id,
@@ -206,12 +206,12 @@ class Controllers:
 
     async def alter_set(
         self, broker_id: int, master_epoch: int, ids: Iterable[int], set_epoch: int
-    ) -> SyncStateSet:
+    ) -> SyncStateSetAnswer:
         """The group's set from now on; `set_epoch` is that of the set which it replaces."""
         header = AlterSyncStateSetRequest(
             broker_name=self._name, master_id=broker_id, master_epoch=master_epoch
         )
-        wanted = SyncStateSet(ids=tuple(sorted(ids)), epoch=set_epoch)
+        wanted = SyncStateSetAnswer(ids=tuple(sorted(ids)), epoch=set_epoch)
         return await self._ask(
             lambda leader: api.alter_sync_set(self._client, leader, header, wanted, self._clock.now_ms())
         )
@@ -255,7 +255,7 @@ class Heartbeats:
         options: ElectionOptions,
         *,
         make: Callable[[], BrokerHeartbeatRequest],
-        on_answer: Callable[[HeartbeatAnswer, float], None],
+        on_answer: Callable[[ControllerHeartbeat, float], None],
         client: RemotingClient,
         clock: Clock,
         scope: TaskScope,
@@ -307,7 +307,7 @@ class Heartbeats:
                 timer.cancel()
 
 
-class Lease:
+class MasterLease:
     """How long a master may go on, on the word of the controllers, counted from when it asked for it."""
 
     def __init__(self) -> None:

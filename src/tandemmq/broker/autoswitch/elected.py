@@ -20,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from tandemmq.api.controller import HeartbeatAnswer, MasterFacts, read_master_notice
+from tandemmq.api.controller import ControllerHeartbeat, MasterFacts, read_master_notice
 from tandemmq.api.replica import find_master_place
-from tandemmq.broker.autoswitch.controllers import Controllers, Heartbeats, Lease, Promise, Vouches
+from tandemmq.broker.autoswitch.controllers import Controllers, Heartbeats, MasterLease, Promise, Vouches
 from tandemmq.broker.autoswitch.forwarding import Forwarding
 from tandemmq.broker.autoswitch.identity import IDENTITY_FILE, IdentityFiles, obtain_id
 from tandemmq.broker.autoswitch.term import Term
@@ -178,7 +178,7 @@ class ElectedBroker:
             clock=clock,
             scope=self._scope,
         )
-        self._lease = Lease()
+        self._lease = MasterLease()
         self._vouches = Vouches()
         self._promise = Promise(client=self._client, clock=clock, period_s=election.heartbeat_ms / 1000)
         self.store: MessageStore | None = None
@@ -459,7 +459,7 @@ class ElectedBroker:
             is_incomplete=self.store.may_lack_tail or None,
         )
 
-    def _on_heartbeat_answer(self, answer: HeartbeatAnswer, sent_s: float) -> None:
+    def _on_heartbeat_answer(self, answer: ControllerHeartbeat, sent_s: float) -> None:
         if answer.master_epoch is None:
             return
         self._lease.is_needed = True

@@ -55,7 +55,7 @@ class Member:
         self.heard_s = heard_s
 
 
-class Membership:
+class GroupMembers:
     """Members by group and by connection."""
 
     def __init__(self, *, groups_per_client_max: int) -> None:
@@ -211,7 +211,7 @@ FROM_LAST = "CONSUME_FROM_LAST_OFFSET"
 ACTIVE_TYPE = "CONSUME_ACTIVELY"
 
 
-class Subscription(NamedTuple):
+class HeldSubscription(NamedTuple):
     """What a group wants of a topic. `tag_hashes` None takes everything.
 
     `sql` is the filter of an expression that is not of type TAG, or why it has none; `has_older_sql`: the
@@ -227,20 +227,20 @@ class Subscription(NamedTuple):
     has_older_sql: bool = False
 
 
-def make_subscription(topic: str, expression: str, expression_type: str, version: int) -> Subscription:
+def make_subscription(topic: str, expression: str, expression_type: str, version: int) -> HeldSubscription:
     """A subscription with its tags parsed, or its filter compiled.
 
     A filter that cannot be compiled is not an error here: the group's pulls are told (spec semantics 9.3).
     Raises:  ValueError when a tag expression cannot be used.
     """
     if is_tag_type(expression_type):
-        return Subscription(topic, expression, expression_type, version, parse_tags(expression))
+        return HeldSubscription(topic, expression, expression_type, version, parse_tags(expression))
     sql = (
         compile_sql(expression)
         if expression_type == SQL_TYPE
         else f"the expression type {expression_type[:32]!r} is unknown"
     )
-    return Subscription(topic, expression, expression_type, version, None, sql)
+    return HeldSubscription(topic, expression, expression_type, version, None, sql)
 
 
 class Consumption(NamedTuple):
@@ -259,14 +259,14 @@ class ConsumerGroup:
     def __init__(self, name: str, consumption: Consumption) -> None:
         self.name = name
         self.consumption = consumption
-        self.subscriptions: dict[str, Subscription] = {}
+        self.subscriptions: dict[str, HeldSubscription] = {}
 
 
 class ConsumerTable:
     """All online groups; `on_change(group)` is called when members or subscribed topics changed."""
 
     def __init__(self, *, groups_per_client_max: int, on_change: Callable[[str], None]) -> None:
-        self._membership = Membership(groups_per_client_max=groups_per_client_max)
+        self._membership = GroupMembers(groups_per_client_max=groups_per_client_max)
         self._groups: dict[str, ConsumerGroup] = {}
         self._on_change = on_change
 
@@ -294,7 +294,7 @@ class ConsumerTable:
         name: str,
         member: Member,
         consumption: Consumption,
-        subscriptions: Iterable[Subscription] | None,
+        subscriptions: Iterable[HeldSubscription] | None,
     ) -> bool:
         """True when the group changed; `subscriptions` None keeps what the group has."""
         is_changed = self._membership.add(name, member)
@@ -326,7 +326,7 @@ class ConsumerTable:
         self._on_change(name)
 
 
-def _update_subscriptions(group: ConsumerGroup, subscriptions: Iterable[Subscription]) -> bool:
+def _update_subscriptions(group: ConsumerGroup, subscriptions: Iterable[HeldSubscription]) -> bool:
     """True when a topic came or went; a changed expression alone is not a change (spec semantics 16.1)."""
     stored = group.subscriptions
     wanted = {subscription.topic: subscription for subscription in subscriptions}
@@ -352,7 +352,7 @@ class ProducerTable:
     """All online producer groups."""
 
     def __init__(self, *, groups_per_client_max: int) -> None:
-        self._membership = Membership(groups_per_client_max=groups_per_client_max)
+        self._membership = GroupMembers(groups_per_client_max=groups_per_client_max)
         self._by_client: dict[str, Channel] = {}
         self._clients: dict[Channel, str] = {}
 

@@ -13,10 +13,10 @@ from tandemmq.broker.clients.consumer_table import (
     BROADCASTING,
     ConsumerTable,
     Consumption,
+    HeldSubscription,
     Member,
     ProducerTable,
     Refusals,
-    Subscription,
     make_subscription,
 )
 from tandemmq.broker.guards import invalid, read_body
@@ -339,7 +339,7 @@ class ClientHandlers:
         self._producers.drop_channel(channel)
 
 
-def _subscriptions(consumer: ConsumerData) -> list[Subscription]:
+def _subscriptions(consumer: ConsumerData) -> list[HeldSubscription]:
     subscriptions = []
     for data in consumer.subscriptions:
         if topic_fault(data.topic):

@@ -249,7 +249,7 @@ STOP_S_MAX = 5.0
 """A delivery that the store refuses does not hold up the end of the broker."""
 
 
-class Delivery:
+class DelayedDelivery:
     """`start` and `stop` follow the role; both may be called again."""
 
     def __init__(

@@ -25,7 +25,7 @@ from tandemmq.protocol.bodies.progress import (
     encode_consumer_offsets,
     encode_delay_offsets,
 )
-from tandemmq.protocol.bodies.progress import DelayOffsetTable as Body
+from tandemmq.protocol.bodies.progress import DelayOffsets as Body
 
 QueueOffsets = dict[int, int]
 

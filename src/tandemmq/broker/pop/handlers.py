@@ -61,7 +61,7 @@ INVISIBLE_MS_MAX: Final = 3 * 24 * 3_600_000
 """RocketMQ's timer takes its check points no farther ahead (timerMaxDelaySec)."""
 
 
-class Target(Protocol):
+class PopTarget(Protocol):
     """What the headers of POP, PEEK and NOTIFICATION have in common."""
 
     @property
@@ -74,7 +74,7 @@ class Target(Protocol):
     def queue_id(self) -> int: ...
 
 
-class Admitted(NamedTuple):
+class AdmittedPop(NamedTuple):
     """What may be popped, and by whom."""
 
     topic: TopicConfig
@@ -89,7 +89,7 @@ class PopAdmission:
         self._topics = topics
         self._groups = groups
 
-    def admit(self, header: Target, now_ms: int) -> Admitted:
+    def admit(self, header: PopTarget, now_ms: int) -> AdmittedPop:
         """Raises:  RequestRejected of the kind that the spec names for the first check that fails."""
         options = self._options
         if not options.is_readable:
@@ -107,7 +107,7 @@ class PopAdmission:
         group = require_group(self._groups, header.consumer_group, now_ms)
         if not group.is_consume_enabled:
             raise NotPermitted(f"the group {group.name} may not consume (consumeEnable is false)")
-        return Admitted(topic, group)
+        return AdmittedPop(topic, group)
 
     def require_master(self, is_ready: bool) -> None:
         """A slave can lease nothing, because it writes nothing (spec semantics 2.3: pops go to id 0)."""
@@ -156,7 +156,7 @@ _parse = lru_cache(maxsize=1024)(parse_tags)
 
 
 @dataclass(slots=True)
-class Answer:
+class PopAnswer:
     """The lists of the answer's header, and its messages.
 
     `tells_retry_topic`: messages of a retry topic go out as they are stored
@@ -216,7 +216,7 @@ class Asked:
     channel: Channel
     command: Command
     want: Want
-    admitted: Admitted
+    admitted: AdmittedPop
 
 
 class PopHandlers:
@@ -407,15 +407,15 @@ class PopHandlers:
             answer.orders += order_items(flag, queue_id, taken.offsets, pop.counts)
         self._finish(asked, found, answer, PutStatus.PUT_OK)
 
-    def _new_answer(self, pop_time_ms: int, revive_queue_id: int) -> Answer:
-        return Answer(
+    def _new_answer(self, pop_time_ms: int, revive_queue_id: int) -> PopAnswer:
+        return PopAnswer(
             pop_time_ms,
             revive_queue_id,
             self._options.broker_name,
             tells_retry_topic=self._options.pop_returns_retry_topic,
         )
 
-    def _finish(self, asked: Asked, found: Found, answer: Answer, status: PutStatus) -> None:
+    def _finish(self, asked: Asked, found: Found, answer: PopAnswer, status: PutStatus) -> None:
         channel, command = asked.channel, asked.command
         if not is_stored(status):
             channel.send(

@@ -188,7 +188,7 @@ _QUEUE_OFFSET_AT: Final = 20
 _NOTHING_LEFT: Final = (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE)
 
 
-class Source(NamedTuple):
+class PoppedQueue(NamedTuple):
     """A queue that is looked at, and the flag that its messages carry."""
 
     topic: str
@@ -214,7 +214,7 @@ class Want:
 class Taken(NamedTuple):
     """Messages of one queue: whole records, their offsets, where to go on."""
 
-    source: Source
+    source: PoppedQueue
     start_offset: int
     offsets: list[int]
     end_offset: int
@@ -261,7 +261,7 @@ class PopReader:
             found.append((pop_retry_v1(group, topic), FLAG_RETRY_V1))
         return found
 
-    def sources(self, want: Want, queue_count: int) -> Iterator[Source]:
+    def sources(self, want: Want, queue_count: int) -> Iterator[PoppedQueue]:
         """The queues in the order in which they are looked at."""
         chance = self._chance.below(100)
         is_retry_first = chance < self._options.pop_retry_percent
@@ -269,14 +269,14 @@ class PopReader:
         if not want.is_ordered:
             for topic, flag in self.retry_topics(want.group, want.topic):
                 if self._store.queue_max(topic, 0):
-                    retries.append(Source(topic, 0, flag))
+                    retries.append(PoppedQueue(topic, 0, flag))
         if is_retry_first:
             yield from retries
         if want.queue_id >= 0:
-            yield Source(want.topic, want.queue_id, FLAG_NORMAL)
+            yield PoppedQueue(want.topic, want.queue_id, FLAG_NORMAL)
         else:
             for step in range(queue_count):
-                yield Source(want.topic, (chance + step) % queue_count, FLAG_NORMAL)
+                yield PoppedQueue(want.topic, (chance + step) % queue_count, FLAG_NORMAL)
         if not is_retry_first:
             yield from retries
 
@@ -320,7 +320,7 @@ class PopReader:
                 return True
         return False
 
-    def _take(self, source: Source, key: QueueKey, want: Want, found: Found) -> None:
+    def _take(self, source: PoppedQueue, key: QueueKey, want: Want, found: Found) -> None:
         start = self._start(source, key, want)
         for _ in range(SCANS_MAX):
             got = self._get(source, start, want, want.count_max - found.count)
@@ -332,7 +332,7 @@ class PopReader:
             self._log.move(key, start)
         found.rest += max(0, self._store.queue_max(source.topic, source.queue_id) - start)
 
-    def _get(self, source: Source, start: int, want: Want, count_max: int) -> GetResult:
+    def _get(self, source: PoppedQueue, start: int, want: Want, count_max: int) -> GetResult:
         # Ended leases were filtered when they were popped first (filterSupportRetry is off).
         tag_hashes = want.wanted if source.flag == FLAG_NORMAL else None
         if isinstance(tag_hashes, SqlFilter):
@@ -346,7 +346,7 @@ class PopReader:
             tag_hashes=tag_hashes,
         )
 
-    def _add(self, found: Found, source: Source, start: int, got: GetResult, want: Want) -> bool:
+    def _add(self, found: Found, source: PoppedQueue, start: int, got: GetResult, want: Want) -> bool:
         """False when the filter takes none of it."""
         records = list(split_records(got.slices))
         if isinstance(want.wanted, SqlFilter) and source.flag == FLAG_NORMAL:
@@ -359,7 +359,7 @@ class PopReader:
         found.rest += max(0, got.max_offset - got.next_offset)
         return True
 
-    def _start(self, source: Source, key: QueueKey, want: Want) -> int:
+    def _start(self, source: PoppedQueue, key: QueueKey, want: Want) -> int:
         """Where the group's next pop of the queue begins; a reset by an operator is taken here."""
         topic, group, queue_id = key
         reset = self._offsets.take_reset(group, topic, queue_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-from tandemmq.broker.clients.consumer_table import ACTIVE_TYPE, BROADCASTING, ConsumerTable, Subscription
+from tandemmq.broker.clients.consumer_table import ACTIVE_TYPE, BROADCASTING, ConsumerTable, HeldSubscription
 from tandemmq.broker.guards import require_group, require_queue, require_topic
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pull.filters import check_type, is_tag_type, parse_tags, require_sql
@@ -40,7 +40,7 @@ class PullForbidden(NotPermitted):
         self.forbidden_type = forbidden_type
 
 
-class Admitted(NamedTuple):
+class AdmittedPull(NamedTuple):
     """What a pull may read, and the settings its answer depends on. `tag_hashes` None takes everything that
     `sql` takes; of the two at most one is there.
     """
@@ -62,7 +62,7 @@ class PullAdmission:
         self._groups = groups
         self._consumers = consumers
 
-    def admit(self, channel: Channel, code: int, header: PullRequest, now_ms: int) -> Admitted:
+    def admit(self, channel: Channel, code: int, header: PullRequest, now_ms: int) -> AdmittedPull:
         """The admitted pull.
 
         Raises:  RequestRejected of the kind that spec semantics 8.1 names for the first check that fails.
@@ -86,8 +86,8 @@ class PullAdmission:
         if self._options.reject_pull_consumers:
             self._check_is_registered(channel, name)
         if isinstance(wanted, SqlFilter):
-            return Admitted(topic, group, None, wanted)
-        return Admitted(topic, group, wanted)
+            return AdmittedPull(topic, group, None, wanted)
+        return AdmittedPull(topic, group, wanted)
 
     def _check_broker(self, code: int) -> None:
         options = self._options
@@ -153,7 +153,7 @@ class PullAdmission:
             )
         return subscription.tag_hashes if subscription.sql is None else self._stored_sql(subscription)
 
-    def _stored_sql(self, subscription: Subscription) -> SqlFilter:
+    def _stored_sql(self, subscription: HeldSubscription) -> SqlFilter:
         sql = subscription.sql
         if isinstance(sql, str):
             code = ResponseCode.FILTER_DATA_NOT_LATEST

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from tandemmq.broker.offsets.claims import Claims
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.pull.admission import Admitted, PullAdmission, PullForbidden
+from tandemmq.broker.pull.admission import AdmittedPull, PullAdmission, PullForbidden
 from tandemmq.broker.pull.cold_reads import ColdControl
-from tandemmq.broker.pull.long_poll import HeldPull, LongPolls, Wake
+from tandemmq.broker.pull.long_poll import HeldPull, LongPolls, WakeReason
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.errors import Busy, RequestRejected, StoreError
 from tandemmq.protocol.codes import ResponseCode
@@ -57,7 +57,7 @@ _CODES = {
 _EMPTY_QUEUE = frozenset({GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE})
 
 
-class Replica(NamedTuple):
+class AnsweringReplica(NamedTuple):
     """Which replica answers, as far as a pull cares."""
 
     broker_id: int
@@ -76,7 +76,7 @@ class PullPlan(NamedTuple):
 
 
 def plan_pull(
-    result: GetResult, requested_offset: int, replica: Replica, *, normal_id: int, slow_id: int
+    result: GetResult, requested_offset: int, replica: AnsweringReplica, *, normal_id: int, slow_id: int
 ) -> PullPlan:
     """The answer to a pull at `requested_offset`.
 
@@ -95,7 +95,7 @@ def plan_pull(
 
 
 def _plan_on_slave(
-    plan: PullPlan, result: GetResult, requested_offset: int, replica: Replica, normal_id: int
+    plan: PullPlan, result: GetResult, requested_offset: int, replica: AnsweringReplica, normal_id: int
 ) -> PullPlan:
     if replica.has_master and not result.suggest_slave:
         # The reader has caught up: it belongs to the master again, and must not wait here.
@@ -136,7 +136,7 @@ class Pull(NamedTuple):
     channel: Channel
     command: Command
     header: PullRequest
-    admitted: Admitted
+    admitted: AdmittedPull
 
 
 class PullHandlers:
@@ -164,7 +164,7 @@ class PullHandlers:
         self._long_polls = long_polls
         self._stats = stats
         self._clock = clock
-        self.replica = Replica(
+        self.replica = AnsweringReplica(
             broker_id=options.broker_id,
             has_master=True,
             slave_read_enable=options.slave_read_enable,
@@ -349,20 +349,20 @@ class PullHandlers:
             " (coldDataFlowControlEnable)"
         )
 
-    def _on_cold_wake(self, held: HeldPull[Pull], _reason: Wake) -> None:
+    def _on_cold_wake(self, held: HeldPull[Pull], _reason: WakeReason) -> None:
         """Answer a pull that was slowed down with one message."""
         found = self._read_again(held, count_max=1)
         if found is not None:
             self._answer(held.request, *found)
 
-    def _on_wake(self, held: HeldPull[Pull], reason: Wake) -> None:
+    def _on_wake(self, held: HeldPull[Pull], reason: WakeReason) -> None:
         """Answer a held pull, or hold it on until its time is over."""
         pull = held.request
         found = self._read_again(held)
         if found is None:
             return
         result, plan = found
-        if reason is Wake.NEW_MESSAGES:
+        if reason is WakeReason.NEW_MESSAGES:
             if result.status is GetStatus.NO_MATCHED_MESSAGE and plan.next_offset >= result.max_offset:
                 # Nothing of it was for this group: it waits on behind what was looked at, and not for long,
                 # because the client must learn where it is to commit that.

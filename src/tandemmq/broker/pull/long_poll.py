@@ -26,7 +26,7 @@ K = TypeVar("K")
 R = TypeVar("R")
 
 
-class Wake(Enum):
+class WakeReason(Enum):
     """Why a held pull is looked at again."""
 
     NEW_MESSAGES = "new messages"
@@ -56,7 +56,7 @@ class HeldPull(Generic[R]):
         offset: int,
         deadline_s: float,
         request: R,
-        on_wake: Callable[[HeldPull[R], Wake], None],
+        on_wake: Callable[[HeldPull[R], WakeReason], None],
     ) -> None:
         self.channel = channel
         self.queue = queue
@@ -134,12 +134,12 @@ class LongPolls:
     def wake_queue(self, queue: QueueName) -> None:
         """Look at the queue's held pulls again now, as at their expiry: a group was moved."""
         for held in list(self._by_queue.get(queue, ())):
-            self._wake(held, Wake.EXPIRED)
+            self._wake(held, WakeReason.EXPIRED)
 
     def wake_all(self) -> None:
         """Look at every held pull again now, as at its expiry: a topic is gone, the broker stops."""
         for held in [held for of_queue in list(self._by_queue.values()) for held in of_queue]:
-            self._wake(held, Wake.EXPIRED)
+            self._wake(held, WakeReason.EXPIRED)
 
     def close(self) -> None:
         """Answer everything that is held."""
@@ -162,7 +162,7 @@ class LongPolls:
         touched, self._touched = self._touched, {}
         for queue, max_offset in touched.items():
             for held in [held for held in self._by_queue.get(queue, ()) if held.offset < max_offset]:
-                self._wake(held, Wake.NEW_MESSAGES)
+                self._wake(held, WakeReason.NEW_MESSAGES)
 
     def _arm(self) -> None:
         first = self._ticks[0] if self._ticks else None
@@ -180,11 +180,11 @@ class LongPolls:
         due = self._clock.monotonic() + TICK_S / 2
         while self._ticks and self._ticks[0] * TICK_S <= due:
             for held in list(self._by_tick.pop(heappop(self._ticks), ())):
-                self._wake(held, Wake.EXPIRED)
+                self._wake(held, WakeReason.EXPIRED)
         if not self._is_closed:
             self._arm()
 
-    def _wake(self, held: Held, reason: Wake) -> None:
+    def _wake(self, held: Held, reason: WakeReason) -> None:
         # An answer may close a channel, which drops others that were due in the same round.
         if held.is_held:
             self._remove(held)

@@ -28,8 +28,8 @@ from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.topics.topic_table import TopicTable, make_topic
 from tandemmq.broker.transaction.half import (
     CheckLimits,
+    CheckVerdict,
     Decided,
-    Verdict,
     check_times,
     encode_for_check,
     ended_by,
@@ -319,11 +319,11 @@ class TransactionChecks:
             await self._append(mark, None)
             return True
         verdict = plan_check(half, self._clock.now_ms(), self._limits)
-        if verdict is Verdict.WAIT:
+        if verdict is CheckVerdict.WAIT:
             return False
-        if verdict is Verdict.RENEW:
+        if verdict is CheckVerdict.RENEW:
             await self._append_copy(half, make_copy(half))
-        elif verdict is Verdict.DISCARD:
+        elif verdict is CheckVerdict.DISCARD:
             await self._discard(half)
         else:
             copy = make_copy(half, check_times=check_times(half) + 1)

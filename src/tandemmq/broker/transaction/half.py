@@ -245,7 +245,7 @@ def _trim(table: dict[int, int], count_max: int) -> None:
 _HOUR_MS = 3_600_000
 
 
-class Verdict(Enum):
+class CheckVerdict(Enum):
     """What becomes of a half message in this round."""
 
     WAIT = "it is young, and so is all behind it"
@@ -262,17 +262,17 @@ class CheckLimits(NamedTuple):
     reserved_hours: int
 
 
-def plan_check(half: Record, now_ms: int, limits: CheckLimits) -> Verdict:
+def plan_check(half: Record, now_ms: int, limits: CheckLimits) -> CheckVerdict:
     """The verdict. A message from the future (its producer's clock is ahead) is asked about."""
     age_ms = now_ms - half.born_at_ms
     if check_times(half) >= limits.count_max or age_ms > limits.reserved_hours * _HOUR_MS:
-        return Verdict.DISCARD
+        return CheckVerdict.DISCARD
     if age_ms < 0:
-        return Verdict.CHECK
+        return CheckVerdict.CHECK
     immunity_ms = immunity_of(half, limits.timeout_ms)
     if immunity_ms is None:
-        return Verdict.WAIT if age_ms <= limits.timeout_ms else Verdict.CHECK
-    return Verdict.RENEW if age_ms < immunity_ms else Verdict.CHECK
+        return CheckVerdict.WAIT if age_ms <= limits.timeout_ms else CheckVerdict.CHECK
+    return CheckVerdict.RENEW if age_ms < immunity_ms else CheckVerdict.CHECK
 
 
 def is_late(half: Record, now_ms: int, timeout_ms: int) -> bool:

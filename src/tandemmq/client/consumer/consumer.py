@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Self
 
 from tandemmq.api import broker_send
-from tandemmq.client.consumer.inbox import Delivery
+from tandemmq.client.consumer.inbox import Received
 from tandemmq.client.consumer.membership import Membership, queue_of
 from tandemmq.client.consumer.subscription import ALL
 from tandemmq.client.instance import Client, ClientInstance
@@ -57,7 +57,7 @@ class Consumer(Client):
         self._instance = self._member.instance
         self._inbox = self._member.inbox
         self._assignment = self._member.assignment
-        self._handed_out: list[Delivery] = []
+        self._handed_out: list[Received] = []
         self._since_yield = 0
 
     # Life
@@ -254,7 +254,7 @@ class Consumer(Client):
 
     # Inside
 
-    def _take(self, count_max: int) -> list[Delivery]:
+    def _take(self, count_max: int) -> list[Received]:
         self._member.check_alive()
         return self._inbox.take_some(count_max)
 

@@ -30,7 +30,7 @@ from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.runtime.ports import Clock, TimerHandle
 
 
-class Source(Protocol):
+class MessageSource(Protocol):
     """The reader that pulled a message; it wants to know when the message is finished."""
 
     def finish(self, message: ReceivedMessage) -> None: ...
@@ -39,10 +39,10 @@ class Source(Protocol):
         """The message is not finished, and its queue is still read here."""
 
 
-class Delivery(NamedTuple):
+class Received(NamedTuple):
     """A message and where it came from."""
 
-    source: Source
+    source: MessageSource
     message: ReceivedMessage
 
 
@@ -51,7 +51,7 @@ class Inbox:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._deliveries: deque[Delivery] = deque()
+        self._deliveries: deque[Received] = deque()
         self._errors: deque[TandemError] = deque(maxlen=16)
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
@@ -64,13 +64,13 @@ class Inbox:
 
     # The readers' side
 
-    def put(self, deliveries: Iterable[Delivery], size_bytes: int) -> None:
+    def put(self, deliveries: Iterable[Received], size_bytes: int) -> None:
         """Add messages; `size_bytes` counts until `free` gives it back."""
         self._deliveries.extend(deliveries)
         self._bytes_unfinished += size_bytes
         self._arrived.set()
 
-    def put_back(self, deliveries: Iterable[Delivery]) -> None:
+    def put_back(self, deliveries: Iterable[Received]) -> None:
         """Have messages that were taken taken again, before all others. Their bytes count still."""
         self._deliveries.extendleft(reversed(list(deliveries)))
         self._arrived.set()
@@ -80,13 +80,13 @@ class Inbox:
         self._errors.append(error)
         self._arrived.set()
 
-    def drop(self, source: Source) -> None:
+    def drop(self, source: MessageSource) -> None:
         """Forget the messages of a queue that were not handed out. The queue has been given up, or is read
         again from another offset.
         """
         self.take_back(source)
 
-    def take_back(self, source: Source) -> list[Delivery]:
+    def take_back(self, source: MessageSource) -> list[Received]:
         """Remove and return the messages of a queue that were not handed out. Their bytes still count."""
         taken = [delivery for delivery in self._deliveries if delivery.source is source]
         kept = [delivery for delivery in self._deliveries if delivery.source is not source]
@@ -111,7 +111,7 @@ class Inbox:
 
     # The application's side
 
-    def take(self) -> Delivery | None:
+    def take(self) -> Received | None:
         """The next message, or None when there is none now; raises an error that was put."""
         if self._errors:
             raise self._errors.popleft()
@@ -119,14 +119,14 @@ class Inbox:
             return self._deliveries.popleft()
         return None
 
-    def take_some(self, count_max: int) -> list[Delivery]:
+    def take_some(self, count_max: int) -> list[Received]:
         """The next messages, as many as there are; raises as `take`."""
-        taken: list[Delivery] = []
+        taken: list[Received] = []
         while len(taken) < count_max and (delivery := self.take()) is not None:
             taken.append(delivery)
         return taken
 
-    def take_together(self, count_max: int) -> list[Delivery]:
+    def take_together(self, count_max: int) -> list[Received]:
         """The next message, and those behind it that are of the same queue; raises as `take`."""
         taken = self.take_some(1)
         while taken and len(taken) < count_max and self._deliveries:
@@ -224,7 +224,7 @@ class OrderlyGate:
     )
 
     def __init__(
-        self, source: Source, inbox: Inbox, clock: Clock, *, batch_count_max: int, needs_lock: bool
+        self, source: MessageSource, inbox: Inbox, clock: Clock, *, batch_count_max: int, needs_lock: bool
     ) -> None:
         """`needs_lock`: False where no other member can have the queue (broadcasting)."""
         self._source = source
@@ -233,8 +233,8 @@ class OrderlyGate:
         self._batch_count_max = batch_count_max
         self._needs_lock = needs_lock
         self._locked_at_s: float | None = None
-        self._backlog: deque[Delivery] = deque()
-        self._out: dict[int, Delivery] = {}
+        self._backlog: deque[Received] = deque()
+        self._out: dict[int, Received] = {}
         self._pause: TimerHandle | None = None
 
     @property
@@ -263,7 +263,7 @@ class OrderlyGate:
         """The lock is another's, or the queue is to be given up: nothing more is handed out."""
         self._locked_at_s = None
 
-    def put(self, deliveries: list[Delivery], size_bytes: int) -> None:
+    def put(self, deliveries: list[Received], size_bytes: int) -> None:
         """Messages behind all that were put before."""
         self._inbox.put((), size_bytes)
         self._backlog.extend(deliveries)

@@ -83,7 +83,7 @@ class TopicStatus(NamedTuple):
     failed_count: int
 
 
-class Listener(Protocol):
+class PushHandler(Protocol):
     """The handler of a push consumer."""
 
     @property
@@ -104,7 +104,7 @@ class BrokerRequests:
         name_servers: str,
         started_at_ms: int,
         is_orderly: bool = False,
-        listener: Listener | None = None,
+        listener: PushHandler | None = None,
     ) -> None:
         """`listener`: None for a consumer whose application asks for its messages."""
         self._listener = listener
@@ -135,7 +135,7 @@ class BrokerRequests:
                     remark="this consumer is read by its application; it cannot be called for one message",
                 )
 
-    async def _consume_directly(self, listener: Listener, command: Command) -> Command:
+    async def _consume_directly(self, listener: PushHandler, command: Command) -> Command:
         """Have one message handled; a body that holds none is refused."""
         records = list(decode_records(command.body))
         if len(records) != 1:
@@ -240,7 +240,7 @@ class Membership:
         *,
         instance: ClientInstance | None = None,
         disk: Disk | None = None,
-        listener: Listener | None = None,
+        listener: PushHandler | None = None,
     ) -> None:
         """`instance`: shared with other clients, and not closed by this one. `listener`: what brokers may
         have called for a single message.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, assert_never
 
 from tandemmq.api import broker_consume
-from tandemmq.api.broker_consume import Progress
+from tandemmq.api.broker_consume import GroupProgress
 from tandemmq.client.consumer.replica_choice import MASTER_ID, choose_replica
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ConsumerOptions, StartFrom
@@ -34,7 +34,7 @@ class OffsetStore(Protocol):
     async def open(self) -> None:
         """Raises ConfigError when they cannot be read."""
 
-    async def read(self, queue: MessageQueue) -> Progress | None:
+    async def read(self, queue: MessageQueue) -> GroupProgress | None:
         """Where the group goes on; None when it has never committed."""
 
     async def write(self, queue: MessageQueue, offset: int, seen: str | None = None) -> None:
@@ -61,7 +61,7 @@ class BrokerOffsets:
     async def open(self) -> None:
         """Nothing to do: each question is asked when it comes."""
 
-    async def read(self, queue: MessageQueue) -> Progress | None:
+    async def read(self, queue: MessageQueue) -> GroupProgress | None:
         return await broker_consume.query_progress(
             self._instance.remoting,
             self._address(queue),
@@ -119,11 +119,11 @@ class LocalOffsets:
         if self._offsets is None:
             self._offsets = await self._disk.offload(self._load)
 
-    async def read(self, queue: MessageQueue) -> Progress | None:
+    async def read(self, queue: MessageQueue) -> GroupProgress | None:
         await self.open()
         assert self._offsets is not None
         offset = self._offsets.get(queue)
-        return None if offset is None else Progress(offset)
+        return None if offset is None else GroupProgress(offset)
 
     async def write(self, queue: MessageQueue, offset: int, seen: str | None = None) -> None:
         await self.open()
@@ -180,7 +180,7 @@ async def find_start_offset(
     instance: ClientInstance,
     options: ConsumerOptions,
     avoided: frozenset[str],
-) -> Progress:
+) -> GroupProgress:
     """The committed offset; without one what `start_from` says.
 
     A retry topic always begins at its first message: what was handed back must not be skipped.
@@ -192,7 +192,7 @@ async def find_start_offset(
     if committed is not None and committed.offset >= 0:
         return committed
     start_from = StartFrom.FIRST if is_retry_topic(queue.topic) else options.start_from
-    return Progress(await find_offset(queue, start_from, options.start_time_ms, instance, avoided))
+    return GroupProgress(await find_offset(queue, start_from, options.start_time_ms, instance, avoided))
 
 
 async def find_offset(

@@ -10,9 +10,9 @@ import logging
 from dataclasses import dataclass
 
 from tandemmq.api import broker_consume
-from tandemmq.api.broker_consume import Progress, Pulled, PullStatus
-from tandemmq.client.consumer.inbox import Delivery, Inbox, InFlight, OrderlyGate
-from tandemmq.client.consumer.replica_choice import MASTER_ID, ReadPolicy, Replica
+from tandemmq.api.broker_consume import GroupProgress, Pulled, PullStatus
+from tandemmq.client.consumer.inbox import Inbox, InFlight, OrderlyGate, Received
+from tandemmq.client.consumer.replica_choice import MASTER_ID, ReadPolicy, ReadReplica
 from tandemmq.client.consumer.subscription import Subscription
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ConsumerOptions, MessageModel
@@ -63,7 +63,7 @@ class QueueReader:
     """One owned queue. `run` is its task; everything else is called between its steps."""
 
     def __init__(
-        self, queue: MessageQueue, subscription: Subscription, start: Progress, seams: ReaderSeams
+        self, queue: MessageQueue, subscription: Subscription, start: GroupProgress, seams: ReaderSeams
     ) -> None:
         self.queue = queue
         self.subscription = subscription
@@ -194,7 +194,7 @@ class QueueReader:
             return False
         return len(self.in_flight) < options.cached_count_max and self._seams.inbox.has_room
 
-    async def _replica(self) -> Replica:
+    async def _replica(self) -> ReadReplica:
         """Who is asked next.
 
         Raises:  NoRoute when no address of the broker is known, after one look for a newer route.
@@ -212,7 +212,7 @@ class QueueReader:
                 await routes.refresh(queue.topic)
         raise NoRoute(f"no address of broker {queue.broker_name!r} is known for topic {queue.topic!r}")
 
-    async def _pull(self, replica: Replica) -> Pulled:
+    async def _pull(self, replica: ReadReplica) -> Pulled:
         seams, options = self._seams, self._seams.options
         committed = self.committed_offset
         sys_flag = PULL_SUSPEND | PULL_SUBSCRIPTION
@@ -239,7 +239,7 @@ class QueueReader:
             seams.instance.remoting, replica.address, header, timeout_s=options.suspend_s + ANSWER_MARGIN_S
         )
 
-    async def _leaves_slave(self, replica: Replica, pulled: Pulled) -> bool:
+    async def _leaves_slave(self, replica: ReadReplica, pulled: Pulled) -> bool:
         """True when the slave that we have read to its end is too far behind its master to go on with it."""
         is_at_end = pulled.status is not PullStatus.FOUND and pulled.next_offset >= pulled.max_offset
         if not self._policy.must_compare(replica, is_at_end=is_at_end):
@@ -261,7 +261,7 @@ class QueueReader:
             return False
         return self._policy.note_ends(master_end, pulled.max_offset, instance.clock.monotonic())
 
-    def _apply(self, pulled: Pulled, replica: Replica) -> None:
+    def _apply(self, pulled: Pulled, replica: ReadReplica) -> None:
         """Take over one answer.
 
         A slave whose copy begins behind the last record that we got cannot tell whether our offsets are those
@@ -309,7 +309,7 @@ class QueueReader:
     def _accept(self, pulled: Pulled) -> None:
         in_flight, subscription = self.in_flight, self.subscription
         before = in_flight.bytes
-        deliveries: list[Delivery] = []
+        deliveries: list[Received] = []
         record = None
         try:
             for record in decode_records(pulled.body):
@@ -318,7 +318,7 @@ class QueueReader:
                     continue
                 message = received(record, self.queue.broker_name)
                 in_flight.add(offset, record.size, message)
-                deliveries.append(Delivery(self, message))
+                deliveries.append(Received(self, message))
         finally:
             if record is not None:
                 self._seen = SeenRecord(record.queue_offset, record.log_offset, record.stored_at_ms)
@@ -334,7 +334,7 @@ class QueueReader:
         pause_s, self._idle_pause_s = self._idle_pause_s, min(self._idle_pause_s * 2, IDLE_PAUSE_S_MAX)
         return pause_s
 
-    def _pause_after(self, error: TandemError, replica: Replica | None) -> float:
+    def _pause_after(self, error: TandemError, replica: ReadReplica | None) -> float:
         """How long to wait after a failure, which is noted where it belongs."""
         seams = self._seams
         log.warning(
@@ -362,7 +362,7 @@ class QueueReader:
             seams.inbox.put_error(error)
         return seams.options.pull_error_delay_s
 
-    def _has_other(self, replica: Replica) -> bool:
+    def _has_other(self, replica: ReadReplica) -> bool:
         """True when another replica of the broker is not avoided now."""
         view = self._seams.instance.routes.get(self.queue.topic)
         addresses = view.addresses.get(self.queue.broker_name, {}) if view is not None else {}

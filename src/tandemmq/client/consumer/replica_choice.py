@@ -16,7 +16,7 @@ MASTER_ID = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ReadReplica:
     """One address of a broker name."""
 
     broker_id: int
@@ -29,7 +29,7 @@ class Replica:
 
 def choose_replica(
     addresses: Mapping[int, str], suggested_id: int, unreachable: Collection[str] = ()
-) -> Replica | None:
+) -> ReadReplica | None:
     """The suggested replica, else the one after it (for slaves), else the lowest id; reachable ones first.
 
     When all are unreachable the same order without that filter: somebody has to be tried. None without any
@@ -42,9 +42,9 @@ def choose_replica(
     wanted = [suggested_id] if suggested_id == MASTER_ID else [suggested_id, suggested_id + 1]
     for broker_id in wanted:
         if broker_id in candidates:
-            return Replica(broker_id, candidates[broker_id])
+            return ReadReplica(broker_id, candidates[broker_id])
     lowest = min(candidates)
-    return Replica(lowest, candidates[lowest])
+    return ReadReplica(lowest, candidates[lowest])
 
 
 AVOID_SLAVE_S = 5.0
@@ -73,7 +73,7 @@ class ReadPolicy:
 
     def choose(
         self, addresses: Mapping[int, str], unreachable: Collection[str], now: float
-    ) -> Replica | None:
+    ) -> ReadReplica | None:
         """Whom to ask now; None when nobody may be asked."""
         if self._read_from is ReadFrom.MASTER:
             addresses = {key: address for key, address in addresses.items() if key == MASTER_ID}
@@ -85,14 +85,14 @@ class ReadPolicy:
         if not slaves or now < self._avoid_until:
             return choose_replica(addresses, MASTER_ID, unreachable)
         broker_id = slaves[self._spread % len(slaves)]
-        return Replica(broker_id, addresses[broker_id])
+        return ReadReplica(broker_id, addresses[broker_id])
 
     def note_answer(self, suggested_id: int) -> None:
         """A pull was answered, whatever it found."""
         if self._read_from is ReadFrom.SUGGESTED:
             self._suggested_id = suggested_id
 
-    def must_compare(self, replica: Replica, *, is_at_end: bool) -> bool:
+    def must_compare(self, replica: ReadReplica, *, is_at_end: bool) -> bool:
         """Whether the master's end is to be asked for: only when the slave has nothing more for us, because
         until then its lag costs nothing.
         """
@@ -111,7 +111,7 @@ class ReadPolicy:
             self._avoid_until = now + AVOID_SLAVE_S
         self._suggested_id = MASTER_ID
 
-    def note_refusal(self, replica: Replica, now: float) -> bool:
+    def note_refusal(self, replica: ReadReplica, now: float) -> bool:
         """The replica refuses to be read; True when another is read for a while."""
         if self._read_from is not ReadFrom.PREFER_SLAVE or not replica.is_slave:
             return False

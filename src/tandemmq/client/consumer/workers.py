@@ -18,7 +18,7 @@ from enum import Enum
 from typing import NamedTuple, cast
 
 from tandemmq.client.blocking import WorkerThreads
-from tandemmq.client.consumer.inbox import Delivery
+from tandemmq.client.consumer.inbox import Received
 from tandemmq.client.consumer.membership import DirectResult, Membership, TopicStatus
 from tandemmq.client.options import MessageModel, PushOptions
 from tandemmq.client.tracing import (
@@ -59,7 +59,7 @@ class ConsumeResult(Enum):
     RETRY = "RETRY"
 
 
-class Outcome(NamedTuple):
+class HandlerOutcome(NamedTuple):
     """What a call of the handler came to: no `error`, and None or a ConsumeResult, or neither."""
 
     result: object
@@ -84,10 +84,10 @@ def is_async_handler(handler: Handler) -> bool:
 class Share:
     """Messages that one thread handles one after the other."""
 
-    def __init__(self, deliveries: Iterable[Delivery], handler: Handler, clock: Clock, *, is_orderly: bool):
+    def __init__(self, deliveries: Iterable[Received], handler: Handler, clock: Clock, *, is_orderly: bool):
         self.todo = deque(deliveries)
-        self.done: deque[tuple[Delivery, Outcome]] = deque()
-        self.current: Delivery | None = None
+        self.done: deque[tuple[Received, HandlerOutcome]] = deque()
+        self.current: Received | None = None
         self.began_s = 0.0
         self._handler = handler
         self._clock = clock
@@ -109,7 +109,7 @@ class Share:
                 error = raised
             self.current = None
             before_s, now_s = now_s, self._clock.monotonic()
-            outcome = Outcome(result, error, now_s - before_s)
+            outcome = HandlerOutcome(result, error, now_s - before_s)
             self.done.append((delivery, outcome))
             if self._is_orderly and not outcome.is_success:
                 return
@@ -199,12 +199,12 @@ class Workers:
                 share = Share(deliveries, self._handler, self._clock, is_orderly=self._options.orderly)
                 deliveries = await self._follow(share, self._threads.start(share.run))
 
-    async def _follow(self, share: Share, run: asyncio.Future[None]) -> list[Delivery]:
+    async def _follow(self, share: Share, run: asyncio.Future[None]) -> list[Received]:
         """Settle what the thread does; take from it what waits behind a message that takes too long.
 
         What an orderly worker has to go on with, when a message was given up for dead.
         """
-        given_up: Delivery | None = None
+        given_up: Received | None = None
         limit_s = None if self._options.orderly else self._options.consume_timeout_s
         while not run.done():
             await asyncio.wait((run,), timeout=limit_s)
@@ -215,7 +215,7 @@ class Workers:
                 given_up = stuck
                 self._inbox.put_back(_drain(share.todo))
                 call_id = self._begin(stuck.message, limit_s)
-                await self._settle(stuck, Outcome(None, _TimedOut(), limit_s), call_id)
+                await self._settle(stuck, HandlerOutcome(None, _TimedOut(), limit_s), call_id)
         await run
         must_wait = False
         for delivery, outcome in share.done:
@@ -227,7 +227,7 @@ class Workers:
         self._inbox.put_back(share.todo)
         return []
 
-    async def _take(self, count_max: int) -> list[Delivery]:
+    async def _take(self, count_max: int) -> list[Received]:
         """Messages for one worker; for an orderly one those of a queue that were handed out together.
 
         Empty when the consumer is closed.
@@ -244,13 +244,13 @@ class Workers:
                 if found:
                     return found
 
-    async def _complete(self, outcome: Outcome) -> Outcome:
+    async def _complete(self, outcome: HandlerOutcome) -> HandlerOutcome:
         """A plain handler may return something to wait for."""
         if not inspect.isawaitable(outcome.result):
             return outcome
         return await self._await(outcome.result)
 
-    async def _await(self, running: Awaitable[object]) -> Outcome:
+    async def _await(self, running: Awaitable[object]) -> HandlerOutcome:
         """The outcome of a coroutine of the user, which may take `consume_timeout_s`."""
         task = asyncio.current_task()
         assert task is not None
@@ -271,7 +271,7 @@ class Workers:
                 self._overdue.discard(task)
                 task.uncancel()
                 error = None if error is None else _TimedOut()
-        return Outcome(result, error, self._clock.monotonic() - began_s)
+        return HandlerOutcome(result, error, self._clock.monotonic() - began_s)
 
     def _begin(self, message: ReceivedMessage, ago_s: float = 0.0) -> str:
         """The trace's id for a call of the handler that begins now, or began some time ago."""
@@ -289,7 +289,7 @@ class Workers:
                     self._overdue.add(task)
                     task.cancel()
 
-    async def _settle(self, delivery: Delivery, outcome: Outcome, call_id: str) -> bool:
+    async def _settle(self, delivery: Received, outcome: HandlerOutcome, call_id: str) -> bool:
         """Do what the outcome asks for; False when the message is to be handled again in its place."""
         message = delivery.message
         self._count(message.topic, outcome)
@@ -309,7 +309,7 @@ class Workers:
         await self._hand_back(delivery, level)
         return True
 
-    async def _hand_back(self, delivery: Delivery, delay_level: int) -> None:
+    async def _hand_back(self, delivery: Received, delay_level: int) -> None:
         """To the group; when no broker takes it, it is handled again here a little later."""
         message = delivery.message
         if self._is_broadcasting:
@@ -324,11 +324,11 @@ class Workers:
             message.note_retry()
             self._clock.call_later(HAND_BACK_AGAIN_S, self._handle_again, delivery)
 
-    def _handle_again(self, delivery: Delivery) -> None:
+    def _handle_again(self, delivery: Received) -> None:
         if delivery.source.holds(delivery.message):
             self._inbox.put_back((delivery,))
 
-    def _log_failure(self, message: ReceivedMessage, outcome: Outcome) -> None:
+    def _log_failure(self, message: ReceivedMessage, outcome: HandlerOutcome) -> None:
         error = outcome.error or ClientError(
             f"a handler returns None or a ConsumeResult, not {outcome.result!r:.64}"
         )
@@ -356,7 +356,7 @@ class Workers:
             outcome = await self._await(self._call(message))
         else:
             assert self._threads is not None
-            share = Share((Delivery(_NoSource(), message),), self._handler, self._clock, is_orderly=True)
+            share = Share((Received(_NoSource(), message),), self._handler, self._clock, is_orderly=True)
             await self._threads.start(share.run)
             outcome = await self._complete(share.done[0][1])
         if outcome.error is not None:
@@ -368,7 +368,7 @@ class Workers:
         now_s = self._clock.monotonic()
         return {topic: tally.status(now_s) for topic, tally in self._tally.items()}
 
-    def _count(self, topic: str, outcome: Outcome) -> None:
+    def _count(self, topic: str, outcome: HandlerOutcome) -> None:
         tally = self._tally.get(topic)
         if tally is None:
             tally = self._tally[topic] = _TopicTally()
@@ -400,7 +400,7 @@ class _TopicTally:
         self._since_s = float("-inf")
         self.failed_count = 0
 
-    def add(self, now_s: float, outcome: Outcome) -> None:
+    def add(self, now_s: float, outcome: HandlerOutcome) -> None:
         self._turn(now_s)
         self._now[0 if outcome.is_success else 1] += 1
         self._now[2] += outcome.took_s
@@ -425,7 +425,7 @@ class _TopicTally:
         self._now, self._since_s = [0, 0, 0.0], now_s
 
 
-def _trace_code(outcome: Outcome) -> str:
+def _trace_code(outcome: HandlerOutcome) -> str:
     if outcome.is_success:
         return SUCCESS
     if isinstance(outcome.error, _TimedOut):
@@ -433,9 +433,9 @@ def _trace_code(outcome: Outcome) -> str:
     return FAILED if outcome.error is None else EXCEPTION
 
 
-def _drain(deliveries: deque[Delivery]) -> list[Delivery]:
+def _drain(deliveries: deque[Received]) -> list[Received]:
     """All of them, taken one by one: another thread takes, too."""
-    taken: list[Delivery] = []
+    taken: list[Received] = []
     with suppress(IndexError):
         while True:
             taken.append(deliveries.popleft())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tandemmq.consensus.core.messages import Entry, EntryKind, Members, Snapshot, decode_members
+from tandemmq.consensus.core.messages import EntryKind, LogEntry, Members, Snapshot, decode_members
 
 
 class RaftLog:
@@ -16,13 +16,13 @@ class RaftLog:
 
     __slots__ = ("_entries", "_members", "snapshot")
 
-    def __init__(self, snapshot: Snapshot, entries: Sequence[Entry] = ()) -> None:
+    def __init__(self, snapshot: Snapshot, entries: Sequence[LogEntry] = ()) -> None:
         self.snapshot = snapshot
-        self._entries: list[Entry] = []
+        self._entries: list[LogEntry] = []
         self._members: list[tuple[int, Members]] = []
         self._begin(snapshot, entries)
 
-    def _begin(self, snapshot: Snapshot, entries: Sequence[Entry]) -> None:
+    def _begin(self, snapshot: Snapshot, entries: Sequence[LogEntry]) -> None:
         self.snapshot = snapshot
         self._entries = []
         self._members = [(snapshot.index, snapshot.members)]
@@ -62,7 +62,7 @@ class RaftLog:
         at = index - self.first_index
         return self._entries[at].term if 0 <= at < len(self._entries) else None
 
-    def entries_from(self, index: int, *, count_max: int, bytes_max: int) -> tuple[Entry, ...]:
+    def entries_from(self, index: int, *, count_max: int, bytes_max: int) -> tuple[LogEntry, ...]:
         """The entries from `index` on within both bounds, but at least one."""
         at = index - self.first_index
         assert at >= 0, (index, self.first_index)
@@ -74,11 +74,11 @@ class RaftLog:
                 return tuple(chosen[:count])
         return tuple(chosen)
 
-    def between(self, first: int, last: int) -> tuple[Entry, ...]:
+    def between(self, first: int, last: int) -> tuple[LogEntry, ...]:
         """The entries first .. last, both included."""
         return tuple(self._entries[first - self.first_index : last + 1 - self.first_index])
 
-    def append(self, entries: Sequence[Entry]) -> None:
+    def append(self, entries: Sequence[LogEntry]) -> None:
         for entry in entries:
             assert entry.index == self.last_index + 1, (entry.index, self.last_index)
             assert entry.term >= self.last_term, (entry.term, self.last_term)
@@ -111,7 +111,7 @@ class RaftLog:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Takes another server's snapshot; entries behind it stay only if they continue it."""
-        rest: tuple[Entry, ...] = ()
+        rest: tuple[LogEntry, ...] = ()
         if self.term_at(snapshot.index) == snapshot.term:
             rest = self.between(snapshot.index + 1, self.last_index)
         self._begin(snapshot, rest)

@@ -53,7 +53,7 @@ class EntryKind(IntEnum):
     MEMBERS = 2
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class LogEntry(msgspec.Struct, frozen=True, array_like=True):
     """One place of the log. Two entries with the same index and term are the same everywhere."""
 
     index: int
@@ -110,7 +110,7 @@ class Saved(msgspec.Struct, frozen=True):
 
     vote: Vote
     snapshot: Snapshot
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[LogEntry, ...] = ()
 
 
 def new_group(members: Members) -> Saved:
@@ -148,7 +148,7 @@ class AppendRequest(msgspec.Struct, frozen=True, tag="append?"):
     term: int
     previous_index: int
     previous_term: int
-    entries: tuple[Entry, ...]
+    entries: tuple[LogEntry, ...]
     commit: int
     number: int
     sent_ms: int
@@ -208,7 +208,7 @@ def decode_message(data: bytes | bytearray | memoryview) -> Message:
     return message
 
 
-def _check_members(entries: tuple[Entry, ...]) -> None:
+def _check_members(entries: tuple[LogEntry, ...]) -> None:
     for entry in entries:
         if entry.kind is EntryKind.MEMBERS:
             try:
@@ -224,7 +224,7 @@ def _check_members(entries: tuple[Entry, ...]) -> None:
 # stop the server.
 
 
-class Role(Enum):
+class RaftRole(Enum):
     """What a server is in its group."""
 
     FOLLOWER = "follower"
@@ -240,11 +240,11 @@ class Persist:
 
     vote: Vote | None = None
     snapshot: Snapshot | None = None
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[LogEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendToServer:
     """To another server; it may be lost."""
 
     to: str
@@ -262,7 +262,7 @@ class Restore:
 class Apply:
     """These entries are confirmed: they are in the log of every future leader at these places."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[LogEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,10 +283,10 @@ class ReadRefused:
 class RoleChanged:
     """Who leads now, as far as this server knows."""
 
-    role: Role
+    role: RaftRole
     term: int
     leader: str | None
     reason: str
 
 
-Effect: TypeAlias = Persist | Send | Restore | Apply | ReadReady | ReadRefused | RoleChanged
+Effect: TypeAlias = Persist | SendToServer | Restore | Apply | ReadReady | ReadRefused | RoleChanged

@@ -26,19 +26,19 @@ from tandemmq.consensus.core.messages import (
     AppendRequest,
     Apply,
     Effect,
-    Entry,
     EntryKind,
+    LogEntry,
     Members,
     Message,
     Persist,
     RaftOptions,
+    RaftRole,
     ReadReady,
     ReadRefused,
     Restore,
-    Role,
     RoleChanged,
     Saved,
-    Send,
+    SendToServer,
     SnapshotRequest,
     TakeOver,
     Vote,
@@ -49,7 +49,7 @@ from tandemmq.consensus.core.messages import (
 _LONG_AGO_MS = -(2**62)
 
 
-class Refusal(Enum):
+class ProposalRefusal(Enum):
     """Why a server does not do what it was asked for."""
 
     NOT_LEADER = "this server is not the leader"
@@ -130,7 +130,7 @@ class RaftNode:
         self.voted_for = saved.vote.voted_for
         self.log = RaftLog(saved.snapshot, saved.entries)
         assert self.log.last_term <= self.term, (self.log.last_term, self.term)
-        self.role = Role.FOLLOWER
+        self.role = RaftRole.FOLLOWER
         self.leader: str | None = None
         self.commit = self.applied = saved.snapshot.index
         self._now_ms = now_ms
@@ -150,7 +150,7 @@ class RaftNode:
         self._is_snapshot_dirty = False
         self._dirty_from: int | None = None
         self._reason = "started"
-        self._shown: tuple[Role, int, str | None] = (Role.FOLLOWER, -1, None)
+        self._shown: tuple[RaftRole, int, str | None] = (RaftRole.FOLLOWER, -1, None)
         self._plan_election()
 
     # What others may know.
@@ -158,7 +158,7 @@ class RaftNode:
     @property
     def deadline_ms(self) -> int:
         """When `on_tick` is due, unless something happens before."""
-        if self.role is Role.LEADER:
+        if self.role is RaftRole.LEADER:
             return min(self._heartbeat_due_ms, self._handover_until_ms or self._heartbeat_due_ms)
         return self._election_due_ms
 
@@ -170,7 +170,7 @@ class RaftNode:
     def is_settled(self) -> bool:
         """Whether this leader has confirmed an entry of its term: all that was ever confirmed is known to
         be."""
-        return self.role is Role.LEADER and self.commit >= self._own_first_index
+        return self.role is RaftRole.LEADER and self.commit >= self._own_first_index
 
     @property
     def is_handing_over(self) -> bool:
@@ -182,7 +182,7 @@ class RaftNode:
         If that is less than an election timeout, clocks considered, nobody else leads now. Never while it
         hands over, since then it has asked others to vote against it.
         """
-        if self.role is not Role.LEADER or self._successor is not None:
+        if self.role is not RaftRole.LEADER or self._successor is not None:
             return False
         return self._majority_ms(now_ms) >= now_ms - within_ms
 
@@ -191,7 +191,7 @@ class RaftNode:
     def on_tick(self, now_ms: int) -> list[Effect]:
         """Time has passed."""
         self._now_ms = now_ms
-        if self.role is Role.LEADER:
+        if self.role is RaftRole.LEADER:
             self._tick_leader()
         elif now_ms >= self._election_due_ms:
             self._plan_election()
@@ -220,82 +220,84 @@ class RaftNode:
             self._stand(is_trial=False, is_handover=True)
         return self._finish()
 
-    def propose(self, data: bytes, now_ms: int) -> tuple[int | Refusal, list[Effect]]:
+    def propose(self, data: bytes, now_ms: int) -> tuple[int | ProposalRefusal, list[Effect]]:
         """The index that `data` will have if it is confirmed; it was lost if that has another term then."""
         self._now_ms = now_ms
-        if self.role is not Role.LEADER:
-            return Refusal.NOT_LEADER, []
+        if self.role is not RaftRole.LEADER:
+            return ProposalRefusal.NOT_LEADER, []
         if self._successor is not None:
-            return Refusal.HANDING_OVER, []
+            return ProposalRefusal.HANDING_OVER, []
         if len(data) > self._options.command_bytes_max:
-            return Refusal.TOO_LARGE, []
+            return ProposalRefusal.TOO_LARGE, []
         if self.log.last_index - self.commit >= self._options.unconfirmed_entries_max:
-            return Refusal.BUSY, []
+            return ProposalRefusal.BUSY, []
         index = self._add_entry(EntryKind.COMMAND, data)
         return index, self._finish()
 
-    def read(self, token: int, now_ms: int) -> tuple[Refusal | None, list[Effect]]:
+    def read(self, token: int, now_ms: int) -> tuple[ProposalRefusal | None, list[Effect]]:
         """Asks a majority whether this server still leads; `ReadReady` follows, or `ReadRefused`."""
         self._now_ms = now_ms
-        if self.role is not Role.LEADER:
-            return Refusal.NOT_LEADER, []
+        if self.role is not RaftRole.LEADER:
+            return ProposalRefusal.NOT_LEADER, []
         if not self.is_settled:
-            return Refusal.UNSETTLED, []
+            return ProposalRefusal.UNSETTLED, []
         if len(self._reads) >= self._options.waiting_reads_max:
-            return Refusal.BUSY, []
+            return ProposalRefusal.BUSY, []
         self._reads.append(_Read(token, self._number + 1))
         self._broadcast()
         self._release_reads()
         return None, self._finish()
 
-    def hand_over(self, to: str, now_ms: int) -> tuple[Refusal | None, list[Effect]]:
+    def hand_over(self, to: str, now_ms: int) -> tuple[ProposalRefusal | None, list[Effect]]:
         """Gives the leadership to another voter, once that one holds everything.
 
         Whether or not it takes it, this leadership ends within an election timeout: a request to stand that
         is still under way must not meet a leader that believes nobody else could be elected.
         """
         self._now_ms = now_ms
-        if self.role is not Role.LEADER:
-            return Refusal.NOT_LEADER, []
+        if self.role is not RaftRole.LEADER:
+            return ProposalRefusal.NOT_LEADER, []
         if self._successor is not None:
-            return Refusal.HANDING_OVER, []
+            return ProposalRefusal.HANDING_OVER, []
         if to not in self._peers or to not in self.members.voters:
-            return Refusal.UNKNOWN_SERVER, []
+            return ProposalRefusal.UNKNOWN_SERVER, []
         self._successor = to
         self._handover_until_ms = now_ms + self._options.election_timeout_ms
         self._send_entries(to)
         self._urge_successor()
         return None, self._finish()
 
-    def add_learner(self, name: str, address: str, now_ms: int) -> tuple[Refusal | None, list[Effect]]:
+    def add_learner(
+        self, name: str, address: str, now_ms: int
+    ) -> tuple[ProposalRefusal | None, list[Effect]]:
         """A server that gets everything and counts for nothing, until `promote`."""
         members = self.members
         if members.address(name) is not None:
-            return Refusal.KNOWN_SERVER, []
+            return ProposalRefusal.KNOWN_SERVER, []
         return self._change(Members(members.voters, {**members.learners, name: address}), now_ms)
 
-    def promote(self, name: str, now_ms: int) -> tuple[Refusal | None, list[Effect]]:
+    def promote(self, name: str, now_ms: int) -> tuple[ProposalRefusal | None, list[Effect]]:
         """Makes a voter of a learner that holds all that is confirmed."""
         members = self.members
         address = members.learners.get(name)
         if address is None:
-            return Refusal.UNKNOWN_SERVER, []
+            return ProposalRefusal.UNKNOWN_SERVER, []
         peer = self._peers.get(name)
         if peer is None or peer.matched_index < self.commit:
-            return Refusal.NOT_LEVEL, []
+            return ProposalRefusal.NOT_LEVEL, []
         learners = {key: value for key, value in members.learners.items() if key != name}
         return self._change(Members({**members.voters, name: address}, learners), now_ms)
 
-    def remove(self, name: str, now_ms: int) -> tuple[Refusal | None, list[Effect]]:
+    def remove(self, name: str, now_ms: int) -> tuple[ProposalRefusal | None, list[Effect]]:
         """Takes a server out of the group; a leader that is taken out goes when that is confirmed."""
         members = self.members
         if members.address(name) is None:
-            return Refusal.UNKNOWN_SERVER, []
+            return ProposalRefusal.UNKNOWN_SERVER, []
         voters, learners = dict(members.voters), dict(members.learners)
         voters.pop(name, None)
         learners.pop(name, None)
         if not voters:
-            return Refusal.LAST_VOTER, []
+            return ProposalRefusal.LAST_VOTER, []
         return self._change(Members(voters, learners), now_ms)
 
     def compact(self, index: int, data: bytes) -> list[Effect]:
@@ -312,7 +314,7 @@ class RaftNode:
         """A voter; also one whose removal is not known to be confirmed: perhaps only it has that entry, and
         then nobody else can be elected."""
         is_voter = self.name in self.members.voters or self.name in self.log.members_at(self.commit).voters
-        return self.role is not Role.LEADER and is_voter
+        return self.role is not RaftRole.LEADER and is_voter
 
     def _stand(self, *, is_trial: bool, is_handover: bool = False) -> None:
         """Asks all voters; a trial first, so that nobody's term rises for an election that cannot be won."""
@@ -320,7 +322,7 @@ class RaftNode:
         self.leader = None
         self._granted = {self.name}
         if is_trial:
-            self.role = Role.TRIAL
+            self.role = RaftRole.TRIAL
             self._reason = "heard no leader"
             # A trial costs nobody anything, and a voter that heard the leader later is ready soon.
             options = self._options
@@ -328,7 +330,7 @@ class RaftNode:
                 self._now_ms + options.heartbeat_ms + self._below(options.election_timeout_ms // 2)
             )
         else:
-            self.role = Role.CANDIDATE
+            self.role = RaftRole.CANDIDATE
             self._reason = "the leader hands over" if is_handover else "a majority would vote for it"
             self._set_vote(self.term + 1, self.name)
             self._plan_election()
@@ -347,7 +349,7 @@ class RaftNode:
             self._send(name, request)
 
     def _win(self) -> None:
-        if self.role is Role.TRIAL:
+        if self.role is RaftRole.TRIAL:
             self._stand(is_trial=False)
         else:
             self._lead()
@@ -355,7 +357,7 @@ class RaftNode:
     def _on_vote_request(self, request: VoteRequest) -> None:
         is_newer = (request.last_term, request.last_index) >= (self.log.last_term, self.log.last_index)
         hears_leader = (
-            self.role is Role.LEADER or self._now_ms - self._heard_ms < self._options.election_timeout_ms
+            self.role is RaftRole.LEADER or self._now_ms - self._heard_ms < self._options.election_timeout_ms
         )
         if request.is_trial:
             is_granted = request.term > self.term and is_newer and not hears_leader
@@ -378,7 +380,7 @@ class RaftNode:
         self._send(request.sender, answer)
 
     def _on_vote_answer(self, answer: VoteAnswer) -> None:
-        if self.role is (Role.TRIAL if answer.is_trial else Role.CANDIDATE):
+        if self.role is (RaftRole.TRIAL if answer.is_trial else RaftRole.CANDIDATE):
             asked_term = self.term + 1 if answer.is_trial else self.term
             if answer.is_granted and answer.asked_term == asked_term:
                 self._granted.add(answer.sender)
@@ -390,14 +392,14 @@ class RaftNode:
         self._leave_leadership()
         if term > self.term:
             self._set_vote(term, None)
-        if self.role is not Role.FOLLOWER:
+        if self.role is not RaftRole.FOLLOWER:
             self._plan_election()
-        self.role = Role.FOLLOWER
+        self.role = RaftRole.FOLLOWER
         self.leader = leader
         self._reason = reason
 
     def _leave_leadership(self) -> None:
-        if self.role is Role.LEADER:
+        if self.role is RaftRole.LEADER:
             self._effects += [ReadRefused(read.token) for read in self._reads]
             self._reads.clear()
             self._peers.clear()
@@ -420,8 +422,8 @@ class RaftNode:
         if request.term < self.term:
             self._answer(request, is_accepted=False, index=0)  # its sender learns that its term is over
             return
-        assert self.role is not Role.LEADER, f"two leaders in term {self.term}"
-        if self.role is not Role.FOLLOWER or self.leader != request.sender:
+        assert self.role is not RaftRole.LEADER, f"two leaders in term {self.term}"
+        if self.role is not RaftRole.FOLLOWER or self.leader != request.sender:
             self._follow(self.term, request.sender, f"{request.sender} leads")
         self._heard_ms = self._now_ms
         self._plan_election()
@@ -479,7 +481,7 @@ class RaftNode:
     # Leading.
 
     def _lead(self) -> None:
-        self.role = Role.LEADER
+        self.role = RaftRole.LEADER
         self.leader = self.name
         self._reason = "elected"
         self._leads_since_ms = self._now_ms
@@ -513,7 +515,7 @@ class RaftNode:
 
     def _add_entry(self, kind: EntryKind, data: bytes) -> int:
         index = self.log.last_index + 1
-        self.log.append([Entry(index, self.term, kind, data)])
+        self.log.append([LogEntry(index, self.term, kind, data)])
         self._mark_dirty(index)
         self._confirm_by_majority()
         self._broadcast()
@@ -557,7 +559,7 @@ class RaftNode:
         previous = max(peer.next_index - 1, self.log.snapshot.index)
         previous_term = self.log.term_at(previous)
         assert previous_term is not None
-        entries: tuple[Entry, ...] = ()
+        entries: tuple[LogEntry, ...] = ()
         if has_news:
             options = self._options
             entries = self.log.entries_from(
@@ -579,7 +581,7 @@ class RaftNode:
 
     def _on_append_answer(self, answer: AppendAnswer) -> None:
         peer = self._peers.get(answer.sender)
-        if peer is None or self.role is not Role.LEADER or answer.term != self.term:
+        if peer is None or self.role is not RaftRole.LEADER or answer.term != self.term:
             return
         peer.answered_ms = max(peer.answered_ms, answer.sent_ms)
         peer.answered_number = max(peer.answered_number, answer.number)
@@ -593,7 +595,7 @@ class RaftNode:
             peer.next_index = max(peer.matched_index, min(answer.index, answer.previous_index - 1)) + 1
         self._confirm_by_majority()
         self._release_reads()
-        if self.role is Role.LEADER and answer.sender in self._peers:
+        if self.role is RaftRole.LEADER and answer.sender in self._peers:
             self._send_entries(answer.sender)
             self._urge_successor()
 
@@ -636,28 +638,28 @@ class RaftNode:
             if peer is not None and peer.matched_index == self.log.last_index:
                 self._send(self._successor, TakeOver(sender=self.name, term=self.term))
 
-    def _change(self, members: Members, now_ms: int) -> tuple[Refusal | None, list[Effect]]:
+    def _change(self, members: Members, now_ms: int) -> tuple[ProposalRefusal | None, list[Effect]]:
         """Other members, in force from the entry on, confirmed or not. One voter more or less at a time:
         then any majority of the old ones and any of the new ones have a server in common."""
         self._now_ms = now_ms
-        if self.role is not Role.LEADER:
-            return Refusal.NOT_LEADER, []
+        if self.role is not RaftRole.LEADER:
+            return ProposalRefusal.NOT_LEADER, []
         if self._successor is not None:
-            return Refusal.HANDING_OVER, []
+            return ProposalRefusal.HANDING_OVER, []
         if not self.is_settled:
-            return Refusal.UNSETTLED, []
+            return ProposalRefusal.UNSETTLED, []
         if self.log.members_index > self.commit:
-            return Refusal.CHANGE_OPEN, []
+            return ProposalRefusal.CHANGE_OPEN, []
         assert len(members.voters.keys() ^ self.members.voters.keys()) <= 1
         index = self.log.last_index + 1
-        self.log.append([Entry(index, self.term, EntryKind.MEMBERS, members.encode())])
+        self.log.append([LogEntry(index, self.term, EntryKind.MEMBERS, members.encode())])
         self._mark_dirty(index)
         for name in members.others(self.name):
             self._peers.setdefault(name, self._new_progress())
         for name in self._peers.keys() - set(members.others(self.name)):
             del self._peers[name]
         self._confirm_by_majority()
-        if self.role is Role.LEADER:
+        if self.role is RaftRole.LEADER:
             self._broadcast()
         return None, self._finish()
 
@@ -667,7 +669,7 @@ class RaftNode:
         self._dirty_from = index if self._dirty_from is None else min(self._dirty_from, index)
 
     def _send(self, to: str, message: Message) -> None:
-        self._effects.append(Send(to, message))
+        self._effects.append(SendToServer(to, message))
 
     def _finish(self) -> list[Effect]:
         effects, self._effects = self._effects, []

@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from tandemmq.consensus.core.messages import Entry, Persist, Saved, Snapshot, Vote
+from tandemmq.consensus.core.messages import LogEntry, Persist, Saved, Snapshot, Vote
 from tandemmq.errors import ConfigError, Corrupt, FlushFailed
 from tandemmq.protocol.hashes import crc32
 from tandemmq.runtime.ports import Disk, File, Lock
@@ -31,7 +31,7 @@ _RECORD_MAGIC: Final = b"TMQr"
 _RECORD: Final = Struct(">4sI")  # magic, checksum of the rest
 LOG_BYTES: Final = 2 * MIB
 
-_ENTRIES = msgspec.msgpack.Decoder(tuple[Entry, ...])
+_ENTRIES = msgspec.msgpack.Decoder(tuple[LogEntry, ...])
 _ENCODER = msgspec.msgpack.Encoder()
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -55,7 +55,7 @@ class RaftFiles:
         self._name = name
         self._disk = disk
         self._log_bytes = log_bytes
-        self._entries: list[Entry] = []
+        self._entries: list[LogEntry] = []
         self._file: File | None = None
         self._end = 0
         self._number = 0
@@ -154,12 +154,12 @@ class RaftFiles:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Corrupt(path, _RECORD.size, str(error)) from None
 
-    def _read_log(self) -> list[Entry]:
+    def _read_log(self) -> list[LogEntry]:
         path = self._path("log")
         if not self._disk.exists(path):
             raise Corrupt(path, 0, "the file is missing")
         data = self._disk.read_bytes(path)
-        entries: list[Entry] = []
+        entries: list[LogEntry] = []
         position, number = 0, 0
         while (frame := _read_frame(data, position)) is not None:
             found_number, payload, end = frame
@@ -205,7 +205,7 @@ class RaftFiles:
         self._file = self._disk.open(path)
         self._end = len(frame)
 
-    def _append(self, entries: tuple[Entry, ...]) -> None:
+    def _append(self, entries: tuple[LogEntry, ...]) -> None:
         _put(self._entries, entries)
         frame = self._make_frame(entries)
         assert self._file is not None, "the files are closed"
@@ -216,7 +216,7 @@ class RaftFiles:
         self._file.sync()
         self._end += len(frame)
 
-    def _make_frame(self, entries: tuple[Entry, ...]) -> bytes:
+    def _make_frame(self, entries: tuple[LogEntry, ...]) -> bytes:
         self._number += 1
         payload = _ENCODER.encode(entries)
         checksum = crc32(payload, crc32(_NUMBER.pack(self._number)))
@@ -240,7 +240,7 @@ def _read_frame(data: bytes, position: int) -> tuple[int, bytes, int] | None:
     return number, payload, begin + size
 
 
-def _put(entries: list[Entry], newer: tuple[Entry, ...]) -> None:
+def _put(entries: list[LogEntry], newer: tuple[LogEntry, ...]) -> None:
     """Adds entries; they replace what has the same index and everything behind. Raises ValueError for a
     gap."""
     if not newer:

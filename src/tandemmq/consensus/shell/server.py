@@ -20,21 +20,21 @@ from typing import Any, Protocol
 from tandemmq.consensus.core.messages import (
     Apply,
     Effect,
-    Entry,
     EntryKind,
+    LogEntry,
     Members,
     Message,
     Persist,
     RaftOptions,
+    RaftRole,
     ReadReady,
     ReadRefused,
     Restore,
-    Role,
     RoleChanged,
-    Send,
+    SendToServer,
     new_group,
 )
-from tandemmq.consensus.core.node import RaftNode, Refusal
+from tandemmq.consensus.core.node import ProposalRefusal, RaftNode
 from tandemmq.consensus.shell.files import RaftFiles
 from tandemmq.errors import Busy, NotLeader, OutcomeUnknown
 from tandemmq.runtime.ports import Clock, Disk, Random, TimerHandle
@@ -49,7 +49,7 @@ SNAPSHOT_ENTRIES = 1_000
 Step = Callable[[RaftNode, int], list[Effect]]
 
 
-class Machine(Protocol):
+class StateMachine(Protocol):
     """What the group agrees on the state of. Deterministic: equal commands give equal states and answers."""
 
     def apply(self, command: bytes) -> Any:
@@ -70,7 +70,7 @@ class RaftServer:
         group: str,
         voters: dict[str, str],
         directory: Path,
-        machine: Machine,
+        machine: StateMachine,
         send: Callable[[str, Message], None],
         on_role: Callable[[RoleChanged], None],
         on_failure: OnFailure,
@@ -171,11 +171,11 @@ class RaftServer:
             if future.done():
                 return []
             index, effects = node.propose(command, now_ms)
-            if isinstance(index, Refusal):
+            if isinstance(index, ProposalRefusal):
                 future.set_exception(_to_error(index))
             else:
                 # What waits there was proposed in an earlier term: its entry was cut.
-                _fail(self._proposals.pop(index, (0, None))[1], _to_error(Refusal.NOT_LEADER))
+                _fail(self._proposals.pop(index, (0, None))[1], _to_error(ProposalRefusal.NOT_LEADER))
                 self._proposals[index] = node.term, future
             return effects
 
@@ -204,8 +204,10 @@ class RaftServer:
             self._reads.pop(token, None)
 
     async def ask(
-        self, question: Callable[[RaftNode, int], tuple[Refusal | None, list[Effect]]], timeout_s: float
-    ) -> Refusal | None:
+        self,
+        question: Callable[[RaftNode, int], tuple[ProposalRefusal | None, list[Effect]]],
+        timeout_s: float,
+    ) -> ProposalRefusal | None:
         """Has the core change members or leader; None: it has begun to."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -215,7 +217,7 @@ class RaftServer:
                 future.set_result(refusal)
             return effects
 
-        refusal: Refusal | None = await self._wait(step, future, timeout_s)
+        refusal: ProposalRefusal | None = await self._wait(step, future, timeout_s)
         return refusal
 
     # The task.
@@ -234,7 +236,7 @@ class RaftServer:
         for effect in effects:
             if isinstance(effect, Persist):
                 await self._disk.offload(self._files.save, effect)
-            elif isinstance(effect, Send):
+            elif isinstance(effect, SendToServer):
                 self._send(effect.to, effect.message)
             elif isinstance(effect, Apply):
                 for entry in effect.entries:
@@ -244,13 +246,13 @@ class RaftServer:
             elif isinstance(effect, ReadReady):
                 _resolve(self._reads.pop(effect.token, None), None)
             elif isinstance(effect, ReadRefused):
-                _fail(self._reads.pop(effect.token, None), _to_error(Refusal.NOT_LEADER))
+                _fail(self._reads.pop(effect.token, None), _to_error(ProposalRefusal.NOT_LEADER))
             elif isinstance(effect, RoleChanged):
                 self._tell_role(effect)
         if node.applied - node.log.snapshot.index >= self._snapshot_entries:
             await self._carry_out(node, node.compact(node.applied, self.machine.take_snapshot()))
 
-    def _apply(self, entry: Entry) -> None:
+    def _apply(self, entry: LogEntry) -> None:
         answer = self.machine.apply(entry.data) if entry.kind is EntryKind.COMMAND else None
         waiting = self._proposals.pop(entry.index, None)
         if waiting is None:
@@ -259,13 +261,13 @@ class RaftServer:
         if term == entry.term:
             _resolve(future, answer)
         else:  # another leader's entry took its place
-            _fail(future, _to_error(Refusal.NOT_LEADER))
+            _fail(future, _to_error(ProposalRefusal.NOT_LEADER))
 
     def _tell_role(self, change: RoleChanged) -> None:
         facts = {"server": self.name, "term": change.term, "leader": change.leader, "reason": change.reason}
-        if change.role is Role.LEADER:
+        if change.role is RaftRole.LEADER:
             log.info(events.CONTROLLER_ELECTED, extra=facts)
-        elif change.role is Role.FOLLOWER and change.leader is not None:
+        elif change.role is RaftRole.FOLLOWER and change.leader is not None:
             log.info(events.CONTROLLER_LEADER_FOUND, extra=facts)
         elif change.leader is None and self._known_leader is not None:
             facts["leader"] = self._known_leader
@@ -288,7 +290,7 @@ class RaftServer:
 
     async def _wait(self, step: Step, future: asyncio.Future[Any], timeout_s: float) -> Any:
         if len(self._steps) >= STEPS_WAITING_MAX:
-            raise _to_error(Refusal.BUSY)
+            raise _to_error(ProposalRefusal.BUSY)
         self._put(step)
         timer = self._clock.call_later(timeout_s, _fail, future, OutcomeUnknown("no majority in time"))
         try:
@@ -315,7 +317,7 @@ def _fail(future: asyncio.Future[Any] | None, error: Exception) -> None:
         future.set_exception(error)
 
 
-def _to_error(refusal: Refusal) -> Exception:
-    if refusal in (Refusal.NOT_LEADER, Refusal.HANDING_OVER, Refusal.UNSETTLED):
+def _to_error(refusal: ProposalRefusal) -> Exception:
+    if refusal in (ProposalRefusal.NOT_LEADER, ProposalRefusal.HANDING_OVER, ProposalRefusal.UNSETTLED):
         return NotLeader(refusal.value)
     return Busy(refusal.value)

@@ -42,7 +42,7 @@ class ConsumerOffsetTable(Body, frozen=True, kw_only=True):
     dropped: dict[str, int] | UnsetType = field(name="tandemDroppedGroups", default=UNSET)
 
 
-class DelayOffsetTable(Body, frozen=True, kw_only=True):
+class DelayOffsets(Body, frozen=True, kw_only=True):
     """Where each delay level has got to: level -> queue offset. Also the shape of `delayOffset.json`."""
 
     data_version: DataVersion = field(name="dataVersion", default=DataVersion())
@@ -73,12 +73,12 @@ def decode_consumer_offsets(data: Buffer) -> ConsumerOffsetTable:
     return decode_body(data, ConsumerOffsetTable)
 
 
-def encode_delay_offsets(table: DelayOffsetTable) -> bytes:
+def encode_delay_offsets(table: DelayOffsets) -> bytes:
     return encode_body(table)
 
 
-def decode_delay_offsets(data: Buffer) -> DelayOffsetTable:
-    return decode_body(data, DelayOffsetTable)
+def decode_delay_offsets(data: Buffer) -> DelayOffsets:
+    return decode_body(data, DelayOffsets)
 
 
 def encode_reset_offsets(offsets: Mapping[MessageQueue, int], *, as_list: bool = False) -> bytes:

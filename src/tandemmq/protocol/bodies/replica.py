@@ -12,7 +12,7 @@ from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body
 from tandemmq.protocol.command import Buffer
 
 
-class SyncStateSet(Body, frozen=True, kw_only=True):
+class SyncStateSetAnswer(Body, frozen=True, kw_only=True):
     """The brokers whose logs are complete enough to be elected, by their ids, and the set's epoch."""
 
     ids: tuple[int, ...] = field(name="syncStateSet", default=())
@@ -99,13 +99,13 @@ def decode_members(data: Buffer) -> list[ControllerMember]:
     return decode_body(data, list[ControllerMember])
 
 
-def encode_sync_state_set(value: SyncStateSet) -> bytes:
+def encode_sync_state_set(value: SyncStateSetAnswer) -> bytes:
     return encode_body(value)
 
 
-def decode_sync_state_set(data: Buffer) -> SyncStateSet:
+def decode_sync_state_set(data: Buffer) -> SyncStateSetAnswer:
     """Raises RemoteProtocolError."""
-    return decode_body(data, SyncStateSet)
+    return decode_body(data, SyncStateSetAnswer)
 
 
 def encode_broker_epochs(value: BrokerEpochs) -> bytes:

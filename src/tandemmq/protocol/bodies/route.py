@@ -57,7 +57,7 @@ class TopicRoute(Body, frozen=True, kw_only=True):
     queues: tuple[QueueData, ...] = field(name="queueDatas", default=())
 
 
-class MemberGroup(Body, frozen=True, kw_only=True):
+class BrokerMembers(Body, frozen=True, kw_only=True):
     """The replicas of one broker name; empty when it is unknown."""
 
     addresses: dict[int, str] = field(name="brokerAddrs", default_factory=dict)
@@ -66,7 +66,7 @@ class MemberGroup(Body, frozen=True, kw_only=True):
 
 
 class _MemberGroupAnswer(Body, frozen=True, kw_only=True):
-    group: MemberGroup = field(name="brokerMemberGroup", default=MemberGroup())
+    group: BrokerMembers = field(name="brokerMemberGroup", default=BrokerMembers())
 
 
 def encode_topic_route(route: TopicRoute, *, is_strict: bool = True) -> bytes:
@@ -98,12 +98,12 @@ def decode_topic_route(data: Buffer) -> TopicRoute:
     return decode_body(data, TopicRoute)
 
 
-def encode_member_group(group: MemberGroup) -> bytes:
+def encode_member_group(group: BrokerMembers) -> bytes:
     """The answer to GET_BROKER_MEMBER_GROUP (901)."""
     return encode_body(_MemberGroupAnswer(group=group))
 
 
-def decode_member_group(data: Buffer) -> MemberGroup:
+def decode_member_group(data: Buffer) -> BrokerMembers:
     return decode_body(data, _MemberGroupAnswer).group
 
 

@@ -64,7 +64,7 @@ class BrokerStatsItem(Body, frozen=True, kw_only=True):
     tps: float = 0.0
 
 
-class BrokerStats(Body, frozen=True, kw_only=True):
+class BrokerStatsAnswer(Body, frozen=True, kw_only=True):
     """The answer to VIEW_BROKER_STATS_DATA (315)."""
 
     day: BrokerStatsItem = field(name="statsDay", default=BrokerStatsItem())
@@ -188,7 +188,7 @@ def decode_topic_stats(data: Buffer) -> TopicStats:
     )
 
 
-def encode_broker_stats(stats: BrokerStats) -> bytes:
+def encode_broker_stats(stats: BrokerStatsAnswer) -> bytes:
     return encode_body(stats)
 
 

@@ -41,7 +41,7 @@ class MasterResponse(Header, frozen=True, kw_only=True):
     set_epoch: Int32 | None = field(name="syncStateSetEpoch", default=None)
 
 
-class RegisterBrokerRequest(Header, frozen=True, kw_only=True):
+class RegisterReplicaRequest(Header, frozen=True, kw_only=True):
     """CONTROLLER_REGISTER_BROKER (1003), at each start of a broker."""
 
     cluster_name: str = field(name="clusterName")

@@ -1,7 +1,7 @@
 """Makes functions out of an expression while it is parsed: `Builder` is called for each complete rule.
 
 A node's `evaluate` takes the lookup of a property and gives a value; None is SQL's NULL. What a node is
-(`Kind`) is all that the checks of RocketMQ's parser ask for.
+(`NodeKind`) is all that the checks of RocketMQ's parser ask for.
 Source: spec semantics 9.2.
 """
 
@@ -34,7 +34,7 @@ Evaluate: TypeAlias = Callable[[Lookup], Value]
 Judge: TypeAlias = Callable[[int], bool]
 
 
-class Kind(Enum):
+class NodeKind(Enum):
     """What a node is to the checks."""
 
     CONSTANT = auto()
@@ -44,8 +44,8 @@ class Kind(Enum):
     NUMBER = auto()
 
 
-_CONSTANTS: Final = (Kind.CONSTANT, Kind.BOOLEAN_CONSTANT)
-_BOOLEANS: Final = (Kind.BOOLEAN, Kind.BOOLEAN_CONSTANT)
+_CONSTANTS: Final = (NodeKind.CONSTANT, NodeKind.BOOLEAN_CONSTANT)
+_BOOLEANS: Final = (NodeKind.BOOLEAN, NodeKind.BOOLEAN_CONSTANT)
 
 
 class Node(NamedTuple):
@@ -53,7 +53,7 @@ class Node(NamedTuple):
     properties that it asks for.
     """
 
-    kind: Kind
+    kind: NodeKind
     evaluate: Evaluate
     size: int = 1
     depth: int = 1
@@ -61,7 +61,7 @@ class Node(NamedTuple):
     names: frozenset[str] = frozenset()
 
 
-def _join(kind: Kind, evaluate: Evaluate, *parts: Node) -> Node:
+def _join(kind: NodeKind, evaluate: Evaluate, *parts: Node) -> Node:
     depth = 1 + max(part.depth for part in parts)
     if depth > DEPTH_MAX:
         raise SqlError(f"the expression nests more than {DEPTH_MAX} levels deep")
@@ -69,7 +69,7 @@ def _join(kind: Kind, evaluate: Evaluate, *parts: Node) -> Node:
     return Node(kind, evaluate, 1 + sum(part.size for part in parts), depth, names=names)
 
 
-def _constant(value: Value, kind: Kind = Kind.CONSTANT) -> Node:
+def _constant(value: Value, kind: NodeKind = NodeKind.CONSTANT) -> Node:
     return Node(kind, lambda _lookup: value, constant=value)
 
 
@@ -80,10 +80,10 @@ def as_boolean(node: Node) -> Node:
     """
     if node.kind in _BOOLEANS:
         return node
-    if node.kind is not Kind.PROPERTY:
+    if node.kind is not NodeKind.PROPERTY:
         raise SqlError("a number or a string stands where a condition is expected")
     of = node.evaluate
-    return _join(Kind.BOOLEAN, lambda lookup: None if of(lookup) is None else False, node)
+    return _join(NodeKind.BOOLEAN, lambda lookup: None if of(lookup) is None else False, node)
 
 
 def _not(node: Node) -> Node:
@@ -93,7 +93,7 @@ def _not(node: Node) -> Node:
         value = of(lookup)
         return None if value is None else not value
 
-    return _join(Kind.BOOLEAN, evaluate, node)
+    return _join(NodeKind.BOOLEAN, evaluate, node)
 
 
 def _all(parts: tuple[Node, ...]) -> Node:
@@ -111,7 +111,7 @@ def _all(parts: tuple[Node, ...]) -> Node:
                 result = None
         return result
 
-    return _join(Kind.BOOLEAN, evaluate, *parts)
+    return _join(NodeKind.BOOLEAN, evaluate, *parts)
 
 
 def _any(parts: tuple[Node, ...]) -> Node:
@@ -129,7 +129,7 @@ def _any(parts: tuple[Node, ...]) -> Node:
                 result = None
         return result
 
-    return _join(Kind.BOOLEAN, evaluate, *parts)
+    return _join(NodeKind.BOOLEAN, evaluate, *parts)
 
 
 def _equal_values(left: Evaluate, right: Evaluate) -> Evaluate:
@@ -148,15 +148,15 @@ def _equal(left: Node, right: Node) -> Node:
     for node in (left, right):
         if node.kind in _CONSTANTS and node.constant is None:
             raise SqlError("NULL cannot be compared with = or <>: use IS NULL or IS NOT NULL")
-    if left.kind is Kind.BOOLEAN_CONSTANT and right.kind is Kind.CONSTANT:
+    if left.kind is NodeKind.BOOLEAN_CONSTANT and right.kind is NodeKind.CONSTANT:
         raise SqlError("TRUE and FALSE cannot be compared with a number or a string")
-    return _join(Kind.BOOLEAN, _equal_values(left.evaluate, right.evaluate), left, right)
+    return _join(NodeKind.BOOLEAN, _equal_values(left.evaluate, right.evaluate), left, right)
 
 
 def _ordered(left: Node, right: Node, judge: Judge) -> Node:
     for node in (left, right):
         is_number = isinstance(node.constant, int | float) and not isinstance(node.constant, bool)
-        if node.kind in _BOOLEANS or (node.kind is Kind.CONSTANT and not is_number):
+        if node.kind in _BOOLEANS or (node.kind is NodeKind.CONSTANT and not is_number):
             raise SqlError("only numbers and properties can stand beside <, <=, > and >=, or in BETWEEN")
     first_of, second_of = left.evaluate, right.evaluate
 
@@ -171,7 +171,7 @@ def _ordered(left: Node, right: Node, judge: Judge) -> Node:
             return judge(compare_doubles(first, second))
         return judge(compare(first, second))
 
-    return _join(Kind.BOOLEAN, evaluate, left, right)
+    return _join(NodeKind.BOOLEAN, evaluate, left, right)
 
 
 def _greater(order: int) -> bool:
@@ -192,7 +192,7 @@ def _less_equal(order: int) -> bool:
 
 def _search(left: Node, token: Token, found: Callable[[str, str], bool], *, wanted: bool) -> Node:
     wanted_text, of = _unquote(token), left.evaluate
-    is_text = left.kind is Kind.PROPERTY or isinstance(left.constant, str)
+    is_text = left.kind is NodeKind.PROPERTY or isinstance(left.constant, str)
     if not is_text:
         raise SqlError("CONTAINS, STARTSWITH and ENDSWITH need a property or a string before them")
 
@@ -202,11 +202,11 @@ def _search(left: Node, token: Token, found: Callable[[str, str], bool], *, want
             return False
         return found(value, wanted_text) is wanted
 
-    return _join(Kind.BOOLEAN, evaluate, left)
+    return _join(NodeKind.BOOLEAN, evaluate, left)
 
 
 def _in(left: Node, tokens: tuple[Token, ...], *, wanted: bool) -> Node:
-    if left.kind is not Kind.PROPERTY:
+    if left.kind is not NodeKind.PROPERTY:
         raise SqlError("IN needs the name of a property before it")
     texts = frozenset(map(_unquote, tokens))
     of = left.evaluate
@@ -215,7 +215,7 @@ def _in(left: Node, tokens: tuple[Token, ...], *, wanted: bool) -> Node:
         value = of(lookup)
         return None if value is None else (value in texts) is wanted
 
-    return _join(Kind.BOOLEAN, evaluate, left)
+    return _join(NodeKind.BOOLEAN, evaluate, left)
 
 
 def _unquote(token: Token) -> str:
@@ -263,11 +263,11 @@ class Builder(Transformer[Token, Node]):
 
     def is_null(self, node: Node) -> Node:
         of = node.evaluate
-        return _join(Kind.BOOLEAN, lambda lookup: of(lookup) is None, node)
+        return _join(NodeKind.BOOLEAN, lambda lookup: of(lookup) is None, node)
 
     def is_not_null(self, node: Node) -> Node:
         of = node.evaluate
-        return _join(Kind.BOOLEAN, lambda lookup: of(lookup) is not None, node)
+        return _join(NodeKind.BOOLEAN, lambda lookup: of(lookup) is not None, node)
 
     def greater(self, left: Node, right: Node) -> Node:
         return _ordered(left, right, _greater)
@@ -324,7 +324,7 @@ class Builder(Transformer[Token, Node]):
                 return None
             return Long(-value) if isinstance(value, Long) else -value
 
-        return _join(Kind.NUMBER, evaluate, node)
+        return _join(NodeKind.NUMBER, evaluate, node)
 
     def negation(self, node: Node) -> Node:
         return _not(node)
@@ -351,14 +351,14 @@ class Builder(Transformer[Token, Node]):
         return _constant(number)
 
     def true(self) -> Node:
-        return _constant(True, Kind.BOOLEAN_CONSTANT)
+        return _constant(True, NodeKind.BOOLEAN_CONSTANT)
 
     def false(self) -> Node:
-        return _constant(False, Kind.BOOLEAN_CONSTANT)
+        return _constant(False, NodeKind.BOOLEAN_CONSTANT)
 
     def null(self) -> Node:
-        return _constant(None, Kind.BOOLEAN_CONSTANT)
+        return _constant(None, NodeKind.BOOLEAN_CONSTANT)
 
     def name(self, token: Token) -> Node:
         name = str(token)
-        return Node(Kind.PROPERTY, lambda lookup: lookup(name), names=frozenset({name}))
+        return Node(NodeKind.PROPERTY, lambda lookup: lookup(name), names=frozenset({name}))

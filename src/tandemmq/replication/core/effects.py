@@ -37,7 +37,7 @@ class Acknowledged:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class TransferStarted:
     """The first report was answered; `start` says where the transfer begins and by which rule, or why it
     cannot."""
 
@@ -97,7 +97,7 @@ class HaltReason(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Damage:
+class RefusedBytes:
     """The bytes at `log_offset` are no record that may be stored there."""
 
     log_offset: int
@@ -114,5 +114,5 @@ class Halt:
     detail: str
 
 
-MasterEffect: TypeAlias = Send | Disconnect | Acknowledged | Started | FellBehind
-SlaveEffect: TypeAlias = Send | Disconnect | Dial | CheckTail | Align | Store | Damage | Halt
+MasterEffect: TypeAlias = Send | Disconnect | Acknowledged | TransferStarted | FellBehind
+SlaveEffect: TypeAlias = Send | Disconnect | Dial | CheckTail | Align | Store | RefusedBytes | Halt

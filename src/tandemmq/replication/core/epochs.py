@@ -218,7 +218,7 @@ class Report(NamedTuple):
     log_offset: int
 
 
-class Answer(NamedTuple):
+class EpochsAnswer(NamedTuple):
     """The terms of the master's log and where it ends."""
 
     log_end: int
@@ -244,7 +244,7 @@ def encode_term_report(log_offset: int) -> bytes:
     return _REPORT.pack(_TRANSFERRING, log_offset)
 
 
-def encode_answer(answer: Answer) -> bytes:
+def encode_answer(answer: EpochsAnswer) -> bytes:
     entries = answer.epochs.entries
     head = _ANSWER.pack(
         _HANDSHAKING, _TERM_ENTRY.size * len(entries), answer.log_end, answer.epochs.last_epoch
@@ -316,13 +316,13 @@ class MasterFrameDecoder:
         """How many bytes the body still lacks whose head was read; 0 when a frame comes next."""
         return self._body_left
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Answer | TermHead | memoryview]:
+    def feed(self, data: bytes | bytearray | memoryview) -> list[EpochsAnswer | TermHead | memoryview]:
         """Frames; a head is followed by the pieces of its body that have arrived, never empty ones.
 
         Raises:  RemoteProtocolError for an unknown state and for impossible sizes and offsets.
         """
         view = memoryview(data)
-        events: list[Answer | TermHead | memoryview] = []
+        events: list[EpochsAnswer | TermHead | memoryview] = []
         while view:
             if self._body_left:
                 piece, view = view[: self._body_left], view[self._body_left :]
@@ -360,12 +360,12 @@ def _frame_bytes(begun: bytes) -> int:
     return int(_ANSWER.size + size)
 
 
-def _decode(frame: bytes) -> Answer | TermHead:
+def _decode(frame: bytes) -> EpochsAnswer | TermHead:
     if _STATE.unpack_from(frame)[0] == _HANDSHAKING:
         log_end = _ANSWER.unpack_from(frame)[2]
         if log_end < 0:
             raise RemoteProtocolError(f"the master's log ends at {log_end}")
-        return Answer(log_end, told_epochs(_TERM_ENTRY.iter_unpack(frame[_ANSWER.size :])))
+        return EpochsAnswer(log_end, told_epochs(_TERM_ENTRY.iter_unpack(frame[_ANSWER.size :])))
     _, size, log_offset, epoch, start, confirm_offset = _HEAD.unpack(frame)
     if not 0 <= size <= TERM_BODY_BYTES_MAX:
         raise RemoteProtocolError(

@@ -20,7 +20,7 @@ from tandemmq.replication.core.effects import (
     FellBehind,
     MasterEffect,
     Send,
-    Started,
+    TransferStarted,
 )
 from tandemmq.replication.core.frames import (
     HEAD_BYTES,
@@ -211,7 +211,7 @@ class MasterSession:
         self.start = start
         self.next_offset = start.log_offset
         self.state = next_state(MASTER_TRANSITIONS, self.state, _CAUSES[start.rule])
-        return [Started(start)]
+        return [TransferStarted(start)]
 
     def _note_hello(self, reports: tuple[int, ...], now_ms: int) -> None:
         if self._first_report is None:

@@ -14,11 +14,11 @@ from __future__ import annotations
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.replication.core.effects import (
     CheckTail,
-    Damage,
     Dial,
     Disconnect,
     Halt,
     HaltReason,
+    RefusedBytes,
     Send,
     SlaveEffect,
     Store,
@@ -304,7 +304,7 @@ class SlaveSession:
     def _refuse_record(self, bad: BadRecord, now_ms: int) -> list[SlaveEffect]:
         is_final = bad.log_offset == self.damage_offset
         self.damage_offset = bad.log_offset
-        damage = Damage(log_offset=bad.log_offset, reason=bad.reason, is_final=is_final)
+        damage = RefusedBytes(log_offset=bad.log_offset, reason=bad.reason, is_final=is_final)
         if is_final:
             return [damage, *self._halt(HaltReason.DAMAGED, bad.log_offset, bad.reason)]
         # Nothing of it was stored, so damage done on the way heals by asking again.

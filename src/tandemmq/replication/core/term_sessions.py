@@ -14,11 +14,18 @@ from collections.abc import Callable
 from typing import Final
 
 from tandemmq.errors import RemoteProtocolError
-from tandemmq.replication.core.effects import Align, HaltReason, MasterEffect, Send, SlaveEffect, Started
+from tandemmq.replication.core.effects import (
+    Align,
+    HaltReason,
+    MasterEffect,
+    Send,
+    SlaveEffect,
+    TransferStarted,
+)
 from tandemmq.replication.core.epochs import (
     NO_FILE,
-    Answer,
     EpochList,
+    EpochsAnswer,
     Handshake,
     MasterFrameDecoder,
     SlaveFrameDecoder,
@@ -82,7 +89,7 @@ class TermMasterSession(MasterSession):
                 if self.start is not None or self.slave not in (None, frame):
                     return [*effects, *self._end("the slave shakes hands in the middle of a transfer")]
                 self.slave = frame
-                effects.append(Send(encode_answer(Answer(log.end, self._epochs))))
+                effects.append(Send(encode_answer(EpochsAnswer(log.end, self._epochs))))
                 continue
             if self.slave is None:
                 return [*effects, *self._end("the slave reports before it has told who it is")]
@@ -124,7 +131,7 @@ class TermMasterSession(MasterSession):
         self.next_offset = log_offset
         self.start = TransferStart(reported=reported, log_offset=log_offset, rule=rule, master_end=log.end)
         self.state = next_state(MASTER_TRANSITIONS, self.state, cause)
-        return [Started(self.start)]
+        return [TransferStarted(self.start)]
 
     def _head(self, log_offset: int, size_bytes: int) -> bytes:
         entry = self._epochs.find(log_offset)
@@ -224,7 +231,7 @@ class TermSlaveSession(SlaveSession):
             events = self._answers.feed(memoryview(data)[room:])
         except RemoteProtocolError as error:
             return self._fail(str(error), now_ms)
-        answers = [event for event in events if isinstance(event, Answer)]
+        answers = [event for event in events if isinstance(event, EpochsAnswer)]
         if not answers or self._answer_due_ms == NEVER_MS:
             return []
         self._answer_due_ms = NEVER_MS
@@ -247,7 +254,7 @@ class TermSlaveSession(SlaveSession):
     def next_tick_ms(self) -> int:
         return self._answer_due_ms if self.state is SlaveState.CHECKING else super().next_tick_ms()
 
-    def _align(self, answer: Answer, now_ms: int) -> list[SlaveEffect]:
+    def _align(self, answer: EpochsAnswer, now_ms: int) -> list[SlaveEffect]:
         end, self.master_end = self._log_end, answer.log_end
         point = consistent_point(self.epochs, end, answer.epochs, answer.log_end)
         if point is None:

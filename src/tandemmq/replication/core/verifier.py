@@ -95,7 +95,7 @@ COLUMNS_BYTES_MIN: Final = 96 * KIB
 """From about so many bytes on looking at all records at once is quicker than one by one."""
 
 
-class Run(NamedTuple):
+class VerifiedRun(NamedTuple):
     """Whole, intact records of one segment. `columns`: the first of them, or all, as they were read."""
 
     log_offset: int
@@ -131,7 +131,7 @@ class RecordVerifier:
 
     def feed(
         self, pieces: Sequence[memoryview], around: memoryview | None = None
-    ) -> tuple[list[Run], BadRecord | None]:
+    ) -> tuple[list[VerifiedRun], BadRecord | None]:
         """The runs completed by `pieces`, and what is wrong with the bytes behind them, if anything is.
 
         Nothing of `pieces` is kept, so their buffer may be used again; but runs may lie in it.
@@ -147,7 +147,7 @@ class RecordVerifier:
         if buffer is None:
             self._held += pieces
             buffer = memoryview(self._held[0] if len(self._held) == 1 else b"".join(self._held))
-        runs: list[Run] = []
+        runs: list[VerifiedRun] = []
         position, bad = self._walk(buffer, runs)
         self._held = [bytes(buffer[position:])] if position < len(buffer) else []
         self._held_bytes = len(buffer) - position
@@ -164,7 +164,7 @@ class RecordVerifier:
             at += len(part)
         return around[begin:]
 
-    def _walk(self, buffer: memoryview, runs: list[Run]) -> tuple[int, BadRecord | None]:
+    def _walk(self, buffer: memoryview, runs: list[VerifiedRun]) -> tuple[int, BadRecord | None]:
         """The position behind the last whole record, the runs before it appended to `runs`."""
         base, end = self.log_offset, len(buffer)
         segment_end = base - base % self._segment_bytes + self._segment_bytes
@@ -195,11 +195,11 @@ class RecordVerifier:
                     break
             position += size
             if is_blank:
-                runs.append(Run(base + start, buffer[start:position], columns))
+                runs.append(VerifiedRun(base + start, buffer[start:position], columns))
                 columns, start = None, position
                 segment_end += self._segment_bytes
         if position > start:
-            runs.append(Run(base + start, buffer[start:position], columns))
+            runs.append(VerifiedRun(base + start, buffer[start:position], columns))
         self.log_offset = base + position
         return position, BadRecord(self.log_offset, reason) if reason else None
 

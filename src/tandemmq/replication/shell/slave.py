@@ -19,10 +19,10 @@ from tandemmq.errors import ReplicationError, RequestRejected, StoreError
 from tandemmq.replication.core.effects import (
     Align,
     CheckTail,
-    Damage,
     Dial,
     Disconnect,
     Halt,
+    RefusedBytes,
     Send,
     SlaveEffect,
     Store,
@@ -278,7 +278,7 @@ class ReplicationSlave:
                     self._tasks.start("align", self._align(effect))
                 case Disconnect(reason):
                     self._disconnect(reason)
-                case Damage():
+                case RefusedBytes():
                     facts = {
                         "log_offset": effect.log_offset,
                         "reason": effect.reason,

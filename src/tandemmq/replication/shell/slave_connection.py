@@ -18,7 +18,7 @@ from tandemmq.replication.core.effects import (
     FellBehind,
     MasterEffect,
     Send,
-    Started,
+    TransferStarted,
 )
 from tandemmq.replication.core.frames import TANDEM_BODY_BYTES_MAX, MasterHandshake, ReplicationOptions
 from tandemmq.replication.core.master import MasterSession
@@ -247,7 +247,7 @@ class SlaveConnection(asyncio.Protocol):
                     self._hub.on_acknowledged(self, log_offset)
                 case Send(data):
                     self._write(data)
-                case Started(start):
+                case TransferStarted(start):
                     self._hub.on_started(self, start)
                     if start.rule in _COPYING:
                         self.record.sent = start.log_offset

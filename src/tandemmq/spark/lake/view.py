@@ -28,7 +28,7 @@ _BATCH_FILE = re.compile(r"(\d{8,})-\d{5}-[0-9a-f]{12}\.parquet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class LakePiece:
     """Files of a lake that belong together: a batch, or a file of a table that was made of several.
 
     `name` says which it is, to a replay that remembers what it has sent. `places`: what Spark is to read,
@@ -53,7 +53,7 @@ class LakeView:
 
     root: Path
     kind: LakeFormat
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[LakePiece, ...] = ()
     last_batch: int | None = None
     partitions: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
@@ -99,7 +99,7 @@ def _has_files(directory: Path) -> bool:
 
 def _sort_files(
     data: DataFiles, names: Iterable[str]
-) -> tuple[dict[int, tuple[str, ...]], tuple[Piece, ...]]:
+) -> tuple[dict[int, tuple[str, ...]], tuple[LakePiece, ...]]:
     """The files of each batch, and pieces of one file each for those that upkeep has made of several."""
     batches: dict[int, tuple[str, ...]] = {}
     merged = []
@@ -111,12 +111,14 @@ def _sort_files(
             number = int(match[1])
             batches[number] = (*batches.get(number, ()), data.locate(name))
     merged.sort(key=lambda name: (data.modified_ns(name), name))
-    return batches, tuple(Piece(name=name.rpartition("/")[2], places=(data.locate(name),)) for name in merged)
+    return batches, tuple(
+        LakePiece(name=name.rpartition("/")[2], places=(data.locate(name),)) for name in merged
+    )
 
 
 def _add_bad_records(
     root: Path, good: Mapping[int, Sequence[Path | str]], ranges: Mapping[int, range], last: int | None
-) -> tuple[Piece, ...]:
+) -> tuple[LakePiece, ...]:
     """The pieces of the batches, with what was kept apart of them."""
     bad: dict[int, list[Path]] = {}
     bad_root = root / BAD_RECORDS_DIR
@@ -125,7 +127,7 @@ def _add_bad_records(
             home = next((other for other, covered in ranges.items() if batch in covered), batch)
             bad.setdefault(home, []).append(batch_dir(bad_root, batch))
     return tuple(
-        Piece(name=str(batch), places=tuple(good.get(batch, ())), bad_places=tuple(bad.get(batch, ())))
+        LakePiece(name=str(batch), places=tuple(good.get(batch, ())), bad_places=tuple(bad.get(batch, ())))
         for batch in sorted({*good, *bad})
     )
 

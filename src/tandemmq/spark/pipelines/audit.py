@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.view import view_lake
-from tandemmq.spark.metadata import Bounds, Cluster, require_queues
+from tandemmq.spark.metadata import Bounds, QueriedCluster, require_queues
 from tandemmq.spark.offsets import QueueKey
 from tandemmq.spark.options import SourceOptions, parse_options
 from tandemmq.spark.pipelines.audit_events import (
@@ -35,8 +35,8 @@ from tandemmq.spark.pipelines.audit_frames import (
     Digests,
     Form,
     Frames,
-    Part,
     PieceKey,
+    RangePart,
     Ranges,
     Side,
     choose_form,
@@ -202,7 +202,7 @@ class Audit:
         sides = []
         if options.name_servers:
             source = self._source_options()
-            topology = Cluster(source).describe()
+            topology = QueriedCluster(source).describe()
             require_queues(topology, source)
             ids = sorted({number for replicas in topology.replicas.values() for number in replicas})
             sides = [Side(name=f"slave {n}" if n else "master", replica=n) for n in ids]
@@ -223,14 +223,14 @@ class Audit:
         if reference.replica is None:
             return self._jobs.run(lambda: frames.find_ranges(reference))
         source = self._source_options(reference.replica)
-        _, bounds = describe_all(Cluster(source), source)
+        _, bounds = describe_all(QueriedCluster(source), source)
         return {queue: (limits.begin, limits.end) for queue, limits in sorted(bounds.items())}
 
     def _settle(self, replicas: Sequence[Side], ranges: Ranges) -> None:
         """Waits until the replicas have what the reference had, or the time for it is over."""
         deadline = time.monotonic() + self._options.settle_s
         for side in replicas:
-            cluster = Cluster(self._source_options(side.replica))
+            cluster = QueriedCluster(self._source_options(side.replica))
             while not self._stop.is_set and time.monotonic() < deadline:
                 bounds = cluster.read_bounds(cluster.describe())
                 if _has_reached(bounds, ranges):
@@ -302,7 +302,7 @@ class Audit:
             )
         self._reporter.report(_conclude(side, comparison, findings, len(comparison.suspects) - len(searched)))
 
-    def _search(self, side: Side, reference: Side, parts: Sequence[Part], frames: Frames) -> _Findings:
+    def _search(self, side: Side, reference: Side, parts: Sequence[RangePart], frames: Frames) -> _Findings:
         """Compares some parts row by row."""
         theirs, ours = frames.read_parts(reference, parts), frames.read_parts(side, parts)
         rows = self._jobs.run(

@@ -38,7 +38,7 @@ class PieceKey(NamedTuple):
     number: int
 
 
-class Part(NamedTuple):
+class RangePart(NamedTuple):
     """The offsets [`begin`, `end`) of a piece that lie in the audited range."""
 
     key: PieceKey
@@ -83,7 +83,7 @@ class Behind:
 class Comparison:
     """`suspects`: pieces to be looked at row by row, in order; `surplus`: rows beyond one per offset."""
 
-    suspects: tuple[Part, ...]
+    suspects: tuple[RangePart, ...]
     behind: tuple[Behind, ...]
     missing: int
     surplus: int
@@ -96,7 +96,7 @@ class Comparison:
 def compare(
     reference: Digests,
     side: Digests,
-    parts: Sequence[Part],
+    parts: Sequence[RangePart],
     expected: Mapping[PieceKey, Expected],
     ranges: Ranges,
 ) -> Comparison:
@@ -115,7 +115,7 @@ def compare(
             continue
         is_whole = found is not None and (found.rows, found.offset_xor) == (wanted.rows, wanted.offset_xor)
         if not is_whole or not _is_same(reference.get(key), found):
-            suspects.append(Part(key, part.begin, end))
+            suspects.append(RangePart(key, part.begin, end))
     behind = find_behind(reference, side, ranges, reached)
     return Comparison(suspects=tuple(suspects), behind=behind, missing=missing, surplus=surplus)
 
@@ -145,10 +145,10 @@ def find_behind(
     return tuple(found)
 
 
-def cut_parts(ranges: Ranges, piece_size: int) -> list[Part]:
+def cut_parts(ranges: Ranges, piece_size: int) -> list[RangePart]:
     """The pieces that hold any of the ranges' offsets, in order."""
     return [
-        Part(PieceKey(queue, n), max(begin, n * piece_size), min(end, (n + 1) * piece_size))
+        RangePart(PieceKey(queue, n), max(begin, n * piece_size), min(end, (n + 1) * piece_size))
         for queue, (begin, end) in sorted(ranges.items())
         if begin < end
         for n in range(begin // piece_size, (end - 1) // piece_size + 1)
@@ -272,7 +272,7 @@ class Frames:
         bounds = [(*queue, begin, end) for queue, (begin, end) in sorted(ranges.items())]
         return self._within(self._load(side, ranges), bounds)
 
-    def read_parts(self, side: Side, parts: Sequence[Part]) -> DataFrame:
+    def read_parts(self, side: Side, parts: Sequence[RangePart]) -> DataFrame:
         """The rows of one side within some parts of its queues."""
         hull: dict[QueueKey, tuple[int, int]] = {}
         for part in parts:
@@ -311,7 +311,7 @@ class Frames:
         )
         return {PieceKey(_queue(row), int(row.piece)): _digest(row) for row in grouped.collect()}
 
-    def expect(self, parts: Sequence[Part]) -> dict[PieceKey, Expected]:
+    def expect(self, parts: Sequence[RangePart]) -> dict[PieceKey, Expected]:
         """What pieces without gaps and repeats have: made from the numbers alone."""
         from pyspark.sql import functions as f
 

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from tandemmq.errors import ConfigError, TandemError
 from tandemmq.protocol.topic_names import dlq_topic
-from tandemmq.spark.metadata import Cluster
+from tandemmq.spark.metadata import QueriedCluster
 from tandemmq.spark.options import parse_options
 from tandemmq.spark.pipelines.events import (
     BarChart,
     Cell,
     Event,
     Reporter,
+    ReportTable,
     Started,
     Stopped,
-    Table,
     Totals,
     make_batch_done,
 )
@@ -180,7 +180,7 @@ class DeadLetters:
 
     def _look(self) -> None:
         source = parse_options(self._options.source_options(), is_streaming=False)
-        if not Cluster(source).describe().queues:
+        if not QueriedCluster(source).describe().queues:
             # The topic is made with the first dead letter.
             self._reporter.report(DeadLettersSeen(group=self._options.group, messages=0, kinds=0))
             return
@@ -366,11 +366,11 @@ def _counts() -> list[Any]:
     ]
 
 
-def _show_groups(groups: list[Any]) -> Table:
+def _show_groups(groups: list[Any]) -> ReportTable:
     names = ("origin", "error", "age", "count", "first", "last", "example")
     rows: tuple[tuple[Cell, ...], ...] = tuple(tuple(row[name] for name in names) for row in groups)
     note = f"the {GROUPS_SHOWN} largest groups" if len(rows) == GROUPS_SHOWN else ""
-    return Table(title="By topic, error and age", columns=names, rows=rows, note=note)
+    return ReportTable(title="By topic, error and age", columns=names, rows=rows, note=note)
 
 
 def _show_errors(groups: list[Any]) -> BarChart:

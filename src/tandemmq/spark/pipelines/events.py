@@ -254,7 +254,7 @@ Cell = str | int | float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table(Event):
+class ReportTable(Event):
     """Rows of cells below a title; of two with one title the later stays."""
 
     kind = "exhibit"
@@ -310,4 +310,4 @@ class BarChart(Event):
         return self.title
 
 
-Exhibit = Table | LineChart | BarChart
+Exhibit = ReportTable | LineChart | BarChart

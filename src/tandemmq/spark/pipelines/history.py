@@ -128,11 +128,11 @@ def _read_live(
     landed: DataFrame | None,
     columns: Sequence[str],
 ) -> DataFrame:
-    from tandemmq.spark.metadata import Cluster
+    from tandemmq.spark.metadata import QueriedCluster
     from tandemmq.spark.resolve import describe_all
 
     parsed = parse_options(source, is_streaming=False)
-    _, bounds = describe_all(Cluster(parsed), parsed, may_be_absent=bool(seam.positions))
+    _, bounds = describe_all(QueriedCluster(parsed), parsed, may_be_absent=bool(seam.positions))
     ends = {queue: max(limits.end, seam.positions.get(queue, 0)) for queue, limits in bounds.items()}
     starts = {queue: at for queue, at in seam.positions.items() if queue.topic in parsed.topics}
     types = dict(landed.dtypes) if landed is not None else {name: _TYPES[name][0] for name in columns}

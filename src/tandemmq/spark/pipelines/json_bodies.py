@@ -31,7 +31,7 @@ from tandemmq.spark.lake.files import (
 )
 from tandemmq.spark.lake.formats import list_committed
 from tandemmq.spark.lake.home import DataFiles, find_files
-from tandemmq.spark.pipelines.events import Event, Table
+from tandemmq.spark.pipelines.events import Event, ReportTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -370,7 +370,7 @@ def _as_object(body: bytes | None) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def show_bad_records(root: Path) -> Table:
+def show_bad_records(root: Path) -> ReportTable:
     """The reasons of the rows that a lake keeps apart, the commonest first."""
     import pyarrow.parquet as pq
 
@@ -381,7 +381,7 @@ def show_bad_records(root: Path) -> Table:
             if len(counts) > REASONS_MAX:
                 counts = Counter(dict(counts.most_common(REASONS_MAX // 2)))
     rows = tuple((count, reason) for reason, count in counts.most_common(REASONS_SHOWN))
-    return Table(title="Bad records", columns=("bodies", "reason"), rows=rows, note=f"kept in {root}")
+    return ReportTable(title="Bad records", columns=("bodies", "reason"), rows=rows, note=f"kept in {root}")
 
 
 # JSON bodies that are not quite what the schema says: what is left of them is read, the rest is rescued.

@@ -30,7 +30,7 @@ from tandemmq.spark.lake.files import (
 )
 from tandemmq.spark.lake.formats import LakeFormat, list_committed, read_committed
 from tandemmq.spark.lake.home import refuse_address
-from tandemmq.spark.lake.view import LakeView, Piece
+from tandemmq.spark.lake.view import LakePiece, LakeView
 from tandemmq.spark.pipelines.events import Reporter, Totals
 from tandemmq.spark.pipelines.runner import Job, Runner, open_session
 from tandemmq.spark.session import warm_up
@@ -57,7 +57,9 @@ _DERIVED = {
 _settings = threading.Lock()
 
 
-def read_rows(spark: SparkSession, view: LakeView, pieces: Sequence[Piece] | None = None) -> DataFrame | None:
+def read_rows(
+    spark: SparkSession, view: LakeView, pieces: Sequence[LakePiece] | None = None
+) -> DataFrame | None:
     """The rows of some pieces, of all by default; None when they have no files."""
     chosen = view.pieces if pieces is None else pieces
     good = _read(spark, view.root, view, [place for piece in chosen for place in piece.places])

@@ -11,7 +11,7 @@ from typing import Final
 from tandemmq.errors import ConfigError
 from tandemmq.spark.pipelines.audit_events import SideJudged
 from tandemmq.spark.pipelines.events import BatchDone, Event, Restarted, Started, Stopped
-from tandemmq.telemetry.metrics import Kind, Metric, Reading
+from tandemmq.telemetry.metrics import Metric, MetricKind, Sample
 from tandemmq.telemetry.prometheus import CONTENT_TYPE, TextExporter
 
 _PIPELINE = ("pipeline",)
@@ -19,11 +19,11 @@ _SIDE = ("pipeline", "side")
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...] = _PIPELINE) -> Metric:
-    return Metric(f"tandemmq_pipeline_{name}", Kind.GAUGE, text, labels)
+    return Metric(f"tandemmq_pipeline_{name}", MetricKind.GAUGE, text, labels)
 
 
 def _counter(name: str, text: str) -> Metric:
-    return Metric(f"tandemmq_pipeline_{name}", Kind.COUNTER, text, _PIPELINE)
+    return Metric(f"tandemmq_pipeline_{name}", MetricKind.COUNTER, text, _PIPELINE)
 
 
 ROWS: Final = _counter("rows_total", "messages delivered, by earlier runs too")
@@ -82,9 +82,9 @@ class MetricsReporter:
         self._server.shutdown()
         self._server.server_close()
 
-    def read(self) -> Iterable[Reading]:
+    def read(self) -> Iterable[Sample]:
         """Every series that has a value."""
-        return [Reading(metric, value, labels) for (metric, labels), value in list(self._values.items())]
+        return [Sample(metric, value, labels) for (metric, labels), value in list(self._values.items())]
 
     def _take_batch(self, event: BatchDone) -> None:
         self._add(BATCHES)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import CONTROL_DIR, sync_dir, sync_file
-from tandemmq.spark.lake.view import LakeView, Piece, view_lake
+from tandemmq.spark.lake.view import LakePiece, LakeView, view_lake
 from tandemmq.spark.pipelines.events import Reporter, Started, Stopped, Totals, make_batch_done
 from tandemmq.spark.pipelines.lake_job import read_rows
 from tandemmq.spark.pipelines.runner import Interrupted, Jobs, StopFlag, explain_failure, open_session, repeat
@@ -230,7 +230,7 @@ class Replay:
             return "error", explain_failure(str(error))
         return "done", ""
 
-    def _send(self, view: LakeView, piece: Piece, number: int, *, left: int) -> None:
+    def _send(self, view: LakeView, piece: LakePiece, number: int, *, left: int) -> None:
         began = time.monotonic()
         rows, size_bytes = self._jobs.run(lambda: self._write(view, piece))
         self._state.mark(piece.name, rows, size_bytes)
@@ -240,7 +240,7 @@ class Replay:
         seconds = time.monotonic() - began
         self._reporter.report(make_batch_done(batch, done, total, lag=left, seconds=seconds))
 
-    def _write(self, view: LakeView, piece: Piece) -> tuple[int, int]:
+    def _write(self, view: LakeView, piece: LakePiece) -> tuple[int, int]:
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 

@@ -26,9 +26,9 @@ from tandemmq.spark.pipelines.events import (
     Exhibit,
     Line,
     LineChart,
+    ReportTable,
     Started,
     Stopped,
-    Table,
     render_bytes,
 )
 
@@ -289,7 +289,7 @@ def render_exhibit(exhibit: Exhibit) -> str:
     return f"<section><h2>{escape(exhibit.title + unit)}</h2>{body}{note}</section>"
 
 
-def _render_table(table: Table) -> str:
+def _render_table(table: ReportTable) -> str:
     if not table.rows:
         return '<p class="none">none</p>'
     is_number = [
@@ -343,7 +343,7 @@ class ReportReporter:
         self._verdict, self._is_good = "ended before anything was done", False
 
     def report(self, event: Event) -> None:
-        if isinstance(event, (Table, LineChart, BarChart)):
+        if isinstance(event, (ReportTable, LineChart, BarChart)):
             self._exhibits[event.title] = event
         elif isinstance(event, BatchDone):
             self._sample(event)
@@ -416,7 +416,7 @@ class ReportReporter:
 
     def _tables(self) -> list[Exhibit]:
         tables: list[Exhibit] = [
-            Table(
+            ReportTable(
                 title=title,
                 columns=tuple(name.replace("_", " ") for name in records[0]),
                 rows=tuple(tuple(map(_plain, record.values())) for record in records),
@@ -424,8 +424,8 @@ class ReportReporter:
             for title, records in self._records.items()
         ]
         if self._remarks:
-            tables.append(Table(title="Remarks", columns=("UTC", "what"), rows=tuple(self._remarks)))
-        tables.append(Table(title="Command", columns=("arguments",), rows=((self._command,),)))
+            tables.append(ReportTable(title="Remarks", columns=("UTC", "what"), rows=tuple(self._remarks)))
+        tables.append(ReportTable(title="Command", columns=("arguments",), rows=((self._command,),)))
         return tables
 
 

@@ -25,7 +25,7 @@ from tandemmq.errors import ConfigError
 from tandemmq.protocol.record_scan import Ints
 from tandemmq.spark.lake.files import Summary, batch_dir, list_batches
 from tandemmq.spark.options import parse_options
-from tandemmq.spark.pipelines.events import BarChart, Exhibit, Line, LineChart, Reporter, Table
+from tandemmq.spark.pipelines.events import BarChart, Exhibit, Line, LineChart, Reporter, ReportTable
 from tandemmq.spark.pipelines.lake_job import CHECKPOINT_DIR, LakeTarget, run_lake_job
 
 if TYPE_CHECKING:
@@ -394,9 +394,9 @@ def _latencies(
     return LineChart(title=title, unit="ms", lines=tuple(lines), is_clock=True, note=note)
 
 
-def _table(rows: Iterable[RollupRow]) -> Table:
+def _table(rows: Iterable[RollupRow]) -> ReportTable:
     ends, shares = ("store", "consumer"), ("p50", "p99")
-    return Table(
+    return ReportTable(
         title="Topics and tags",
         columns=("topic", "tag", "messages", "bytes", *(f"{end} {p} ms" for end in ends for p in shares)),
         rows=tuple(

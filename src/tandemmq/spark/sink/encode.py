@@ -33,41 +33,41 @@ from tandemmq.spark.sink.options import EmptyBodies
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RowGroup:
     """Rows for one queue, or for any queue of one topic; `rows` None means all rows."""
 
     topic: str
     queue: MessageQueue | None
     rows: Ints | None
 
-    def of(self, chosen: Ints) -> Group:
+    def of(self, chosen: Ints) -> RowGroup:
         """The same rows by their numbers in a batch out of which only `chosen` were grouped."""
         return replace(self, rows=chosen if self.rows is None else chosen[self.rows])
 
-    def without(self, is_out: NDArray[np.bool_]) -> Group:
+    def without(self, is_out: NDArray[np.bool_]) -> RowGroup:
         rows = np.flatnonzero(~is_out) if self.rows is None else self.rows[~is_out[self.rows]]
         return replace(self, rows=rows)
 
 
 def group_rows(
     batch: Any, columns: SinkColumns, topic: str, queues: Callable[[str], Sequence[MessageQueue]]
-) -> list[Group]:
+) -> list[RowGroup]:
     """The groups of a RecordBatch; within a group the rows keep their order.
 
     Raises:  MessageIllegal for a topic that takes no messages or a queue that there is not.
     """
-    groups: list[Group] = []
+    groups: list[RowGroup] = []
     for name, rows in _split_by_topic(batch, columns, topic):
         check_topic(name)
         slots = _choose_slots(batch, columns, name, rows, queues)
         if slots is None:
-            groups.append(Group(name, None, rows))
+            groups.append(RowGroup(name, None, rows))
             continue
         numbers = np.arange(batch.num_rows) if rows is None else rows
         known = queues(name)
         for slot in np.unique(slots).tolist():
             queue = None if slot < 0 else known[slot]
-            groups.append(Group(name, queue, numbers[slots == slot]))
+            groups.append(RowGroup(name, queue, numbers[slots == slot]))
     return groups
 
 
@@ -158,7 +158,7 @@ _FRAME_BYTES = _HEAD_BYTES + 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shipment:
+class RowShipment:
     """One send. `queue` None: any of the topic's. `is_batch` False: one message with `properties`.
 
     `last_key`: the unique key of its last message, if the sink made the keys.
@@ -209,7 +209,7 @@ class BatchEncoder:
         self.empty_count = 0
         """Rows without a body that were left out or diverted."""
 
-    def encode(self, batch: Any) -> Iterator[Shipment]:
+    def encode(self, batch: Any) -> Iterator[RowShipment]:
         """The sends of one RecordBatch; rows for the same queue keep their order.
 
         Raises:  MessageIllegal naming the row that no broker would store.
@@ -261,7 +261,7 @@ class BatchEncoder:
         topic = self._topic or (None if place is None else batch.column(place)[row].as_py())
         return json.dumps({"topic": topic, "body": "" if is_valid else None}).encode()
 
-    def _group(self, batch: Any, is_empty: NDArray[np.bool_] | None) -> list[Group]:
+    def _group(self, batch: Any, is_empty: NDArray[np.bool_] | None) -> list[RowGroup]:
         """Which rows go where; those without a body to their topic, or nowhere."""
         if is_empty is None:
             return group_rows(batch, self._columns, self._topic, self._queues)
@@ -270,7 +270,7 @@ class BatchEncoder:
         groups = group_rows(whole, self._columns, self._topic, self._queues) if len(chosen) else []
         groups = [group.of(chosen) for group in groups]
         if self._empty_bodies is EmptyBodies.DIVERT:
-            groups.append(Group(self._empty_bodies_topic, None, empty))
+            groups.append(RowGroup(self._empty_bodies_topic, None, empty))
         return groups
 
     def _read_flags(self, batch: Any) -> NDArray[np.int32]:
@@ -283,17 +283,17 @@ class BatchEncoder:
 
     def _encode_singly(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[RowGroup],
         is_single: NDArray[np.bool_],
         body: Any,
         properties: Any,
         flags: NDArray[np.int32],
         first_row: int,
-    ) -> Iterator[Shipment]:
+    ) -> Iterator[RowShipment]:
         for group in groups:
             rows = np.flatnonzero(is_single) if group.rows is None else group.rows[is_single[group.rows]]
             for row in rows.tolist():
-                yield Shipment(
+                yield RowShipment(
                     topic=group.topic,
                     queue=group.queue,
                     body=body[row].as_py(),
@@ -304,7 +304,7 @@ class BatchEncoder:
                     last_key=self._key(first_row + row),
                 )
 
-    def _fix(self, group: Group, first_row: int, count: int, turn: int) -> Iterator[Group]:
+    def _fix(self, group: RowGroup, first_row: int, count: int, turn: int) -> Iterator[RowGroup]:
         """The same rows, each with a queue."""
         if group.queue is not None:
             yield group
@@ -314,12 +314,12 @@ class BatchEncoder:
         slots = ((rows + first_row) // SPREAD_ROWS + turn) % len(known)
         for slot in np.unique(slots).tolist():
             chosen = rows[slots == slot]
-            yield Group(group.topic, known[slot], None if len(chosen) == count else chosen)
+            yield RowGroup(group.topic, known[slot], None if len(chosen) == count else chosen)
 
     def _key(self, row: int) -> str:
         return f"{self._key_prefix.decode()}{row:012X}"
 
-    def _cut(self, group: Group, messages: Any, first_row: int) -> Iterator[Shipment]:
+    def _cut(self, group: RowGroup, messages: Any, first_row: int) -> Iterator[RowShipment]:
         """The messages of a group in pieces of about `batch_bytes`."""
         _, offsets, data = messages.buffers()
         bounds = np.frombuffer(offsets, dtype=np.int32)[messages.offset : messages.offset + len(messages) + 1]
@@ -336,7 +336,7 @@ class BatchEncoder:
                     f"row {row} of the task has {size} bytes, brokers take {MESSAGE_BYTES_MAX} at most"
                 )
             last_row = first_row + (stop - 1 if group.rows is None else int(group.rows[stop - 1]))
-            yield Shipment(
+            yield RowShipment(
                 topic=group.topic,
                 queue=group.queue,
                 body=view[bounds[at] : bounds[stop]],

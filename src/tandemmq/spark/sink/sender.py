@@ -31,10 +31,10 @@ from tandemmq.protocol.properties import CAPABILITY, CLAIM_VERSION, render_claim
 from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.protocol.sys_flag import TRANSACTION_NONE, TRANSACTION_PREPARED
 from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC
-from tandemmq.spark.sink.encode import Shipment
+from tandemmq.spark.sink.encode import RowShipment
 from tandemmq.spark.sink.halves import HalfLog
 from tandemmq.spark.sink.options import SinkOptions
-from tandemmq.spark.wire import POOL, UNREACHABLE, NameServers, WireConnection, accept
+from tandemmq.spark.wire import POOL, UNREACHABLE, BlockingNameServers, WireConnection, accept
 
 # What makes a task's sends numbered ones: who it is, which batch this is, and what it sent before.
 #
@@ -66,7 +66,7 @@ class OnceRun:
             )
         return queues
 
-    def claim(self, shipment: Shipment) -> str:
+    def claim(self, shipment: RowShipment) -> str:
         """The properties that number a shipment; asked once for each, in the order of the sends.
 
         Delayed messages go before the others of their rows, so they are numbered apart.
@@ -104,7 +104,7 @@ _PASSING = (*UNREACHABLE, NoRoute, SendNotConfirmed)
 class _Item:
     """A shipment that is not done; `queue` is where its present attempt goes."""
 
-    shipment: Shipment
+    shipment: RowShipment
     properties: str = ""
     attempts: int = 0
     queue: MessageQueue | None = None
@@ -122,7 +122,7 @@ class _Line:
     connection: WireConnection
 
 
-class Sender:
+class RowSender:
     """Of one task. `turn`: where the round over the queues begins, so that tasks do not all start alike."""
 
     def __init__(
@@ -136,7 +136,9 @@ class Sender:
         self._options = options
         self._once = once
         self._halves = halves
-        self._name_servers = NameServers(options.name_servers, options.send_timeout_s, options.security)
+        self._name_servers = BlockingNameServers(
+            options.name_servers, options.send_timeout_s, options.security
+        )
         self._turn = turn
         self._views: dict[str, RouteView] = {}
         self._lines: dict[str, _Line] = {}
@@ -161,7 +163,7 @@ class Sender:
                     raise
                 self._pause(attempt)
 
-    def send(self, shipment: Shipment) -> None:
+    def send(self, shipment: RowShipment) -> None:
         """Puts a shipment under way; waits for earlier ones while there are too many.
 
         Raises:  what an earlier or this shipment finally failed with.

@@ -43,7 +43,7 @@ from tandemmq.spark.sink.halves import (
 )
 from tandemmq.spark.sink.options import SinkOptions
 from tandemmq.spark.sink.sender import PAUSE_FACTOR_MAX
-from tandemmq.spark.wire import POOL, UNREACHABLE, NameServers, WireConnection
+from tandemmq.spark.wire import POOL, UNREACHABLE, BlockingNameServers, WireConnection
 from tandemmq.telemetry import events
 
 WINDOW = 256
@@ -57,7 +57,7 @@ class EndFailed(TandemError):
     """Some half messages of a batch could not be ended; their transaction is not rolled back."""
 
 
-class _Lane:
+class _EndingLane:
     """What is to be ended on one broker for one topic; `window` is what is being ended."""
 
     def __init__(self, part: HalfPart, *, is_uncertain: bool) -> None:
@@ -97,14 +97,16 @@ class Ender:
         self._options = options
         self._group = group
         self._since_ms = max(0, since_ms - CLOCK_SKEW_MS)
-        self._name_servers = NameServers(options.name_servers, options.send_timeout_s, options.security)
+        self._name_servers = BlockingNameServers(
+            options.name_servers, options.send_timeout_s, options.security
+        )
 
     def commit(self, parts: Sequence[HalfPart], *, is_repeat: bool) -> None:
         """Returns when all are committed. `is_repeat`: some may be already.
 
         Raises:  EndFailed when one is not after all attempts.
         """
-        lanes = [_Lane(part, is_uncertain=is_repeat) for part in parts if len(part)]
+        lanes = [_EndingLane(part, is_uncertain=is_repeat) for part in parts if len(part)]
         try:
             while open_lanes := [lane for lane in lanes if not lane.is_done]:
                 self._step(open_lanes, TRANSACTION_COMMIT)
@@ -117,7 +119,7 @@ class Ender:
 
     def roll_back(self, parts: Sequence[HalfPart], decision: int) -> None:
         """Tries to; a broker gives up the rest by itself, and until then nobody sees it."""
-        for lane in [_Lane(part, is_uncertain=False) for part in parts if len(part)]:
+        for lane in [_EndingLane(part, is_uncertain=False) for part in parts if len(part)]:
             try:
                 while not lane.is_done:
                     self._step([lane], decision)
@@ -127,7 +129,7 @@ class Ender:
             finally:
                 lane.drop_connection()
 
-    def _step(self, lanes: Sequence[_Lane], decision: int) -> None:
+    def _step(self, lanes: Sequence[_EndingLane], decision: int) -> None:
         """One window of every lane."""
         for lane in lanes:
             lane.fill()
@@ -139,7 +141,7 @@ class Ender:
             if lane.numbers:
                 self._settle(lane, decision)
 
-    def _start(self, lane: _Lane, decision: int) -> None:
+    def _start(self, lane: _EndingLane, decision: int) -> None:
         connection = lane.connection or self._connect(lane)
         if lane.is_uncertain and decision == TRANSACTION_COMMIT:
             self._drop_committed(lane, connection)
@@ -148,7 +150,7 @@ class Ender:
         commands = [self._make_end(lane.part, half, decision) for half in lane.window]
         lane.numbers = connection.send(commands)
 
-    def _settle(self, lane: _Lane, decision: int) -> None:
+    def _settle(self, lane: _EndingLane, decision: int) -> None:
         """Takes the answers; what is not ended stays in the window."""
         assert lane.connection is not None
         numbers, lane.numbers = lane.numbers, []
@@ -171,7 +173,7 @@ class Ender:
         if failure is not None:
             self._note_failure(lane, failure)
 
-    def _note_failure(self, lane: _Lane, error: Exception) -> None:
+    def _note_failure(self, lane: _EndingLane, error: Exception) -> None:
         """Prepares another attempt.
 
         Raises:  `error` when there is none left.
@@ -184,7 +186,7 @@ class Ender:
         factor = min(2 ** (lane.attempts - 1), PAUSE_FACTOR_MAX)
         time.sleep(self._options.retry_interval_s * factor)
 
-    def _connect(self, lane: _Lane) -> WireConnection:
+    def _connect(self, lane: _EndingLane) -> WireConnection:
         part = lane.part
         route = self._name_servers.find_route(part.topic)
         address = None if route is None else build_view(part.topic, route).master_address(part.broker_name)
@@ -195,7 +197,7 @@ class Ender:
         lane.loan, lane.connection = loan, connection
         return connection
 
-    def _drop_committed(self, lane: _Lane, connection: WireConnection) -> None:
+    def _drop_committed(self, lane: _EndingLane, connection: WireConnection) -> None:
         """Leaves only those in the window that the key index does not know as committed."""
         queries = [self._make_query(lane.part, half) for half in lane.window]
         answers = connection.request_all(queries, self._options.send_timeout_s)

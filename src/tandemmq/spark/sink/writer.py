@@ -31,7 +31,7 @@ from tandemmq.spark.lake.files import sync_dir, sync_file
 from tandemmq.spark.read_task import BATCH_ID, QUERY_ID
 from tandemmq.spark.sink.columns import SinkColumns
 from tandemmq.spark.sink.options import SinkOptions
-from tandemmq.spark.sink.sender import Pins, Sender
+from tandemmq.spark.sink.sender import Pins, RowSender
 from tandemmq.telemetry import events
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def pin_queues(options: SinkOptions) -> Pins:
     missing = [topic for topic in options.once_topics if topic not in pins]
     if not missing:
         return pins
-    sender = Sender(options)
+    sender = RowSender(options)
     try:
         pins.update({topic: tuple(sender.queues(topic)) for topic in missing})
     finally:
@@ -278,9 +278,9 @@ def send_rows(
     # numpy and pyarrow come with it, which planners do not need.
     from tandemmq.spark.sink.columns import make_prefix
     from tandemmq.spark.sink.encode import BatchEncoder
-    from tandemmq.spark.sink.sender import Sender
+    from tandemmq.spark.sink.sender import RowSender
 
-    sender = Sender(options, turn=partition_id, once=once, halves=halves)
+    sender = RowSender(options, turn=partition_id, once=once, halves=halves)
     encoder = BatchEncoder(
         columns,
         topic=options.topic,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandemmq.store.inspect.check import InspectOptions, StoreReport, check_store
-from tandemmq.store.inspect.findings import Finding, Findings, Part, Severity
+from tandemmq.store.inspect.findings import Finding, Findings, Severity, StorePart
 from tandemmq.store.inspect.index_check import IndexLayout
 from tandemmq.store.inspect.repair import RepairOptions, RepairReport, repair_store
 
@@ -12,10 +12,10 @@ __all__ = [
     "Findings",
     "IndexLayout",
     "InspectOptions",
-    "Part",
     "RepairOptions",
     "RepairReport",
     "Severity",
+    "StorePart",
     "StoreReport",
     "check_store",
     "repair_store",

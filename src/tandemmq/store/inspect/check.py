@@ -27,7 +27,7 @@ from tandemmq.store.inspect.files import (
     shared_lock,
     usual_size,
 )
-from tandemmq.store.inspect.findings import Findings, Part
+from tandemmq.store.inspect.findings import Findings, StorePart
 from tandemmq.store.inspect.index_check import (
     IndexCheck,
     IndexLayout,
@@ -55,22 +55,22 @@ _TIMES = ("physicMsgTimestamp", "logicsMsgTimestamp", "indexMsgTimestamp")
 def check_checkpoint(path: Path, walk: LogWalk, findings: Findings) -> None:
     """A checkpoint must not claim more than the log has: it chooses where recovery begins to read."""
     if not path.is_file():
-        findings.note(Part.CHECKPOINT, path, "there is none: a start after a crash reads the whole log")
+        findings.note(StorePart.CHECKPOINT, path, "there is none: a start after a crash reads the whole log")
         return
     data = path.read_bytes()
     if len(data) != CHECKPOINT_BYTES:
         reason = f"the file must have {CHECKPOINT_BYTES} bytes, it has {len(data)}"
-        findings.damage(Part.CHECKPOINT, path, reason, size_bytes=len(data))
+        findings.damage(StorePart.CHECKPOINT, path, reason, size_bytes=len(data))
         return
     *times, _, confirmed = _CHECKPOINT.unpack_from(data)
     for index, (name, time_ms) in enumerate(zip(_TIMES, times, strict=True)):
         slack_ms = INDEX_SLACK_MS if name == "indexMsgTimestamp" else 0
         if not 0 <= time_ms <= walk.stored_at_ms + slack_ms:
             reason = f"{name} is {time_ms}, but the newest record was stored at {walk.stored_at_ms}"
-            findings.damage(Part.CHECKPOINT, path, reason, offset=8 * index, size_bytes=8)
+            findings.damage(StorePart.CHECKPOINT, path, reason, offset=8 * index, size_bytes=8)
     if not 0 <= confirmed <= walk.intact_end:
         reason = f"confirmPhyOffset is {confirmed}, but the log ends at {walk.intact_end}"
-        findings.damage(Part.CHECKPOINT, path, reason, offset=32, size_bytes=8)
+        findings.damage(StorePart.CHECKPOINT, path, reason, offset=32, size_bytes=8)
 
 
 def check_abort(path: Path, findings: Findings) -> bool:
@@ -80,7 +80,9 @@ def check_abort(path: Path, findings: Findings) -> bool:
     text = path.read_bytes()[:64].decode("latin-1").strip()
     process_id = text.partition(" ")[0]
     owner = f"process {process_id}" if process_id.isdigit() else "an unknown process"
-    findings.note(Part.MARKS, path, f"the store was not closed (by {owner}): the next start will recover it")
+    findings.note(
+        StorePart.MARKS, path, f"the store was not closed (by {owner}): the next start will recover it"
+    )
     return True
 
 
@@ -102,19 +104,19 @@ def _read_json(path: Path, findings: Findings) -> Any:
     is_backup = path.name.endswith(".bak")
     size = path.stat().st_size
     if size > CONFIG_BYTES_MAX:
-        findings.note(Part.CONFIG, path, f"not read: it has {size} bytes")
+        findings.note(StorePart.CONFIG, path, f"not read: it has {size} bytes")
         return None
     data = path.read_bytes()
     try:
         value = parse(data) if data.strip(b" \t\r\n\0") else None
     except RemoteProtocolError as error:
-        findings.report(Part.CONFIG, path, f"is no JSON: {error}", is_expected=is_backup)
+        findings.report(StorePart.CONFIG, path, f"is no JSON: {error}", is_expected=is_backup)
         return None
     if isinstance(value, dict):
         return value
     reason = "is empty" if value is None else "holds no JSON object"
     # RocketMQ leaves an empty file for an empty table; brokers read the backup then.
-    findings.report(Part.CONFIG, path, reason, is_expected=is_backup or value is None)
+    findings.report(StorePart.CONFIG, path, reason, is_expected=is_backup or value is None)
     return None
 
 
@@ -144,7 +146,9 @@ def check_consumer_offsets(
             end = ends.get((topic, queue_id))
             if end is not None and isinstance(offset, int) and offset > end:
                 reason = f"group {group} has consumed up to {offset}, but the queue ends at {end}"
-                findings.note(Part.CONFIG, path, reason, topic=topic, queue_id=queue_id, queue_offset=offset)
+                findings.note(
+                    StorePart.CONFIG, path, reason, topic=topic, queue_id=queue_id, queue_offset=offset
+                )
 
 
 Progress = Callable[[str, int, int], None]
@@ -262,7 +266,7 @@ class _Check:
                 queue_check.take(rows)
         if entries.inner_batch_count:
             reason = f"not checked: {entries.inner_batch_count} records have entries in batchconsumequeue"
-            self._findings.note(Part.QUEUE, self._options.root / "batchconsumequeue", reason)
+            self._findings.note(StorePart.QUEUE, self._options.root / "batchconsumequeue", reason)
         report = self._report
         report.log_files, report.log_bytes = len(self._log.files), total
         report.log_begin, report.log_end = walk.begin, walk.intact_end
@@ -272,17 +276,19 @@ class _Check:
     def _check_names(self) -> None:
         size = usual_size(self._log.files)
         for path in self._log.strangers:
-            self._findings.note(Part.LOG, path, "the name is no offset; RocketMQ does not start with it")
+            self._findings.note(StorePart.LOG, path, "the name is no offset; RocketMQ does not start with it")
         for index, file in enumerate(self._log.files):
             if file.size != size:
                 is_unused = file.size == 0 and index == len(self._log.files) - 1
                 reason = f"the file must have {size} bytes, it has {file.size}"
-                self._findings.report(Part.LOG, file.path, reason, is_expected=is_unused, offset=file.size)
+                self._findings.report(
+                    StorePart.LOG, file.path, reason, is_expected=is_unused, offset=file.size
+                )
             elif size and file.base % size:
                 reason = f"the name is no multiple of the file size {size}"
-                self._findings.damage(Part.LOG, file.path, reason)
+                self._findings.damage(StorePart.LOG, file.path, reason)
         if not self._log.files:
-            self._findings.note(Part.LOG, self._log.directory, "there are no log files")
+            self._findings.note(StorePart.LOG, self._log.directory, "there are no log files")
 
     def _check_queue_files(self, queues: dict[Key, QueueFiles]) -> None:
         size = usual_size([file for queue in queues.values() for file in queue.all.files])
@@ -292,10 +298,10 @@ class _Check:
             for file in queue.all.files:
                 if file.size != size or size % QUEUE_UNIT_BYTES:
                     reason = f"the file must have {size} bytes, it has {file.size}"
-                    self._findings.damage(Part.QUEUE, file.path, reason, offset=file.size, **facts)
+                    self._findings.damage(StorePart.QUEUE, file.path, reason, offset=file.size, **facts)
                 elif end not in (-1, file.base):
                     reason = "the file does not follow the one before it"
-                    self._findings.damage(Part.QUEUE, file.path, reason, **facts)
+                    self._findings.damage(StorePart.QUEUE, file.path, reason, **facts)
                 end = file.base + size
 
     def _check_index(self, walk: LogWalk, keys: KeyHashes, *, has_abort: bool) -> None:
@@ -305,7 +311,7 @@ class _Check:
         layout = self._options.index_layout or guess_layout(paths[0].stat().st_size)
         if layout is None:
             reason = "not checked: the numbers of slots and entries must be told for a file of this length"
-            self._findings.note(Part.INDEX, paths[0], reason)
+            self._findings.note(StorePart.INDEX, paths[0], reason)
             return
         check = IndexCheck(layout, keys, walk, self._findings)
         total = sum(_index_bytes(path) for path in paths)
@@ -324,7 +330,7 @@ class _Check:
         for name in ("batchconsumequeue", "consumequeue_ext", "timerlog", "compaction"):
             path = self._options.root / name
             if holds_files(path):
-                self._findings.note(Part.QUEUE, path, "not checked: only RocketMQ writes these files")
+                self._findings.note(StorePart.QUEUE, path, "not checked: only RocketMQ writes these files")
 
 
 def _index_bytes(path: Path) -> int:
@@ -345,7 +351,7 @@ def report_log_damage(walk: LogWalk, findings: Findings, *, has_abort: bool) -> 
         if damage.is_tail and damage.lost is None:
             reason += "; nothing intact follows, so the next start of a broker ends the log here"
         findings.report(
-            Part.LOG,
+            StorePart.LOG,
             damage.file.path,
             reason,
             is_expected=is_expected,

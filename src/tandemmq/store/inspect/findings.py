@@ -31,7 +31,7 @@ class Severity(Enum):
     NOTE = "note"
 
 
-class Part(Enum):
+class StorePart(Enum):
     """The part of the store that a finding is about."""
 
     LOG = "CommitLog"
@@ -46,7 +46,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One range of one file. Unknown facts are None; `offset` and `size_bytes` are bytes in the file."""
 
     severity: Severity
-    part: Part
+    part: StorePart
     path: Path
     reason: str
     offset: int = 0
@@ -80,15 +80,15 @@ class Findings:
         if len(self.listed) < FINDING_COUNT_MAX:
             self.listed.append(finding)
 
-    def damage(self, part: Part, path: Path, reason: str, **facts: Any) -> None:
+    def damage(self, part: StorePart, path: Path, reason: str, **facts: Any) -> None:
         """Something is broken."""
         self.add(Finding(severity=Severity.DAMAGE, part=part, path=path, reason=reason, **facts))
 
-    def note(self, part: Part, path: Path, reason: str, **facts: Any) -> None:
+    def note(self, part: StorePart, path: Path, reason: str, **facts: Any) -> None:
         """Something is worth knowing."""
         self.add(Finding(severity=Severity.NOTE, part=part, path=path, reason=reason, **facts))
 
-    def report(self, part: Part, path: Path, reason: str, *, is_expected: bool, **facts: Any) -> None:
+    def report(self, part: StorePart, path: Path, reason: str, *, is_expected: bool, **facts: Any) -> None:
         """Damage, or only a note when the state of the store explains it."""
         (self.note if is_expected else self.damage)(part, path, reason, **facts)
 

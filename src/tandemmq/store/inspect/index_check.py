@@ -20,7 +20,7 @@ from tandemmq.protocol.record_layout import RecordOutcome
 from tandemmq.protocol.record_scan import Boundaries, Ints, RecordColumns, read_columns
 from tandemmq.store.columns import UNREADABLE, PropertyScan, TopicNumbers, take_rows
 from tandemmq.store.inspect.files import OffsetFiles, map_file, read_range
-from tandemmq.store.inspect.findings import Findings, Part, damage_at
+from tandemmq.store.inspect.findings import Findings, StorePart, damage_at
 from tandemmq.store.inspect.log_walk import LogWalk, Progress
 from tandemmq.store.key_index import ENTRY, ENTRY_BYTES, HEADER, SLOT_BYTES, IndexHeader
 
@@ -151,13 +151,13 @@ class IndexCheck:
         size = path.stat().st_size
         if size != self._layout.size_bytes:
             reason = f"the file must have {self._layout.size_bytes} bytes, it has {size}"
-            self._findings.damage(Part.INDEX, path, reason)
+            self._findings.damage(StorePart.INDEX, path, reason)
             return
         header = IndexHeader(*HEADER.unpack(read_range(path, 0, HEADER.size)))
         header.next_entry = max(1, header.next_entry)
         if header.next_entry > self._layout.entry_count:
             reason = f"the header counts {header.next_entry - 1} entries of {self._layout.entry_count - 1}"
-            self._findings.damage(Part.INDEX, path, reason, size_bytes=HEADER.size)
+            self._findings.damage(StorePart.INDEX, path, reason, size_bytes=HEADER.size)
             return
         one = _OneFile(self._layout, path, header, self._findings, is_expected=is_expected)
         for first in range(1, header.next_entry, ENTRIES_PER_BLOCK):
@@ -240,7 +240,7 @@ class _OneFile:
         for run in np.split(bad, np.flatnonzero(np.diff(bad) > 1) + 1):
             number, count = first + int(run[0]), len(run)
             self._findings.report(
-                Part.INDEX,
+                StorePart.INDEX,
                 self._path,
                 f"entries {number} to {number + count - 1} {what}",
                 is_expected=is_expected,
@@ -255,7 +255,7 @@ class _OneFile:
         bad = np.flatnonzero(slots != self._slots)
         if len(bad):
             self._findings.report(
-                Part.INDEX,
+                StorePart.INDEX,
                 self._path,
                 f"{len(bad)} slots do not name the newest entry of their chain",
                 is_expected=self.is_expected,
@@ -277,7 +277,7 @@ class _OneFile:
         for reason, is_wrong in facts:
             if is_wrong():
                 self._findings.report(
-                    Part.INDEX,
+                    StorePart.INDEX,
                     self._path,
                     f"the header {reason}",
                     is_expected=self.is_expected,

@@ -24,7 +24,7 @@ from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boun
 from tandemmq.store.columns import UNREADABLE, PropertyScan, TopicNumbers, take_rows
 from tandemmq.store.damage import SEAL_TOPIC, data_end, next_sound
 from tandemmq.store.inspect.files import OffsetFile, data_limit, map_file
-from tandemmq.store.inspect.findings import Damage, Findings, Part, describe_damage
+from tandemmq.store.inspect.findings import Damage, Findings, StorePart, describe_damage
 
 RECORDS_PER_RUN = 8192
 CLOCK_STEP_MS_MAX = 3_600_000
@@ -87,7 +87,7 @@ class LogWalk:
         used = used_count(self._files)
         for file in self._files[used:]:
             if file.size:
-                self._findings.note(Part.LOG, file.path, "the file is prepared and not used yet")
+                self._findings.note(StorePart.LOG, file.path, "the file is prepared and not used yet")
             self._on_progress(file.size)
         end = self.begin
         for index, file in enumerate(self._files[:used]):
@@ -180,7 +180,7 @@ class LogWalk:
         for row in np.flatnonzero(steps < 0).tolist():
             step = -int(steps[row])
             self._findings.report(
-                Part.LOG,
+                StorePart.LOG,
                 file.path,
                 f"the record was stored {step} ms before the one in front of it",
                 is_expected=step <= CLOCK_STEP_MS_MAX,
@@ -204,7 +204,7 @@ class LogWalk:
             self.intact_end = file.end
             if data_end(stored, position + 8) > position + 8:
                 reason = "behind the BLANK lie bytes that are not zero; nothing reads them"
-                self._findings.note(Part.LOG, file.path, reason, offset=position, size_bytes=remaining)
+                self._findings.note(StorePart.LOG, file.path, reason, offset=position, size_bytes=remaining)
             return True
         if not is_last or data_end(stored, position) > position:
             return False

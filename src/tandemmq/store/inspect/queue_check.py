@@ -26,7 +26,7 @@ from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, delivered_at_ms
 from tandemmq.store.columns import take_rows
 from tandemmq.store.consume_queues import SCHEDULE_TOPIC
 from tandemmq.store.inspect.files import Entries, QueueFiles, is_filler
-from tandemmq.store.inspect.findings import Findings, Part, damage_at
+from tandemmq.store.inspect.findings import Findings, StorePart, damage_at
 from tandemmq.store.inspect.log_walk import LogWalk, Run
 from tandemmq.store.options import QUEUE_UNIT_BYTES
 
@@ -290,7 +290,7 @@ class QueueCheck:
         topic, queue_id = rows.key
         reason = "the queue begins anew here, as after its topic was deleted and made again"
         facts = {"topic": topic, "queue_id": queue_id, "log_offset": int(rows.log_offset[0])}
-        self._findings.note(Part.QUEUE, self._path(state, rows.key), reason, **facts)
+        self._findings.note(StorePart.QUEUE, self._path(state, rows.key), reason, **facts)
 
     def _path(self, state: _State, key: Key) -> Path:
         return self._directory / key[0] / str(key[1]) if state.files is None else state.files.directory
@@ -323,7 +323,7 @@ class QueueCheck:
             if state.files is not None and key[0].startswith(LIGHT_QUEUE):
                 reason = "not checked: a light queue has entries for records of other topics"
                 facts = {"topic": key[0], "queue_id": key[1]}
-                self._findings.note(Part.QUEUE, state.files.directory, reason, **facts)
+                self._findings.note(StorePart.QUEUE, state.files.directory, reason, **facts)
             elif state.files is not None:
                 rest = Leftovers(state.files, walk, record_at, has_abort=self._has_abort)
                 for begin, end, reason, is_expected in rest.judge(state.covered):
@@ -337,7 +337,7 @@ class QueueCheck:
                 continue
             reason = f"a record has queue offset {found} where {expected} follows"
             facts = {"topic": key[0], "queue_id": key[1], "queue_offset": found, "log_offset": after}
-            self._findings.damage(Part.QUEUE, self._path(state, key), reason, **facts)
+            self._findings.damage(StorePart.QUEUE, self._path(state, key), reason, **facts)
 
     def _report_faults(self, key: Key, state: _State) -> None:
         for begin, end, what in state.faults:
@@ -362,7 +362,7 @@ class QueueCheck:
             is_expected = self._has_abort
         path, at = (self._path(state, key), 0) if state.files is None else state.files.place(first)
         self._findings.report(
-            Part.QUEUE,
+            StorePart.QUEUE,
             path,
             reason,
             is_expected=is_expected,
@@ -380,7 +380,7 @@ class QueueCheck:
         count = end - begin
         subject = "the entry" if count == 1 else f"each of {count} entries"
         self._findings.report(
-            Part.QUEUE,
+            StorePart.QUEUE,
             path,
             f"{subject} {what}",
             is_expected=is_expected,

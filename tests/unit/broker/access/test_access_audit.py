@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from tandemmq.broker.access.guard import LINES_PER_PERIOD_MAX, PERIOD_S, Audit
+from tandemmq.broker.access.guard import LINES_PER_PERIOD_MAX, PERIOD_S, AccessLog
 from tandemmq.runtime.ports import Clock
 
 
@@ -30,7 +30,7 @@ class OneTimer:
 def test_refusals_of_a_period_are_told_up_to_a_bound(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tandemmq.audit")
     timer = OneTimer()
-    audit = Audit(cast(Clock, timer))
+    audit = AccessLog(cast(Clock, timer))
     for _ in range(LINES_PER_PERIOD_MAX + 1_000):
         audit.denied("app", ("10.0.0.1", 5), 310, "Topic:T", "not allowed")
     assert len(caplog.records) == LINES_PER_PERIOD_MAX

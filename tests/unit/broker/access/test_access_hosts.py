@@ -9,7 +9,7 @@ import pytest
 
 from sim.memory import ManualClock
 from tandemmq.broker.access.auth_table import AuthTable
-from tandemmq.broker.access.guard import Audit, Guard
+from tandemmq.broker.access.guard import AccessLog, Guard
 from tandemmq.broker.access.needs import PUB, TOPIC, Need
 from tandemmq.broker.clients.consumer_table import Member, ProducerTable
 from tandemmq.broker.options import AccessOptions
@@ -56,7 +56,7 @@ def test_an_allowance_for_one_address_is_not_remembered_for_others() -> None:
         AccessOptions(authentication_enabled=True, authorization_enabled=True),
         cluster="C",
         users=users,
-        audit=Audit(ManualClock()),
+        audit=AccessLog(ManualClock()),
         inner=None,
     )
     command = Command(code=RequestCode.SEND_MESSAGE, opaque=1, extra_fields={"topic": "T"})
@@ -79,7 +79,7 @@ def test_what_a_client_may_is_known_by_its_heartbeats_and_follows_the_rules() ->
         AccessOptions(authentication_enabled=True, authorization_enabled=True),
         cluster="C",
         users=users,
-        audit=Audit(ManualClock()),
+        audit=AccessLog(ManualClock()),
         inner=None,
     )
     near, far, spy, silent = map(connection, ("10.0.0.1", "10.0.0.2", "10.0.0.1", "10.0.0.1"))

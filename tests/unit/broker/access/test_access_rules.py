@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandemmq.broker.access.auth_table import Entry, decide, parse_entry, parse_resource, render_resource
+from tandemmq.broker.access.auth_table import PolicyLine, decide, parse_entry, parse_resource, render_resource
 from tandemmq.broker.access.needs import ALL, CLUSTER, CREATE, GET, GROUP, PUB, SUB, TOPIC, UPDATE, Need
 from tandemmq.broker.access.plain_rules import build_account, build_rules
 from tandemmq.errors import ConfigError
@@ -86,7 +86,7 @@ def test_rules_that_cannot_be_used_say_where(raw: object, message: str) -> None:
         build_rules({"plain_acl.yml": {"accounts": [raw]}})
 
 
-def entry(resource: str, actions: str, decision: str = "Allow", *ips: str) -> Entry:
+def entry(resource: str, actions: str, decision: str = "Allow", *ips: str) -> PolicyLine:
     info = EntryInfo(resource=resource, actions=tuple(actions.split(",")), decision=decision, source_ips=ips)
     return parse_entry(info)
 
@@ -114,7 +114,7 @@ SEND = Need(TOPIC, "orders-eu", PUB)
         ([entry("Topic:orders-eu", "Pub", "Deny", "192.168.1.1"), entry("Topic:*", "Pub")], True),
     ],
 )
-def test_the_most_specific_entries_decide(entries: list[Entry], is_allowed: bool) -> None:
+def test_the_most_specific_entries_decide(entries: list[PolicyLine], is_allowed: bool) -> None:
     assert decide((entries, ()), SEND, "10.1.2.3") is is_allowed
 
 
