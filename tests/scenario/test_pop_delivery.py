@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -457,6 +458,29 @@ async def test_a_group_that_was_deleted_with_its_progress_pops_from_the_beginnin
         assert await pop(peer, "T", is_ordered=is_ordered) == []
         delete = DeleteGroupRequest(group="CG", cleans_offsets=True)
         assert (await peer.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, delete)).code == ResponseCode.SUCCESS
+
+
+async def test_a_group_that_was_deleted_with_its_progress_begins_anew_also_after_a_kill(
+    tmp_path: Path,
+) -> None:
+    """What it has popped is told by the log, too, and what it pops from now on must not be forgotten."""
+    left = tmp_path / "left"
+    async with running_broker(tmp_path / "store") as broker, Peer(broker) as peer:
+        expected = await fill(peer, "T", 5, queues=1)
+        assert bodies(await pop(peer, "T")) == expected
+        delete = DeleteGroupRequest(group="CG", cleans_offsets=True)
+        assert (await peer.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, delete)).code == ResponseCode.SUCCESS
+        shutil.copytree(
+            tmp_path / "store", left, ignore=shutil.ignore_patterns("lock")
+        )  # as a kill leaves it
+    again = tmp_path / "again"
+    async with running_broker(left) as broker, Peer(broker) as peer:
+        assert bodies(await pop(peer, "T")) == expected
+        shutil.copytree(left, again, ignore=shutil.ignore_patterns("lock"))
+    async with running_broker(again) as broker, Peer(broker) as peer:
+        assert await pop(peer, "T") == []
+        assert broker._parts is not None
+        assert len(broker._parts.pop.revive._log.leases) == 1
 
 
 async def test_a_pop_is_answered_when_its_group_is_on_disk(broker: Broker, peer: Peer) -> None:

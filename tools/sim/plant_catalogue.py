@@ -784,6 +784,20 @@ _POP: Final = (
         proofs=("unit/broker/test_pop_order_table.py",),
     ),
     Plant(
+        name="the log brings back what a deleted group has popped",
+        path="broker/pop/lease_log.py",
+        sound="begin = max(self._store.deleted_topics.get(topic, 0), self._offsets.dropped_end(group))",
+        bug="begin = self._store.deleted_topics.get(topic, 0)",
+        proofs=("scenario/test_pop_delivery.py",),
+    ),
+    Plant(
+        name="what a group has popped since the log was cut is taken for that of a deleted one",
+        path="broker/offsets/offset_table.py",
+        sound="if end > log_end:",
+        bug="if end < log_end:",
+        proofs=("unit/broker/test_broker_tables.py",),
+    ),
+    Plant(
         name="leases are read back before all of them are shown",
         path="broker/pop/service.py",
         sound="        if self._log.is_shown:\n",

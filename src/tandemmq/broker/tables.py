@@ -131,6 +131,7 @@ class Tables:
         Where the log has messages and a file is not there that every broker has, it was lost.
         """
         self.offsets.deleted_topics = lambda: store.deleted_topics
+        self.offsets.log_end = lambda: store.accepted_log_offset
         if store.accepted_log_offset:
             for file, loaded in self._not_found.items():
                 if loaded is Loaded.NOTHING:
@@ -188,6 +189,7 @@ class Tables:
         """The queues end where they end now: progress behind that is of records that were cut."""
         now_ms = self._clock.now_ms()
         queue_end = store.queue_next
+        self.offsets.cut_dropped(store.accepted_log_offset)
         for file, count in (
             (self.offset_file, self.offsets.clamp(queue_end, now_ms)),
             (

@@ -123,6 +123,19 @@ def test_dropped_topic_and_group_leave_no_offsets() -> None:
     assert table.pulled("g", "U", 0) == 2
 
 
+def test_where_the_log_ended_when_a_group_was_dropped_is_kept_and_falls_with_the_log() -> None:
+    table = OffsetTable()
+    table.log_end = lambda: 1_000
+    table.drop_group("g", 5)
+    assert (table.dropped_end("g"), table.dropped_end("h")) == (1_000, 0)
+    table.cut_dropped(2_000)
+    assert table.dropped_end("g") == 1_000
+    table.cut_dropped(900)  # what comes there now was said since
+    again = OffsetTable()
+    again.load(table.encode())
+    assert again.dropped_end("g") == 900
+
+
 def test_progress_of_before_a_deletion_is_forgotten_when_it_is_read_back() -> None:
     deleted: dict[str, int] = {}
 

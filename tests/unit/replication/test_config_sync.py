@@ -290,7 +290,7 @@ async def test_offsets_of_a_group_that_were_deleted_go_away(master: Master, clie
     assert mine.committed("g", "u", 0) == 7
     again = OffsetTable()
     again.load(mine.encode())
-    again.take_dropped({"g": 2})
+    again.take_dropped({"g": (2, 0)})
     assert again.committed("g", "u", 0) == 7, "a restart forgets what was taken"
     theirs.drop_group("g", 1)  # the master's clock was set back
     assert await sync.sync_once(master.address)

@@ -54,7 +54,9 @@ class OffsetTable:
         does not tell.
         """
         self._forgotten: frozenset[str] = frozenset()
-        self._dropped: dict[str, int] = {}
+        self._dropped: dict[str, tuple[int, int]] = {}
+        self.log_end: Callable[[], int] = lambda: 0
+        """Set by the owner: where the log ends."""
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, now_ms: int) -> None:
         """Take over an offset, also a lower one.
@@ -143,22 +145,35 @@ class OffsetTable:
 
     def drop_group(self, group: str, now_ms: int) -> None:
         """The group begins anew; so it does on a slave that is told of it."""
-        self._drop_groups({group: max(now_ms, self._dropped.get(group, 0) + 1)})
+        before_ms, _ = self._dropped.get(group, (0, 0))
+        self._drop_groups({group: (max(now_ms, before_ms + 1), self.log_end())})
 
-    def take_dropped(self, groups: Mapping[str, int]) -> None:
+    def take_dropped(self, groups: Mapping[str, tuple[int, int]]) -> None:
         """On a slave, before the offsets that were told with it: groups that the master has dropped, and
         when. What is known already changes nothing.
         """
-        news = {group: at_ms for group, at_ms in groups.items() if at_ms > self._dropped.get(group, 0)}
+        news = {group: told for group, told in groups.items() if told > self._dropped.get(group, (0, 0))}
         if news:
             self._drop_groups(news)
 
-    def _drop_groups(self, groups: Mapping[str, int]) -> None:
+    def dropped_end(self, group: str) -> int:
+        """Where the log ended when the group's offsets were deleted: what it says of the group before that
+        counts for nothing.
+        """
+        return self._dropped[group][1] if group in self._dropped else 0
+
+    def cut_dropped(self, log_end: int) -> None:
+        """The log goes on at `log_end` with records of its own."""
+        for group, (at_ms, end) in self._dropped.items():
+            if end > log_end:
+                self._dropped[group] = at_ms, log_end
+
+    def _drop_groups(self, groups: Mapping[str, tuple[int, int]]) -> None:
         self._drop([key for key in self._keys() if _split(key)[2] in groups])
         self._forgotten -= groups.keys()
-        for group, at_ms in groups.items():
+        for group, told in groups.items():
             self._dropped.pop(group, None)
-            self._dropped[group] = at_ms
+            self._dropped[group] = told
         while len(self._dropped) > DROPPED_GROUPS_MAX:
             del self._dropped[next(iter(self._dropped))]
         self._after_change()

@@ -183,16 +183,18 @@ class LeaseLog:
                     self._apply(change, record.queue_offset, is_live=is_live)
 
     def _change_in(self, record: Record) -> Change | None:
-        """None also for what was said of a topic before it was deleted."""
+        """None also for what was said of a topic before it was deleted, or of a group before its progress
+        was.
+        """
         change = read_change(record)
-        deleted = self._store.deleted_topics
-        if change is None or not deleted:
-            return change
+        if change is None:
+            return None
         if isinstance(change, NewLease):
-            topic = change.lease.key.topic
+            topic, group = change.lease.key.topic, change.lease.key.group
         else:
-            topic = change.key.topic if isinstance(change, Finished) else change.topic
-        return change if record.log_offset >= deleted.get(topic, 0) else None
+            topic, group, *_ = change.key if isinstance(change, Finished) else (change.topic, change.group)
+        begin = max(self._store.deleted_topics.get(topic, 0), self._offsets.dropped_end(group))
+        return change if record.log_offset >= begin else None
 
     def _apply(self, change: Change, revive_offset: int, *, is_live: bool) -> None:
         """`is_live`: of what we wrote ourselves the table knows already."""
@@ -247,7 +249,7 @@ class LeaseLog:
             self.leases.drop(lease)
 
     def forget_group(self, group: str) -> None:
-        """It was deleted with its progress. A kill within the next rounds brings its leases back."""
+        """It was deleted with its progress."""
         self._forget(lambda key: key[1] == group)
         for lease in self.leases.of_group(group):
             self.leases.drop(lease)

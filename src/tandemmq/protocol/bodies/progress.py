@@ -32,14 +32,14 @@ class ConsumerOffsetTable(Body, frozen=True, kw_only=True):
 
     Ours, and ignored by RocketMQ: `deleted`: in the file, topics that were deleted and made again -> the log
     offset of the deletion that their offsets come after; `forgotten`: groups whose progress was lost;
-    `dropped`: groups whose offsets were deleted -> when.
+    `dropped`: groups whose offsets were deleted -> when, and where the log ended.
     """
 
     data_version: DataVersion = field(name="dataVersion", default=DataVersion())
     offsets: dict[str, dict[int, int]] = field(name="offsetTable", default_factory=dict)
     deleted: dict[str, int] | UnsetType = field(name="tandemDeletedTopics", default=UNSET)
     forgotten: tuple[str, ...] | UnsetType = field(name="tandemForgottenGroups", default=UNSET)
-    dropped: dict[str, int] | UnsetType = field(name="tandemDroppedGroups", default=UNSET)
+    dropped: dict[str, tuple[int, int]] | UnsetType = field(name="tandemDroppedGroups", default=UNSET)
 
 
 class DelayOffsets(Body, frozen=True, kw_only=True):
