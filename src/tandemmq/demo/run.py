@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tandemmq.api.controller import read_sync_states
 from tandemmq.client import Admin, Producer
 from tandemmq.demo.landing import Landing, count_in_commit_log, count_in_table
 from tandemmq.demo.publish import Published, Publisher, flight_messages, producer_options, queue_ends
@@ -42,6 +43,7 @@ class DemoCluster:
     """The running servers; `stores` are where the two brokers keep their files."""
 
     name_server: Server
+    controller: str
     brokers: tuple[Server, Server]
     stores: tuple[Path, Path]
 
@@ -80,7 +82,12 @@ def running_cluster(directory: Path) -> Iterator[DemoCluster]:
         stack.enter_context(stopping(list(servers)))
         for server in servers:
             server.start()
-        yield DemoCluster(name_server=name_server, brokers=servers, stores=(made[0][1], made[1][1]))
+        yield DemoCluster(
+            name_server=name_server,
+            controller=f"{HOST}:{controller}",
+            brokers=servers,
+            stores=(made[0][1], made[1][1]),
+        )
 
 
 def free_ports(count: int) -> list[int]:
@@ -142,11 +149,33 @@ async def await_master(admin: Admin, *, other_than: str = "") -> str:
         await asyncio.sleep(0.02)
 
 
+async def await_both_in_set(cluster: DemoCluster) -> None:
+    """Returns once both brokers are in the SyncStateSet, so that each message is acknowledged by both.
+
+    Raises:  ProcessFailed after ELECTED_SECONDS_MAX.
+    """
+    client = RemotingClient(network=TcpNetwork(), clock=LoopClock())
+    ends_at_s = time.monotonic() + ELECTED_SECONDS_MAX
+    try:
+        while True:
+            group = (await read_sync_states(client, cluster.controller, [BROKER_NAME])).get(BROKER_NAME)
+            if group is not None and len(group.in_sync) == len(cluster.brokers):
+                return
+            if time.monotonic() > ends_at_s:
+                raise ProcessFailed(f"a broker has not caught up within {ELECTED_SECONDS_MAX:g} s")
+            await asyncio.sleep(0.02)
+    finally:
+        await client.close()
+
+
 DOWN_SECONDS = 4.0
 
 
 async def replace_master(cluster: DemoCluster, admin: Admin) -> float:
-    """Kills the master; the seconds until the other one is known as master. It is back after DOWN_SECONDS."""
+    """Kills the master as soon as the other broker may follow it; the seconds until that one is known as
+    master. The killed one is back after DOWN_SECONDS.
+    """
+    await await_both_in_set(cluster)
     old = await find_master(admin)
     server = cluster.broker_at(old)
     begun_s = time.monotonic()
@@ -252,6 +281,7 @@ async def _publish_all(
 
     async with asyncio.TaskGroup() as tasks, Admin(name_server) as admin:
         await await_master(admin)
+        await await_both_in_set(cluster)
         await admin.create_topic(TOPIC, queue_count=QUEUE_COUNT, cluster=CLUSTER_NAME)
         watcher = tasks.create_task(_follow_copies(read_ends, progress, replicating))
         chaos = tasks.create_task(disturb(admin)) if options.is_chaotic else None

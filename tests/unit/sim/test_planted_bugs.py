@@ -55,8 +55,8 @@ def skip_a_queue_entry_now_and_then(patch: pytest.MonkeyPatch) -> None:
 def forget_a_key_now_and_then(patch: pytest.MonkeyPatch) -> None:
     add = KeyIndexes.add
 
-    def add_most(self: KeyIndexes, units: list[Any]) -> None:
-        add(self, units[:-1] if len(units) > 3 else units)
+    def add_most(self: KeyIndexes, units: list[Any], count: int) -> None:
+        add(self, units[:-1] if len(units) > 3 else units, count)
 
     patch.setattr(KeyIndexes, "add", add_most)
 

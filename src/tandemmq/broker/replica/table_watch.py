@@ -61,6 +61,9 @@ class TableWatch:
             master = self._sync.master
             if master != self._mute:
                 self._mute = None
+            if master is None and self._broker_id is not None:
+                await self._clock.sleep(PAUSE_S)  # who may be elected tells soon what it holds
+                continue
             if master is None or self._mute is not None:
                 await self._clock.sleep(RETRY_S)
                 continue
