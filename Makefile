@@ -2,9 +2,10 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 TANDEMMQ := .venv/bin/tandemmq
+PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help demo test interop client-both lint types contracts check crash power sim elected raft plants fuzz soak failover spark bench bench-quick bench-kafka setup-demo setup-dev clean
+.PHONY: help demo test test-long test-all interop client-both lint types contracts check crash power sim elected raft plants fuzz soak failover spark bench bench-quick bench-kafka setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,8 +22,14 @@ demo: setup-demo ## Run the main job: 336,776 flights through master, slave and 
 	@$(TANDEMMQ) demo $(ARGS)
 
 test: JOBS ?= 2
-test: setup-dev ## Run all tests, in JOBS=2 processes (ARGS="tests/unit -k name" for some, JOBS=0 in this one)
-	@$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+test: setup-dev ## Run the tests of every part, in JOBS=2 processes (ARGS="tests/unit -k name" for some, JOBS=0 in this one)
+	@$(PYTEST) $(if $(ARGS),$(ARGS),-m "not interop and not long")
+
+test-long: JOBS ?= 2
+test-long: setup-dev ## Run the rest: processes that are killed for minutes, all of the Spark pipelines
+	@$(PYTEST) -m "long and not interop"
+
+test-all: test test-long ## Both
 
 interop: setup-dev ## Run RocketMQ's Java clients, tools, brokers of two lines against ours (needs a JDK and Maven; ARGS="-k Retry" for some)
 	@scripts/setup jdk

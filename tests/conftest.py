@@ -30,6 +30,37 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 
+LONG = (
+    "crash/test_kill_under_load.py",
+    "crash/test_power_cuts.py",
+    "demo/test_demo.py",
+    "faults/test_changed_logs.py",
+    "faults/test_failover.py",
+    "faults/test_process_faults.py",
+    "faults/test_soak.py",
+    "simulation/test_reconnect_for_ever.py",
+    "spark/test_spark_audit.py",
+    "spark/test_spark_contract.py",
+    "spark/test_spark_dead_letters.py",
+    "spark/test_spark_docs.py",
+    "spark/test_spark_exactly_once.py",
+    "spark/test_spark_examples.py",
+    "spark/test_spark_lake_formats.py",
+    "spark/test_spark_landing.py",
+    "spark/test_spark_pipeline_processes.py",
+    "spark/test_spark_transactional.py",
+)
+"""Real processes that are killed, and Spark sessions: a fiftieth of the tests, and more than half of their time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make test` leaves out what is marked here, `make test-long` runs it."""
+    tests = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(tests) and item.path.relative_to(tests).as_posix() in LONG:
+            item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture(autouse=True)
 def _logging_stays_as_it_was() -> Iterator[None]:
     """A command run inside a test configures logging; the next test must not write to its streams."""
