@@ -1,14 +1,8 @@
-"""The times up to which files are known to be on disk; they choose where recovery begins to read. Besides,
-the durable mark: the end of the whole records that are known to be on disk. Below it nothing can be torn.
-And of a store that was closed in order, which queues there were and where each began and ended.
+"""The small files by which a start knows how the last life of the store ended. `Checkpoint` says what is
+known to be on disk, `EpochFile` which master wrote which bytes of the log, `StoreMarks` that the store is in
+use, that it was not closed, or that its end is in doubt.
 
-Invariants: a time only rises, and is raised only after the fsync that makes it true (spec store 21.4); so
-            does the mark.
-Strategy:   the mark lies behind RocketMQ's fields, in the same sector. It repeats the first of them, because
-            a Java broker that went on with the log leaves it as it was: then it says nothing. So does the
-            digest of the queues behind it. A checksum of both follows: a turned bit must not make a mark of
-            bytes that never were.
-Source:     spec store 10.
+Source: spec store 1, 10, 12; spec replication 12.8; spec controller 4.4.
 """
 
 from __future__ import annotations
@@ -27,6 +21,20 @@ from tandemmq.replication.core.epochs import EpochList, decode_epochs, encode_ep
 from tandemmq.runtime.ports import Disk, File, Lock
 from tandemmq.store.options import StorePaths
 from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+# The checkpoint: the times up to which files are known to be on disk; they choose where recovery begins to
+# read. Besides, the durable mark: the end of the whole records that are known to be on disk, below which
+# nothing can be torn. And of a store that was closed in order, a digest of its queues and of where each began
+# and ended.
+#
+# Invariants: a time only rises, and is raised only after the fsync that makes it true (spec store 21.4); so
+#             does the mark.
+# Strategy:   the mark lies behind RocketMQ's fields, in the same sector. It repeats the first of them: a Java
+#             broker that went on with the log changes that field and leaves the mark as it was, and then the
+#             mark says nothing. So does the digest of the queues behind it. A checksum of both follows: a
+#             turned bit must not make a mark of bytes that never were.
 
 CHECKPOINT_BYTES = 4096
 SAFETY_MS = 3_000
@@ -112,7 +120,7 @@ def _decode_mark(data: bytes, at: int, wanted: bytes, log_stored_at_ms: int) -> 
 
 
 class Checkpoint:
-    """The checkpoint of an open store: raised in memory, written by `save`."""
+    """The checkpoint of an open store: raised in memory, written by `write`."""
 
     def __init__(self, paths: StorePaths, disk: Disk) -> None:
         self._path = paths.checkpoint
@@ -189,18 +197,13 @@ def _write_fields(file: File, times: CheckpointTimes) -> bool:
     return True
 
 
-# The file that says which master wrote which bytes of the log: `epochFileCheckpoint`, as RocketMQ has it.
-#
-# Invariants: what `save` was given is on disk when it returns; a reader sees all of the old list or all of
-#             the new. The content before is kept in `.bak`, which is read where the file is damaged: what it
-#             lacks is the newest term, so a copy ends sooner and nothing wrong is kept.
-# Source:     spec replication 12.8; spec controller 4.4.
-
-log = logging.getLogger(__name__)
-
-
 class EpochFile:
-    """The list of terms of one store, in memory as it is on disk."""
+    """The list of terms of one store, in memory as it is on disk: `epochFileCheckpoint`, as RocketMQ has it.
+
+    Invariants: what `save` was given is on disk when it returns; a reader sees all of the old list or all of
+                the new. The content before is kept in `.bak`, which is read where the file is damaged: what
+                it lacks is the newest term, so a copy ends sooner and nothing wrong is kept.
+    """
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path = path
@@ -245,17 +248,14 @@ class EpochFile:
         self.epochs = epochs
 
 
-# The marks of a store that is in use: the lock against other processes, `abort` against forgetting a crash,
-# `tailDoubt` (ours) against serving a log that may lack acknowledged messages.
-#
-# Invariants: `abort` exists from before the first change that recovery makes until everything is on disk. It
-#             names the machine's boot in which bytes were written that may not be on disk: until recovery has
-#             synced what a former life left, that is still the boot of that life.
-# Source:     spec store 1, 12.
-
-
 class StoreMarks:
-    """Lock and abort file of one store."""
+    """The marks of a store in use: `lock` keeps other processes away, `abort` remembers a crash, `tailDoubt`
+    (ours) keeps a log from being served that may lack acknowledged messages.
+
+    Invariants: `abort` exists from before the first change that recovery makes until everything is on disk.
+                It names the machine's boot in which bytes were written that may not be on disk: until
+                recovery has synced what a former life left, that is still the boot of that life.
+    """
 
     def __init__(self, paths: StorePaths, disk: Disk) -> None:
         self._paths = paths

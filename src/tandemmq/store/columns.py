@@ -1,9 +1,8 @@
-"""Values of one property in many records at once, and their Java hashes.
+"""What record columns do not hold themselves, for many records at once: the values of their properties and
+the Java hashes of these (`PropertyScan`), numbers for their topics (`TopicNumbers`), some rows of them
+(`take_rows`).
 
-Invariants: the same values as `find_property` gives: of several non-empty ones the last.
-Strategy:   the properties of a run are joined; names are found by their separators in arrays. Hashes are sums
-            of bytes times powers of 31; only values that are not ASCII are decoded one by one.
-Source:     spec store 3 (properties string), 5 (tagsCode), 8 (keyHash).
+Source: spec store 3 (properties string), 5 (tagsCode), 8 (keyHash).
 """
 
 from __future__ import annotations
@@ -18,72 +17,6 @@ from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX
 from tandemmq.protocol.record_scan import Ints, RecordColumns, gather_texts
 from tandemmq.store.key_index import fold_hashes
-
-# Some of the rows of record columns.
-
-_NAMES = tuple(field.name for field in fields(RecordColumns))
-
-
-def take_rows(columns: RecordColumns, rows: slice | NDArray[np.int64]) -> RecordColumns:
-    """The records at `rows`."""
-    return RecordColumns(**{name: getattr(columns, name)[rows] for name in _NAMES})
-
-
-# Numbers the topics of many records at once.
-#
-# Strategy: a few topics repeat, so the bytes of all records are compared with one known topic after the
-#           other; with many topics a dictionary per record is faster.
-
-COMPARED_MAX = 16
-UNREADABLE = -1
-_OPEN = -2
-
-
-class TopicNumbers:
-    """The topics met so far: `names[number]`."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self._raw: list[bytes] = []
-        self._numbers: dict[bytes, int] = {}
-
-    def read(self, view: memoryview, columns: RecordColumns) -> NDArray[np.int64]:
-        """The number of each record's topic; UNREADABLE where it is no UTF-8. All records must be valid."""
-        result = np.full(len(columns), _OPEN, dtype=np.int64)
-        rest = np.arange(len(columns))
-        known = 0
-        while len(rest) and known < COMPARED_MAX:
-            if known == len(self._raw):
-                row = int(rest[0])
-                start = int(columns.topic_position[row])
-                self._number(bytes(view[start : start + int(columns.topic_size[row])]))
-                if known == len(self._raw):  # unreadable: nothing to compare the others with
-                    break
-            raw = self._raw[known]
-            same_size = (columns.topic_size == len(raw)).nonzero()[0]
-            # Texts of one size are equal byte by byte; numpy compares them so at once.
-            texts = gather_texts(view, columns.topic_position[same_size], len(raw)).view(f"S{len(raw)}")
-            result[same_size[(texts == raw).ravel()]] = known
-            rest = (result == _OPEN).nonzero()[0]
-            known += 1
-        starts = columns.topic_position[rest].tolist()
-        sizes = columns.topic_size[rest].tolist()
-        for row, start, size in zip(rest.tolist(), starts, sizes, strict=True):
-            result[row] = self._number(bytes(view[start : start + size]))
-        return result
-
-    def _number(self, raw: bytes) -> int:
-        number = self._numbers.get(raw)
-        if number is None:
-            try:
-                name = raw.decode()
-            except UnicodeDecodeError:
-                return UNREADABLE
-            number = self._numbers[raw] = len(self.names)
-            self.names.append(name)
-            self._raw.append(raw)
-        return number
-
 
 _PAD = bytes(8)
 """In front of the joined properties, so that eight bytes precede any name's end."""
@@ -104,7 +37,12 @@ class Values:
 
 
 class PropertyScan:
-    """The properties of the records of one run; all must be valid."""
+    """The properties of the records of one run; all must be valid.
+
+    Invariants: the same values as `find_property` gives: of several non-empty ones the last.
+    Strategy:   the properties are joined; names are found by their separators in arrays. Hashes are sums of
+                bytes times powers of 31; only values that are not ASCII are decoded one by one.
+    """
 
     def __init__(self, view: memoryview, columns: RecordColumns) -> None:
         starts = columns.properties_position
@@ -232,3 +170,66 @@ def hash_texts(texts: NDArray[np.uint8]) -> NDArray[np.uint32]:
     """
     sums: NDArray[np.uint32] = texts.astype(np.uint32) @ POWERS[: texts.shape[1]][::-1]
     return sums
+
+
+COMPARED_MAX = 16
+UNREADABLE = -1
+_OPEN = -2
+
+
+class TopicNumbers:
+    """The topics met so far: `names[number]`.
+
+    Strategy: a few topics repeat, so the bytes of all records are compared with one known topic after the
+              other; with many topics a dictionary per record is faster.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._raw: list[bytes] = []
+        self._numbers: dict[bytes, int] = {}
+
+    def read(self, view: memoryview, columns: RecordColumns) -> NDArray[np.int64]:
+        """The number of each record's topic; UNREADABLE where it is no UTF-8. All records must be valid."""
+        result = np.full(len(columns), _OPEN, dtype=np.int64)
+        rest = np.arange(len(columns))
+        known = 0
+        while len(rest) and known < COMPARED_MAX:
+            if known == len(self._raw):
+                row = int(rest[0])
+                start = int(columns.topic_position[row])
+                self._number(bytes(view[start : start + int(columns.topic_size[row])]))
+                if known == len(self._raw):  # unreadable: nothing to compare the others with
+                    break
+            raw = self._raw[known]
+            same_size = (columns.topic_size == len(raw)).nonzero()[0]
+            # Texts of one size are equal byte by byte; numpy compares them so at once.
+            texts = gather_texts(view, columns.topic_position[same_size], len(raw)).view(f"S{len(raw)}")
+            result[same_size[(texts == raw).ravel()]] = known
+            rest = (result == _OPEN).nonzero()[0]
+            known += 1
+        starts = columns.topic_position[rest].tolist()
+        sizes = columns.topic_size[rest].tolist()
+        for row, start, size in zip(rest.tolist(), starts, sizes, strict=True):
+            result[row] = self._number(bytes(view[start : start + size]))
+        return result
+
+    def _number(self, raw: bytes) -> int:
+        number = self._numbers.get(raw)
+        if number is None:
+            try:
+                name = raw.decode()
+            except UnicodeDecodeError:
+                return UNREADABLE
+            number = self._numbers[raw] = len(self.names)
+            self.names.append(name)
+            self._raw.append(raw)
+        return number
+
+
+_NAMES = tuple(field.name for field in fields(RecordColumns))
+
+
+def take_rows(columns: RecordColumns, rows: slice | NDArray[np.int64]) -> RecordColumns:
+    """The records at `rows`."""
+    return RecordColumns(**{name: getattr(columns, name)[rows] for name in _NAMES})

@@ -1,13 +1,14 @@
-"""One queue of one topic: an entry of 20 bytes per message that says where its record lies.
+"""One queue of one topic: an entry of 20 bytes per message says where its record lies. First come the entries
+as they lie on disk and how far a file of them can be true, then `ConsumeQueue`, which reads and writes them.
 
 Invariants: entry n lies at byte 20 * n of the queue's files; `max_offset` entries exist, `next_offset` is
-what the next append gets (it runs ahead while records wait to be confirmed); entries below `_written` are
-in the files, those from `tail_start` on are in memory, the two overlap.
+            what the next append gets (it runs ahead while records wait to be confirmed); entries below
+            `_written` are in the files, those from `tail_start` on are in memory, the two overlap.
 Strategy:   appending is one bytearray +=. Files are written when the tail is long or the flusher comes by;
             they are derived data, which recovery builds again from the log, so a failed write only
             postpones them.
 Knows not:  what a record holds beyond the entry's three numbers.
-Source:     spec store 5.
+Source:     spec store 5, 12.
 """
 
 from __future__ import annotations
@@ -22,11 +23,7 @@ from tandemmq.store.options import QUEUE_UNIT_BYTES
 from tandemmq.store.segmented_log import OpenFiles, Segment, SegmentedLog
 from tandemmq.units import KIB, MIB, align_down
 
-# The entry of a ConsumeQueue: 20 bytes that say where a record lies; and how far a file of them can be true.
-#
-# Shape:      ENTRY, as they lie on disk; a filler stands for an offset that no record has.
-# Knows not:  queues; which file it looks at.
-# Source:     spec store 5, 12.
+# The entries: `ENTRY` is their form in arrays; a filler stands for an offset that no record has.
 
 UNIT = Struct(">qiq")  # log_offset, size, tag_hash
 FILLER_SIZE = 0x7FFFFFFF
@@ -86,6 +83,8 @@ def valid_units(segment: Segment) -> tuple[int, tuple[int, int, int] | None]:
             break
     return count, last
 
+
+# The queue: when its entries are written, and how much of its files recovery reads.
 
 TAIL_BYTES_MAX = 32 * KIB
 """When entries in memory take more than this, they are written; the newer half is kept for readers."""

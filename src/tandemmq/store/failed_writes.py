@@ -1,6 +1,7 @@
-"""Takes back what failed writes may have left behind the end of the log.
+"""What a store does when its own work fails. `FailedWrites` takes back what failed writes may have left
+behind the end of the log; `FailStopClock` brings errors of timers to the owner of the store.
 
-Owns: the ranges that may hold bytes of failed writes, and the sends of these writes.
+Owns:       the ranges that may hold bytes of failed writes, and the sends of these writes.
 Invariants: a send is told SERVICE_NOT_AVAILABLE ("not stored") only when the disk holds zeros where its bytes
             went; otherwise a power cut could bring a message back that its producer has sent to another
             broker. Nothing is written behind the end meanwhile: sends are refused.
@@ -27,40 +28,6 @@ from tandemmq.store.replies import Sends
 from tandemmq.store.segmented_log import Segment
 from tandemmq.telemetry import events
 from tandemmq.units import EpochMs
-
-# A clock whose callbacks cannot fail unheard: what one raises goes to the owner of the store.
-#
-# Strategy:   asyncio tells an error of a callback to the loop's handler, which logs it and goes on, with
-#             whatever the callback left half done. Tasks have their scope for that, callbacks have this.
-
-
-class FailStopClock:
-    """The clock given, but `on_error` is told what its callbacks raise."""
-
-    __slots__ = ("_clock", "_on_error", "monotonic", "now_ms")
-
-    def __init__(self, clock: Clock, on_error: Callable[[Exception], None]) -> None:
-        self._clock = clock
-        self._on_error = on_error
-        # Asked for each message, so without a step between.
-        self.now_ms: Callable[[], EpochMs] = clock.now_ms
-        self.monotonic: Callable[[], float] = clock.monotonic
-
-    def call_later(self, delay_s: float, fn: Callable[..., object], *args: Any) -> TimerHandle:
-        return self._clock.call_later(delay_s, self._run, fn, args)
-
-    def call_soon(self, fn: Callable[..., object], *args: Any) -> None:
-        self._clock.call_soon(self._run, fn, args)
-
-    async def sleep(self, delay_s: float) -> None:
-        await self._clock.sleep(delay_s)
-
-    def _run(self, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
-        try:
-            fn(*args)
-        except Exception as error:  # noqa: BLE001 (whatever it is, the store's state is in doubt)
-            self._on_error(error)
-
 
 log = logging.getLogger(__name__)
 
@@ -190,3 +157,35 @@ class FailedWrites:
         while self._task is not None:
             await asyncio.wait([self._task])
         return not self._dirty and not self._unsynced
+
+
+class FailStopClock:
+    """The clock given, but `on_error` gets what its callbacks raise.
+
+    Strategy: asyncio hands an error of a callback to the loop's handler, which logs it and goes on, with
+              whatever the callback left half done. Tasks have their scope for that, callbacks have this.
+    """
+
+    __slots__ = ("_clock", "_on_error", "monotonic", "now_ms")
+
+    def __init__(self, clock: Clock, on_error: Callable[[Exception], None]) -> None:
+        self._clock = clock
+        self._on_error = on_error
+        # Asked for each message, so without a step between.
+        self.now_ms: Callable[[], EpochMs] = clock.now_ms
+        self.monotonic: Callable[[], float] = clock.monotonic
+
+    def call_later(self, delay_s: float, fn: Callable[..., object], *args: Any) -> TimerHandle:
+        return self._clock.call_later(delay_s, self._run, fn, args)
+
+    def call_soon(self, fn: Callable[..., object], *args: Any) -> None:
+        self._clock.call_soon(self._run, fn, args)
+
+    async def sleep(self, delay_s: float) -> None:
+        await self._clock.sleep(delay_s)
+
+    def _run(self, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
+        try:
+            fn(*args)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the store's state is in doubt)
+            self._on_error(error)

@@ -22,24 +22,6 @@ from numpy.typing import NDArray
 from tandemmq.protocol.record_scan import Ints
 from tandemmq.runtime.ports import Disk, File
 
-# Sorting that keeps the order of equals, several times quicker than numpy's for numbers of few bits.
-
-
-_VALUE_BITS = 63
-
-
-def stable_order(values: Ints) -> Ints:
-    """The indices that sort `values`; of equal ones the earlier index comes first."""
-    count = len(values)
-    bits = count.bit_length()
-    if not count or int(values.min()) < 0 or int(values.max()) >> (_VALUE_BITS - bits):
-        return values.argsort(kind="stable")
-    # With its index below it each value is unique, so the quickest sort will do, and it moves no indices.
-    packed = values << bits | np.arange(count)
-    packed.sort()
-    return packed & ((1 << bits) - 1)
-
-
 HEADER = Struct(">qqqqii")
 SLOT_BYTES = 4
 ENTRY = np.dtype([("hash", ">i4"), ("log_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
@@ -49,6 +31,7 @@ ENTRIES_PER_READ = 65_536
 _ENTRY = Struct(">iqii")
 _SLOT = Struct(">i")
 _SECONDS_MAX = 2**31 - 1
+_VALUE_BITS = 63  # of an int64 that is not negative
 
 
 class IndexHeader(msgspec.Struct):
@@ -328,3 +311,18 @@ def fold_hashes(hashes: NDArray[np.int32]) -> NDArray[Any]:
     folded = np.abs(hashes.astype(np.int64))
     folded[folded > _SECONDS_MAX] = 0
     return folded
+
+
+def stable_order(values: Ints) -> Ints:
+    """The indices that sort `values`; of equal ones the earlier index comes first.
+
+    For numbers of few bits this is several times quicker than numpy's stable sort.
+    """
+    count = len(values)
+    bits = count.bit_length()
+    if not count or int(values.min()) < 0 or int(values.max()) >> (_VALUE_BITS - bits):
+        return values.argsort(kind="stable")
+    # With its index below it each value is unique, so the quickest sort will do, and it moves no indices.
+    packed = values << bits | np.arange(count)
+    packed.sort()
+    return packed & ((1 << bits) - 1)

@@ -1,4 +1,5 @@
-"""What a store can be told: one frozen value, RocketMQ's defaults, units in the names.
+"""What a store can be told: one frozen value, RocketMQ's defaults, units in the names. And what follows from
+it: the names on disk below the store's root (`StorePaths`).
 
 The RocketMQ key of each field stands beside it (spec store 20). Fields marked "ours" have no RocketMQ key:
 they are bounds that RocketMQ leaves open, or facts about the machine that the caller injects.
@@ -221,7 +222,7 @@ _RANGES = (
 )
 
 
-# Names on disk below a store's root (spec store 1): pure.
+# Names on disk (spec store 1).
 
 FILE_NAME_DIGITS = 20
 _PATH_SIGNS = frozenset("/\\\0")

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.record_scan import (
+    Bools,
     Ints,
     RecordColumns,
     gather_texts,
@@ -45,7 +46,6 @@ from tandemmq.store.consume_queues import QueueKey
 from tandemmq.store.key_index import fold_hashes, stable_order
 
 Bytes = NDArray[np.uint8]
-Bools = NDArray[np.bool_]
 
 LAYOUT_COUNT_MAX = 8
 SIZE_COUNT_MAX = 32

@@ -35,6 +35,11 @@ from tandemmq.store.recovery_scan import Distrust, RecoveryScan
 from tandemmq.telemetry import events
 from tandemmq.units import KIB, MIB
 
+log = logging.getLogger(__name__)
+
+STALE_BYTES_CLEAN = 64 * KIB
+"""After a clean stop nothing lies behind the end; a foreign store's stale bytes begin right at it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryFacts:
@@ -200,12 +205,6 @@ def choose_start(heads: Sequence[FileHead], scan_from: ScanFrom, *, dispatched_e
         if scan_from is ScanFrom.CHECKPOINT and head.stored_at_ms <= safe_ms:
             return index
     return 0
-
-
-log = logging.getLogger(__name__)
-
-STALE_BYTES_CLEAN = 64 * KIB
-"""After a clean stop nothing lies behind the end; a foreign store's stale bytes begin right at it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

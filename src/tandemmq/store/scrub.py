@@ -1,14 +1,7 @@
-"""Reads what lies in the log's files again and again, so that damage is found before the bytes are needed:
-in the log, and in the entries of the queues, which are mended by what the log says.
-
-Invariants: looked at is what is flushed and dispatched: whole records, which never change. Bytes are damage
-            only when a second look finds no record either, in a file that is still the log's. Sends go on.
-Strategy:   one block at a time, off the loop, then a rest that keeps to the speed; oldest first. Bytes are
-            read, not mapped, so a sector that cannot be read is an error and no signal. What a block cannot
-            tell (a longer record, the end of a file, damage) is looked at in the map, once it was read. Where
-            the log was found to differ from another copy's, it is looked at once and in one go.
-At a bound: with `DAMAGED_RANGES_MAX` ranges known the round ends.
-Knows not:  what heals a range.
+"""Finds damage in the files of a store and puts it right. The `Scrubber` reads what lies there again and
+again, so that damage is found before the bytes are needed: in the log, and in the entries of the queues,
+which are mended by what the log says. The `Healer` puts damaged ranges of the log right with the bytes of
+another copy.
 """
 
 from __future__ import annotations
@@ -42,7 +35,14 @@ log = logging.getLogger(__name__)
 BLOCK_BYTES: Final = MIB
 FIRST_DELAY_S: Final = 60.0
 """A start has read the last file itself, and has other things to do."""
+HEAL_BYTES_MAX = 256 * MIB
+AROUND_BYTES = 4 * KIB
+"""So much on either side must be the same in both logs."""
+
 _T = TypeVar("_T")
+
+Fetch = Callable[[int, int], Awaitable[bytes]]
+"""(log_offset, size): the other copy's bytes, all of them. Raises a TandemError when it lacks some."""
 
 
 class _Look(NamedTuple):
@@ -62,8 +62,18 @@ class _Step(NamedTuple):
 
 
 class Scrubber:
-    """The rounds of one store. `on_damaged` is told when a range was added to those of the log; `mend` puts
+    """The rounds of one store. `on_damaged` is called when a range was added to those of the log; `mend` puts
     right what the queues say of sound records.
+
+    Invariants: looked at is what is flushed and dispatched: whole records, which never change. Bytes are
+                damage only when a second look finds no record either, in a file that is still the log's.
+                Sends go on.
+    Strategy:   one block at a time, off the loop, then a rest that keeps to the speed; oldest first. Bytes
+                are read, not mapped, so a sector that cannot be read is an error and no signal. What a block
+                cannot tell (a longer record, the end of a file, damage) is looked at in the map, once it was
+                read. Where the log was found to differ from another copy's, it is looked at once and in one
+                go.
+    At a bound: with `DAMAGED_RANGES_MAX` ranges known the round ends.
     """
 
     def __init__(
@@ -271,28 +281,19 @@ def _read(file: File, begin: int, end: int) -> None:
         file.pread(at, min(BLOCK_BYTES, end - at))
 
 
-# Puts damaged ranges of the log right with the bytes of another copy.
-#
-# Invariants: nothing is written before the other copy's bytes are a run of sound records that fills the range
-#             exactly, and its bytes around the range are the same as ours: so it is the same log. What was
-#             there is copied aside, and on disk, before. A range is sound again only after the fsync; a heal
-#             that a crash ended is found by the next start, as damage.
-# Strategy:   first the queue entries that are missing, and on disk: nobody looks for them later. Readers pass
-#             over them while the range is damaged. The key index stays as it is: it takes keys in the order
-#             of the log only.
-# At a bound: a range of more than `HEAL_BYTES_MAX` is left to a person.
-# Knows not:  who has the other copy.
-
-HEAL_BYTES_MAX = 256 * MIB
-AROUND_BYTES = 4 * KIB
-"""So much on either side must be the same in both logs."""
-
-Fetch = Callable[[int, int], Awaitable[bytes]]
-"""(log_offset, size): the other copy's bytes, all of them. Raises a TandemError when it has not."""
-
-
 class Healer:
-    """The heals of one store; one at a time."""
+    """The heals of one store; one at a time.
+
+    Invariants: nothing is written before the other copy's bytes are a run of sound records that fills the
+                range exactly, and its bytes around the range are the same as ours: so it is the same log.
+                What was there is copied aside, and on disk, before. A range is sound again only after the
+                fsync; a heal that a crash ended is found by the next start, as damage.
+    Strategy:   first the queue entries that are missing, and on disk: nobody looks for them later. Readers
+                pass over them while the range is damaged. The key index stays as it is: it takes keys in the
+                order of the log only.
+    At a bound: a range of more than `HEAL_BYTES_MAX` is left to a person.
+    Knows not:  who has the other copy.
+    """
 
     def __init__(
         self,

@@ -1,13 +1,15 @@
-"""The tail of the log in locked memory: appends go here, the committer carries them to the files.
+"""The tail of the log in locked memory: appends go to the `TransientPool`, the `Committer` carries them to
+the files and raises `appended`.
 
 Invariants: bytes from the log's `end` to the pool's `end` are in buffers and nowhere else; a file of the log
             takes appends only while it has a buffer of the pool; a buffer returns when every byte of its file
-            is committed, and never while a commit reads it.
+            is committed, and never while a commit reads it. `appended` rises only when the bytes are in the
+            page cache.
 At a bound: without a free buffer the next file is not begun and the send is refused: nothing is ever accepted
             that has no way to the disk.
 Strategy:   buffers are made when they are first needed, and the one returned last is lent first, so that as
             much memory is used as there are files in the making.
-Knows not:  what records mean, when commits happen, who waits.
+Knows not:  what records mean, who waits.
 Source:     spec store 11, spec replication 10.
 """
 
@@ -36,6 +38,12 @@ log = logging.getLogger(__name__)
 
 CREATE_FILE_FAILED = 1
 """SYSTEM_ERROR, which a send gets when no file can be made for it (spec store 4)."""
+RETRY_AFTER_S = 1.0
+LAST_ATTEMPTS = 10
+"""How often a store that stops tries to commit the rest (spec store 11)."""
+_COMMIT_FAILED = "commit failed"
+
+Write: TypeAlias = "tuple[File, int, Buffer]"
 
 
 class PooledBytes(NamedTuple):
@@ -181,26 +189,16 @@ class TransientPool:
         return Busy("[REJECTREQUEST]all pool buffers are in use, try another broker")
 
 
-# Carries what lies in the transient pool to the files: follows the pool's end, raises `appended`.
-#
-# Invariants: one commit at a time; a commit ends where a write of the appender ended, so readers and slaves
-#             never see a part of a record; `appended` rises only when the bytes are in the page cache.
-# Strategy:   a put starts a commit when enough pages wait or the last commit is long ago; otherwise a timer
-#             comes back to it. The copy runs off the loop, so a page cache that stalls delays readers, not
-#             producers. A failed commit changes nothing: the same bytes go to the same place again later, and
-#             meanwhile sends are refused.
-# Source:     spec store 11, spec replication 10.
-
-Write: TypeAlias = "tuple[File, int, Buffer]"
-
-RETRY_AFTER_S = 1.0
-LAST_ATTEMPTS = 10
-"""How often a store that stops tries to commit the rest (spec store 11)."""
-_COMMIT_FAILED = "commit failed"
-
-
 class Committer:
-    """The commits of one store. `written_at_ms()` is the store time of the newest record in the pool."""
+    """The commits of one store. `written_at_ms()` is the store time of the newest record in the pool.
+
+    Invariants: one commit at a time; a commit ends where a write of the appender ended, so readers and slaves
+                never see a part of a record.
+    Strategy:   a put starts a commit when enough pages wait or the last commit is long ago; otherwise a timer
+                comes back to it. The copy runs off the loop, so a page cache that stalls delays readers, not
+                producers. A failed commit changes nothing: the same bytes go to the same place again later,
+                and meanwhile sends are refused.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 """Takes back the end of a log that its master does not have: a deposed master's tail, so that it can follow.
+Copies of such tails are kept; `list_kept` and `read_kept` show an operator the messages in them.
 
-Owns: the mark `truncate.pending`, the copies of what was cut.
+Owns:       the mark `truncate.pending`, the copies of what was cut.
 Invariants: once the mark is on disk the cut happens, by this life or the next; until it is undone nothing is
             appended. Cut bytes are zeros on disk before the mark goes, files behind the cut included:
             whatever a power cut brings back, no cut record does.
@@ -206,14 +207,11 @@ async def _copy_files(
     await disk.offload(keep, parts, point, end - point)
 
 
-# What was cut of a log at a switch and kept aside: read for an operator, one message after the other.
-#
-# Source: spec controller 4.6; the files are made by `truncation.keep_tail`.
-
-
 @dataclass(frozen=True, slots=True)
 class KeptTail:
-    """One file. `begin` and `end`: the offsets in the log of what was cut; the file may hold less of it."""
+    """A file that `keep_tail` made. `begin` and `end`: the offsets in the log of what was cut; the file may
+    hold less of it.
+    """
 
     path: Path
     epoch: int

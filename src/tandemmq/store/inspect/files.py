@@ -1,8 +1,9 @@
-"""Files of a store directory, opened for reading only, and the lock that keeps brokers away meanwhile.
+"""Files of a store directory, opened for reading only: files named by offsets, the ConsumeQueues in them
+(`QueueFiles`), and the lock that keeps brokers away meanwhile.
 
 Invariants: nothing is created, changed or locked for longer than the inspection; sizes come from the files'
             lengths, because the settings that the store was written with may not be at hand.
-Source:     spec store 1.
+Source:     spec store 1, 5.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from numpy.typing import NDArray
 from tandemmq.errors import StoreError, StoreLocked
 from tandemmq.store.consume_queue import ENTRY, FILLER_SIZE
 from tandemmq.store.options import QUEUE_UNIT_BYTES, parse_offset_file_name, parse_queue_id
+
+ENTRIES_PER_READ = 65_536
+
+Entries = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,19 +149,12 @@ def holds_files(directory: Path) -> bool:
     return any(path.is_file() for path in directory.rglob("*"))
 
 
-# One ConsumeQueue as it lies on disk: entries by queue offset, over file borders, for reading only.
-#
-# Invariants: the queue ends behind its last entry that is not all zero, wherever a broker would stop at an
-#             entry that is none.
-# Source:     spec store 1, 5.
-
-ENTRIES_PER_READ = 65_536
-
-Entries = NDArray[Any]
-
-
 class QueueFiles:
-    """The entries `first` to `end` (exclusive) of (topic, queue_id)."""
+    """The entries `first` to `end` (exclusive) of (topic, queue_id), over file borders.
+
+    Invariants: the queue ends behind its last entry that is not all zero, wherever a broker would stop at an
+                entry that is none.
+    """
 
     def __init__(self, key: tuple[str, int], directory: Path) -> None:
         self.key = key

@@ -1,4 +1,5 @@
-"""What an inspection found: damaged ranges of files and remarks about them.
+"""What an inspection found: damaged ranges of files and remarks about them (`Finding`, `Findings`); and of a
+damaged range of the CommitLog, what can still be said about the record in it (`Damage`).
 
 Invariants: damage is what a broker or a reader would stumble over; a note is normal in the state that the
             store is in (a crash leaves `abort` and an unfinished tail), or cannot be judged.
@@ -22,6 +23,8 @@ from tandemmq.units import MIB
 
 FINDING_COUNT_MAX = 10_000
 """More are counted, not kept."""
+_LOG_OFFSET_AT = 28
+_READ_BYTES_MAX = 64 * MIB
 
 
 class Severity(Enum):
@@ -97,15 +100,6 @@ class Findings:
         return self.damage_count + self.note_count - len(self.listed)
 
 
-# One damaged range of the CommitLog, and what can still be said about the record in it.
-#
-# Strategy: where the next record begins tells how long the damaged one must be; with its size, magic and
-#           offset put right, often only one field was wrong and the topic can be read.
-
-_LOG_OFFSET_AT = 28
-_READ_BYTES_MAX = 64 * MIB
-
-
 @dataclass(slots=True, kw_only=True)
 class Damage:
     """Bytes `begin` to `end` of a file; `lost` instead names bytes of the log that are in no file.
@@ -136,7 +130,11 @@ class Damage:
 
 
 def describe_damage(file: OffsetFile, view: memoryview, begin: int, end: int, *, is_stale: bool) -> Damage:
-    """The damage between two records, with what its bytes still tell."""
+    """The damage between two records, with what its bytes still tell.
+
+    Strategy: where the next record begins tells how long the damaged one must be; with its size, magic and
+              offset put right, often only one field was wrong and the topic can be read.
+    """
     log_offset = file.base + begin
     found = check_record(view, begin, log_offset=log_offset, check_crc=False)
     reason = found.outcome.value

@@ -1,4 +1,5 @@
 """Checks key index files: header, slots, chains, and that each entry's record has a key with its hash.
+`KeyHashes` looks the records up.
 
 Strategy: entries are read in blocks; the slots that they must give are built on the way, as a broker would
           fill them, and compared with the file's. Records are looked up many at once.
@@ -24,86 +25,12 @@ from tandemmq.store.inspect.findings import Findings, StorePart, damage_at
 from tandemmq.store.inspect.log_walk import LogWalk, Progress
 from tandemmq.store.key_index import ENTRY, ENTRY_BYTES, HEADER, SLOT_BYTES, IndexHeader
 
-# Looks up records by log offset: which keys they have.
-#
-# Source: spec store 8.
-
-
-ROLLBACK = 0xC
-"""Both transaction bits: the record has no keys in the index."""
-
-
-def has_keys(columns: RecordColumns) -> NDArray[np.bool_]:
-    """Which records' keys are indexed."""
-    result: NDArray[np.bool_] = columns.sys_flag & ROLLBACK != ROLLBACK
-    return result
-
-
-class KeyHashes:
-    """The records of a log by offset; keeps the file of the last look-up mapped."""
-
-    def __init__(self, files: OffsetFiles) -> None:
-        self._files = files
-        self._topics = TopicNumbers()
-        self._base = -1
-        self._mapped: mmap.mmap | None = None
-
-    def _view(self, log_offset: int) -> tuple[int, memoryview] | None:
-        file = self._files.find(log_offset)
-        if file is None or not file.size:
-            return None
-        if self._mapped is None or self._base != file.base:
-            self._mapped = map_file(file.path)
-            self._base = file.base
-        return file.base, memoryview(self._mapped)
-
-    def record_at(self, log_offset: int) -> RecordCheck:
-        """What lies at a log offset; END outside the log."""
-        found = self._view(log_offset)
-        if found is None:
-            return RecordCheck(RecordOutcome.END)
-        base, view = found
-        return check_record(view, log_offset - base, log_offset=log_offset, check_crc=False)
-
-    def match(self, log_offsets: Ints, hashes: Ints) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Whether a record lies at each offset, and whether one of its keys has that hash."""
-        has_record = np.zeros(len(log_offsets), dtype=np.bool_)
-        has_key = np.zeros(len(log_offsets), dtype=np.bool_)
-        order = np.argsort(log_offsets, kind="stable")
-        done = 0
-        while done < len(order):
-            found = self._view(int(log_offsets[order[done]]))
-            if found is None:
-                done += 1
-                continue
-            base, view = found
-            end = int(np.searchsorted(log_offsets[order], base + len(view)))
-            rows = order[done:end]
-            has_record[rows], has_key[rows] = self._match(view, base, log_offsets[rows], hashes[rows])
-            done = end
-        return has_record, has_key
-
-    def _match(
-        self, view: memoryview, base: int, log_offsets: Ints, hashes: Ints
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """The same for offsets of one file, ascending."""
-        distinct, number = np.unique(log_offsets, return_inverse=True)
-        bounds = Boundaries(positions=distinct - base, end=len(view), outcome=RecordOutcome.OK)
-        all_columns = read_columns(view, bounds, log_offset=base)
-        valid = np.flatnonzero(all_columns.is_valid)
-        columns = take_rows(all_columns, valid)
-        topic = self._topics.read(view, columns)
-        is_keyed = has_keys(columns) & (topic != UNREADABLE)
-        key_hashes, rows = PropertyScan(view, columns).key_hashes(self._topics.names, topic, is_keyed)
-        # One number per (record, hash): hashes have 31 bits.
-        wanted = (number.astype(np.int64) << 31) | hashes
-        return all_columns.is_valid[number], np.isin(wanted, (valid[rows] << 31) | key_hashes)
-
-
 NAME_DIGITS = 17
 ENTRIES_PER_BLOCK = 16_384
 SLOTS_PER_ENTRY_DEFAULT = 4
 """RocketMQ's defaults are four entries per slot; other files need to be told."""
+ROLLBACK = 0xC
+"""Both transaction bits: the record has no keys in the index."""
 
 
 class IndexLayout(msgspec.Struct, frozen=True):
@@ -283,3 +210,70 @@ class _OneFile:
                     is_expected=self.is_expected,
                     size_bytes=HEADER.size,
                 )
+
+
+def has_keys(columns: RecordColumns) -> NDArray[np.bool_]:
+    """Which records' keys are indexed."""
+    result: NDArray[np.bool_] = columns.sys_flag & ROLLBACK != ROLLBACK
+    return result
+
+
+class KeyHashes:
+    """The records of a log and their keys, by log offset; keeps the file of the last look-up mapped."""
+
+    def __init__(self, files: OffsetFiles) -> None:
+        self._files = files
+        self._topics = TopicNumbers()
+        self._base = -1
+        self._mapped: mmap.mmap | None = None
+
+    def _view(self, log_offset: int) -> tuple[int, memoryview] | None:
+        file = self._files.find(log_offset)
+        if file is None or not file.size:
+            return None
+        if self._mapped is None or self._base != file.base:
+            self._mapped = map_file(file.path)
+            self._base = file.base
+        return file.base, memoryview(self._mapped)
+
+    def record_at(self, log_offset: int) -> RecordCheck:
+        """What lies at a log offset; END outside the log."""
+        found = self._view(log_offset)
+        if found is None:
+            return RecordCheck(RecordOutcome.END)
+        base, view = found
+        return check_record(view, log_offset - base, log_offset=log_offset, check_crc=False)
+
+    def match(self, log_offsets: Ints, hashes: Ints) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Whether a record lies at each offset, and whether one of its keys has that hash."""
+        has_record = np.zeros(len(log_offsets), dtype=np.bool_)
+        has_key = np.zeros(len(log_offsets), dtype=np.bool_)
+        order = np.argsort(log_offsets, kind="stable")
+        done = 0
+        while done < len(order):
+            found = self._view(int(log_offsets[order[done]]))
+            if found is None:
+                done += 1
+                continue
+            base, view = found
+            end = int(np.searchsorted(log_offsets[order], base + len(view)))
+            rows = order[done:end]
+            has_record[rows], has_key[rows] = self._match(view, base, log_offsets[rows], hashes[rows])
+            done = end
+        return has_record, has_key
+
+    def _match(
+        self, view: memoryview, base: int, log_offsets: Ints, hashes: Ints
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """The same for offsets of one file, ascending."""
+        distinct, number = np.unique(log_offsets, return_inverse=True)
+        bounds = Boundaries(positions=distinct - base, end=len(view), outcome=RecordOutcome.OK)
+        all_columns = read_columns(view, bounds, log_offset=base)
+        valid = np.flatnonzero(all_columns.is_valid)
+        columns = take_rows(all_columns, valid)
+        topic = self._topics.read(view, columns)
+        is_keyed = has_keys(columns) & (topic != UNREADABLE)
+        key_hashes, rows = PropertyScan(view, columns).key_hashes(self._topics.names, topic, is_keyed)
+        # One number per (record, hash): hashes have 31 bits.
+        wanted = (number.astype(np.int64) << 31) | hashes
+        return all_columns.is_valid[number], np.isin(wanted, (valid[rows] << 31) | key_hashes)

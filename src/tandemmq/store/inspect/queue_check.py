@@ -1,4 +1,5 @@
-"""Compares ConsumeQueues with the records of the log, and judges the entries that no record accounted for.
+"""Compares ConsumeQueues with the records of the log (`QueueCheck`): `EntryReader` makes the entries that a
+run of records should have, `Leftovers` judges the entries that no record accounted for.
 
 Invariants: a record's entry must say where it lies, how long it is and its tag; an entry that no record of
             its queue accounts for must be a filler, or of a record that has expired.
@@ -6,7 +7,7 @@ Strategy:   each run's entries are compared with the files' in arrays; which ent
             remembered as intervals, and the others are judged at the end, when the log's ends and damages are
             known. Fillers and entries of expired records are as they should be; one that points into damage
             tells which queue the damaged record belongs to; the others point to nothing of this queue.
-Source:     spec store 5, 6, 12.
+Source:     spec store 5, 5.2, 6, 12, 15.
 """
 
 from __future__ import annotations
@@ -30,165 +31,10 @@ from tandemmq.store.inspect.findings import Findings, StorePart, damage_at
 from tandemmq.store.inspect.log_walk import LogWalk, Run
 from tandemmq.store.options import QUEUE_UNIT_BYTES
 
-# The ConsumeQueue entries that a run of records should have, queue by queue.
-#
-# Source: spec store 5, 5.2, 15.
-
-
 UNQUEUED = 0x4
 """Prepared and rolled back transactions have no entry."""
 INNER_BATCH = 0x80
 """Their entries lie in `batchconsumequeue`, which only RocketMQ has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueRows:
-    """The records of one queue in a run, in the order of the log; one array item each."""
-
-    key: tuple[str, int]
-    queue_offset: Ints
-    log_offset: Ints
-    size: Ints
-    tag_hash: Ints
-    is_intact: NDArray[np.bool_]
-
-    def part(self, begin: int, end: int) -> QueueRows:
-        """Some of the rows."""
-        return QueueRows(
-            key=self.key,
-            queue_offset=self.queue_offset[begin:end],
-            log_offset=self.log_offset[begin:end],
-            size=self.size[begin:end],
-            tag_hash=self.tag_hash[begin:end],
-            is_intact=self.is_intact[begin:end],
-        )
-
-
-class EntryReader:
-    """Makes entries of runs. `delays_ms`: the broker's delay levels; `deleted`: where the log ended when a
-    topic was deleted.
-    """
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        delays_ms: Sequence[int] = DELAY_LEVELS_MS,
-        *,
-        deleted: Mapping[str, int] = MappingProxyType({}),
-    ) -> None:
-        self._names = names
-        self._delays_ms = delays_ms
-        self._deleted = deleted
-        self.inner_batch_count = 0
-
-    def read(self, run: Run) -> Iterator[QueueRows]:
-        """The entries by queue; records without one are left out."""
-        flags = run.columns.sys_flag
-        is_batch = flags & INNER_BATCH != 0
-        self.inner_batch_count += int(is_batch.sum())
-        rows = np.flatnonzero(~is_batch & (flags & UNQUEUED == 0))
-        if not len(rows):
-            return
-        columns = run.columns if len(rows) == len(run.columns) else take_rows(run.columns, rows)
-        topic = run.topic[rows]
-        tags = run.properties.tag_hashes()[rows]
-        order = np.lexsort((columns.queue_id, topic))
-        topic, queue_id = topic[order], columns.queue_id[order]
-        is_new = np.flatnonzero((np.diff(topic) != 0) | (np.diff(queue_id) != 0)) + 1
-        for group in np.split(order, is_new):
-            first = int(group[0])
-            key = (self._names[int(run.topic[rows[first]])], int(columns.queue_id[first]))
-            tag = tags[group]
-            if key[0] == SCHEDULE_TOPIC:
-                tag = self._due_times(run, rows[group], tag)
-            queue_rows = QueueRows(
-                key=key,
-                queue_offset=columns.queue_offset[group],
-                log_offset=columns.log_offset[group],
-                size=columns.size[group],
-                tag_hash=tag,
-                is_intact=run.is_intact[rows[group]],
-            )
-            # A queue's records stand in the order of the log.
-            gone = int(queue_rows.log_offset.searchsorted(self._deleted.get(key[0], 0)))
-            if gone < len(group):
-                yield queue_rows.part(gone, len(group))
-
-    def _due_times(self, run: Run, rows: Ints, tags: Ints) -> Ints:
-        """In place of the tag a delayed message's entry says when it is due."""
-        result = tags.copy()
-        place = {row: index for index, row in enumerate(rows.tolist())}
-        levels = run.properties.find(b"DELAY")
-        for row, level in zip(levels.row.tolist(), run.properties.texts(levels), strict=True):
-            if row in place and level.isdigit() and len(level) <= 9 and int(level) > 0:
-                stored_at_ms = int(run.columns.stored_at_ms[row])
-                result[place[row]] = delivered_at_ms(int(level), stored_at_ms, self._delays_ms)
-        return result
-
-
-RecordAt = Callable[[int], RecordCheck]
-"""What lies at a log offset; END outside the log."""
-
-Judged = tuple[int, int, str, bool]
-"""First and end queue offset, what is wrong with these entries, whether a crash explains it."""
-
-
-class Leftovers:
-    """The entries of one queue outside the given intervals."""
-
-    def __init__(self, files: QueueFiles, walk: LogWalk, record_at: RecordAt, *, has_abort: bool) -> None:
-        self._files = files
-        self._walk = walk
-        self._record_at = record_at
-        self._has_abort = has_abort
-
-    def judge(self, covered: Sequence[tuple[int, int]]) -> Iterator[Judged]:
-        """What is wrong with the entries outside `covered`, neighbours with the same fault together."""
-        at = self._files.first
-        for begin, end in [*sorted(covered), (self._files.end, self._files.end)]:
-            for first, entries in self._files.blocks(at, begin):
-                yield from self._judge_block(first, entries)
-            at = max(at, end)
-
-    def _judge_block(self, first: int, entries: Entries) -> Iterator[Judged]:
-        ends = entries["log_offset"].astype(np.int64) + entries["size"]
-        is_expired = (entries["size"] > 0) & (entries["log_offset"] >= 0) & (ends <= self._walk.begin)
-        pending: Judged | None = None
-        for row in np.flatnonzero(~is_filler(entries) & ~is_expired).tolist():
-            queue_offset = first + row
-            log_offset, size = int(entries["log_offset"][row]), int(entries["size"][row])
-            reason, is_expected = self._judge_entry(queue_offset, log_offset, size)
-            if not reason:
-                continue
-            if pending is not None and pending[1:] == (queue_offset, reason, is_expected):
-                pending = (pending[0], queue_offset + 1, reason, is_expected)
-                continue
-            if pending is not None:
-                yield pending
-            pending = (queue_offset, queue_offset + 1, reason, is_expected)
-        if pending is not None:
-            yield pending
-
-    def _judge_entry(self, queue_offset: int, log_offset: int, size: int) -> tuple[str, bool]:
-        if size <= 0 or log_offset < 0:
-            return "is empty or no entry", False
-        damage = damage_at(self._walk.damages, log_offset)
-        if damage is not None:
-            if damage.topic is None:
-                damage.topic, damage.queue_id = self._files.key
-                damage.queue_offset = queue_offset
-            return "", False
-        if log_offset + size > self._walk.intact_end:
-            return "is ahead of the log: it points behind the log's end", self._has_abort
-        found = self._record_at(log_offset)
-        if found.outcome is RecordOutcome.OK:
-            owner = f"{found.topic}/{found.queue_id} at queue offset {found.queue_offset}"
-            return f"points to a record of {owner}", False
-        return "points to no record", False
-
-
-Key = tuple[str, int]
-
 EXT_ADDRESS_MAX = -(2**31) - 1
 """A tag at or below this is an address into `consumequeue_ext`, which only RocketMQ writes (spec store 7)."""
 LIGHT_QUEUE = "%LMQ%"
@@ -200,30 +46,13 @@ _FAULTS = {
     _EMPTY: "is missing",
 }
 
+Key = tuple[str, int]
 
-@dataclass(slots=True)
-class _State:
-    """What is known of one queue so far."""
+RecordAt = Callable[[int], RecordCheck]
+"""What lies at a log offset; END outside the log."""
 
-    files: QueueFiles | None
-    next_offset: int = -1
-    previous_at: int = -1  # where the newest record of the queue lies
-    covered: list[tuple[int, int]] = field(default_factory=list)
-    faults: list[tuple[int, int, int]] = field(default_factory=list)  # (first, end, what)
-    jumps: list[tuple[int, int, int, int]] = field(default_factory=list)  # offsets and places around a gap
-    behind: tuple[int, int] | None = None  # queue offset and log offset of the first record without entry
-
-    def cover(self, begin: int, end: int) -> None:
-        if self.covered and self.covered[-1][1] == begin:
-            self.covered[-1] = (self.covered[-1][0], end)
-        else:
-            self.covered.append((begin, end))
-
-    def add_fault(self, begin: int, end: int, what: int) -> None:
-        if self.faults and self.faults[-1][1:] == (begin, what):
-            self.faults[-1] = (self.faults[-1][0], end, what)
-        else:
-            self.faults.append((begin, end, what))
+Judged = tuple[int, int, str, bool]
+"""First and end queue offset, what is wrong with these entries, whether a crash explains it."""
 
 
 class QueueCheck:
@@ -392,6 +221,31 @@ class QueueCheck:
         )
 
 
+@dataclass(slots=True)
+class _State:
+    """What is known of one queue so far."""
+
+    files: QueueFiles | None
+    next_offset: int = -1
+    previous_at: int = -1  # where the newest record of the queue lies
+    covered: list[tuple[int, int]] = field(default_factory=list)
+    faults: list[tuple[int, int, int]] = field(default_factory=list)  # (first, end, what)
+    jumps: list[tuple[int, int, int, int]] = field(default_factory=list)  # offsets and places around a gap
+    behind: tuple[int, int] | None = None  # queue offset and log offset of the first record without entry
+
+    def cover(self, begin: int, end: int) -> None:
+        if self.covered and self.covered[-1][1] == begin:
+            self.covered[-1] = (self.covered[-1][0], end)
+        else:
+            self.covered.append((begin, end))
+
+    def add_fault(self, begin: int, end: int, what: int) -> None:
+        if self.faults and self.faults[-1][1:] == (begin, what):
+            self.faults[-1] = (self.faults[-1][0], end, what)
+        else:
+            self.faults.append((begin, end, what))
+
+
 def _find_faults(entries: Entries, rows: QueueRows) -> NDArray[np.int64]:
     """Per entry the bits of what is wrong with it; 0 when it is right."""
     tag = entries["tag_hash"]
@@ -403,3 +257,142 @@ def _find_faults(entries: Entries, rows: QueueRows) -> NDArray[np.int64]:
     # A repair leaves out what cannot be read.
     result: NDArray[np.int64] = np.where(is_filler(entries) & ~rows.is_intact, 0, faults)
     return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRows:
+    """The records of one queue in a run, in the order of the log; one array item each."""
+
+    key: tuple[str, int]
+    queue_offset: Ints
+    log_offset: Ints
+    size: Ints
+    tag_hash: Ints
+    is_intact: NDArray[np.bool_]
+
+    def part(self, begin: int, end: int) -> QueueRows:
+        """Some of the rows."""
+        return QueueRows(
+            key=self.key,
+            queue_offset=self.queue_offset[begin:end],
+            log_offset=self.log_offset[begin:end],
+            size=self.size[begin:end],
+            tag_hash=self.tag_hash[begin:end],
+            is_intact=self.is_intact[begin:end],
+        )
+
+
+class EntryReader:
+    """Makes entries of runs. `delays_ms`: the broker's delay levels; `deleted`: where the log ended when a
+    topic was deleted.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        delays_ms: Sequence[int] = DELAY_LEVELS_MS,
+        *,
+        deleted: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        self._names = names
+        self._delays_ms = delays_ms
+        self._deleted = deleted
+        self.inner_batch_count = 0
+
+    def read(self, run: Run) -> Iterator[QueueRows]:
+        """The entries by queue; records without one are left out."""
+        flags = run.columns.sys_flag
+        is_batch = flags & INNER_BATCH != 0
+        self.inner_batch_count += int(is_batch.sum())
+        rows = np.flatnonzero(~is_batch & (flags & UNQUEUED == 0))
+        if not len(rows):
+            return
+        columns = run.columns if len(rows) == len(run.columns) else take_rows(run.columns, rows)
+        topic = run.topic[rows]
+        tags = run.properties.tag_hashes()[rows]
+        order = np.lexsort((columns.queue_id, topic))
+        topic, queue_id = topic[order], columns.queue_id[order]
+        is_new = np.flatnonzero((np.diff(topic) != 0) | (np.diff(queue_id) != 0)) + 1
+        for group in np.split(order, is_new):
+            first = int(group[0])
+            key = (self._names[int(run.topic[rows[first]])], int(columns.queue_id[first]))
+            tag = tags[group]
+            if key[0] == SCHEDULE_TOPIC:
+                tag = self._due_times(run, rows[group], tag)
+            queue_rows = QueueRows(
+                key=key,
+                queue_offset=columns.queue_offset[group],
+                log_offset=columns.log_offset[group],
+                size=columns.size[group],
+                tag_hash=tag,
+                is_intact=run.is_intact[rows[group]],
+            )
+            # A queue's records stand in the order of the log.
+            gone = int(queue_rows.log_offset.searchsorted(self._deleted.get(key[0], 0)))
+            if gone < len(group):
+                yield queue_rows.part(gone, len(group))
+
+    def _due_times(self, run: Run, rows: Ints, tags: Ints) -> Ints:
+        """In place of the tag a delayed message's entry says when it is due."""
+        result = tags.copy()
+        place = {row: index for index, row in enumerate(rows.tolist())}
+        levels = run.properties.find(b"DELAY")
+        for row, level in zip(levels.row.tolist(), run.properties.texts(levels), strict=True):
+            if row in place and level.isdigit() and len(level) <= 9 and int(level) > 0:
+                stored_at_ms = int(run.columns.stored_at_ms[row])
+                result[place[row]] = delivered_at_ms(int(level), stored_at_ms, self._delays_ms)
+        return result
+
+
+class Leftovers:
+    """The entries of one queue outside the given intervals."""
+
+    def __init__(self, files: QueueFiles, walk: LogWalk, record_at: RecordAt, *, has_abort: bool) -> None:
+        self._files = files
+        self._walk = walk
+        self._record_at = record_at
+        self._has_abort = has_abort
+
+    def judge(self, covered: Sequence[tuple[int, int]]) -> Iterator[Judged]:
+        """What is wrong with the entries outside `covered`, neighbours with the same fault together."""
+        at = self._files.first
+        for begin, end in [*sorted(covered), (self._files.end, self._files.end)]:
+            for first, entries in self._files.blocks(at, begin):
+                yield from self._judge_block(first, entries)
+            at = max(at, end)
+
+    def _judge_block(self, first: int, entries: Entries) -> Iterator[Judged]:
+        ends = entries["log_offset"].astype(np.int64) + entries["size"]
+        is_expired = (entries["size"] > 0) & (entries["log_offset"] >= 0) & (ends <= self._walk.begin)
+        pending: Judged | None = None
+        for row in np.flatnonzero(~is_filler(entries) & ~is_expired).tolist():
+            queue_offset = first + row
+            log_offset, size = int(entries["log_offset"][row]), int(entries["size"][row])
+            reason, is_expected = self._judge_entry(queue_offset, log_offset, size)
+            if not reason:
+                continue
+            if pending is not None and pending[1:] == (queue_offset, reason, is_expected):
+                pending = (pending[0], queue_offset + 1, reason, is_expected)
+                continue
+            if pending is not None:
+                yield pending
+            pending = (queue_offset, queue_offset + 1, reason, is_expected)
+        if pending is not None:
+            yield pending
+
+    def _judge_entry(self, queue_offset: int, log_offset: int, size: int) -> tuple[str, bool]:
+        if size <= 0 or log_offset < 0:
+            return "is empty or no entry", False
+        damage = damage_at(self._walk.damages, log_offset)
+        if damage is not None:
+            if damage.topic is None:
+                damage.topic, damage.queue_id = self._files.key
+                damage.queue_offset = queue_offset
+            return "", False
+        if log_offset + size > self._walk.intact_end:
+            return "is ahead of the log: it points behind the log's end", self._has_abort
+        found = self._record_at(log_offset)
+        if found.outcome is RecordOutcome.OK:
+            owner = f"{found.topic}/{found.queue_id} at queue offset {found.queue_offset}"
+            return f"points to a record of {owner}", False
+        return "points to no record", False
