@@ -1,7 +1,7 @@
 """What every request code carries and who answers it; a code that we do not serve says why.
 
-`CATALOGUE` states the protocol, `UNSUPPORTED` our gaps: a capability adds its handlers to a `routes.py` and
-takes its codes out of `UNSUPPORTED`. A header of None means that there is none, or that only extra fields
+`CATALOGUE` states the protocol, `UNSUPPORTED` our gaps: a capability that adds handlers takes its
+codes out of `UNSUPPORTED`. A header of None means that there is none, or that only extra fields
 travel. A test demands that every RequestCode is in one of the two.
 
 Source:  spec remoting 8 and 9; spec nameserver 3 to 9; spec decisions 6.

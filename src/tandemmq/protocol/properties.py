@@ -1,4 +1,5 @@
-"""A message's properties: `name 0x01 value 0x02` repeated, as bytes and as a dict.
+"""A message's properties: `name 0x01 value 0x02` repeated, as bytes and as a dict; their names; and the
+property by which a send is numbered.
 
 The last 0x02 may be missing (Java 4.9.1 to 5.1.4). Pieces shorter than three characters or with an empty name
 or value are ignored; on duplicate names the later pair wins; there is no escaping, so a name may hold neither
@@ -164,7 +165,7 @@ def check_properties_size(raw: bytes | memoryview) -> None:
         )
 
 
-# Names that a numbered send and its broker share (decision 010). Ours, not RocketMQ's. Pure.
+# What a numbered send and its broker share (decision 010). Ours, not RocketMQ's.
 
 CLAIM_PROPERTY = f"{TRANSIENT_PREFIX}TANDEM_SEQ"
 CLAIM_VERSION = "1"

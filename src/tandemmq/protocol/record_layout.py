@@ -1,6 +1,7 @@
-"""Where the fields of a CommitLog record lie, for the one-at-a-time codec and the numpy scan alike.
+"""Where the fields of a CommitLog record lie, for the one-at-a-time codec and the numpy scan alike; and how
+records are made of messages.
 
-Source: spec store 3.
+Source: spec store 3, spec remoting 12.1.
 """
 
 from __future__ import annotations
@@ -74,12 +75,11 @@ class RecordError(RemoteProtocolError):
         self.position = position
 
 
-# Making one CommitLog record from a message.
+# Making records of messages, one by one or as a batch.
 #
 # Invariants: TOTALSIZE is the whole record; BODYCRC is over the body as stored (compressed stays compressed);
 #             V2 only when the topic needs more than 127 bytes.
 # Strategy:   one struct call for everything before the body and one join; the topic field is cached.
-# Source:     spec store 3, spec remoting 12.1.
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

@@ -1,6 +1,7 @@
-"""Names of topics and groups: which are allowed, which belong to the system, which are derived from a group.
+"""Names of topics and groups: which are allowed, which belong to the system, which are derived from a group;
+and the delay levels of topic SCHEDULE_TOPIC_XXXX.
 
-Source: spec semantics 1.1 and 1.5.
+Source: spec semantics 1.1 and 1.5; spec store 5 (tagsCode), 15.
 """
 
 from __future__ import annotations
@@ -165,9 +166,7 @@ def check_group(group: str) -> None:
         raise BadRequest(fault)
 
 
-# Delay levels: how long a message of topic SCHEDULE_TOPIC_XXXX waits before it is delivered.
-#
-# Source: spec store 5 (tagsCode), 15.
+# Delay levels: how long a message waits before it is delivered.
 
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 UNKNOWN_LEVEL_DELAY_MS: Final = 1000

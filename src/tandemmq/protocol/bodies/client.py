@@ -1,4 +1,7 @@
-"""Members of groups, their connections and their queue locks (spec remoting 9.4, 9.8, 11.9, 11.13)."""
+"""What brokers and clients say about clients: heartbeats and subscriptions, the members of groups, their
+connections and queue locks, and which queues a client is to consume and how (spec remoting 9.4, 9.8, 11.6,
+11.9, 11.13).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from msgspec import field
 from tandemmq.protocol.bodies.codec import Body, MessageQueue, decode_body, encode_body, enum_names
 from tandemmq.protocol.command import Buffer
 
-# What clients say about themselves: heartbeats and subscriptions (spec remoting 9.4 and 11.6).
+# What clients say about themselves: heartbeats and subscriptions.
 
 
 class _WireName(StrEnum):
@@ -122,6 +125,9 @@ def encode_client_config_check(check: ClientConfigCheck) -> bytes:
 
 def decode_client_config_check(data: Buffer) -> ClientConfigCheck:
     return decode_body(data, ClientConfigCheck)
+
+
+# Members of groups, their connections and their queue locks.
 
 
 class ConsumerList(Body, frozen=True, kw_only=True):
@@ -275,8 +281,8 @@ def encode_group_subscription(subscription: GroupSubscription) -> bytes:
     return encode_body(subscription, has_sets=True)
 
 
-# Server-side assignment: QUERY_ASSIGNMENT, SET_MESSAGE_REQUEST_MODE, messageRequestMode.json (spec remoting
-# 11.13, spec replication 6.2).
+# Server-side assignment: QUERY_ASSIGNMENT, SET_MESSAGE_REQUEST_MODE, messageRequestMode.json (spec
+# replication 6.2).
 
 PULL = "PULL"
 POP = "POP"

@@ -1,6 +1,7 @@
-"""Tables of offsets, and the pushes that reset or ask for them.
+"""How far consumers are: tables of offsets, and the pushes that reset or ask for them; and the state of pop
+consumption.
 
-Source:  spec remoting 6, 8.5 and 11.11; spec store 18.
+Source:  spec remoting 6, 8.5, 11.11 and 12.7; spec semantics 14.3 to 14.5; spec store 18.
 """
 
 from __future__ import annotations
@@ -144,9 +145,8 @@ def _table(data: Buffer) -> dict[str, Any]:
     return value
 
 
-# JSON of pop consumption: check points and acks in the revive topic, batch acks, ordered progress.
-#
-# Source:  spec semantics 14.3 to 14.5, spec remoting 12.7. The one-letter names are the wire's own.
+# Pop consumption: check points and acks in the revive topic, batch acks, ordered progress. The one-letter
+# names are the wire's own.
 
 
 class CheckPoint(Body, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
-"""Topics of a broker: configuration, the whole table, lists of names.
+"""What a broker has tables of: topics (configuration, the whole table, lists of names), consumer groups, and
+users, policies and accounts of access control.
 
-Source:  spec remoting 11.4 and 11.13; spec store 18.
+Source:  spec remoting 11.4, 11.10 and 11.13; spec semantics 21.2, 21.3; spec store 18.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class TopicConfigTable(Body, frozen=True, kw_only=True):
 
 
 class ReplicatedTopics(TopicConfigTable, frozen=True, kw_only=True):
-    """What a slave of ours is told of topics. `deleted`: topic -> log offset, below which its records were
+    """The topics as a slave of ours gets them. `deleted`: topic -> log offset, below which its records were
     deleted with it; ours, RocketMQ ignores it.
     """
 
@@ -138,7 +139,7 @@ def decode_topic_list(data: Buffer) -> tuple[str, ...]:
     return tuple(dict.fromkeys(decode_body(data, TopicList).topics))
 
 
-# Consumer groups of a broker (spec remoting 11.10; spec store 18).
+# Consumer groups.
 
 
 class ExponentialRetry(Body, frozen=True, kw_only=True):
@@ -256,7 +257,7 @@ def encode_group_forbidden(answer: GroupForbidden) -> bytes:
     return encode_body(answer)
 
 
-# Bodies of the requests about users and policies (spec semantics 21.3), and of 4.x accounts (21.2).
+# Access control: users and policies of 5.x (spec semantics 21.3), accounts of 4.x (21.2).
 
 
 class UserInfo(Body, frozen=True, kw_only=True):

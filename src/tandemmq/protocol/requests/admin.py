@@ -1,7 +1,7 @@
 """What operators and their tools ask of a broker: figures, offsets, configuration, topics and subscription
-groups.
+groups, and the rules of access control.
 
-Source:  spec remoting 8.6 and 9.11.
+Source:  spec remoting 8.6 and 9.11; spec semantics 21.2, 21.3.
 """
 
 from __future__ import annotations
@@ -225,9 +225,8 @@ class DeleteGroupRequest(Header, frozen=True, kw_only=True):
     removes_offsets: bool | None = field(name="removeOffset", default=None)
 
 
-# Changing the rules of access control: accounts of the 4.x files, users and policies of 5.x.
-#
-# Source:  spec semantics 21.2, 21.3; field names as RocketMQ's tools write them.
+# Access control: accounts of the 4.x files, users and policies of 5.x. Field names are as RocketMQ's tools
+# write them.
 
 
 class UpdateAccountRequest(Header, frozen=True, kw_only=True):

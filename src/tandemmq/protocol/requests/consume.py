@@ -1,4 +1,6 @@
-"""Reading messages: pull, view by offset, query by key (spec remoting 9.3 and 9.9)."""
+"""Reading messages: pull, view by offset, query by key (spec remoting 9.3 and 9.9); offsets of queues and of
+consumer groups (9.5); pop consumption (12.7, spec semantics 14).
+"""
 
 from __future__ import annotations
 
@@ -134,7 +136,7 @@ class QueryMessageResponse(Header, frozen=True, kw_only=True):
     index_log_offset: Int64 = field(name="indexLastUpdatePhyoffset")
 
 
-# Offsets of queues and of consumer groups (spec remoting 9.5).
+# Offsets.
 
 
 class QueryOffsetRequest(Header, frozen=True, kw_only=True):
@@ -238,11 +240,7 @@ class EarliestStoreTimeResponse(Header, frozen=True, kw_only=True):
     timestamp_ms: Int64 = field(name="timestamp")
 
 
-# Pop consumption: headers of POP, ACK, CHANGE, PEEK, NOTIFICATION, POLLING_INFO.
-#
-# Source: spec remoting 12.7, spec semantics 14.
-#
-# Reading is lenient: what only newer clients send has a default.
+# Pop consumption. Reading is lenient: what only newer clients send has a default.
 
 ANY_QUEUE = -1
 INIT_MIN = 0

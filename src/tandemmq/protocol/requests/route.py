@@ -1,4 +1,6 @@
-"""What name servers serve: routes, registration of brokers, KV configuration (spec nameserver 3 to 9)."""
+"""What name servers serve: routes, registration of brokers, KV configuration (spec nameserver 3 to 9); and
+the membership of clients at brokers (spec remoting 9.4).
+"""
 
 from __future__ import annotations
 
@@ -186,7 +188,7 @@ class MinBrokerIdChange(Header, frozen=True, kw_only=True):
     ha_address: str | None = field(name="haBrokerAddr", default=None)
 
 
-# Membership of clients (spec remoting 9.4); the heartbeat has no header, its body is `bodies.heartbeat`.
+# Membership of clients. A heartbeat has no header; its body is `bodies.client.Heartbeat`.
 
 
 class UnregisterClientRequest(Header, frozen=True, kw_only=True):
