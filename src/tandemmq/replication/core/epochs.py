@@ -1,4 +1,5 @@
-"""Which master wrote which bytes of a log: the list of terms, and where two logs part. Pure.
+"""Which master wrote which bytes of a log: the list of terms, and where two logs part. Then the bytes of the
+AutoSwitch channel, which carries that list and the log. Pure.
 
 A term is a master's time in office. Its entry says where its first byte lies; it ends where the next begins.
 Two logs that have an entry in common (same epoch, same start) are equal up to where the first of them leaves
@@ -7,7 +8,7 @@ Invariants: epochs and starts strictly rise. A term without a byte is replaced b
             two masters ever write under one (epoch, start); RocketMQ keeps the older number there, and two
             logs that differ then look alike.
 At the bound: the oldest entry is dropped. A copy that ends below what is left has nothing in common.
-Source:     spec controller 4.4, 4.5, 10.9; spec replication 12.8.
+Source:     spec controller 4.2, 4.4, 4.5, 10.9; spec replication 12.8.
 """
 
 from __future__ import annotations
@@ -180,13 +181,12 @@ def _rises(pairs: list[tuple[int, int]]) -> bool:
     return all(before[0] < after[0] and before[1] < after[1] for before, after in pairwise(pairs))
 
 
-# The bytes of the AutoSwitch channel, both directions, as incremental decoders (spec controller 4.2).
+# The AutoSwitch channel, both directions, as incremental decoders.
 #
 # Slave to master: a handshake with the slave's id, then reports. Master to slave: the answer to a handshake,
-#                  which tells all terms of the master's log, and frames of the log, each with its term and
-#                  confirmOffset. Every frame begins with the state of its sender. As in frames.py, any cut of
-#                  the stream gives the same values, body bytes are handed on as views, and a decoder that
-#                  raised is spent.
+# which holds all terms of the master's log, and frames of the log, each with its term and confirmOffset.
+# Every frame begins with the state of its sender. As in frames.py, any cut of the stream gives the same
+# values, body bytes are handed on as views, and a decoder that raised is spent.
 
 _HANDSHAKING: Final = 1
 _TRANSFERRING: Final = 2

@@ -1,4 +1,6 @@
-"""Values about how far a copy is: ranges, the start of a transfer, in-sync, speed."""
+"""How far a copy is, as values: where a transfer starts, whether a slave is in sync, how fast bytes go; the
+states of both ends of the channel; and what a slave of ours says of itself beside the channel. Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,53 +12,6 @@ from typing import Final, NamedTuple, TypeVar
 
 from tandemmq.replication.core.frames import FirstTransfer
 from tandemmq.units import align_down
-
-# What a slave of ours tells its master of itself, besides the classic reports: values, pure.
-#
-# The classic channel carries no names and no reasons (spec replication 4.1, 4.2), and its bytes stay as they
-# are: a notice comes by a request that a RocketMQ master refuses. It is for whoever looks at the master;
-# nothing is acknowledged by it and no copy is counted by it.
-# Source: spec decisions 4; our own.
-
-NAME_CHARS_MAX: Final = 255
-REASON_CHARS_MAX: Final = 64
-DETAIL_CHARS_MAX: Final = 1_024
-"""What a master keeps of a detail; the whole is in the log and the state of the slave."""
-
-Endpoint = tuple[str, int]
-"""Host and port."""
-
-
-class SlaveName(NamedTuple):
-    """What a slave is called; no two brokers of a cluster may have the same (spec replication 7)."""
-
-    broker_name: str
-    broker_id: int
-
-    def __str__(self) -> str:
-        return f"{self.broker_name}:{self.broker_id}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToldHalt:
-    """Why a slave stopped copying. `reason`: a name of HaltReason, or one that a newer slave knows."""
-
-    reason: str
-    log_offset: int
-    detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlaveNotice:
-    """`ha_address`: the slave's own end of its last connection to the replication port; `halt`: None unless
-    a person must act; `log_end`: where its copy ends."""
-
-    name: SlaveName
-    ha_address: Endpoint
-    log_end: int
-    is_copying: bool
-    halt: ToldHalt | None = None
-
 
 SECOND_MS = 1_000
 
@@ -163,9 +118,8 @@ class RateMeter:
             self._second = second
 
 
-# The states of both ends of the channel and every transition between them, as data (spec replication 4.5).
-#
-# All transitions live here; a cause that is absent for a state is our own fault and stops the node.
+# The states of both ends of the channel and all transitions between them, as data (spec replication 4.5). A
+# cause that is absent for a state is our own fault and stops the node.
 
 
 class MasterState(Enum):
@@ -281,3 +235,51 @@ def next_state(table: Mapping[State, Mapping[Cause, State]], state: State, cause
     following = table[state].get(cause)
     assert following is not None, f"{cause} cannot happen in {state}"
     return following
+
+
+# What a slave of ours tells its master of itself, besides the classic reports.
+#
+# The classic channel carries no names and no reasons (spec replication 4.1, 4.2), and its bytes stay as they
+# are: a notice comes by a request that a RocketMQ master refuses. It is for whoever looks at the master;
+# nothing is acknowledged by it and no copy is counted by it.
+#
+# Source: spec decisions 4; our own.
+
+NAME_CHARS_MAX: Final = 255
+REASON_CHARS_MAX: Final = 64
+DETAIL_CHARS_MAX: Final = 1_024
+"""What a master keeps of a detail; the whole is in the log and the state of the slave."""
+
+Endpoint = tuple[str, int]
+"""Host and port."""
+
+
+class SlaveName(NamedTuple):
+    """What a slave is called; no two brokers of a cluster may have the same (spec replication 7)."""
+
+    broker_name: str
+    broker_id: int
+
+    def __str__(self) -> str:
+        return f"{self.broker_name}:{self.broker_id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldHalt:
+    """Why a slave stopped copying. `reason`: a name of HaltReason, or one that a newer slave knows."""
+
+    reason: str
+    log_offset: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlaveNotice:
+    """`ha_address`: the slave's own end of its last connection to the replication port; `halt`: None unless
+    a person must act; `log_end`: where its copy ends."""
+
+    name: SlaveName
+    ha_address: Endpoint
+    log_end: int
+    is_copying: bool
+    halt: ToldHalt | None = None

@@ -12,8 +12,8 @@ A copy need not begin where the log begins: a slave that was empty may have been
 protocol does not tell it again when the slave comes back, so where the copies of a host begin is kept, for as
 long as the log still has what they lack. The latest begin counts for all slaves of the host; this, too, can
 only delay a send.
-The name that a slave of ours tells (notice.py) settles nothing: it comes beside the connection, if at all,
-and no send may be confirmed because of it.
+The name that a slave of ours tells (`SlaveNotice`) settles nothing: it comes beside the connection, if at
+all, and no send may be confirmed because of it.
 Source: spec replication 4.1, 5; decision 005.
 """
 

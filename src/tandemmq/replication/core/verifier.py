@@ -1,4 +1,5 @@
-"""The master's bytes -> runs of intact records; the rest is held until it is whole.
+"""What a slave checks of its master's bytes. `RecordVerifier` makes runs of intact records of them and holds
+the rest until it is whole; `find_difference` finds where a slave's log and its master's part.
 
 Invariants: a run starts and ends at a record boundary and never crosses a segment, so the slave's log
             always ends where a record ends and holds only bytes whose size, magic, place and checksum were
@@ -7,7 +8,8 @@ Strategy:   all pieces of one read are joined once and looked at in place: many 
             the end, and where the columns find fault, one by one, which gives the reason. A record that is
             not complete waits as pieces and is not looked at again before it can be whole. Held at most: one
             record, bounded by the options.
-Source:     spec store 3, 3.2, 3.3; spec replication 4.9; decision 006.
+Knows not:  sockets, files.
+Source:     spec store 3, 3.2, 3.3; spec replication 4.9, 4.10; decision 006.
 """
 
 from __future__ import annotations
@@ -35,62 +37,7 @@ from tandemmq.protocol.record_scan import RecordColumns, read_intact
 from tandemmq.protocol.sys_flag import BORN_HOST_V6, HOSTS_V6_MASK, STORE_HOST_V6
 from tandemmq.units import KIB
 
-# Whether a slave's log ends in bytes that its master has too: the verdict, and how to find a difference.
-#
-# A master that lost its tail and grew past a slave's end would otherwise be followed from the middle of
-# another history: offsets alone cannot tell (spec replication 4.10). Two of ours compare checksums of the
-#                  last bytes before the slave follows.
-# Knows not: sockets, files; checksums come from the caller.
-
-ChecksumOf = Callable[[int, int], Awaitable[int]]
-"""(log_offset, size_bytes) -> CRC-32 of those bytes of one log, which must hold them all."""
-
-
-class TailOutcome(Enum):
-    """What a slave knows about its end before it follows."""
-
-    SAME = "the last bytes are the master's"
-    NOT_COMPARED = "not compared"
-    DIFFERENT = "the master has other bytes at the same place"
-    SLAVE_AHEAD = "the slave holds more than its master"
-    TOO_OLD = "the master no longer keeps the slave's next byte"
-    FAILED = "the master could not be asked"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TailVerdict:
-    """`log_offset`: the first difference, the master's end or its start, as the outcome says; else the own
-    end. `master_start`: where the master's log begins, None when it was not told. `life`: which start of the
-    master was asked, "" when it could not tell.
-    """
-
-    outcome: TailOutcome
-    log_offset: int
-    detail: str = ""
-    master_start: int | None = None
-    life: str = ""
-
-
-async def find_difference(ours: ChecksumOf, theirs: ChecksumOf, start: int, end: int) -> int | None:
-    """The first byte of [start, end) in which two logs differ; None if there is none.
-
-    Strategy:  halves, so about log2 of the size in requests, and twice the size in bytes.
-    """
-    assert start <= end
-    if start == end or await ours(start, end - start) == await theirs(start, end - start):
-        return None
-    while end - start > 1:
-        middle = (start + end) // 2
-        if await ours(start, middle - start) == await theirs(start, middle - start):
-            start = middle
-        else:
-            end = middle
-    return start
-
-
 _FIXED: Final = Struct(">iii16xqi")  # size, magic, body crc, log offset, sysFlag
-
-
 COLUMNS_BYTES_MIN: Final = 96 * KIB
 """From about so many bytes on looking at all records at once is quicker than one by one."""
 
@@ -256,3 +203,54 @@ def _record_fault(buffer: memoryview, position: int, size: int, log_offset: int)
     if body_end != body_at and crc32(buffer[body_at:body_end]) & CRC_MASK != crc:
         return "the checksum of the body does not match"
     return ""
+
+
+# The end of a slave's log, compared with its master's before the slave follows.
+#
+# A master that lost its tail and grew past a slave's end would otherwise be followed from the middle of
+# another history: offsets alone cannot tell. So two of ours compare checksums of the last bytes.
+
+ChecksumOf = Callable[[int, int], Awaitable[int]]
+"""(log_offset, size_bytes) -> CRC-32 of those bytes of one log, which must hold them all."""
+
+
+class TailOutcome(Enum):
+    """What a slave knows about its end before it follows."""
+
+    SAME = "the last bytes are the master's"
+    NOT_COMPARED = "not compared"
+    DIFFERENT = "the master has other bytes at the same place"
+    SLAVE_AHEAD = "the slave holds more than its master"
+    TOO_OLD = "the master no longer keeps the slave's next byte"
+    FAILED = "the master could not be asked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailVerdict:
+    """`log_offset`: the first difference, the master's end or its start, as the outcome says; else the own
+    end. `master_start`: where the master's log begins, None when it was not told. `life`: which start of the
+    master was asked, "" when it could not tell.
+    """
+
+    outcome: TailOutcome
+    log_offset: int
+    detail: str = ""
+    master_start: int | None = None
+    life: str = ""
+
+
+async def find_difference(ours: ChecksumOf, theirs: ChecksumOf, start: int, end: int) -> int | None:
+    """The first byte of [start, end) in which two logs differ; None if there is none.
+
+    Strategy:  halves, so about log2 of the size in requests, and twice the size in bytes.
+    """
+    assert start <= end
+    if start == end or await ours(start, end - start) == await theirs(start, end - start):
+        return None
+    while end - start > 1:
+        middle = (start + end) // 2
+        if await ours(start, middle - start) == await theirs(start, middle - start):
+            start = middle
+        else:
+            end = middle
+    return start

@@ -1,9 +1,11 @@
-"""The master's end of replication: listens for slaves, follows `confirmed`, reports acknowledgements to the
-store; tells in the log which slaves come into sync and fall out of it.
+"""The master's end of replication (`ReplicationMaster`): listens for slaves, follows `confirmed`, reports
+acknowledgements to the store. `KnownAhead` remembers slaves that were ahead of it, `InSyncLog` logs which
+slaves come into sync and fall out of it.
 
 Slaves that were found ahead of their master are remembered: their copies stay refused when its log has grown
 past them. A slave is known by its host here (spec replication 4.1), and its copy by where it ended: another
 slave of the host, or the same one emptied, reports another end. At the bound the oldest is forgotten.
+
 Owns:       the listener, the connections, which replica each belongs to. One pump per loop turn serves all
             slaves, however often `confirmed` rose in it. Every broker listens, slaves too (spec replication
             3).
@@ -45,56 +47,7 @@ from tandemmq.store.options import BrokerRole
 from tandemmq.telemetry import events
 from tandemmq.units import ReplicaId
 
-
-class InSyncLog:
-    """A line per change, and no more than one pair per replica and heartbeat.
-
-    A slave that comes into sync is told of with the report that brings it there. One that falls out is told
-    of when time passes or a connection ends: a slave about haMaxGapNotInSync behind may go in and out with
-    each append and report, and each entry needs a departure before it.
-    """
-
-    __slots__ = ("_gap_bytes_max", "_replicas")
-
-    def __init__(self, gap_bytes_max: int) -> None:
-        self._gap_bytes_max = gap_bytes_max
-        self._replicas: set[ReplicaId] = set()
-
-    def count(self, positions: Mapping[ReplicaId, int], log_range: LogRange) -> int:
-        """How many of the replicas are in sync, told of or not."""
-        return len(self._find(positions, log_range))
-
-    def note_report(self, replica: ReplicaId, held: int, log_range: LogRange) -> None:
-        """`replica` holds every byte below `held` now."""
-        if replica not in self._replicas and self._is_in(held, log_range):
-            self._replicas.add(replica)
-            self._tell_entry(replica, held, log_range)
-
-    def check(self, positions: Mapping[ReplicaId, int], log_range: LogRange) -> None:
-        """Some time has passed, or a connection has ended; `positions`: what each replica holds."""
-        found = self._find(positions, log_range)
-        before, self._replicas = self._replicas, found
-        for replica in sorted(found - before):
-            self._tell_entry(replica, positions[replica], log_range)
-        for replica in sorted(before - found):
-            lag_bytes = log_range.end - positions[replica] if replica in positions else None
-            facts = {"slave": replica, "lag_bytes": lag_bytes, "in_sync_count": len(found)}
-            log.warning(events.SLAVE_OUT_OF_SYNC, extra=facts)
-
-    def _tell_entry(self, replica: ReplicaId, held: int, log_range: LogRange) -> None:
-        facts = {
-            "slave": replica,
-            "lag_bytes": log_range.end - held,
-            "in_sync_count": len(self._replicas),
-        }
-        log.info(events.SLAVE_IN_SYNC, extra=facts)
-
-    def _find(self, positions: Mapping[ReplicaId, int], log_range: LogRange) -> set[ReplicaId]:
-        return {replica for replica, held in positions.items() if self._is_in(held, log_range)}
-
-    def _is_in(self, held: int, log_range: LogRange) -> bool:
-        return is_in_sync(log_range, held, gap_bytes_max=self._gap_bytes_max)
-
+log = logging.getLogger(__name__)
 
 HOST_COUNT_MAX: Final = 64
 END_COUNT_MAX: Final = 64
@@ -102,39 +55,6 @@ END_COUNT_MAX: Final = 64
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
-
-
-class KnownAhead:
-    """Host -> ends that slaves of it reported, each with the master's end of then."""
-
-    __slots__ = ("_hosts",)
-
-    def __init__(self) -> None:
-        self._hosts: dict[str, dict[int, int]] = {}
-
-    def note(self, host: str, start: TransferStart) -> None:
-        """A slave was refused by `start`."""
-        ends = self._hosts.setdefault(host, {})
-        ends[start.reported] = start.master_end
-        _drop_oldest(ends, END_COUNT_MAX)
-        _drop_oldest(self._hosts, HOST_COUNT_MAX)
-
-    def forget_below(self, log_end: int) -> None:
-        """The log has again what it had lost, up to `log_end`: who ends there or before has a copy of it."""
-        for host, ends in self._hosts.items():
-            self._hosts[host] = {end: master_end for end, master_end in ends.items() if end > log_end}
-
-    def ends_of(self, host: str) -> Mapping[int, int]:
-        """What `plan_start` asks for."""
-        return self._hosts.get(host, {})
-
-
-def _drop_oldest(table: dict[Key, Value], count_max: int) -> None:
-    if len(table) > count_max:
-        del table[next(iter(table))]
-
-
-log = logging.getLogger(__name__)
 
 
 class ReplicationMaster:
@@ -406,3 +326,84 @@ def _begin_of(start: TransferStart) -> int | None:
     if start.rule is StartRule.LAST_FILE:
         return start.log_offset
     return 0 if start.rule is StartRule.FIRST_FILE else None
+
+
+class KnownAhead:
+    """Host -> ends that slaves of it reported, each with the master's end of then."""
+
+    __slots__ = ("_hosts",)
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, dict[int, int]] = {}
+
+    def note(self, host: str, start: TransferStart) -> None:
+        """A slave was refused by `start`."""
+        ends = self._hosts.setdefault(host, {})
+        ends[start.reported] = start.master_end
+        _drop_oldest(ends, END_COUNT_MAX)
+        _drop_oldest(self._hosts, HOST_COUNT_MAX)
+
+    def forget_below(self, log_end: int) -> None:
+        """The log has again what it had lost, up to `log_end`: who ends there or before has a copy of it."""
+        for host, ends in self._hosts.items():
+            self._hosts[host] = {end: master_end for end, master_end in ends.items() if end > log_end}
+
+    def ends_of(self, host: str) -> Mapping[int, int]:
+        """What `plan_start` asks for."""
+        return self._hosts.get(host, {})
+
+
+def _drop_oldest(table: dict[Key, Value], count_max: int) -> None:
+    if len(table) > count_max:
+        del table[next(iter(table))]
+
+
+class InSyncLog:
+    """Logs which slaves come into sync and fall out of it: a line per change, and no more than one pair per
+    replica and heartbeat.
+
+    The report that brings a slave into sync makes the line of its entry. The line of a departure waits until
+    time passes or a connection ends: a slave about haMaxGapNotInSync behind may go in and out with each
+    append and report, and each entry needs a departure before it.
+    """
+
+    __slots__ = ("_gap_bytes_max", "_replicas")
+
+    def __init__(self, gap_bytes_max: int) -> None:
+        self._gap_bytes_max = gap_bytes_max
+        self._replicas: set[ReplicaId] = set()
+
+    def count(self, positions: Mapping[ReplicaId, int], log_range: LogRange) -> int:
+        """How many of the replicas are in sync, told of or not."""
+        return len(self._find(positions, log_range))
+
+    def note_report(self, replica: ReplicaId, held: int, log_range: LogRange) -> None:
+        """`replica` holds every byte below `held` now."""
+        if replica not in self._replicas and self._is_in(held, log_range):
+            self._replicas.add(replica)
+            self._tell_entry(replica, held, log_range)
+
+    def check(self, positions: Mapping[ReplicaId, int], log_range: LogRange) -> None:
+        """Some time has passed, or a connection has ended; `positions`: what each replica holds."""
+        found = self._find(positions, log_range)
+        before, self._replicas = self._replicas, found
+        for replica in sorted(found - before):
+            self._tell_entry(replica, positions[replica], log_range)
+        for replica in sorted(before - found):
+            lag_bytes = log_range.end - positions[replica] if replica in positions else None
+            facts = {"slave": replica, "lag_bytes": lag_bytes, "in_sync_count": len(found)}
+            log.warning(events.SLAVE_OUT_OF_SYNC, extra=facts)
+
+    def _tell_entry(self, replica: ReplicaId, held: int, log_range: LogRange) -> None:
+        facts = {
+            "slave": replica,
+            "lag_bytes": log_range.end - held,
+            "in_sync_count": len(self._replicas),
+        }
+        log.info(events.SLAVE_IN_SYNC, extra=facts)
+
+    def _find(self, positions: Mapping[ReplicaId, int], log_range: LogRange) -> set[ReplicaId]:
+        return {replica for replica, held in positions.items() if self._is_in(held, log_range)}
+
+    def _is_in(self, held: int, log_range: LogRange) -> bool:
+        return is_in_sync(log_range, held, gap_bytes_max=self._gap_bytes_max)

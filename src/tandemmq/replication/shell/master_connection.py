@@ -1,6 +1,7 @@
-"""The slave's socket to its master: proves the secret, reads into one buffer, tells its owner what came.
+"""A slave's way to its master. The `Dialler` makes attempts to reach it, one at a time; the
+`MasterConnection` is the socket: it proves the secret, reads into one buffer, and hands its owner what came.
 
-Knows not: what the bytes mean, who dials, when to try again.
+Knows not: what the bytes mean, when to try again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from tandemmq.runtime.machine import unpredictable_bytes
 from tandemmq.runtime.ports import Address, Buffer, Network
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
 
 REPORT_BUFFER_BYTES_MAX = 64 * 1024
 """Reports that the master did not read; above it the connection counts as broken."""
@@ -153,13 +156,6 @@ class MasterConnection(asyncio.BufferedProtocol):
             owner.on_broken(reason)
 
 
-# The slave's attempts to reach its master: one at a time, with the secret if there is one.
-#
-# Knows not: when to try; what is said on the connection.
-
-log = logging.getLogger(__name__)
-
-
 class DiallerOwner(ConnectionOwner, Protocol):
     """Who wants a connection: gets it by `on_connected`."""
 
@@ -168,7 +164,7 @@ class DiallerOwner(ConnectionOwner, Protocol):
 
 
 class Dialler:
-    """`dial` ends in `on_connected` or `on_unreachable`, unless it is cancelled."""
+    """Reaches the master: `dial` ends in `on_connected` or `on_unreachable`, unless it is cancelled."""
 
     def __init__(
         self, owner: DiallerOwner, options: ReplicationOptions, *, network: Network, tasks: TaskScope

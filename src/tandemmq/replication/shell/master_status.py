@@ -1,4 +1,6 @@
-"""What a master tells of its replication when it is asked: values."""
+"""What a master says of its replication when it is asked (`MasterStatus`), of slaves that are gone, too
+(`DepartedSlaves`); and the guard around whatever the event loop calls in replication (`FaultGuard`).
+"""
 
 from __future__ import annotations
 
@@ -18,54 +20,49 @@ from tandemmq.replication.core.progress import (
 from tandemmq.runtime.ports import Address
 from tandemmq.units import ReplicaId
 
-# Where the event loop calls in: a failed assertion must stop the node, not vanish in the loop's log.
-#
-# An error that asyncio catches in a protocol callback only closes that connection, and one in a timer closes
-# nothing; the retry would hide our own fault for ever.
-
-OnFatal = Callable[[BaseException], None]
-Args = TypeVarTuple("Args")
-
-
-class FaultGuard:
-    """Runs callbacks; faults of ours and fatal errors go to the owner."""
-
-    __slots__ = ("_on_fatal",)
-
-    def __init__(self, on_fatal: OnFatal | None) -> None:
-        self._on_fatal = on_fatal
-
-    def run(self, fn: Callable[[*Args], None], *args: *Args) -> None:
-        """Call `fn`. Without an owner to tell, the error goes on to the loop."""
-        try:
-            fn(*args)
-        except AssertionError as error:
-            self._tell(error)
-        except TandemError as error:
-            if not error.fatal:
-                raise
-            self._tell(error)
-
-    def _tell(self, error: BaseException) -> None:
-        if self._on_fatal is None:
-            raise error
-        self._on_fatal(error)
-
-
-# Slaves that were here and are not connected now: how far they were, and why they are gone.
-#
-# Without it a master forgets a slave with its connection: the copy that needs a person is the one that nobody
-# sees. A slave of ours is known by the name that it told, any other by the address of its connection, which
-# is never the same again: of those a newcomer from the same host takes one row back, so that as many rows are
-# left as slaves are missing. Two slaves on one host do not clear each other's row.
-# At the bounds: the one heard of longest ago is forgotten; one that nothing was heard of for DEPARTED_MS_MAX
-#                counts as taken out of service.
-
 DEPARTED_COUNT_MAX: Final = 64
 DEPARTED_MS_MAX: Final = 24 * 3600 * 1000
 
 Key = tuple[bool, SlaveName | Address]
 """Whether a name was told, and the name or the address: both are a text and a number."""
+
+OnFatal = Callable[[BaseException], None]
+Args = TypeVarTuple("Args")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlaveStatus:
+    """One connection. `replica` is None while its acknowledgements are not counted, `name` unless the slave
+    told it.
+    """
+
+    address: Address
+    name: SlaveName | None
+    replica: ReplicaId | None
+    state: MasterState
+    start: TransferStart | None
+    acknowledged: int
+    next_offset: int
+    lag_bytes: int
+    is_in_sync: bool
+    is_tandem: bool
+    bytes_per_second: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MasterStatus:
+    """`in_sync_count` counts slaves, not the master; one slave counts once, whatever its connections.
+
+    `departed`: slaves without a connection now; `now_ms` is the monotonic time of it all.
+    """
+
+    log_start: int
+    log_end: int
+    highest_acknowledged: int
+    in_sync_count: int
+    slaves: tuple[SlaveStatus, ...]
+    departed: tuple[DepartedSlave, ...]
+    now_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +95,16 @@ class DepartedSlave:
 
 
 class DepartedSlaves:
-    """Name, or address where none was told -> DepartedSlave. Times are monotonic milliseconds."""
+    """Slaves that were here and are not connected now: name, or address where none was told -> how far they
+    were, and why they are gone. Times are monotonic milliseconds.
+
+    Without it a master forgets a slave with its connection: the copy that needs a person is the one that
+    nobody sees. A slave of ours is known by the name that it told, any other by the address of its
+    connection, which is never the same again: of those a newcomer from the same host takes one row back, so
+    that as many rows are left as slaves are missing. Two slaves on one host do not clear each other's row.
+    At the bounds: the slave that was heard longest ago is forgotten; one that said nothing for
+                   DEPARTED_MS_MAX counts as taken out of service.
+    """
 
     __slots__ = ("_slaves",)
 
@@ -170,36 +176,31 @@ def _key_of(slave: DepartedSlave) -> Key:
     return slave.name is not None, slave.name or slave.address
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlaveStatus:
-    """One connection. `replica` is None while its acknowledgements are not counted, `name` unless the slave
-    told it.
+class FaultGuard:
+    """Runs callbacks of the event loop; faults of ours and fatal errors go to the owner, so that a failed
+    assertion stops the node and does not vanish in the loop's log.
+
+    An error that asyncio catches in a protocol callback only closes that connection, and one in a timer
+    closes nothing; the retry would hide our own fault for ever.
     """
 
-    address: Address
-    name: SlaveName | None
-    replica: ReplicaId | None
-    state: MasterState
-    start: TransferStart | None
-    acknowledged: int
-    next_offset: int
-    lag_bytes: int
-    is_in_sync: bool
-    is_tandem: bool
-    bytes_per_second: int
+    __slots__ = ("_on_fatal",)
 
+    def __init__(self, on_fatal: OnFatal | None) -> None:
+        self._on_fatal = on_fatal
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MasterStatus:
-    """`in_sync_count` counts slaves, not the master; one slave counts once, whatever its connections.
+    def run(self, fn: Callable[[*Args], None], *args: *Args) -> None:
+        """Call `fn`. Without an owner to tell, the error goes on to the loop."""
+        try:
+            fn(*args)
+        except AssertionError as error:
+            self._tell(error)
+        except TandemError as error:
+            if not error.fatal:
+                raise
+            self._tell(error)
 
-    `departed`: slaves without a connection now; `now_ms` is the monotonic time of it all.
-    """
-
-    log_start: int
-    log_end: int
-    highest_acknowledged: int
-    in_sync_count: int
-    slaves: tuple[SlaveStatus, ...]
-    departed: tuple[DepartedSlave, ...]
-    now_ms: int
+    def _tell(self, error: BaseException) -> None:
+        if self._on_fatal is None:
+            raise error
+        self._on_fatal(error)

@@ -2,7 +2,7 @@
 master's log, as a task that ends in time.
 
 Owns:       the one connection and its timer. Rules are in `core/slave.py`; this file carries effects out in
-            order. Reaching the master is `dialler.py`, its socket `master_connection.py`.
+            order. Reaching the master, and the socket to it, is `master_connection.py`.
 Knows not:  what follows from a verdict (core/slave.py), how logs are compared (broker/replica/tail_check.py).
 Source:     spec replication 4.5 to 4.7, 4.9.
 """
