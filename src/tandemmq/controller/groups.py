@@ -1,4 +1,5 @@
-"""Groups: what all controllers agree on, and the commands that change it. Pure and deterministic.
+"""What controllers know of brokers. `Groups` is what all controllers agree on, with the commands that change
+it: pure and deterministic. `LiveTable` is which brokers one controller hears: nothing of it is agreed on.
 
 Owns:       per group the brokers and their ids, the recorded master, the SyncStateSet, both epochs.
 Invariants: epochs and ids never fall, and a cleaned id is not proposed again while its group exists; a
@@ -7,7 +8,7 @@ Invariants: epochs and ids never fall, and a cleaned id is not proposed again wh
 Strategy:   a command carries what its proposer knew (who lives, how long their logs are) and is judged when
             it is applied, so every controller judges the same facts over the same state.
 Bounds:     brokers of all groups, brokers of one, and the length of names: a snapshot fits into one frame.
-Source:     spec controller 2, 5.2, 5.3, 10.7.
+Source:     spec controller 2, 5.2, 5.3, 10.5, 10.7.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ BROKERS_MAX: Final = 8_192
 BROKERS_PER_GROUP_MAX: Final = 64
 TEXT_MAX: Final = 255
 NO_ID: Final = -1
+TIMEOUT_MS_DEFAULT = 10_000
+FIRST_HEARTBEAT_S = 3.0
+PRIORITY_DEFAULT = 2**31 - 1
+
+Key = tuple[str, int]
 
 
 class Replica(msgspec.Struct, frozen=True):
@@ -140,7 +146,7 @@ class _Snapshot(msgspec.Struct, frozen=True):
 
 
 class Groups:
-    """All groups by name. A `consensus.shell.server.Machine`."""
+    """All groups by name. A `consensus.shell.server.StateMachine`."""
 
     def __init__(self) -> None:
         self._groups: dict[str, ReplicaGroup] = {}
@@ -395,18 +401,6 @@ def _text_fault(*texts: str) -> str:
     return "a name is empty or too long" if any(not 0 < len(text) <= TEXT_MAX for text in texts) else ""
 
 
-# LiveTable: which brokers this controller hears. Each controller has its own; nothing of it is agreed on.
-#
-# Bounds:    only brokers that have an id are kept, so there are no more entries than brokers of `Groups`.
-# Knows not: the clock; times are monotonic seconds.
-# Source:    spec controller 2.3, 10.5.
-
-TIMEOUT_MS_DEFAULT = 10_000
-FIRST_HEARTBEAT_S = 3.0
-PRIORITY_DEFAULT = 2**31 - 1
-Key = tuple[str, int]
-
-
 @dataclass(slots=True, kw_only=True)
 class Heard:
     """The last heartbeat of a broker, and over which connection it came."""
@@ -429,8 +423,12 @@ class Heard:
 
 
 class LiveTable:
-    """By name and id. The newest heartbeat counts, also when it tells less than the one before it: the
-    broker may have cut its log."""
+    """Which brokers this controller hears, by name and id. Times are monotonic seconds.
+
+    The newest heartbeat counts, also when it tells less than the one before it: the broker may have cut its
+    log.
+    Bounds:  only brokers that have an id are kept, so there are no more entries than brokers of `Groups`.
+    """
 
     def __init__(self) -> None:
         self._heard: dict[Key, Heard] = {}

@@ -46,8 +46,11 @@ from tandemmq.runtime.ports import Address, Clock, Disk, Network
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
 
+log = logging.getLogger(__name__)
+
 FLAG_UNIT = 1
 FLAG_UNIT_SUB = 2
+FIRST_SCAN_S = 5.0
 
 
 class RouteHandlers:
@@ -152,9 +155,6 @@ def _reads_strict_json(command: Command) -> bool:
     return command.version >= VERSION_STANDARD_JSON
 
 
-log = logging.getLogger(__name__)
-
-
 def build_routes(
     registration: RegistrationHandlers,
     queries: RouteHandlers,
@@ -187,9 +187,6 @@ def build_routes(
         RequestCode.UPDATE_NAMESRV_CONFIG: settings.handle_update,
         RequestCode.GET_NAMESRV_CONFIG: settings.handle_get,
     }
-
-
-FIRST_SCAN_S = 5.0
 
 
 class NameServer:

@@ -40,6 +40,8 @@ from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
+TASKS_MAX: Final = 256
+
 
 class RegistrationHandlers:
     """Brokers in the route table, and the connections by which they are known to live."""
@@ -198,9 +200,6 @@ def _describe(header: RegisterBrokerRequest | UnregisterBrokerRequest) -> dict[s
 
 def _describe_live(live: LiveBroker) -> dict[str, object]:
     return {"cluster": live.cluster, "broker": live.broker_name, "address": live.address}
-
-
-TASKS_MAX: Final = 256
 
 
 class MinIdNotices:

@@ -1,9 +1,10 @@
-"""RouteTable: which brokers live, under which names, with which topics; pure.
+"""Which brokers live, under which names, with which topics: the `RouteTable`; what it remembers of a broker
+and of a replica set; and how a route is shown to one asker (acting masters, zones). Pure.
 
-Three tables derived from registrations: replica sets by broker name, queue data by topic, liveness by
-(cluster, address). Every change is one call that either happens whole or raises before it changed anything.
-Nothing here waits, knows a channel (a connection is any object, compared by identity) or reads a clock:
-`now_s` is a monotonic time.
+The table is three tables derived from registrations: replica sets by broker name, queue data by topic,
+liveness by (cluster, address). Every change is one call that either happens whole or raises before it changed
+anything. Nothing here waits, knows a channel (a connection is any object, compared by identity) or reads a
+clock: `now_s` is a monotonic time.
 
 Source:  spec nameserver 2 to 7 and 9, the 5.x rules.
 """
@@ -21,13 +22,14 @@ from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.bodies.route import BrokerData, BrokerMembers, ClusterInfo, QueueData, TopicRoute
 from tandemmq.protocol.bodies.tables import Permission, TopicConfig
 
-# What a name server remembers of one broker and of one replica set, the values of `route_table`; and how a
-# route of them is shown to one asker: acting masters, zones. Pure.
-#
-# Source:  spec nameserver 6 and 9.
-
 MASTER_ID: Final = 0
 HEARTBEAT_TIMEOUT_MS: Final = 120_000
+PERMISSION_ADDED: Final = Permission.READ | Permission.WRITE
+BROKERS_MAX: Final = 16_384
+TOPICS_MAX: Final = 300_000
+"""Ours, as the other: a list of all of them still fits into a frame with names of fifty characters."""
+SYNC_MEMBER_TOPIC_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
+"""Topics by which a replica set talks to itself: they show the addresses as they are."""
 
 BrokerKey = tuple[str, str]
 """(cluster, `host:port`)"""
@@ -99,10 +101,6 @@ class ReplicaSet:
         )
 
 
-SYNC_MEMBER_TOPIC_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
-"""Topics by which a replica set talks to itself: they show the addresses as they are."""
-
-
 def with_acting_master(broker: BrokerData, queues: QueueData) -> BrokerData:
     """While there is no master, the smallest slave id of a topic that is not writable stands as id 0.
 
@@ -136,14 +134,6 @@ class Smallest(NamedTuple):
     broker_id: int
     address: str
     ha_address: str | None
-
-
-PERMISSION_ADDED: Final = Permission.READ | Permission.WRITE
-
-
-BROKERS_MAX: Final = 16_384
-TOPICS_MAX: Final = 300_000
-"""Ours, as the other: a list of all of them still fits into a frame with names of fifty characters."""
 
 
 class RouteTable:

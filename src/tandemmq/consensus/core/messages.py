@@ -1,7 +1,5 @@
-"""What the servers of a group tell each other, and its bytes.
-
-Any message may be lost, doubled, late or out of order. A message names its sender; whether the sender may
-speak is for the transport to judge.
+"""What one server of a Raft group works with, as values: its settings, what it must not forget, the messages
+between servers with their bytes, and the effects that it wants from its shell.
 """
 
 from __future__ import annotations
@@ -14,8 +12,6 @@ import msgspec
 
 from tandemmq.errors import ConfigError, RemoteProtocolError
 from tandemmq.units import MIB
-
-# What one server of a Raft group can be told.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +37,7 @@ class RaftOptions:
             )
 
 
-# What a server of a Raft group knows and must not forget, as values.
+# What a server knows and must not forget.
 
 
 class EntryKind(IntEnum):
@@ -116,6 +112,10 @@ class Saved(msgspec.Struct, frozen=True):
 def new_group(members: Members) -> Saved:
     """What every server of a new group begins with; one that joins later begins with no members."""
     return Saved(vote=Vote(), snapshot=Snapshot(index=0, term=0, members=members))
+
+
+# What servers tell each other. Any message may be lost, doubled, late or out of order. A message names its
+# sender; whether the sender may speak is for the transport to judge.
 
 
 class VoteRequest(msgspec.Struct, frozen=True, tag="vote?"):
@@ -217,7 +217,7 @@ def _check_members(entries: tuple[LogEntry, ...]) -> None:
                 raise RemoteProtocolError(f"no members of a controller group: {error}") from None
 
 
-# What a server wants done, as values; the shell carries them out in list order.
+# What a server wants done; the shell carries the effects out in list order.
 #
 # Order is the guarantee: `Persist` comes first and must have reached the disk before anything behind it is
 # carried out, so no vote and no answer leaves that a crash could take back. A shell that cannot persist must

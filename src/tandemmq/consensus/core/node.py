@@ -7,7 +7,7 @@ Invariants: a server votes once in a term; a leader never changes or cuts its ow
             more, and who has heard a leader within one votes for nobody, unless the leader itself asks to:
             so two leaders never both find a majority behind them (`grants`).
 Knows not:  disks, sockets, clocks. Times are monotonic milliseconds of this server; `below(n)` throws
-            0 .. n - 1. Each method returns what to do (see `effects`); `on_tick` is due at `deadline_ms`.
+            0 .. n - 1. Each method returns what to do (`Effect`s); `on_tick` is due at `deadline_ms`.
 Source:     Ongaro, Consensus: Bridging Theory and Practice (2014), with pre-vote (9.6), check-quorum, single
             server changes (4.1) and transfer of leadership (3.10).
 """
