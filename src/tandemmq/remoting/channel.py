@@ -1,4 +1,5 @@
-"""Channel: one connection, either side.
+"""Channel: one connection, either side; the requests on it that wait for their answers
+(`OutstandingRequests`), and the bytes that all connections of a server hold (`FrameBudget`).
 
 Bytes in: decoder, then each request to `on_request` and each response to its waiter, all in the same
 call. Bytes out: frames gather in a list and leave in one write per loop turn. There is no task, lock, queue
@@ -21,66 +22,6 @@ from tandemmq.remoting.options import ChannelLimits
 from tandemmq.runtime.ports import Address, Buffer, Clock, TimerHandle
 from tandemmq.telemetry import events
 
-# Requests that wait for their answer, by opaque, each with a deadline; pure.
-#
-# One table serves all requests that this side sent over one connection. Deadlines are looked at in sweeps, so
-# a request costs no timer of its own.
-
-OnReply = Callable[[Command | TandemError], None]
-
-OPAQUE_MAX = 2**31 - 1
-
-
-class OutstandingRequests:
-    """opaque -> (what to call, until when). Opaques start at 1 and never are 0 (spec remoting 2)."""
-
-    __slots__ = ("_count_max", "_opaque", "_rows")
-
-    def __init__(self, count_max: int) -> None:
-        self._count_max = count_max
-        self._opaque = 0
-        self._rows: dict[int, tuple[OnReply, float]] = {}
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def next_opaque(self) -> int:
-        """An opaque that no waiting request has."""
-        opaque = self._opaque + 1 if self._opaque < OPAQUE_MAX else 1
-        while opaque in self._rows:
-            opaque += 1
-        self._opaque = opaque
-        return opaque
-
-    def add(self, on_reply: OnReply, deadline: float) -> int:
-        """The opaque of a new waiting request. Raises Busy at the bound."""
-        if len(self._rows) >= self._count_max:
-            raise Busy(f"{self._count_max} requests wait for an answer on this connection")
-        opaque = self.next_opaque()
-        self._rows[opaque] = (on_reply, deadline)
-        return opaque
-
-    def take(self, opaque: int) -> OnReply | None:
-        """What to call with the answer; None when nobody waits for it."""
-        row = self._rows.pop(opaque, None)
-        return None if row is None else row[0]
-
-    def take_expired(self, now: float) -> list[OnReply]:
-        """Those whose deadline is not after `now`, oldest first."""
-        expired = [opaque for opaque, row in self._rows.items() if row[1] <= now]
-        return [self._rows.pop(opaque)[0] for opaque in expired]
-
-    def take_all(self) -> list[OnReply]:
-        """Everything that waits, oldest first."""
-        rows = [row[0] for row in self._rows.values()]
-        self._rows.clear()
-        return rows
-
-    def next_deadline(self) -> float | None:
-        """The earliest deadline; None when nothing waits."""
-        return min((row[1] for row in self._rows.values()), default=None)
-
-
 log = logging.getLogger(__name__)
 
 COPY_BYTES_MAX = 32_768
@@ -95,35 +36,9 @@ average.
 SWEEP_S_MIN = 0.05
 """Deadlines are looked at no more often than this, so an expiry may come this much late."""
 
+OPAQUE_MAX = 2**31 - 1
 
-class FrameBudget:
-    """What all connections of a server hold of frames that have begun and not ended.
-
-    At the bound the connection that wants more is closed. Peers that are not known yet have a quarter of it,
-    so that strangers neither fill the memory nor take the room of those who are known.
-    """
-
-    __slots__ = ("bytes_held", "bytes_max", "bytes_of_unknown")
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self.bytes_held = 0
-        self.bytes_of_unknown = 0
-
-    def add(self, size: int, *, is_known: bool) -> bool:
-        """False when it is more than there may be; `size` may be negative."""
-        self.bytes_held += size
-        if not is_known:
-            self.bytes_of_unknown += size
-            if self.bytes_of_unknown > self.bytes_max // 4:
-                return False
-        return self.bytes_held <= self.bytes_max
-
-    def make_known(self, size: int) -> None:
-        """The peer that holds so much is known from now on."""
-        self.bytes_of_unknown -= size
-
-
+OnReply = Callable[[Command | TandemError], None]
 OnRequest = Callable[["Channel", Command], None]
 Signer = Callable[[Command], None]
 """Adds to a request of ours who sends it."""
@@ -480,6 +395,88 @@ class Channel(asyncio.Protocol):
         return BrokerUnreachable(
             f"the connection to {self.peer[0]}:{self.peer[1]} is closed: {self.close_reason or 'by us'}"
         )
+
+
+class OutstandingRequests:
+    """The requests that this side sent over one connection: opaque -> (what to call, until when). Opaques
+    start at 1 and never are 0 (spec remoting 2).
+
+    Deadlines are looked at in sweeps, so a request costs no timer of its own.
+    """
+
+    __slots__ = ("_count_max", "_opaque", "_rows")
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._opaque = 0
+        self._rows: dict[int, tuple[OnReply, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def next_opaque(self) -> int:
+        """An opaque that no waiting request has."""
+        opaque = self._opaque + 1 if self._opaque < OPAQUE_MAX else 1
+        while opaque in self._rows:
+            opaque += 1
+        self._opaque = opaque
+        return opaque
+
+    def add(self, on_reply: OnReply, deadline: float) -> int:
+        """The opaque of a new waiting request. Raises Busy at the bound."""
+        if len(self._rows) >= self._count_max:
+            raise Busy(f"{self._count_max} requests wait for an answer on this connection")
+        opaque = self.next_opaque()
+        self._rows[opaque] = (on_reply, deadline)
+        return opaque
+
+    def take(self, opaque: int) -> OnReply | None:
+        """What to call with the answer; None when nobody waits for it."""
+        row = self._rows.pop(opaque, None)
+        return None if row is None else row[0]
+
+    def take_expired(self, now: float) -> list[OnReply]:
+        """Those whose deadline is not after `now`, oldest first."""
+        expired = [opaque for opaque, row in self._rows.items() if row[1] <= now]
+        return [self._rows.pop(opaque)[0] for opaque in expired]
+
+    def take_all(self) -> list[OnReply]:
+        """Everything that waits, oldest first."""
+        rows = [row[0] for row in self._rows.values()]
+        self._rows.clear()
+        return rows
+
+    def next_deadline(self) -> float | None:
+        """The earliest deadline; None when nothing waits."""
+        return min((row[1] for row in self._rows.values()), default=None)
+
+
+class FrameBudget:
+    """What all connections of a server hold of frames that have begun and not ended.
+
+    At the bound the connection that wants more is closed. Peers that are not known yet have a quarter of it,
+    so that strangers neither fill the memory nor take the room of those who are known.
+    """
+
+    __slots__ = ("bytes_held", "bytes_max", "bytes_of_unknown")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes_held = 0
+        self.bytes_of_unknown = 0
+
+    def add(self, size: int, *, is_known: bool) -> bool:
+        """False when it is more than there may be; `size` may be negative."""
+        self.bytes_held += size
+        if not is_known:
+            self.bytes_of_unknown += size
+            if self.bytes_of_unknown > self.bytes_max // 4:
+                return False
+        return self.bytes_held <= self.bytes_max
+
+    def make_known(self, size: int) -> None:
+        """The peer that holds so much is known from now on."""
+        self.bytes_of_unknown -= size
 
 
 def _resolve(answer: asyncio.Future[Command | TandemError], result: Command | TandemError) -> None:

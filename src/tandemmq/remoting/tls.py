@@ -1,9 +1,15 @@
-"""TLS between a transport and a protocol: bytes of the wire below, bytes of the protocol above.
+"""TLS of connections: `TlsConnection` stands between a transport and a protocol; contexts are made from
+certificate files; the `TlsDoor` of a server holds the certificates in force and tells which connections speak
+TLS.
 
 Strategy:   an `ssl.SSLObject` over buffers in memory, so that a connection whose first byte was looked at
-            already can still become one with TLS, and so that it works over any network of `runtime`.
+            already can still become one with TLS, and so that it works over any network of `runtime`. A
+            ClientHello begins with the byte 0x16, a frame with 0x00 (it is shorter than 16 MiB), so the first
+            byte tells (spec remoting 5). A plain connection loses the door behind it: from then on it costs
+            nothing.
 Invariants: the protocol above hears `connection_made` when the handshake is over, and never when it fails;
-            a handshake ends within `handshake_s`.
+            a handshake ends within `handshake_s`. TLS 1.2 and later; no renegotiation, which only costs the
+            server.
 """
 
 from __future__ import annotations
@@ -20,11 +26,16 @@ from tandemmq.remoting.options import ClientAuth, TlsClientOptions, TlsMode, Tls
 from tandemmq.runtime.ports import Address, Buffer, Clock, Disk, TimerHandle
 from tandemmq.telemetry import events
 
+log = logging.getLogger(__name__)
+
 HANDSHAKE_S: Final = 10.0
 READ_BYTES: Final = 262_144
 WRITE_BYTES: Final = 262_144
 """Encrypted in one go; larger pieces are cut, so that their encrypted form is not in memory as a whole."""
-
+CLIENT_HELLO: Final = 0x16
+WATCH_S: Final = 10.0
+FIRST_BYTE_S: Final = 120.0
+"""A connection that sends nothing at all is closed then, as any idle one (spec remoting 5)."""
 OnOutcome = Callable[[OSError | None], None]
 
 
@@ -254,13 +265,6 @@ class TlsTransport(asyncio.Transport):
         self._connection.abort()
 
 
-# TLS: contexts from certificate files, the certificate in force at a server, which connections speak TLS.
-#
-# TLS 1.2 and later; no renegotiation, which only costs the server. A ClientHello begins with the byte 0x16, a
-# frame with 0x00 (it is shorter than 16 MiB), so the first byte tells (spec remoting 5). A plain connection
-# loses the door behind it: from then on it costs nothing.
-
-
 def make_server_context(
     cert_path: Path,
     key_path: Path,
@@ -329,14 +333,6 @@ def _load_trust(context: ssl.SSLContext, path: Path) -> None:
         context.load_verify_locations(cafile=path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"trusted certificates {path} cannot be used: {error}") from None
-
-
-log = logging.getLogger(__name__)
-
-CLIENT_HELLO: Final = 0x16
-WATCH_S: Final = 10.0
-FIRST_BYTE_S: Final = 120.0
-"""A connection that sends nothing at all is closed then, as any idle one (spec remoting 5)."""
 
 
 class TlsDoor:

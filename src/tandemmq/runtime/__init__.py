@@ -1,5 +1,5 @@
-"""The only door to the machine: `ports` says what there is, the other files are the real and in-memory doors.
+"""The only door to the machine: `ports` says what there is, the other files are the real doors.
 
-Public: `ports` (Clock, Disk, File, Network, Random ...), `clock.LoopClock`, `disk.RealDisk`,
-`network.TcpNetwork`, `chance`, `tasks.TaskScope`, and `memory` for tests.
+Public: `ports` (Clock, Disk, File, Network, Random ...); `disk.RealDisk`; `machine`: clock, network, chance;
+`tasks.TaskScope`.
 """

@@ -1,8 +1,9 @@
-"""The real disk: preallocated files written with pwritev and read through read-only maps.
+"""The real disk: preallocated files written with pwritev and read through read-only maps (`RealDisk`,
+`DiskFile`); how a directory that was built beside another takes its place in one step (`replace`); and memory
+that the kernel never swaps out (`LockedMemory`).
 
 Appending through a writable map would be killed by SIGBUS on a full disk where pwritev raises OSError; and
-blocks that are reserved when a file is made cannot run out while it is filled. Nothing here knows what the
-files hold.
+blocks that are reserved when a file is made cannot run out while it is filled.
 """
 
 from __future__ import annotations
@@ -22,39 +23,6 @@ from typing import Any
 
 from tandemmq.errors import StoreLocked
 from tandemmq.runtime.ports import Advice, Buffer, T
-
-# Memory outside the Python heap that the kernel is asked never to swap out.
-#
-# Strategy:   an anonymous map costs nothing until it is written; it is locked page by page as that happens
-#             (mlock2 with MLOCK_ONFAULT), because locking a gibibyte at once would stop the loop for as long
-#             as it takes to zero it. Where the kernel refuses (RLIMIT_MEMLOCK), the memory is an ordinary
-#             map.
-
-_MLOCK_ONFAULT = 1
-
-
-class LockedMemory:
-    """`size` zero bytes, given back when the last view of them is gone.
-
-    `is_locked` False: the kernel may swap them out, everything else works.
-    """
-
-    __slots__ = ("_map", "is_locked", "view")
-
-    def __init__(self, size: int) -> None:
-        self._map = mmap.mmap(-1, size)
-        self.is_locked = _lock(self._map, size)
-        self.view = memoryview(self._map)
-
-
-def _lock(memory: mmap.mmap, size: int) -> bool:
-    try:
-        lock = ctypes.CDLL(None, use_errno=True).mlock2
-    except (OSError, AttributeError):  # a C library without it
-        return False
-    address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
-    return bool(lock(address, ctypes.c_size_t(size), ctypes.c_int(_MLOCK_ONFAULT)) == 0)
-
 
 BUFFERS_PER_CALL_MAX = 1024  # IOV_MAX of Linux
 _FALLOCATE_UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
@@ -141,7 +109,7 @@ class DiskFile:
         while self._unsynced_directories:
             # Gone with all its files, when a topic was deleted meanwhile: then there is no name to keep.
             with suppress(FileNotFoundError):
-                _sync_directory(self._unsynced_directories[-1])
+                sync_directory(self._unsynced_directories[-1])
             self._unsynced_directories.pop()
 
     def note_new_directories(self, parents: list[Path]) -> None:
@@ -250,7 +218,7 @@ class RealDisk:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
     def usage(self, path: Path) -> tuple[int, int]:
         while not path.exists() and path != path.parent:
@@ -329,18 +297,10 @@ def _make_durable_directories(path: Path) -> None:
     made = _new_directories(path)
     path.mkdir(parents=True, exist_ok=True)
     for directory in made:
-        _sync_directory(directory.parent)
+        sync_directory(directory.parent)
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-# Puts a directory or file that was built beside another in its place, in one step.
+# A directory or file that was built beside another takes its place.
 #
 # Strategy: renameat2 with RENAME_EXCHANGE swaps two names at once, so a kill leaves the old or the new one,
 #           never none. Where the system has no such call, two renames; a kill between them leaves derived
@@ -423,3 +383,34 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+_MLOCK_ONFAULT = 1
+
+
+class LockedMemory:
+    """`size` zero bytes, given back when the last view of them is gone.
+
+    They lie outside the Python heap. `is_locked` False: the kernel may swap them out, everything else works.
+
+    Strategy: an anonymous map costs nothing until it is written; it is locked page by page as that happens
+              (mlock2 with MLOCK_ONFAULT), because locking a gibibyte at once would stop the loop for as long
+              as it takes to zero it. Where the kernel refuses (RLIMIT_MEMLOCK), the memory is an ordinary
+              map.
+    """
+
+    __slots__ = ("_map", "is_locked", "view")
+
+    def __init__(self, size: int) -> None:
+        self._map = mmap.mmap(-1, size)
+        self.is_locked = _lock(self._map, size)
+        self.view = memoryview(self._map)
+
+
+def _lock(memory: mmap.mmap, size: int) -> bool:
+    try:
+        lock = ctypes.CDLL(None, use_errno=True).mlock2
+    except (OSError, AttributeError):  # a C library without it
+        return False
+    address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+    return bool(lock(address, ctypes.c_size_t(size), ctypes.c_int(_MLOCK_ONFAULT)) == 0)

@@ -1,5 +1,5 @@
-"""Real TCP connections of the running event loop; and `deliver`, by which networks in memory hand bytes to a
-protocol as these do.
+"""The real machine, but for its disk: the clock of the running event loop, chance (real and seeded), and its
+TCP connections. `deliver` hands bytes to a protocol as these connections do, for networks in memory.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 from tandemmq.runtime.ports import Address, ProtocolFactory, StreamProtocol, TimerHandle
 from tandemmq.units import EpochMs
 
-# The real clock: the running loop's timers and the system's wall time.
+BACKLOG = 1024
 
 
 class LoopClock:
-    """Time of the running event loop (asyncio's or uvloop's); used from the loop's thread only.
+    """Timers of the running event loop (asyncio's or uvloop's), and the system's wall time; used from the
+    loop's thread only.
 
     The loop is looked up at each call and not kept, so one clock serves every loop of a process.
     """
@@ -38,9 +39,6 @@ class LoopClock:
 
     async def sleep(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
-
-
-# Chance, real and seeded.
 
 
 def unpredictable_bytes(count: int) -> bytes:
@@ -67,9 +65,6 @@ class SeededRandom(SystemRandom):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._random = random.Random(seed)
-
-
-BACKLOG = 1024
 
 
 class TcpListener:

@@ -278,7 +278,7 @@ def test_first_sync_through_a_handle_also_syncs_the_directory(
 ) -> None:
     """Also of a file that was there: who made it may have been killed before its own first sync."""
     synced: list[Path] = []
-    monkeypatch.setattr(disk_module, "_sync_directory", synced.append)
+    monkeypatch.setattr(disk_module, "sync_directory", synced.append)
     file = RealDisk().create(tmp_path / "f", 1)
     file.sync()
     file.sync()
@@ -295,7 +295,7 @@ def test_first_sync_covers_directories_that_were_made_for_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(disk_module, "_sync_directory", synced.append)
+    monkeypatch.setattr(disk_module, "sync_directory", synced.append)
     file = RealDisk().create(tmp_path / "a" / "b" / "f", 1)
     file.sync()
     file.close()
@@ -306,7 +306,7 @@ def test_a_power_cut_takes_no_directory_that_a_table_or_a_lock_was_put_into(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(disk_module, "_sync_directory", synced.append)
+    monkeypatch.setattr(disk_module, "sync_directory", synced.append)
     disk = RealDisk()
     disk.lock(tmp_path / "store" / "lock").release()
     assert synced == [tmp_path]
