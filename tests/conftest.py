@@ -50,7 +50,7 @@ LONG = (
     "spark/test_spark_pipeline_processes.py",
     "spark/test_spark_transactional.py",
 )
-"""Real processes that are killed, and Spark sessions: a fiftieth of the tests, and more than half of their time."""
+"""Real processes that are killed, and Spark sessions: few tests, and more than half of the time of all."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
