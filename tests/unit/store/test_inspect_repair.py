@@ -416,7 +416,7 @@ def test_full_disk_leaves_the_old_files(root: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tandemmq.runtime import disk as exchange
+from tandemmq.runtime import disk
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.store.damage import SEALED_BYTES_MIN, seal
 from tandemmq.store.inspect import InspectOptions, RepairOptions, repair_store
@@ -430,14 +430,14 @@ def step(*_):
     if count == due:
         os.kill(os.getpid(), signal.SIGKILL)
 
-sync_directory = exchange.sync_directory
+sync_directory = disk.sync_directory
 def stepping(path):
     step()
     sync_directory(path)
     step()
-exchange.sync_directory = stepping
+disk.sync_directory = stepping
 if sys.argv[3] == "no exchange":
-    exchange._exchange = lambda one, other: False
+    disk._exchange = lambda one, other: False
 repair_store(RepairOptions(inspect=InspectOptions(root=root)), RealDisk(), step)
 print("done")
 """
@@ -454,7 +454,7 @@ def test_kill_anywhere_leaves_old_or_new_files_and_a_rerun_finishes(
     old = [content(faulty / "consumequeue"), content(faulty / "index")]
     new = [content(original / "consumequeue"), content(original / "index")]
     seen = set()
-    for due in range(1, 60, 3):
+    for due in range(1, 200, 3):
         root = Path(shutil.copytree(faulty, tmp_path / f"killed{due}"))
         command = [sys.executable, "-c", KILLED, str(root), str(due), way]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
