@@ -1,4 +1,10 @@
-"""Users and their policies, and the file that keeps them: config/auth.json (ours; RocketMQ has RocksDB)."""
+"""Access rules of 5.x: policies, users, and the file that keeps both.
+
+First come the policies: what a subject may do with which resources, and from where; they are pure. Behind
+them `AuthTable` holds users and their policies, which are saved in config/auth.json (the file is ours;
+RocketMQ keeps them in RocksDB).
+Source: spec semantics 21.3.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +21,12 @@ from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body
 from tandemmq.protocol.bodies.tables import AclInfo, EntryInfo, PolicyInfo, UserInfo
 from tandemmq.protocol.codes import ResponseCode
 
-# Policies of 5.x: what a subject may do with which resources, from where; pure.
+# Policies.
 #
 # Of the entries that fit a need, those of the most specific resource decide: a named type before Any, a
 # literal name before a prefix before `*`, a longer prefix before a shorter one. Among equals one Deny is
 # enough to refuse, which is stricter than RocketMQ (spec decisions 5). Entries of type CUSTOM decide before
 # those of type DEFAULT; when nothing fits, the answer is no.
-#
-# Source: spec semantics 21.3.
 
 ANY: Final = "Any"
 KINDS: Final = (ANY, "Cluster", "Namespace", "Topic", "Group")

@@ -1,8 +1,10 @@
-"""Guard: decides before the handler whether a request may be served; built only when access control is on.
+"""Guard: decides before the handler whether a request may be served. `AccessLog` records what it refused, and
+what operators changed.
 
-Order: who it is (white addresses, access key, signature), then what it needs, resource by resource. What was
-allowed is remembered by who, from where and what, so that the next message of a producer costs the signature
-and one look-up; every change of the rules forgets it.
+A guard is built only when access control is on. Its order: who it is (white addresses, access key,
+signature), then what it needs, resource by resource. What was allowed is remembered by who, from where and
+what, so that the next message of a producer costs the signature and one look-up; every change of the rules
+forgets it.
 
 Source: spec semantics 21, spec remoting 7.
 """
@@ -37,11 +39,6 @@ from tandemmq.remoting.options import render_address
 from tandemmq.runtime.ports import Address, Clock, TimerHandle
 from tandemmq.telemetry import events
 
-# The record of who was refused and who changed something: one line each, by a logger of its own.
-#
-# At a bound: refusals above LINES_PER_PERIOD_MAX in a period are counted and told in one line at its end, so
-# that a flood of them costs neither disk nor time. Administrative requests are always told.
-
 log = logging.getLogger("tandemmq.audit")
 
 PERIOD_S: Final = 10.0
@@ -49,7 +46,12 @@ LINES_PER_PERIOD_MAX: Final = 20
 
 
 class AccessLog:
-    """Writes to the logger `tandemmq.audit`. `denied_count` counts all refusals since the start."""
+    """The record of who was refused and who changed something: one line each, by the logger `tandemmq.audit`.
+
+    At a bound: refusals above LINES_PER_PERIOD_MAX in a period are counted and told in one line at its end,
+                so that a flood of them costs neither disk nor time. Administrative requests are always told.
+    `denied_count` counts all refusals since the start.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.denied_count = 0

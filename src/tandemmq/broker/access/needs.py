@@ -1,9 +1,10 @@
-"""What a request needs to be allowed: resources and actions, for every code that a broker is asked.
+"""What a request needs to be allowed: actions and their names, then the needs of every code that a broker is
+asked.
 
-One table for both kinds of rules. The 4.x rules know PUB, SUB and administrators: `Pub` and `Sub` stand for
-themselves; a need of only Create, Update or Delete is an administrator's, and so is any need of the cluster;
-Get and List of a topic or group need no more than an account. A code without a row needs every right on the
-cluster, so nothing is open by being forgotten.
+One table serves both kinds of rules. The 4.x rules know PUB, SUB and administrators: `Pub` and `Sub` stand
+for themselves; a need of only Create, Update or Delete is an administrator's, and so is any need of the
+cluster; Get and List of a topic or group need no more than an account. A code without a row needs every right
+on the cluster, so nothing is open by being forgotten.
 
 A request that names a message by its place in the log is judged by the message that is stored there
 (`needs_of_stored`), whatever topic it claims.
@@ -28,7 +29,7 @@ from tandemmq.protocol.requests.consume import ViewMessageRequest
 from tandemmq.protocol.requests.send import EndTransactionRequest, SendBackRequest
 from tandemmq.protocol.topic_names import RETRY_PREFIX, holds_other_topics, is_system_topic, retry_topic
 
-# Actions on resources, as bits and by their names (spec semantics 21.3).
+# Actions on resources, as bits and by their names.
 
 PUB, SUB, CREATE, UPDATE, DELETE, GET, LIST = (1 << number for number in range(7))
 ALL: Final = 127

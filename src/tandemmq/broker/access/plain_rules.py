@@ -1,10 +1,11 @@
-"""The rules of plain_acl.yml: accounts with permissions by topic and group, and patterns of the addresses
-that they may come from (spec semantics 21.2); pure.
+"""The rules of 4.x (spec semantics 21.2): patterns of addresses, accounts, and the files that hold them.
 
-Groups stand in `group_permissions` by their own name, not by that of their retry topic.
-Patterns: blank: nobody. `*` in every place: everybody. `10.0.0.{1,7}`: these. `10.0.0.1,10.0.0.9`: these.
-`10.0.0.*`, `10.0.1-9.*`: ranges from the second place on. Anything else: one address. IPv6 likewise with
-`:` and hexadecimal numbers; a `*` there ends the pattern.
+Patterns and accounts are pure. `PlainFiles` reads plain_acl.yml and acl/**/*.yml, watches them, and changes
+them for tools.
+
+Patterns of addresses: blank: nobody. `*` in every place: everybody. `10.0.0.{1,7}`: these.
+`10.0.0.1,10.0.0.9`: these. `10.0.0.*`, `10.0.1-9.*`: ranges from the second place on. Anything else: one
+address. IPv6 likewise with `:` and hexadecimal numbers; a `*` there ends the pattern.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def _one_of(texts: list[str], pattern: str) -> Matcher:
     try:
         wanted = frozenset(ip_address(text.strip()) for text in texts)
     except ValueError:
-        raise _fault(pattern) from None
-    return lambda address: _parse(address) in wanted
+        raise _pattern_fault(pattern) from None
+    return lambda address: _parse_address(address) in wanted
 
 
 def _in_ranges(text: str, pattern: str) -> Matcher:
@@ -68,17 +69,17 @@ def _in_ranges(text: str, pattern: str) -> Matcher:
     count, largest, base = (8, 0xFFFF, 16) if is_v6 else (4, 255, 10)
     places = _places_v6(text) if is_v6 else text.split(".")
     if len(places) > count or not places or (not is_v6 and len(places) != count):
-        raise _fault(pattern)
+        raise _pattern_fault(pattern)
     try:
         ranges = [_range(place, largest, base) for place in places]
     except ValueError:
-        raise _fault(pattern) from None
+        raise _pattern_fault(pattern) from None
     first = next((at for at, (low, high) in enumerate(ranges) if low != high), len(ranges))
     if first == 0 or any(place != "*" for place in places[first + 1 :]):
-        raise _fault(pattern)
+        raise _pattern_fault(pattern)
 
     def matches(address: str) -> bool:
-        parsed = _parse(address)
+        parsed = _parse_address(address)
         if parsed is None or (parsed.version == 6) != is_v6:
             return False
         numbers = _numbers(parsed)
@@ -114,7 +115,7 @@ def _numbers(address: IPv4Address | IPv6Address) -> list[int]:
     return [int.from_bytes(data[at : at + 2], "big") for at in range(0, 16, 2)]
 
 
-def _parse(address: str) -> IPv4Address | IPv6Address | None:
+def _parse_address(address: str) -> IPv4Address | IPv6Address | None:
     """None for what is not an address; an IPv4 address in IPv6 clothes is taken as what it is."""
     try:
         parsed = ip_address(address.partition("%")[0])
@@ -124,7 +125,7 @@ def _parse(address: str) -> IPv4Address | IPv6Address | None:
     return mapped or parsed
 
 
-def _fault(pattern: str) -> ConfigError:
+def _pattern_fault(pattern: str) -> ConfigError:
     return ConfigError(
         f"address pattern {pattern!r}: must be *, an address, addresses joined by commas, one with"
         " {a,b} as its last place, or one with ranges such as 10.0.1-9.* from the second place on"
@@ -153,7 +154,10 @@ _PERMISSIONS: Final = {"PUB": PUB, "SUB": SUB, "PUB|SUB": PUB | SUB, "SUB|PUB": 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """One account; permissions are PUB and SUB bits, 0 is DENY."""
+    """One account; permissions are PUB and SUB bits, 0 is DENY.
+
+    Groups stand in `group_permissions` by their own name, not by that of their retry topic.
+    """
 
     access_key: str
     secret_key: bytes = field(repr=False)
@@ -281,11 +285,6 @@ def _list(raw: Mapping[str, Any], key: str) -> list[Any]:
     return found
 
 
-# plain_acl.yml and acl/**/*.yml: read, watched, and changed by tools (spec semantics 21.2).
-#
-# Strategy: the content is compared, not the time of the last change, so nothing is missed and nothing is read
-# into the rules twice. A change that cannot be used leaves the rules as they are and is told once.
-
 log = logging.getLogger(__name__)
 
 DEFAULT_NAME: Final = "plain_acl.yml"
@@ -299,7 +298,12 @@ Change = Callable[[dict[str, Any]], None]
 
 
 class PlainFiles:
-    """The files below `directory`; `on_rules` gets the rules at the start and after each change."""
+    """The files below `directory`; `on_rules` gets the rules at the start and after each change.
+
+    Strategy: the content is compared, not the time of the last change, so nothing is missed and nothing is
+              read into the rules twice. A change that cannot be used leaves the rules as they are and is told
+              once.
+    """
 
     def __init__(
         self, directory: Path, *, disk: Disk, clock: Clock, on_rules: Callable[[PlainRules], None]
