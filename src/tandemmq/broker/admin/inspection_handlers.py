@@ -1,7 +1,8 @@
-"""Closer looks: 303 time spans, 315 statistics, 317 progress of all groups, 321 queue entries, 345 one
-subscription.
+"""What operators look at: who is connected, figures of topics and groups, and closer looks at queues.
 
-Source: spec semantics 22, spec remoting 8.6, 11.7 and 11.13.
+`ConnectionHandlers` and `ProgressHandlers` serve everyday tools; `InspectionHandlers` serves questions about
+single queues, subscriptions and statistics. None of them changes anything.
+Source: spec semantics 19 and 22, spec remoting 8.6, 11.7, 11.9 and 11.13.
 """
 
 from __future__ import annotations
@@ -76,13 +77,9 @@ from tandemmq.remoting.options import render_address
 from tandemmq.runtime.ports import Clock
 from tandemmq.store.message_store import MessageStore
 
-# Who is connected: 203 consumers of a group, 204 producers of a group, 328 all producers.
-#
-# Source: spec remoting 8.6 and 11.9.
-
 
 class ConnectionHandlers:
-    """Reads the tables of clients."""
+    """203 consumers of a group, 204 producers of a group, 328 all producers: reads the tables of clients."""
 
     def __init__(self, consumers: ConsumerTable, producers: ProducerTable, refusals: Refusals) -> None:
         self._refusals = refusals
@@ -168,13 +165,8 @@ def _language(code: int) -> str:
         return LanguageCode.OTHER.name
 
 
-# Figures of topics and groups: 202 topic stats, 208 consume stats, 300 and 343 who consumes what.
-#
-# Source: spec semantics 19, spec remoting 8.6 and 11.7.
-
-
 class ProgressHandlers:
-    """Reads tables and queues; changes nothing."""
+    """202 topic stats, 208 consume stats, 300 and 343 who consumes what: reads tables and queues."""
 
     def __init__(
         self,
@@ -285,7 +277,9 @@ QUEUES_PER_TURN: Final = 512
 
 
 class InspectionHandlers:
-    """Reads tables, queues and figures; changes nothing."""
+    """303 time spans, 315 statistics, 317 progress of all groups, 321 queue entries, 345 one subscription:
+    reads tables, queues and figures.
+    """
 
     def __init__(
         self,

@@ -1,5 +1,8 @@
-"""GET_BROKER_CONFIG (26), UPDATE_BROKER_CONFIG (25) and SET_COMMITLOG_READ_MODE (2004): RocketMQ's names for
-settings, and which of them an operator may change while the broker runs.
+"""What operators change of a running broker: its settings, what it keeps on disk, and where its master is.
+
+`SettingsHandlers` serves GET_BROKER_CONFIG (26), UPDATE_BROKER_CONFIG (25) and SET_COMMITLOG_READ_MODE (2004)
+by RocketMQ's names for settings. `CleaningHandlers` deletes at once what retention would delete. `HaHandlers`
+serves the notices between replicas.
 
 Only what stands in `CHANGEABLE` changes: numbers and switches that are looked at each time they are needed.
 Nothing that names a path, a file, a script, an address, a port, an identity or a secret is in it, so that a
@@ -371,16 +374,13 @@ def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
 
 
-# Cleaning by hand: 306 expired queue files, 316 queues of topics that are gone, 329 expired log files.
-#
-# All three run by themselves, too. Unlike RocketMQ's 306, a queue keeps its numbering when all of its
-# messages
-# have expired: there it begins anew at 0, and the offsets of its consumers point behind its end.
-# Source: spec remoting 8.6, spec store 19.
-
-
 class CleaningHandlers:
-    """Deletes what retention would delete, at once."""
+    """Cleaning by hand: 306 expired queue files, 316 queues of topics that are gone, 329 expired log files.
+
+    All three run by themselves, too. A queue keeps its numbering when all of its messages have expired. With
+    RocketMQ's 306 it begins anew at 0, and the offsets of its consumers point behind its end.
+    Source: spec remoting 8.6, spec store 19.
+    """
 
     def __init__(self, *, store: MessageStore, topics: TopicTable) -> None:
         self._store = store
@@ -417,15 +417,14 @@ class CleaningHandlers:
         return not is_kept and self._topics.get(topic) is None
 
 
-# Notices between replicas that concern the master's place: 905, 906, 908 (spec replication 7, spec
-# nameserver 9).
-#
-# A slave of ours takes its master's addresses from its name servers only. A request that says otherwise makes
-# it ask them at once, so nobody can send a slave to a master of their own by a request.
-
-
 class HaHandlers:
-    """`ask_soon` makes a slave look for its master; `own_addresses` is (for requests, for replication)."""
+    """Notices between replicas that concern the master's place: 905, 906, 908.
+
+    A slave of ours takes its master's addresses from its name servers only. A request that says otherwise
+    makes it ask them at once, so nobody can send a slave to a master of their own by a request. `ask_soon`
+    makes a slave look for its master; `own_addresses` is (for requests, for replication).
+    Source: spec replication 7, spec nameserver 9.
+    """
 
     def __init__(
         self,
