@@ -1,11 +1,8 @@
-"""The controllers as a broker knows them: who leads, questions to the leader, a heartbeat to each of them.
+"""The word on which a broker of an elected group acts: that of its replicas, and that of the controllers.
 
-Strategy: every controller has a task and a connection of its own, so that one that is silent holds up no
-          other. Whoever leads next has heard the broker already. A question to a controller that does not
-          lead any more is put to its successor; one whose answer was lost is not put again: the caller must
-          know that its outcome is unknown.
-Bounds:   one heartbeat under way per controller.
-Source:   spec controller 2.1, 3.4, 10.5.
+`Vouches` and `Promise` are the two sides of what slaves promise their master. `Controllers` and `Heartbeats`
+talk with the controllers; `MasterLease` is how long a master may go on by what they answered.
+Source: spec controller 2.1, 3.4, 10.5, 10.6.
 """
 
 from __future__ import annotations
@@ -43,7 +40,6 @@ from tandemmq.telemetry import events
 #             old promise look new. While controllers grant leases nobody promises anything, and elections
 #             wait for nobody.
 # Invariants: what a master counts ends before the promise does, if clock rates differ by less than 5 %.
-# Source:     spec controller 10.6.
 
 COUNTED_S: Final = 1.2
 """As long as a lease."""
@@ -123,6 +119,14 @@ class Promise:
                 continue
             await self._clock.sleep(max(0.0, begun_s + self._period_s - self._clock.monotonic()))
 
+
+# The controllers as a broker knows them: who leads, questions to the leader, a heartbeat to each of them.
+#
+# Strategy: every controller has a task and a connection of its own, so that one that is silent holds up no
+#           other. Whoever leads next has heard the broker already. A question to a controller that does not
+#           lead any more is put to its successor; one whose answer was lost is not put again: the caller must
+#           know that its outcome is unknown.
+# Bounds:   one heartbeat under way per controller.
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,9 @@
-"""What the broker of an elected group is given for one term of its role, and what a fenced master refuses.
+"""One term of the role of a broker in an elected group: what the broker is given for it, and what is composed
+anew with it.
 
 A `Broker` has one role as long as it lives; when the controllers decide another one, it is stopped and a new
-one is composed over the same open store. What outlives it is in `Term`.
+one is composed over the same open store. What outlives it is in `Term`. The routes of a term say what a
+fenced master refuses and what a slave passes on. `ElectedReplica` is the term's own part in the group.
 """
 
 from __future__ import annotations
@@ -151,20 +153,19 @@ def fenced_routes(
     return {code: fence(code, handler) if code in WRITES else handler for code, handler in routes.items()}
 
 
-# What the broker of an elected group does for its group beside the copy of the log: tables, state, bytes.
-#
-# The log's copy outlives a change of the role; it is `replication.shell.autoswitch`. Here is what is composed
-# anew with the role: the copy of the master's tables, and the answers to other replicas.
-# Invariants: tables are taken only from the master of the newest term that is known, and never older ones
-#             than those that are held.
-# Source:     spec controller 3.6, 10.14.
-
 FOLLOWED: Final = ""
 """Whose tables are copied is decided by its address: it is set anew in each term."""
 
 
 class ElectedReplica:
-    """One term's part of a broker in its group."""
+    """One term's part of a broker in its group: the copy of the master's tables, and the answers to other
+    replicas.
+
+    The copy of the log outlives a change of the role; it is `replication.shell.autoswitch`.
+    Invariants: tables are taken only from the master of the newest term that is known, and never older ones
+                than those that are held.
+    Source:     spec controller 3.6, 10.14.
+    """
 
     def __init__(
         self,
