@@ -1,7 +1,9 @@
-"""Consumer groups that are online: members, subscriptions, how they consume. Pure; time is passed in.
+"""Clients that are online: members of groups, consumers that were refused, the tables of consumers and
+producers.
 
-The last heartbeat wins for consume type, model and start position; of a subscription the newest version
-counts, and a topic missing from a heartbeat is unsubscribed (spec semantics 16.1).
+`GroupMembers` is the structure under `ConsumerTable` and `ProducerTable`; `Refusals` keeps what consumers
+asked for and did not get. Time is passed in. The tables are pure; `Refusals` also logs.
+Source: spec semantics 16.1, 16.2.
 """
 
 from __future__ import annotations
@@ -21,11 +23,6 @@ from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.options import render_address
 from tandemmq.runtime.ports import Clock
 from tandemmq.telemetry import events
-
-# Which connections belong to which groups: the structure under the consumer and the producer table. Pure.
-#
-# Invariant:  a group is in the table while it has a member; both directions always agree.
-# At a bound: a connection that asks for one group too many is refused with BadRequest.
 
 
 class Member:
@@ -56,7 +53,11 @@ class Member:
 
 
 class GroupMembers:
-    """Members by group and by connection."""
+    """Which connections belong to which groups: members by group and by connection.
+
+    Invariant:  a group is in the table while it has a member; both directions always agree.
+    At a bound: a connection that asks for one group too many is refused with BadRequest.
+    """
 
     def __init__(self, *, groups_per_client_max: int) -> None:
         self._groups_per_client_max = groups_per_client_max
@@ -125,13 +126,6 @@ class GroupMembers:
         return max((self._by_group[group][channel].heard_s for group in groups), default=None)
 
 
-# What consumers ask for and do not get: refused heartbeats, pulls, pops and notifications.
-#
-# A consumer that is refused stays silent, and the broker looks healthy. So each kind of refusal is one line
-# in the log per client and reason, all are counted, and tools are shown the newest of a group.
-# At a bound: `REFUSALS_KEPT_MAX` kinds are remembered; of more the one that came longest ago is forgotten,
-#             and is told again when it comes again.
-
 log = logging.getLogger(__name__)
 
 REFUSALS_KEPT_MAX: Final = 1_024
@@ -147,7 +141,14 @@ class _Kind(NamedTuple):
 
 
 class Refusals:
-    """`counts`: all of them, by request and response code."""
+    """What consumers ask for and do not get: refused heartbeats, pulls, pops and notifications.
+
+    A consumer that is refused stays silent, and the broker looks healthy. So each kind of refusal is one line
+    in the log per client and reason, all are counted, and tools are shown the newest of a group.
+    At a bound: `REFUSALS_KEPT_MAX` kinds are remembered; of more the one that came longest ago is forgotten,
+                and is told again when it comes again.
+    `counts`: all of them, by request and response code.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -263,7 +264,11 @@ class ConsumerGroup:
 
 
 class ConsumerTable:
-    """All online groups; `on_change(group)` is called when members or subscribed topics changed."""
+    """All online consumer groups; `on_change(group)` is called when members or subscribed topics changed.
+
+    The last heartbeat wins for consume type, model and start position; of a subscription the newest version
+    counts, and a topic missing from a heartbeat is unsubscribed (spec semantics 16.1).
+    """
 
     def __init__(self, *, groups_per_client_max: int, on_change: Callable[[str], None]) -> None:
         self._membership = GroupMembers(groups_per_client_max=groups_per_client_max)
@@ -345,11 +350,8 @@ def _update_subscriptions(group: ConsumerGroup, subscriptions: Iterable[HeldSubs
     return is_changed
 
 
-# Producers that are online, by group (spec semantics 16.2). Pure; time is passed in.
-
-
 class ProducerTable:
-    """All online producer groups."""
+    """All online producer groups (spec semantics 16.2)."""
 
     def __init__(self, *, groups_per_client_max: int) -> None:
         self._membership = GroupMembers(groups_per_client_max=groups_per_client_max)

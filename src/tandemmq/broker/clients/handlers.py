@@ -1,7 +1,11 @@
-"""HEART_BEAT, UNREGISTER_CLIENT, GET_CONSUMER_LIST_BY_GROUP, CHECK_CLIENT_CONFIG; and how clients leave.
+"""What clients tell the broker of themselves, and what the broker tells them.
+
+`ClientHandlers` serves HEART_BEAT, UNREGISTER_CLIENT, GET_CONSUMER_LIST_BY_GROUP and CHECK_CLIENT_CONFIG, and
+notices when clients leave. `Notices` tells the members of a group that others came or went. `RelayHandlers`
+passes a tool's questions on to a consumer.
 
 A client is gone when its connection closes, when it says so, or when it was silent for channelExpiredTimeout.
-Source: spec semantics 16.1 and 16.2, spec remoting 9.4.
+Source: spec semantics 15, 16.1 and 16.2, spec remoting 9.4 and 9.11.
 """
 
 from __future__ import annotations
@@ -49,14 +53,14 @@ from tandemmq.runtime.ports import Clock
 from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 
-# Tells the members of a group that its membership changed, so that they rebalance (spec semantics 15, 16.1).
-#
-# Changes of one loop turn (or of one period, when notices are not immediate) are told once per group: a
-# hundred clients that start together would otherwise cause ten thousand notices.
-
 
 class Notices:
-    """Collects changed groups and tells their members. `consumers` is set right after both were made."""
+    """Collects groups whose membership changed and tells their members, so that they rebalance. `consumers`
+    is set right after both were made.
+
+    Changes of one loop turn (or of one period, when notices are not immediate) are told once per group: a
+    hundred clients that start together would otherwise cause ten thousand notices.
+    """
 
     consumers: ConsumerTable
 
@@ -91,14 +95,14 @@ class Notices:
                 member.channel.send(notice)
 
 
-# GET_CONSUMER_RUNNING_INFO (307) and CONSUME_MESSAGE_DIRECTLY (309): a tool's questions to a consumer, which
-# the broker passes on over the consumer's own connection. Source: spec semantics 15, spec remoting 9.11.
-
 RELAY_TIMEOUT_S = 10.0
 
 
 class RelayHandlers:
-    """Asks consumers on behalf of tools."""
+    """GET_CONSUMER_RUNNING_INFO (307) and CONSUME_MESSAGE_DIRECTLY (309): asks consumers on behalf of tools.
+
+    The broker passes the question on over the consumer's own connection.
+    """
 
     def __init__(
         self,
