@@ -1,7 +1,8 @@
-"""Everything that brings waiting messages back: delay levels and timers, started on a master only.
+"""Everything that brings waiting messages back, on a master only: the delay levels, and the start of all.
 
-Starts and stops with the role: a slave copies the progress (delayOffset.json, timercheck) and delivers
-nothing; a broker that becomes master goes on where its master was.
+`LevelDelivery` delivers the messages of delay levels. `DelayedDelivery` starts and stops it and the delivery
+of timers with the role: a slave copies the progress (delayOffset.json, timercheck) and delivers nothing; a
+broker that becomes master goes on where its master was.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import MessageStore
 from tandemmq.telemetry import events
 
-# Delivers delay-level messages: one task for all levels, running on the master only.
+# Delay levels: one task for all of them.
 #
 # Owns:       how far each level has got; what of it is valid goes to the DelayOffsetTable (delayOffset.json).
 # Invariants: a message is delivered after its delay, in the order of its level, and again only when the

@@ -1,7 +1,8 @@
-"""Times of timer messages: when a sender wants a message, and when it goes: pure.
+"""Timer messages: their times, the nearest of them, and how far their delivery has got.
 
-A time is cut to whole slots of PRECISION_MS. A message goes when its slot is over, so never before its time
-and at most PRECISION_MS after it; a time on a slot's edge belongs to the slot that ends there.
+A sender's time is cut to whole slots of PRECISION_MS. A message goes when its slot is over, so never before
+its time and at most PRECISION_MS after it; a time on a slot's edge belongs to the slot that ends there.
+`TimerWheel` holds the nearest messages by slot; `TimerProgress` is what config/timercheck keeps.
 Source:  spec store 16, spec semantics 18.2. timerPrecisionMs is fixed, because a slot stored with one
          precision would be early under a finer one.
 """
@@ -146,10 +147,11 @@ def _number(name: str, value: str) -> int:
     return int(value)
 
 
-# The nearest timer messages, by the time slot in which they go: pure.
+# The wheel: the nearest timer messages, by the time slot in which they go.
 #
-# Holds numbers only: slot and queue offset, and for cancelled messages slot and key. The keys of `TimerKey`
-# order all messages of a broker; the wheel knows every pending one below `horizon` and none from there on.
+# It holds numbers only: slot and queue offset, and for cancelled messages slot and key. The keys of
+# `TimerKey` order all messages of a broker; the wheel knows every pending one below `horizon` and none from
+# there on.
 # Invariants: at most `count_max` messages and as many cancellations are held, whatever arrives; above that
 #             the farthest are forgotten and the horizon moves nearer. Forgetting loses nothing: the messages
 #             lie in the timer topic and are read again when the wheel has run empty (`wants_refill`).
@@ -307,12 +309,12 @@ def _lowest_offset(ranks: list[int], start: int = 0) -> int:
     return min(lowest, ranks[cancelling] - CANCELLING) if cancelling < len(ranks) else lowest
 
 
-# How far the delivery of timer messages has got: config/timercheck and the answer to GET_TIMER_CHECK_POINT.
+# The progress: config/timercheck and the answer to GET_TIMER_CHECK_POINT.
 #
-# The file has RocketMQ's form, 4096 bytes that begin with seven numbers (spec store 16), and ours behind
+# The file has RocketMQ's form, 4096 bytes that begin with seven numbers (spec store 16), and our part behind
 # them. RocketMQ would go on at `low_offset` and deliver some messages again, but lose none; from its file we
-# take over what it says in the same way. It leaves our part as it is, in which its seven numbers stand once
-# more: they tell a turned bit from what it has written since.
+# take over what it says in the same way. It leaves our part as it is. Our part repeats the seven numbers,
+# which tells a turned bit from what RocketMQ has written since.
 
 FILE_BYTES = 4096
 _COMMON = struct.Struct(">7q")  # next slot, timerlog position, two queue offsets, version
