@@ -1,7 +1,7 @@
-"""Consumer offsets (14, 15), ends of queues (30, 31), positions in time (29, 32), resets by an operator
-(222).
+"""Requests about consumer offsets: those of consumers, and those of operators.
 
-Source: spec semantics 11.2, 11.4 and 19; spec remoting 9.5.
+`OffsetHandlers` serves consumers, `GroupTools` and `ResetHandlers` serve tools.
+Source: spec semantics 11.2, 11.4, 15 and 19; spec remoting 8.6, 9.5 and 9.11.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ from tandemmq.store.message_store import MessageStore
 
 
 class OffsetHandlers:
-    """Answers from the offset table and the store's queues."""
+    """Consumer offsets (14, 15), ends of queues (30, 31), positions in time (29, 32): answers from the offset
+    table and the store's queues.
+    """
 
     def __init__(
         self,
@@ -169,10 +171,6 @@ class OffsetHandlers:
             require_queue(config, queue_id, queue_count=count)
 
 
-# Tools for the offsets of groups: 223 what its clients hold, 308 corrections, 314 copy to another group.
-#
-# Source: spec semantics 11.4 and 15, spec remoting 8.6 and 9.11.
-
 CLIENTS_TIMEOUT_S: Final = 5.0
 """For all members together; tools do not wait longer."""
 CLIENT_COUNT_MAX: Final = 256
@@ -182,7 +180,9 @@ LONG_MAX: Final = 2**63 - 1
 
 
 class GroupTools:
-    """Reads and copies offsets of groups."""
+    """Tools for the offsets of groups: 223 what its clients hold, 308 corrections, 314 copy to another
+    group.
+    """
 
     def __init__(
         self,
@@ -289,17 +289,16 @@ async def _ask(
         ) from None
 
 
-# INVOKE_BROKER_TO_RESET_OFFSET (222): an operator moves a group to another place (spec semantics 11.4).
-#
-# Two ways: by default the broker keeps the new offsets and sends the group's next pulls there; with
-# useServerSideResetOffset=false it pushes them to the clients that are online, as brokers before 5.2 did.
-
 ALL_QUEUES = -1
 NO_OFFSET = -1
 
 
 class ResetHandlers:
-    """Moves groups."""
+    """INVOKE_BROKER_TO_RESET_OFFSET (222): an operator moves a group to another place (spec semantics 11.4).
+
+    Two ways: by default the broker keeps the new offsets and sends the group's next pulls there; with
+    useServerSideResetOffset=false it pushes them to the clients that are online, as brokers before 5.2 did.
+    """
 
     def __init__(
         self,

@@ -1,13 +1,7 @@
-"""How far each group has consumed each queue, how far it has pulled, and resets that wait to be taken.
+"""Progress that is kept in tables: of groups in queues, and of the delivery of delay levels.
 
-Invariants: a key is `topic@group`, and '@' is in neither name; only committed offsets are persisted. The file
-            tells where the log ended when it was saved: offsets of a topic that was deleted since then, and
-            perhaps made again, are of the deleted one. A group whose progress was lost with the file begins
-            with the oldest message wherever it has no offset: a later beginning would skip some that it
-            never had. A group whose offsets were deleted begins anew, also on a slave, which keeps what its
-            master does not have otherwise: when that was is told with the offsets.
-At a bound: a commit for a new key is refused with Busy; the deletion that is longest ago is forgotten.
-Source:     spec semantics 11.2 and 16.5, spec store 18 (consumerOffset.json), spec replication 6.2.
+`OffsetTable` tells how far each group has consumed each queue, how far it has pulled, and which resets wait
+to be taken. `DelayOffsetTable` tells how far each delay level was delivered.
 """
 
 from __future__ import annotations
@@ -33,7 +27,17 @@ DROPPED_GROUPS_MAX = 10_000
 
 
 class OffsetTable:
-    """Consumer offsets of all groups; `on_change` is called after each change and must be cheap."""
+    """Consumer offsets of all groups; `on_change` is called after each change and must be cheap.
+
+    Invariants: a key is `topic@group`, and '@' is in neither name; only committed offsets are persisted. The
+                file tells where the log ended when it was saved: offsets of a topic that was deleted since
+                then, and perhaps made again, are of the deleted one. A group whose progress was lost with the
+                file begins with the oldest message wherever it has no offset: a later beginning would skip
+                some that it never had. A group whose offsets were deleted begins anew, also on a slave, which
+                keeps what its master does not have otherwise: when that was is told with the offsets.
+    At a bound: a commit for a new key is refused with Busy; the deletion that is longest ago is forgotten.
+    Source:     spec semantics 11.2 and 16.5, spec store 18 (consumerOffset.json), spec replication 6.2.
+    """
 
     def __init__(self, *, version_step: int = 500, key_count_max: int = 1_000_000) -> None:
         self.data_version = DataVersion()
@@ -289,11 +293,10 @@ def _split(key: str) -> tuple[str, str, str]:
     return key.partition("@")
 
 
-# How far the delivery of each delay level has got (spec store 15 and 18: delayOffset.json).
-
-
 class DelayOffsetTable:
-    """Next queue offset by delay level; `on_change` is called after each change."""
+    """Next queue offset by delay level (spec store 15 and 18: delayOffset.json); `on_change` is called after
+    each change.
+    """
 
     def __init__(self, *, version_step: int = 200) -> None:
         self.data_version = DataVersion()
