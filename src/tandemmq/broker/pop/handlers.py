@@ -1,5 +1,7 @@
 """POP_MESSAGE, PEEK_MESSAGE, NOTIFICATION, POLLING_INFO: admit, read, lease, answer, queue by queue, or hold.
 
+`PopAdmission` says who may pop what, `PopAnswer` collects an answer, `PopHandlers` handles the requests.
+
 A pop is answered when its check points are stored, as safely as a send is. Ordered pops have none: their
 messages stay where they are until they are acknowledged. Source: spec semantics 14.1, 14.2, 14.6.
 """
@@ -53,8 +55,6 @@ from tandemmq.runtime.ports import Clock
 from tandemmq.store import PutStatus
 from tandemmq.telemetry import events
 
-# Who may pop what: the checks in the spec's order (spec semantics 14.1).
-
 COUNT_MAX: Final = 32
 LATE_MS: Final = 500
 INVISIBLE_MS_MAX: Final = 3 * 24 * 3_600_000
@@ -82,7 +82,7 @@ class AdmittedPop(NamedTuple):
 
 
 class PopAdmission:
-    """Admits or refuses pops."""
+    """Says who may pop what: the checks in the order of spec semantics 14.1."""
 
     def __init__(self, options: BrokerOptions, *, topics: TopicTable, groups: GroupTable) -> None:
         self._options = options
@@ -144,7 +144,7 @@ def parse_filter(
     if not is_tag_type(expression_type):
         return require_sql(topic, expression or "", expression_type, is_enabled=is_sql_enabled)
     try:
-        return _parse(expression)
+        return _parse_cached(expression)
     except ValueError as error:
         raise RequestRejected(
             f"the subscription of {topic} cannot be parsed: {error}",
@@ -152,7 +152,7 @@ def parse_filter(
         ) from None
 
 
-_parse = lru_cache(maxsize=1024)(parse_tags)
+_parse_cached = lru_cache(maxsize=1024)(parse_tags)
 
 
 @dataclass(slots=True)

@@ -1,10 +1,9 @@
-"""Messages that are popped and not finished: leases by check point, ordered by when they end. Pure.
+"""Messages that are popped and not finished: the table of their leases, and the records that tell of it.
+Pure.
 
-Invariants: a lease is in the table while a message of it is neither acknowledged nor given back; it is in the
-            queue of the revive topic that holds its check point, at the place of that check point.
-At a bound: `has_room` says no and nothing is popped.
-Knows not:  the log; `lease_log.py` writes and reads what happens here.
-Source:     spec semantics 14.4 (RocketMQ: PopCheckPoint).
+`Leases` is the table; `LeaseRecords` and `read_change` write and read check points, acks and positions as
+messages of the revive topic. `lease_log.py` brings both together.
+Source: spec semantics 14.4 (RocketMQ: PopCheckPoint).
 """
 
 from __future__ import annotations
@@ -106,7 +105,12 @@ class Lease:
 
 
 class Leases:
-    """All leases of a broker."""
+    """All leases of a broker, by check point and ordered by when they end.
+
+    Invariants: a lease is in the table while a message of it is neither acknowledged nor given back; it is in
+                the queue of the revive topic that holds its check point, at the place of that check point.
+    At a bound: `has_room` says no and nothing is popped.
+    """
 
     def __init__(self, count_max: int = LEASE_COUNT_MAX) -> None:
         self._count_max = count_max
@@ -236,7 +240,7 @@ class Leases:
         return entry[0] == lease.ends_at_ms and not lease.is_reviving and self._by_key.get(lease.key) is lease
 
 
-# Check points, acks and positions as messages of the revive topic. Pure (spec semantics 14.4).
+# Check points, acks and positions as messages of the revive topic.
 #
 # They lie there from the moment they are made; RocketMQ puts them there through its timer, when they are due
 # (decision 008). Both kinds are read.

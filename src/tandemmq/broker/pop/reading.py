@@ -1,4 +1,4 @@
-"""Reads what a pop may have: the topic's queues and the group's pop retry topics; changes only positions.
+"""How a pop gets messages: `PopReader` reads what it may have, `PopPolls` holds it while there is nothing.
 
 Source: spec semantics 14.1.
 """
@@ -33,15 +33,6 @@ from tandemmq.runtime.ports import Clock, Random, TimerHandle
 from tandemmq.store import GET_BYTES_MAX, MessageStore, PutStatus
 from tandemmq.store.outcomes import GetResult, GetStatus
 
-# Pops and notifications that wait for messages: held by topic and group, served first come first.
-#
-# Invariants: a held request is in the table once and leaves it once: served, expired, or with its connection.
-# Strategy:   when a topic gets messages its waiting groups are looked at in the next turn of the loop; each
-#             group's requests in order, until one finds nothing.
-# At a bound: `hold` says no (POLLING_FULL).
-# Knows not:  what a pop is; `on_wake(held, is_over)` answers it, or returns False to wait on.
-# Source:     spec semantics 14.1.
-
 ANY = -1
 
 PollKey = tuple[str, str]
@@ -73,7 +64,15 @@ class HeldPop:
 
 
 class PopPolls:
-    """The table of held requests."""
+    """Pops and notifications that wait for messages: held by topic and group, served first come first.
+
+    Invariants: a held request is in the table once and leaves it once: served, expired, or with its
+                connection.
+    Strategy:   when a topic gets messages its waiting groups are looked at in the next turn of the loop; each
+                group's requests in order, until one finds nothing.
+    At a bound: `hold` says no (POLLING_FULL).
+    Knows not:  what a pop is; `on_wake(held, is_over)` answers it, or returns False to wait on.
+    """
 
     def __init__(self, *, clock: Clock, count_max: int, count_per_group_max: int) -> None:
         self._clock = clock
@@ -232,7 +231,9 @@ class Found:
 
 
 class PopReader:
-    """Reads for pops, peeks and notifications."""
+    """Reads what a pop, a peek or a notification may have: the topic's queues and the group's pop retry
+    topics; changes only positions.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""The parts of pop consumption, built in the order of what they need."""
+"""Pop consumption as a whole: `PopService` builds its parts in the order of what they need, `Revive` brings
+messages back whose leases ended.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +40,6 @@ from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import MessageStore
 from tandemmq.telemetry import events
 
-# Brings messages back whose leases ended: one task, running on the master only.
-#
-# Invariants: a message is stored again and its lease rid of it by one append, so a kill in between repeats
-#             nothing and loses nothing.
-# Strategy:   the task sleeps until the first lease ends, at most TICK_S. Messages go to the group's pop retry
-#             topic with their retry count raised; those that were tried often enough become dead letters.
-# At a bound: a store that refuses is asked again; meanwhile leases wait.
-# Source:     spec semantics 14.4. RocketMQ never makes dead letters here and tries for ever (decision 008).
-
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 1.0
@@ -61,7 +54,17 @@ POP_HANDLE: Final = "POP_CK"
 
 
 class Revive:
-    """`start` and `stop` follow the role; both may be called again."""
+    """Brings messages back whose leases ended: one task, running on the master only. `start` and `stop`
+    follow the role; both may be called again.
+
+    Invariants: a message is stored again and its lease rid of it by one append, so a kill in between repeats
+                nothing and loses nothing.
+    Strategy:   the task sleeps until the first lease ends, at most TICK_S. Messages go to the group's pop
+                retry topic with their retry count raised; those that were tried often enough become dead
+                letters.
+    At a bound: a store that refuses is asked again; meanwhile leases wait.
+    Source:     spec semantics 14.4. RocketMQ never makes dead letters here and tries for ever (decision 008).
+    """
 
     def __init__(
         self,

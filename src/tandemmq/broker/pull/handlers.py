@@ -1,7 +1,8 @@
 """PULL_MESSAGE and LITE_PULL_MESSAGE: admit, read, answer or hold.
 
-The bytes of the messages go from the mapped log to the connection as they are; nothing decodes them. A pull
-that finds nothing new and may wait is held by `LongPolls` and read again when its queue gets messages.
+`plan_pull` decides the answer from what the store found; `PullHandlers` handles the requests. The bytes of
+the messages go from the mapped log to the connection as they are; nothing decodes them. A pull that finds
+nothing new and may wait is held by `LongPolls` and read again when its queue gets messages.
 Source: spec semantics 8, spec remoting 9.3, spec replication 8.
 """
 
@@ -32,7 +33,7 @@ from tandemmq.store.message_store import MessageStore
 from tandemmq.store.outcomes import GetResult, GetStatus, RecordFilter
 from tandemmq.telemetry import events
 
-# What a pull answers, decided from what the store found. Pure.
+# The plan: what a pull answers, decided from what the store found. Pure.
 #
 # Source: spec semantics 8.3, spec replication 8.2 and 8.3.
 
