@@ -45,12 +45,10 @@ from tandemmq.replication.core.frames import ReplicationOptions
 from tandemmq.runtime.ports import Clock
 from tandemmq.telemetry import events
 
-# The tables that a slave copies from its master (spec replication 6.2).
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaTables:
-    """The broker's own tables: read on a master, replaced on a slave."""
+    """The broker's own tables (spec replication 6.2): read on a master, replaced on a slave."""
 
     topics: TopicTable
     groups: GroupTable

@@ -1,4 +1,5 @@
-"""The state of replication in the words of GET_BROKER_HA_STATUS (spec replication 4.10): pure.
+"""The state of replication in the words of GET_BROKER_HA_STATUS (spec replication 4.10), and how far slaves
+lag behind in seconds.
 
 RocketMQ lists connections only. A slave that is ahead of its master, too old for it, or halted for another
 reason that it told, is a row here also after its connection has ended, for every asker; one that is only away
@@ -24,7 +25,7 @@ from tandemmq.replication.shell.master_status import DepartedSlave
 from tandemmq.store.message_store import MessageStore
 from tandemmq.units import KIB, align_up
 
-# How old the first message is that a slave has not acknowledged.
+# The lag: how old the first message is that a slave has not acknowledged.
 #
 # Acknowledgements are log offsets, and the log knows when each of its records was stored; so a lag in seconds
 # needs no history, only a look at one record when somebody asks.
@@ -52,15 +53,15 @@ def lag_seconds(store: MessageStore, acknowledged: int, now_ms: int) -> float | 
 
 def _stored_at(store: MessageStore, log_offset: int) -> int | None:
     """When the first record at or behind `log_offset` was stored."""
-    found = _read(store, log_offset)
+    found = _read_stored_at(store, log_offset)
     if found is None:
         view = bytes(store.log_view(log_offset, SEARCH_BYTES_MAX))
         for position in _candidates(view):
-            found = _read(store, log_offset + position)
+            found = _read_stored_at(store, log_offset + position)
             if found is not None:
                 return found
         # The rest of this file holds none: the next one begins with a record.
-        found = _read(store, align_up(log_offset + 1, store.options.commit_log_file_bytes))
+        found = _read_stored_at(store, align_up(log_offset + 1, store.options.commit_log_file_bytes))
     return found
 
 
@@ -70,7 +71,7 @@ def _candidates(view: bytes) -> Iterator[int]:
     return (match.start() for match in islice(found, CANDIDATES_MAX))
 
 
-def _read(store: MessageStore, log_offset: int) -> int | None:
+def _read_stored_at(store: MessageStore, log_offset: int) -> int | None:
     record = store.read_record(log_offset)
     if record is None:
         return None

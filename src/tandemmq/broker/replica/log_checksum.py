@@ -1,8 +1,8 @@
-"""The own CommitLog told to replicas and tools: its bytes (TANDEM_READ_LOG) and checksums of them
-(TANDEM_READ_LOG_CHECKSUM), of which the slave also needs its own half.
+"""The own CommitLog compared and healed: its bytes and checksums, told to replicas and tools; and the repair
+of what is damaged in it.
 
-Strategy: off the loop, in slices, so that a range of cold pages blocks nobody; a bounded number at a time
-          and bytes per request, because others may ask at will. The range is cut to what the log holds.
+`LogChecksums` tells bytes (TANDEM_READ_LOG) and checksums (TANDEM_READ_LOG_CHECKSUM); a slave uses it for its
+own half of a comparison, too. `LogHeal` asks other brokers for the same.
 """
 
 from __future__ import annotations
@@ -50,7 +50,12 @@ class Checksum(NamedTuple):
 
 
 class LogChecksums:
-    """One at a time; the others wait in line, and beyond the bound are told so."""
+    """Bytes and checksums of ranges: one at a time; the others wait in line, and beyond the bound are told
+    so.
+
+    Strategy: off the loop, in slices, so that a range of cold pages blocks nobody; a bounded number at a time
+              and bytes per request, because others may ask at will. The range is cut to what the log holds.
+    """
 
     def __init__(self, store: MessageStore, *, disk: Disk, life: str) -> None:
         self._store = store
@@ -141,20 +146,21 @@ def _checksum_of(views: list[memoryview], crc: int) -> int:
     return crc
 
 
-# Heals what a start or a scrub found damaged in the own log, from the other copies of the group.
-#
-# Strategy:   a slave asks its master, before it has the ends of both logs compared, because damage would look
-#             like another history there; a master asks the slaves that a name server lists or that told it.
-#             A RocketMQ broker cannot be asked for bytes. A broker that cannot help now is asked again later.
-# Knows not:  what fits: the store looks at each record before it writes.
-
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 5.0
 
 
 class LogHeal:
-    """`run` is its task; it returns when nothing is damaged. `sources`: addresses of other copies."""
+    """Heals what a start or a scrub found damaged in the own log, from the other copies of the group.
+
+    `run` is its task; it returns when nothing is damaged. `sources`: addresses of other copies.
+    Strategy:   a slave asks its master, before it has the ends of both logs compared, because damage would
+                look like another history there; a master asks the slaves that a name server lists or that
+                told it. A RocketMQ broker cannot be asked for bytes. A broker that cannot help now is asked
+                again later.
+    Knows not:  what fits: the store looks at each record before it writes.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,9 @@
 """What a broker does for its group of replicas: serves its log, and as a slave copies a master's.
 
-Owns: both ends of replication and the config sync of one broker, what the last registration answer said
-      about the master, and a master's wait for what it may lack. Composes only; rules are in `replication`
-      and beside this file.
+`ReplicaRole` owns both ends of replication and the config sync of one broker, what the last registration
+answer said about the master, and a master's wait for what it may lack. It composes only; rules are in
+`replication` and in the modules beside this one. `StateTeller` and `ToldStates` are the two sides of
+TANDEM_TELL_SLAVE_STATE, by which a slave tells its master its name, and why it has halted.
 """
 
 from __future__ import annotations
@@ -51,21 +52,21 @@ from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.message_store import MessageStore
 
-# TANDEM_TELL_SLAVE_STATE: a slave tells its master its name, and why it has halted; the master shows it.
-#
-# Strategy:   the slave tells it once per connection before the first report, at once when it halts, and every
-#             PERIOD_S, because a master that was started again has forgotten.
-#             Negotiated by trying: a master that does not support the request, or does not allow it to this
-#             slave's account, is not asked again while it keeps its address; nothing else changes towards it.
-# Invariants: a failure changes nothing of the copy; the next period tries again.
-
 PERIOD_S: Final = 5.0
 _LASTING: Final = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.NO_PERMISSION})
 """Answers that the next attempt would get again."""
 
 
 class StateTeller:
-    """`run` is its task; `master` gives the remoting address to tell, or None."""
+    """The slave's side of TANDEM_TELL_SLAVE_STATE. `run` is its task; `master` gives the remoting address to
+    tell, or None.
+
+    Strategy:   the slave tells its state once per connection before the first report, at once when it halts,
+                and every PERIOD_S, because a master that was started again has forgotten. Negotiated by
+                trying: a master that does not support the request, or does not allow it to this slave's
+                account, is not asked again while it keeps its address; nothing else changes towards it.
+    Invariants: a failure changes nothing of the copy; the next period tries again.
+    """
 
     def __init__(
         self,
@@ -143,7 +144,9 @@ ADDRESS_COUNT_MAX: Final = 64
 
 
 class ToldStates:
-    """Reads the request; what is kept of it, and for how long, is the master's affair."""
+    """The master's side of TANDEM_TELL_SLAVE_STATE: reads the request. What is kept of it, and for how long,
+    is the master's affair.
+    """
 
     def __init__(self, master: ReplicationMaster) -> None:
         self._master = master

@@ -1,8 +1,7 @@
-"""The slave's half of the push of tables: asks its master to say when topics or groups change.
+"""The push of tables (TANDEM_AWAIT_TABLES): a slave copies topics and groups as soon as they change.
 
-Negotiated by trying: a master that does not support the request is not asked again while it keeps its
-address, and the periodic copy goes on as it does with RocketMQ. The periodic copy stays with ours too; this
-only makes the next round come at once.
+`TableWatch` is the slave's half, `TableWaits` the master's. No table travels by it: it only makes the next
+round of the periodic copy come at once, and that copy stays.
 """
 
 from __future__ import annotations
@@ -33,7 +32,11 @@ Versions = tuple[DataVersion, DataVersion]
 
 
 class TableWatch:
-    """`run` is its task."""
+    """The slave's half: asks its master to say when topics or groups change. `run` is its task.
+
+    Negotiated by trying: a master that does not support the request is not asked again while it keeps its
+    address, and the periodic copy goes on as it does with RocketMQ.
+    """
 
     def __init__(
         self,
@@ -107,16 +110,6 @@ class TableWatch:
         return self._tables.topics.data_version, self._tables.groups.data_version
 
 
-# The master's half of the push of tables: holds TANDEM_AWAIT_TABLES until topics or groups change.
-#
-# A slave that may be elected tells with the versions who it is: a change is answered to who made it when all
-# those have it (`wait_held`), so that the next master has it, too. A slave that never asked is not waited
-# for. A slave that asks with the versions it holds is answered in the loop turn after the first change, so a
-# burst of changes costs one answer. It then fetches by the ordinary requests, so nothing of the tables
-# travels here.
-# Invariants: an answer is sent once; a version that differs already is answered at once, so no change between
-#             two requests is missed.
-
 WAIT_MS_MAX: Final = 60_000
 HELD_S_MAX: Final = 3.0
 """Above haMaxTimeSlaveNotCatchup: a slave that does not answer has mostly left the set by then."""
@@ -127,7 +120,15 @@ WAITING_COUNT_MAX: Final = 256
 
 
 class TableWaits:
-    """The held requests of all slaves."""
+    """The master's half: holds the requests of all slaves until topics or groups change.
+
+    A slave that may be elected tells with the versions who it is: a change is answered to its author when all
+    those slaves have it (`wait_held`), so that the next master has it, too. A slave that never asked is not
+    waited for. A slave that asks with the versions it holds is answered in the loop turn after the first
+    change, so a burst of changes costs one answer.
+    Invariants: an answer is sent once; a version that differs already is answered at once, so no change
+                between two requests is missed.
+    """
 
     def __init__(self, tables: ReplicaTables, *, clock: Clock) -> None:
         self._tables = tables

@@ -1,9 +1,8 @@
-"""A slave's comparison of its log's end with its master's, over the remoting port, before it follows.
+"""The ends of two logs compared over the remoting port, before a broker follows or serves.
 
-Invariants: a slave that holds anything follows a master of ours only after the last bytes that both keep
-            were equal; a RocketMQ master says that it cannot be asked, so its slave follows uncompared and
-            says so. Whoever does not answer is not followed: nothing says that its log is the same.
-Source:     spec replication 4.10; spec decisions 2, 4.
+`TailCheck` is the slave's comparison with its master, before it follows. `TailWait` is the wait of a master
+whose log may lack acknowledged messages; it takes them over from its slaves before it serves.
+Source: spec replication 4.10; spec decisions 2, 4.
 """
 
 from __future__ import annotations
@@ -44,7 +43,13 @@ _REFUSALS: Final = frozenset({TailOutcome.SLAVE_AHEAD, TailOutcome.TOO_OLD, Tail
 
 
 class TailCheck:
-    """Asks whoever `master` names (its remoting address)."""
+    """A slave's comparison of its log's end with that of `master` (a remoting address).
+
+    Invariants: a slave that holds anything follows a master of ours only after the last bytes that both keep
+                were equal; a RocketMQ master says that it cannot be asked, so its slave follows uncompared
+                and says so. A master that does not answer is not followed: nothing says that its log is the
+                same.
+    """
 
     def __init__(
         self, own: LogChecksums, *, client: RemotingClient, master: Callable[[], str | None]
@@ -142,7 +147,7 @@ def _failed(log_end: int, address: str, error: TandemError) -> TailVerdict:
 # A SYNC_MASTER with ASYNC_FLUSH answers SEND_OK when a slave holds the message too. When its machine loses
 # power, its own copy may end earlier than its slaves'; served, it would give their offsets to other messages.
 # Strategy:   it asks every slave that a name server lists, or that told it, where its log ends. Below both
-#             ends the last bytes are compared. What a slave holds more is read from it, looked at record by
+#             ends the last bytes are compared. What a slave holds beyond is read from it, looked at record by
 #             record, and written; so the slave can follow as before, and nobody needs to be emptied. Enough
 #             slaves are those that leave no room for a message that was acknowledged: of `n` slaves any `n -
 #             inSyncReplicas + 2` hold together all that was. Name servers that were just started list slaves
