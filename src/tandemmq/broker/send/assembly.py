@@ -1,9 +1,12 @@
-"""A message's properties on their way in: what the broker reads of them and what it adds. Pure.
+"""What a send needs before it is appended: its target, its properties, and the delay it may ask for. Pure.
+
+`SendTargets` keeps the checks of topics, `DelayRule` moves a record into the topic in which it waits,
+`inspect` reads what the broker heeds of a message's properties and drops what a client may not set.
 
 The text of the header is searched as it is; only a message that carries one of the rare names is looked at
 closely (measured: seven `in` tests on a str cost 0.25 us, the same on bytes 1.1 us, a dict of the pairs 1.1
 us).
-Source: spec semantics 5, 6.1 and 18; spec store 4 and 15; spec remoting 12.4.
+Source: spec semantics 5, 6.1 and 18; spec store 4, 15 and 16; spec remoting 12.4.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ from tandemmq.protocol.topic_names import (
     topic_fault,
 )
 
-# Where a send goes: the checks of a topic, done once and kept until the topic table changes.
+# Targets: the checks of a topic, done once and kept until the topic table changes.
 #
 # Order of the checks: spec semantics 5, rows 3 to 7 and 9. What depends on the message (retry topics) is not
 # kept.
@@ -142,13 +145,8 @@ class SendTargets:
         self._targets.clear()
 
 
-# Delayed and timed messages on their way into the topics in which they wait.
-#
-# Source: spec semantics 18, spec store 15 and 16.
-
-
 class DelayRule:
-    """Puts a record off by a delay level or until a time."""
+    """Puts a record off by a delay level or until a time: it goes into the topic in which it waits."""
 
     def __init__(self, delay_levels_ms: Sequence[int], timers: TimerLimits) -> None:
         self._delay_levels_ms = delay_levels_ms

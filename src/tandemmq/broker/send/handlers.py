@@ -1,10 +1,11 @@
 """SEND_MESSAGE, SEND_MESSAGE_V2, SEND_BATCH_MESSAGE: from a frame to the store's append.
 
 The hot path of the broker: decode the header, look up the topic, complete the properties, append. There is no
-await; the answer is made by `SendReply.done` when the store confirms. Every refusal carries the region and
-trace fields, because Java's clients read them without a null check. Order of the checks: spec semantics 5;
-the store's own (sizes, role, disk) come last, in `append`. A send to a topic that it made waits until the
-topic is on disk (`UnsavedTopics`).
+await; the answer is made by `SendReply.done` when the store confirms. `RetryRule` says where a send to a
+retry topic goes, `make_batch` takes a batch apart, `SendHandlers` handles every form. Every refusal carries
+the region and trace fields, because Java's clients read them without a null check. Order of the checks: spec
+semantics 5; the store's own (sizes, role, disk) come last, in `append`. A send to a topic that it made waits
+until the topic is on disk (`UnsavedTopics`).
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock, Random
 from tandemmq.store.message_store import MessageStore
 
-# Sends to a retry topic: whether they still go there or to the dead letter topic (spec semantics 7.2).
-
 
 class RetryRule:
-    """Decides for one send to a retry topic."""
+    """Decides for a send to a retry topic whether it still goes there or to the dead letter topic (spec
+    semantics 7.2).
+    """
 
     def __init__(self, groups: GroupTable, locks: QueueLocks, creator: TopicCreator) -> None:
         self._groups = groups
@@ -137,10 +138,10 @@ def make_batch(
     # Many messages differ in their unique key only: the rest is looked at once.
     for index, text in enumerate(properties):
         unique_key, rest = _part_unique_key(text)
-        found = _read_plain(rest) if len(rest) <= _KNOWN_BYTES_MAX else None
+        found = _read_part_plain(rest) if len(rest) <= _KNOWN_BYTES_MAX else None
         if found is None:
-            text = properties[index] = _clean(text, index)
-            found = _read(text)
+            text = properties[index] = _clean_part(text, index)
+            found = _read_part(text)
         tag_hashes.append(found[0])
         keys.append(found[1])
         unique_keys.append(unique_key)
@@ -173,19 +174,19 @@ def _part_unique_key(properties: bytes) -> tuple[bytes, bytes]:
 
 
 @lru_cache(maxsize=1024)
-def _read_plain(properties: bytes) -> tuple[int, str] | None:
-    """As `_read`; None if there may be something that has to be refused or removed."""
+def _read_part_plain(properties: bytes) -> tuple[int, str] | None:
+    """As `_read_part`; None if there may be something that has to be refused or removed."""
     if any(name in properties for name in (*_REFUSED_NAMES, *_REMOVED_NAMES)):
         return None
-    return _read(properties)
+    return _read_part(properties)
 
 
-def _read(properties: bytes) -> tuple[int, str]:
+def _read_part(properties: bytes) -> tuple[int, str]:
     """The hash of the tags, and the keys."""
     return tag_hash_of(properties), str(find_property(properties, b"KEYS") or b"", "utf-8", "replace")
 
 
-def _clean(properties: bytes, index: int) -> bytes:
+def _clean_part(properties: bytes, index: int) -> bytes:
     for name in _REFUSED_NAMES:
         if name in properties and _has_effect(find_property(properties, name)):
             raise MessageIllegal(f"message {index} of the batch: {name.decode()} is not allowed in a batch")
