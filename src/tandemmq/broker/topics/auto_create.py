@@ -1,4 +1,6 @@
-"""Topics made by use: from a template, for retries, for dead letters (spec semantics 6.2 and 7.1)."""
+"""Topics made by use: `TopicCreator` makes them, and `UnsavedTopics` holds the sends that need one until it
+is on disk.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,6 @@ from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC, dlq_topic, retry_to
 from tandemmq.runtime.ports import Clock
 from tandemmq.telemetry import events
 
-# Topics made by use that are not on disk yet, and the sends that wait until they are.
-#
-# A message may be acknowledged only when its topic would still be known after a crash; otherwise the message
-# is stored and cannot be read (spec store 18). So the sends to a new topic are held until `topics.json` is
-# written, and then handled as if they had just come, in the order in which they came. Sends to other topics
-# never wait.
-
 HELD_SENDS_MAX = 10_000
 
 Resume = Callable[[OSError | None], None]
@@ -31,7 +26,13 @@ Resume = Callable[[OSError | None], None]
 
 
 class UnsavedTopics:
-    """Which topics wait to be written, and who waits for them."""
+    """Which topics wait to be written, and which sends wait for them.
+
+    A message may be acknowledged only when its topic would still be known after a crash; otherwise the
+    message is stored and cannot be read (spec store 18). So the sends to a new topic are held until
+    `topics.json` is written, and then handled as if they had just come, in the order in which they came.
+    Sends to other topics never wait.
+    """
 
     def __init__(self, saver: TableSaver, file: TableFile) -> None:
         self._saver = saver
@@ -87,7 +88,9 @@ UNIT_SUBSCRIPTION_FLAG = 0x2
 
 
 class TopicCreator:
-    """Makes topics that clients need; each is in the table when the call returns."""
+    """Makes topics that clients need: from a template, for retries, for dead letters (spec semantics 6.2 and
+    7.1). Each is in the table when the call returns.
+    """
 
     def __init__(
         self,

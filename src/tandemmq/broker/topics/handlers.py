@@ -1,7 +1,7 @@
-"""Topics by request: create or change (17, 18), with attributes as `+key=value,-key`; delete (215), show one
-(351), list the system's (305).
+"""Topics and groups by request: `TopicHandlers` changes and shows topics, `GroupHandlers` changes and shows
+groups.
 
-Source: spec semantics 16.3, spec remoting 8.6.
+Source: spec semantics 16.3 and 16.4, spec remoting 8.6.
 """
 
 from __future__ import annotations
@@ -110,7 +110,10 @@ async def _tell_nobody(_names: Iterable[str]) -> None:
 
 
 class TopicHandlers:
-    """Changes the topic table; a change is on disk before it is answered, and a new topic known to the name
+    """Create or change topics (17, 18), with attributes as `+key=value,-key`; delete (215), show one (351),
+    list the system's (305).
+
+    Each change of the topic table is on disk before it is answered, and a new topic known to the name
     servers: `wait_told` waits for them, once the broker is registered.
     """
 
@@ -269,16 +272,15 @@ class TopicHandlers:
             raise NotPermitted("a slave takes its topics from its master: change them there")
 
 
-# Groups by request: create or change (200, 225), delete (207), show one (352), forbid a topic (353).
-#
-# Source: spec semantics 16.4.
-
 RETRY_QUEUE_COUNT_MAX = 1_024
 _INT32_MAX = 2**31 - 1
 
 
 class GroupHandlers:
-    """Changes the group table; a change is on disk before it is answered."""
+    """Create or change groups (200, 225), delete (207), show one (352), forbid a topic (353).
+
+    Each change of the group table is on disk before it is answered.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
-"""The topics of this broker and their version (spec semantics 16.3, spec store 18: topics.json).
+"""The topics of this broker and their version, and the topics and groups that it has from its first start.
 
-Invariants: every change bumps the data version once and is told to `on_change` after the table is whole
-            again; a slave takes over the master's version with its table (spec replication 6.2).
-At a bound: a topic too many is refused with Busy.
+`system_topics` and `SYSTEM_GROUPS_AT_START` name the latter; `TopicTable` holds all topics.
+Source: spec semantics 16.3, 16.4.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from tandemmq.protocol.bodies.tables import (
     decode_topic_config_table,
     encode_topic_config_table,
 )
-
-# The topics and groups that every broker has from its first start (spec semantics 16.3, 16.4). Pure.
 
 READ_WRITE = PERMISSION_READ | PERMISSION_WRITE
 BENCHMARK_QUEUE_COUNT = 1024
@@ -86,7 +83,13 @@ OnTopicsChanged = Callable[[list[str]], None]
 
 
 class TopicTable:
-    """Topic configurations by name; `get` is a plain dict look-up. `on_change` gets the changed names."""
+    """Topic configurations by name (spec store 18: topics.json); `get` is a plain dict look-up. `on_change`
+    gets the changed names.
+
+    Invariants: every change bumps the data version once and is told to `on_change` after the table is whole
+                again; a slave takes over the master's version with its table (spec replication 6.2).
+    At a bound: a topic too many is refused with Busy.
+    """
 
     def __init__(self, *, count_max: int = 100_000) -> None:
         self._configs: dict[str, TopicConfig] = {}
