@@ -1,18 +1,8 @@
-"""Looks after half messages that nobody ended: one task, on the master only.
+"""Looks after half messages that nobody ended, on the master only: one task asks their producers.
 
-Owns:       how far the half topic is settled, and the op records that are needed from there on. Both are
-            consumer offsets of the group CID_RMQ_SYS_TRANS, so they are saved and copied to slaves with all
-            others, and a Java broker goes on from them.
-Invariants: everything before the progress has its mark in the log, was discarded, or has a copy further on.
-            What memory says of a transaction (`Decided`) only spares the question: a half message whose end
-            is being stored holds the round up, and one whose end is stored without its mark gets the mark.
-            The progress is told only when the log is safe up to what it relies on (`Progress`), so no
-            transaction is lost with it.
-Strategy:   every transactionCheckInterval the half topic is walked from the progress to its end; half
-            messages with a mark are passed over without being read. A round takes 60 s at most.
-            What is done is kept as a bit per half message that is not behind the progress, and per op record
-            as the highest half offset it names, to know from which one on a restart has to read.
-Source:     spec semantics 17, spec store 14.
+`Asker` asks, `OpLog` knows which half messages are done, `TransactionChecks` is the task, and
+`TransactionService` starts and stops it with the role.
+Source: spec semantics 17, spec store 14.
 """
 
 from __future__ import annotations
@@ -55,14 +45,13 @@ from tandemmq.store import MessageStore, PutStatus
 from tandemmq.store.outcomes import NOT_STORED, Appended
 from tandemmq.telemetry import events
 
-# Asks producers how their transactions ended: CHECK_TRANSACTION_STATE, oneway (spec semantics 17.6).
-
 
 class Asker:
-    """Picks the members of a producer group in turn.
+    """Asks producers how their transactions ended, the members of a group in turn: CHECK_TRANSACTION_STATE,
+    oneway (spec semantics 17.6).
 
-    A question shows the message, and anybody may say that he is of the group: only who may send to its topic
-    is asked.
+    A question shows the message, and anybody may claim to be of the group: only members that may send to its
+    topic are asked.
     """
 
     def __init__(
@@ -182,7 +171,21 @@ OPS_PER_TURN = 4_096
 
 
 class TransactionChecks:
-    """`run` is the task; `stop` lets it end between two messages."""
+    """`run` is the task; `stop` lets it end between two messages.
+
+    Owns:       how far the half topic is settled, and the op records that are needed from there on. Both are
+                consumer offsets of the group CID_RMQ_SYS_TRANS, so they are saved and copied to slaves with
+                all others, and a Java broker goes on from them.
+    Invariants: everything before the progress has its mark in the log, was discarded, or has a copy further
+                on. What memory says of a transaction (`Decided`) only spares the question: a half message
+                whose end is being stored holds the round up, and one whose end is stored without its mark
+                gets the mark. The progress is told only when the log is safe up to what it relies on
+                (`Progress`), so no transaction is lost with it.
+    Strategy:   every transactionCheckInterval the half topic is walked from the progress to its end; half
+                messages with a mark are passed over without being read. A round takes 60 s at most. What is
+                done is kept as a bit per half message that is not behind the progress, and per op record as
+                the highest half offset it names, to know from which one on a restart has to read.
+    """
 
     def __init__(
         self,
@@ -374,13 +377,14 @@ class TransactionChecks:
             await self._clock.sleep(RETRY_AFTER_S)
 
 
-# Starts and stops the checks with the role: a slave asks nobody, it copies the progress.
-
 STOP_S_MAX = 5.0
 
 
 class TransactionService:
-    """`start` on a master; `stop`, and `settle` once the store is closed. Each may be called again."""
+    """Starts and stops the checks with the role: a slave asks nobody, it copies the progress.
+
+    `start` on a master; `stop`, and `settle` once the store is closed. Each may be called again.
+    """
 
     def __init__(
         self, make_checks: Callable[[], TransactionChecks], on_fatal: Callable[[BaseException], None] | None

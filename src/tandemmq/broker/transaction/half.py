@@ -1,8 +1,10 @@
-"""The records of a transaction, as RocketMQ stores them: half message, its copies, its end. Pure.
+"""A transaction in the log and in memory: its records, what is known of its end, and the verdict on a half
+message that is not done. Pure.
 
 A half message is an ordinary record of the half topic that names its real topic; the end of it is an op
 record with its queue offset; a commit is a copy of it in the real topic. Copies keep the queue offset of the
-first one in TRAN_PREPARED_QUEUE_OFFSET, so that all of them are one transaction.
+first one in TRAN_PREPARED_QUEUE_OFFSET, so that all of them are one transaction. All is stored as RocketMQ
+stores it.
 Source: spec semantics 17, spec store 14.
 """
 
@@ -172,19 +174,19 @@ def _copy(
     )
 
 
-# What is known in memory of transactions that have ended, or were copied: bounded, and never needed. Pure.
-#
-# It spares consumers a second copy when a producer says commit twice, or late for a copy that was passed
-# over; after a restart, or for more than COUNT_MAX at once, such a message may be delivered twice, as in
-# RocketMQ. A decision counts as soon as it is said, but nothing is known of its end until the store has
-# answered: until then it is `pending`, and no progress may rely on it. Every transaction goes by the queue
-# offset of its first half message (`half.root_of`).
-
 COUNT_MAX = 65_536
 
 
 class Decided:
-    """Decisions of ended transactions and the newest copies of open ones."""
+    """Decisions of ended transactions and the newest copies of open ones, in memory: bounded, and never
+    needed.
+
+    It spares consumers a second copy when a producer says commit twice, or late for a copy that was passed
+    over; after a restart, or for more than COUNT_MAX at once, such a message may be delivered twice, as in
+    RocketMQ. A decision counts as soon as it is said, but nothing is known of its end until the store has
+    answered: until then it is `pending`, and no progress may rely on it. Every transaction goes by the queue
+    offset of its first half message (`root_of`).
+    """
 
     def __init__(self, count_max: int = COUNT_MAX) -> None:
         self._count_max = count_max
@@ -238,9 +240,8 @@ def _trim(table: dict[int, int], count_max: int) -> None:
         del table[next(iter(table))]
 
 
-# What to do with a half message that is not done: decided from what is stored of it. Pure.
-#
-# Source: spec semantics 17 (row by row), spec store 14.
+# The verdict: what to do with a half message that is not done, decided from what is stored of it (spec
+# semantics 17, row by row).
 
 _HOUR_MS = 3_600_000
 
