@@ -1,5 +1,7 @@
-"""QUERY_ASSIGNMENT and SET_MESSAGE_REQUEST_MODE, and who of a group gets which queues: RocketMQ's rules, so
-that all brokers give all clients the same. Source: spec semantics 12.3 and 20.1.
+"""Which client of a group consumes which queues: QUERY_ASSIGNMENT and SET_MESSAGE_REQUEST_MODE.
+
+`TopicQueues` knows the queues of a topic on all brokers, `ModeTable` how a group consumes it; the allocations
+are RocketMQ's, so that all brokers give all clients the same. Source: spec semantics 12.3 and 20.1.
 """
 
 from __future__ import annotations
@@ -38,10 +40,6 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.ports import Clock
 
-# The queues of a topic on all brokers, as the name servers tell them; kept for a while.
-#
-# At a bound: the topic that was asked for longest ago is forgotten. Without name servers: this broker's own.
-
 KEPT_S: Final = 30.0
 """RocketMQ's period of looking again (spec semantics 20.1)."""
 TOPICS_MAX: Final = 4_096
@@ -50,7 +48,11 @@ ASK_TIMEOUT_S: Final = 2.0
 
 
 class TopicQueues:
-    """Readable queues by topic."""
+    """The readable queues of topics on all brokers, as the name servers tell them; kept for a while.
+
+    Without name servers they are this broker's own.
+    At a bound: the topic that was asked for longest ago is forgotten.
+    """
 
     def __init__(
         self, options: BrokerOptions, *, topics: TopicTable, client: RemotingClient, clock: Clock
@@ -108,11 +110,9 @@ def _queues_of(topic: str, broker_name: str, count: int) -> list[MessageQueue]:
     return [MessageQueue(topic=topic, broker_name=broker_name, queue_id=number) for number in range(count)]
 
 
-# How groups consume topics, where that was set: messageRequestMode.json (spec semantics 20.1).
-
-
 class ModeTable:
-    """Modes by topic and group; `on_change` is called after each change.
+    """How groups consume topics, where that was set: messageRequestMode.json. `on_change` is called after
+    each change.
 
     At a bound: a new entry is refused with Busy.
     """

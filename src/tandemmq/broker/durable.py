@@ -1,8 +1,7 @@
-"""Appends what is due: the one place where a delivery meets the store.
+"""Deliveries that survive a kill: messages that waited are appended, and progress counts once they are safe.
 
-A batch is one append, awaited before the next, so messages keep their order and no batch is half delivered.
-A store that refuses for now is asked again; a message that can never be stored is given up with an ERROR,
-because it would hold back all others.
+`Progress` holds progress back until it is valid, `Wake` lets a task sleep, `Writer` is the one place where a
+delivery meets the store, and `restore` makes the message that it appends.
 """
 
 from __future__ import annotations
@@ -24,12 +23,6 @@ from tandemmq.store.consume_queue import FILLER_SIZE
 from tandemmq.store.outcomes import GetStatus
 from tandemmq.telemetry import events
 
-# Progress of a delivery that becomes valid only once the delivered copies are safe: pure.
-#
-# A copy that lies in the page cache, or that a slave has not got, may still be lost; were the progress ahead
-# of it, the message would be lost with it. So progress waits until the log is flushed, and acknowledged by
-# the slaves that are in sync, up to the end of what it speaks of. After a kill the rest is delivered again.
-
 T = TypeVar("T")
 
 PROGRESS_COUNT_MAX = 65_536
@@ -45,7 +38,13 @@ def safe_end(*, flushed: int, appended: int, acknowledged: Iterable[int], gap_by
 
 
 class Progress(Generic[T]):
-    """Values in the order of the log, each with the end of what it speaks of."""
+    """Progress of a delivery that becomes valid only once the delivered copies are safe: values in the order
+    of the log, each with the end of what it speaks of.
+
+    A copy in the page cache, or one that a slave does not hold, may still be lost; if the progress were ahead
+    of it, the message would be lost with it. So progress waits until the log is flushed, and acknowledged by
+    the slaves that are in sync, up to the end of what it speaks of. After a kill the rest is delivered again.
+    """
 
     __slots__ = ("_waiting",)
 
@@ -82,11 +81,10 @@ class Progress(Generic[T]):
         return settled
 
 
-# Waits for a signal or for a time, whichever comes first; a signal that came before the wait counts.
-
-
 class Wake:
-    """One task waits, anyone sets."""
+    """One task waits for a signal or for a time, whichever comes first; anyone may set the signal. A signal
+    that came before the wait counts.
+    """
 
     __slots__ = ("_clock", "_event")
 
@@ -122,7 +120,12 @@ BATCH_COUNT_MAX = 64
 
 
 class Writer:
-    """Reads waiting messages and appends the due ones; shared by delay levels and timers."""
+    """Reads waiting messages and appends the due ones; shared by delay levels and timers.
+
+    A batch is one append, awaited before the next, so messages keep their order and no batch is half
+    delivered. A store that refuses for now is asked again; a message that can never be stored is given up
+    with an ERROR, because it would hold back all others.
+    """
 
     def __init__(self, store: MessageStore, clock: Clock) -> None:
         self._store = store
@@ -237,7 +240,7 @@ class Writer:
         log.error(events.DELAYED_MESSAGE_REFUSED, extra=facts)
 
 
-# Stored messages on their way back from a waiting topic: pure.
+# Stored messages on their way back from a waiting topic; pure.
 #
 # The properties stay as they were stored, DELAY, REAL_TOPIC and REAL_QID included, because that is what
 # RocketMQ stores (spec store 15); a timer message gets its times added (spec store 16).

@@ -1,5 +1,7 @@
-"""What the metrics of a broker read from its parts, none of which knows of metrics: the store's watermarks,
-files, disk and durations; what comes in and goes out; how far the copies are behind.
+"""The metrics of a broker: what they read from its parts, and the port on which they are told.
+
+The parts know nothing of metrics. Read are the store's watermarks, files, disk and durations; what comes in
+and goes out; how far the copies are behind.
 
 Strategy:   the messages of a topic are not counted when they come: its queues number them, so that the sum of
             the queues' ends is the count. It outlives a restart and costs nothing until somebody asks.
@@ -229,18 +231,18 @@ def _read_slave(status: ReplicationSlaveStatus, synced_at: float | None, clock: 
         yield Sample(metrics.CONFIG_SYNC_AGE, clock.monotonic() - synced_at)
 
 
-# MetricsEndpoint: /metrics for Prometheus and /healthz for a supervisor, on a port of their own.
-#
-# At a bound: the text is made at most once per `RENDER_S_MIN`; whoever asks more often gets the same again,
-#             so that scrapers cannot take the loop from the clients.
-
 log = logging.getLogger(__name__)
 
 RENDER_S_MIN = 1.0
 
 
 class MetricsEndpoint:
-    """Reads the parts of one broker when it is asked to."""
+    """/metrics for Prometheus and /healthz for a supervisor, on a port of their own; reads the parts of one
+    broker when it is asked to.
+
+    At a bound: the text is made at most once per `RENDER_S_MIN`; whoever asks more often gets the same again,
+                so that scrapers cannot take the loop from the clients.
+    """
 
     def __init__(self, sources: MetricSources, *, network: Network) -> None:
         self._sources = sources

@@ -1,8 +1,9 @@
-"""What a broker can be told: one frozen value, RocketMQ's defaults, units in the names.
+"""What a broker can be told: its own settings, those of access control, and those of an elected group.
 
-The RocketMQ key of each field stands beside it. The role (brokerRole) belongs to the store's
-options; here `broker_id` says the same (0 master, above 0 slave) and `Broker` refuses a pair that disagrees
-(spec replication 3). Fields marked "ours" have no RocketMQ key: they are bounds that RocketMQ leaves open.
+Each part is one frozen value with RocketMQ's defaults and units in the names; the RocketMQ key of each field
+stands beside it. Fields marked "ours" have no RocketMQ key: they are bounds that RocketMQ leaves open. The
+role (brokerRole) belongs to the store's options; `broker_id` says the same here (0 master, above 0 slave),
+and `Broker` refuses a pair that disagrees (spec replication 3).
 """
 
 from __future__ import annotations
@@ -221,12 +222,9 @@ def _check_range(name: str, value: int, low: int, high: int) -> None:
         raise ConfigError(f"{name}: {value} is outside {low}..{high}")
 
 
-# What a broker is told about access control; RocketMQ's key stands beside each field.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessOptions:
-    """Both kinds of rules may be on; then a request must pass both."""
+    """Access control. Both kinds of rules may be on; then a request must pass both."""
 
     acl_enable: bool = False  # aclEnable: the rules of plain_acl.yml
     acl_directory: Path = Path("conf")  # aclConfigDir (ours): holds plain_acl.yml, acl/*.yml and tools.yml
@@ -252,12 +250,11 @@ OPEN = AccessOptions()
 """Everybody may do everything."""
 
 
-# What a broker of an elected group can be told, RocketMQ's key beside each field (spec controller 8).
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionOptions:
-    """Settings that count with enableControllerMode=true only; brokerId and brokerRole do not count then."""
+    """A broker of an elected group (spec controller 8). These settings count with enableControllerMode=true
+    only; brokerId and brokerRole do not count then.
+    """
 
     is_enabled: bool = False  # enableControllerMode
     controllers: tuple[str, ...] = ()  # controllerAddr, split at ';'

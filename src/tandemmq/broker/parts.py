@@ -1,6 +1,7 @@
-"""All handlers of one broker, built in the order of what they need; none of them knows the others.
+"""All handlers of one broker, what only a master does by itself, and which handler serves which request code.
 
-The list of constructor calls here stands for the one object that other brokers hand to every handler.
+`Parts` builds the handlers in the order of what they need; none of them knows the others. Its list of
+constructor calls stands for the one object that other brokers hand to every handler.
 """
 
 from __future__ import annotations
@@ -278,17 +279,15 @@ class Parts:
             self._tables.topics.renew(self._clock.now_ms())
 
 
-# What only a master does by itself: deliver what waited, bring back what was popped, ask about transactions.
-#
-# A slave does none of it; it copies the progress, and goes on from there once it is started as a master.
-# Source:     spec semantics 14.4 (pop), 17 (transactions), 18 (delay and timers).
-
-
 class MasterDuties:
-    """`start` on a master, `stop` while the store still takes appends, `settle` once it is closed.
+    """What only a master does by itself: deliver what waited, bring back what was popped, ask about
+    transactions.
 
-    A fenced master that begins to rest may hear of its successor in the same moment: who stops while another
-    one does returns after it.
+    A slave does none of it; it copies the progress, and goes on from there once it is started as a master.
+    `start` on a master, `stop` while the store still takes appends, `settle` once it is closed. A fenced
+    master that begins to rest may hear of its successor in the same moment: if one stop is under way, a
+    second one returns after it.
+    Source: spec semantics 14.4 (pop), 17 (transactions), 18 (delay and timers).
     """
 
     def __init__(
@@ -362,7 +361,7 @@ class MasterDuties:
         )
 
 
-# Which handler serves which request code: all of a broker's service on one screen.
+# The routes: all of a broker's service on one screen.
 #
 # Codes of replication (21, 43, 45, 201, 907) come from `replica`; the fast listener serves everything but
 # what may wait (spec remoting 5). A code that is not here is answered REQUEST_CODE_NOT_SUPPORTED.

@@ -1,7 +1,9 @@
-"""Counters of one broker, and rates over the last 10 s, 1 min and 10 min. Pure; time is passed in.
+"""What a broker counts: counters with rates, and the series that tools are shown (VIEW_BROKER_STATS_DATA).
 
-Handlers add to the counters; `sample` is called every `SAMPLE_PERIOD_S`. Only what must be is counted per
-message; refusals and the ends of pulls are counted by response code. Source: spec semantics 22.
+Handlers add to the counters of `BrokerStats`; `sample` is called every `SAMPLE_PERIOD_S` and gives the rates
+over the last 10 s, 1 min and 10 min. Only what must be is counted per message; refusals and the ends of pulls
+are counted by response code. `StatsItems` keeps what each topic and group did in the last minute, hour and
+day. Source: spec semantics 22.
 """
 
 from __future__ import annotations
@@ -193,8 +195,7 @@ class BrokerStats:
         )
 
 
-# VIEW_BROKER_STATS_DATA: what each topic and group did in the last minute, hour and day, collected every
-# 10 s from counters that exist anyway.
+# The series of VIEW_BROKER_STATS_DATA, collected every 10 s from counters that exist anyway.
 #
 # Shape:      a series keeps (time, messages, bytes, times) as they stood, every 10 s for the minute, 10 min
 #             for the hour and 1 h for the day, as RocketMQ does; a figure is the difference of two of them.
@@ -205,7 +206,6 @@ class BrokerStats:
 #             until others are forgotten, which happens when the topic is gone or nothing came for a day. The
 #             first `QUEUES_READ_MAX` queues are read; of one that grew by more than `ENTRIES_READ_MAX`
 #             entries the sizes of the newest ones stand for all.
-# Source:     spec semantics 22 (names and keys of the items).
 
 SERIES_MAX: Final = 8_192
 MINUTE_STEP_S: Final = 10
