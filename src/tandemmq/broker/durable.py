@@ -23,6 +23,8 @@ from tandemmq.store.consume_queue import FILLER_SIZE
 from tandemmq.store.outcomes import GetStatus
 from tandemmq.telemetry import events
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 PROGRESS_COUNT_MAX = 65_536
@@ -111,8 +113,6 @@ class Wake:
         finally:
             timer.cancel()
 
-
-log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 0.1
 BATCH_BYTES_MAX = 262_144

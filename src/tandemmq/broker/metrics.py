@@ -41,6 +41,8 @@ from tandemmq.telemetry.metrics import QUEUES_READ_MAX, TOPIC_SERIES_MAX, Sample
 from tandemmq.telemetry.prometheus import CONTENT_TYPE, TextExporter
 from tandemmq.units import ReplicaId
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSources:
@@ -230,8 +232,6 @@ def _read_slave(status: ReplicationSlaveStatus, synced_at: float | None, clock: 
     if synced_at is not None:
         yield Sample(metrics.CONFIG_SYNC_AGE, clock.monotonic() - synced_at)
 
-
-log = logging.getLogger(__name__)
 
 RENDER_S_MIN = 1.0
 

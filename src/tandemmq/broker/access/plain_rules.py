@@ -29,6 +29,8 @@ from tandemmq.protocol.topic_names import RETRY_PREFIX, TRACE_TOPIC
 from tandemmq.runtime.ports import Clock, Disk
 from tandemmq.telemetry import events
 
+log = logging.getLogger(__name__)
+
 Matcher = Callable[[str], bool]
 
 _EVERYBODY: Final = ("*", "*.*.*.*", "*:*:*:*:*:*:*:*")
@@ -284,8 +286,6 @@ def _list(raw: Mapping[str, Any], key: str) -> list[Any]:
         raise ConfigError(f"{key}: must be a list")
     return found
 
-
-log = logging.getLogger(__name__)
 
 DEFAULT_NAME: Final = "plain_acl.yml"
 FOLDER_NAME: Final = "acl"

@@ -1,7 +1,7 @@
-"""The word on which a broker of an elected group acts: that of its replicas, and that of the controllers.
+"""The word on which a broker of an elected group acts: that of the controllers, and that of its replicas.
 
-`Vouches` and `Promise` are the two sides of what slaves promise their master. `Controllers` and `Heartbeats`
-talk with the controllers; `MasterLease` is how long a master may go on by what they answered.
+`Controllers` and `Heartbeats` talk with the controllers; `MasterLease` is how long a master may go on by what
+they answered. `Vouches` and `Promise` are the two sides of what slaves promise their master.
 Source: spec controller 2.1, 3.4, 10.5, 10.6.
 """
 
@@ -31,94 +31,7 @@ from tandemmq.runtime.ports import Clock
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
 
-# Vouches: a master may go on without a lease while all other members of its set promise to stay slaves.
-#
-# Strategy:   each slave asks its master again and again, and brings back the token of the answer before.
-#             While the master is short of a lease it says so; from then on each question is a promise not to
-#             take office for PROMISE_S, made when it was sent. The master counts it from when it gave the
-#             token out, which was before that: so neither a stall nor a network that delivers late makes an
-#             old promise look new. While controllers grant leases nobody promises anything, and elections
-#             wait for nobody.
-# Invariants: what a master counts ends before the promise does, if clock rates differ by less than 5 %.
-
-COUNTED_S: Final = 1.2
-"""As long as a lease."""
-PROMISE_S: Final = 1.33
-TIMEOUT_S: Final = 0.5
-TOKENS_PER_S: Final = 1_000_000
-
-
-class Vouches:
-    """A master's: who stays its slave, and since when that is certain."""
-
-    def __init__(self) -> None:
-        self._begun_s = float("inf")
-        self._heard: dict[int, tuple[float, Channel]] = {}
-
-    def begin_term(self, now_s: float) -> None:
-        """What was promised to an earlier master counts for nothing."""
-        self._begun_s = now_s
-        self._heard.clear()
-
-    def hear(self, broker_id: int, token: int, channel: Channel, now_s: float) -> None:
-        """A promise; a token that this term has not given out is none."""
-        since_s = token / TOKENS_PER_S
-        if not self._begun_s <= since_s <= now_s:
-            return
-        before = self._heard.get(broker_id)
-        if before is None or before[1] is not channel:
-            # A process that has ended keeps no promise.
-            channel.on_close.append(lambda gone: self._forget(broker_id, gone))
-        self._heard[broker_id] = since_s, channel
-
-    def _forget(self, broker_id: int, channel: Channel) -> None:
-        heard = self._heard.get(broker_id)
-        if heard is not None and heard[1] is channel:
-            del self._heard[broker_id]
-
-    def have_all(self, ids: Iterable[int], now_s: float) -> bool:
-        """Whether each of these keeps a promise still."""
-        return all(one in self._heard and self._heard[one][0] >= now_s - COUNTED_S for one in ids)
-
-    @staticmethod
-    def new_token(now_s: float) -> int:
-        """The moment, rounded down."""
-        return int(now_s * TOKENS_PER_S)
-
-
-class Promise:
-    """A slave's: until when it must not take office."""
-
-    def __init__(self, *, client: RemotingClient, clock: Clock, period_s: float) -> None:
-        self._client = client
-        self._clock = clock
-        self._period_s = period_s
-        self._until_s = float("-inf")
-
-    async def wait(self) -> None:
-        """Returns when nothing is promised."""
-        rest_s = self._until_s - self._clock.monotonic()
-        if rest_s > 0:
-            await self._clock.sleep(rest_s)
-
-    async def keep(self, address: str, make: Callable[[int | None], VouchRequest]) -> None:
-        """Never returns: tells the master at `address` again and again that this broker is its slave."""
-        token: int | None = None
-        while True:
-            begun_s = self._clock.monotonic()
-            if token is not None:
-                self._until_s = max(self._until_s, begun_s + PROMISE_S)
-            answer: VouchResponse | None = None
-            try:
-                answer = await vouch(self._client, address, make(token), timeout_s=TIMEOUT_S)
-            except (ClientError, RequestRejected):
-                pass  # nobody is there, or it serves another term
-            is_first = token is None
-            token = None if answer is None or not answer.is_wanted else answer.token
-            if token is not None and is_first:
-                continue
-            await self._clock.sleep(max(0.0, begun_s + self._period_s - self._clock.monotonic()))
-
+log = logging.getLogger(__name__)
 
 # The controllers as a broker knows them: who leads, questions to the leader, a heartbeat to each of them.
 #
@@ -128,7 +41,6 @@ class Promise:
 #           know that its outcome is unknown.
 # Bounds:   one heartbeat under way per controller.
 
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -328,3 +240,92 @@ class MasterLease:
 
     def is_valid(self, now_s: float) -> bool:
         return now_s < self._end_s
+
+
+# Vouches: a master may go on without a lease while all other members of its set promise to stay slaves.
+#
+# Strategy:   each slave asks its master again and again, and brings back the token of the answer before.
+#             While the master is short of a lease it says so; from then on each question is a promise not to
+#             take office for PROMISE_S, made when it was sent. The master counts it from when it gave the
+#             token out, which was before that: so neither a stall nor a network that delivers late makes an
+#             old promise look new. While controllers grant leases nobody promises anything, and elections
+#             wait for nobody.
+# Invariants: what a master counts ends before the promise does, if clock rates differ by less than 5 %.
+
+COUNTED_S: Final = 1.2
+"""As long as a lease."""
+PROMISE_S: Final = 1.33
+TIMEOUT_S: Final = 0.5
+TOKENS_PER_S: Final = 1_000_000
+
+
+class Vouches:
+    """A master's: who stays its slave, and since when that is certain."""
+
+    def __init__(self) -> None:
+        self._begun_s = float("inf")
+        self._heard: dict[int, tuple[float, Channel]] = {}
+
+    def begin_term(self, now_s: float) -> None:
+        """What was promised to an earlier master counts for nothing."""
+        self._begun_s = now_s
+        self._heard.clear()
+
+    def hear(self, broker_id: int, token: int, channel: Channel, now_s: float) -> None:
+        """A promise; a token that this term has not given out is none."""
+        since_s = token / TOKENS_PER_S
+        if not self._begun_s <= since_s <= now_s:
+            return
+        before = self._heard.get(broker_id)
+        if before is None or before[1] is not channel:
+            # A process that has ended keeps no promise.
+            channel.on_close.append(lambda gone: self._forget(broker_id, gone))
+        self._heard[broker_id] = since_s, channel
+
+    def _forget(self, broker_id: int, channel: Channel) -> None:
+        heard = self._heard.get(broker_id)
+        if heard is not None and heard[1] is channel:
+            del self._heard[broker_id]
+
+    def have_all(self, ids: Iterable[int], now_s: float) -> bool:
+        """Whether each of these keeps a promise still."""
+        return all(one in self._heard and self._heard[one][0] >= now_s - COUNTED_S for one in ids)
+
+    @staticmethod
+    def new_token(now_s: float) -> int:
+        """The moment, rounded down."""
+        return int(now_s * TOKENS_PER_S)
+
+
+class Promise:
+    """A slave's: until when it must not take office."""
+
+    def __init__(self, *, client: RemotingClient, clock: Clock, period_s: float) -> None:
+        self._client = client
+        self._clock = clock
+        self._period_s = period_s
+        self._until_s = float("-inf")
+
+    async def wait(self) -> None:
+        """Returns when nothing is promised."""
+        rest_s = self._until_s - self._clock.monotonic()
+        if rest_s > 0:
+            await self._clock.sleep(rest_s)
+
+    async def keep(self, address: str, make: Callable[[int | None], VouchRequest]) -> None:
+        """Never returns: tells the master at `address` again and again that this broker is its slave."""
+        token: int | None = None
+        while True:
+            begun_s = self._clock.monotonic()
+            if token is not None:
+                self._until_s = max(self._until_s, begun_s + PROMISE_S)
+            answer: VouchResponse | None = None
+            try:
+                answer = await vouch(self._client, address, make(token), timeout_s=TIMEOUT_S)
+            except (ClientError, RequestRejected):
+                pass  # nobody is there, or it serves another term
+            is_first = token is None
+            token = None if answer is None or not answer.is_wanted else answer.token
+            if token is not None and is_first:
+                continue
+            await self._clock.sleep(max(0.0, begun_s + self._period_s - self._clock.monotonic()))

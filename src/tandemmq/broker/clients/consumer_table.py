@@ -24,6 +24,8 @@ from tandemmq.remoting.options import render_address
 from tandemmq.runtime.ports import Clock
 from tandemmq.telemetry import events
 
+log = logging.getLogger(__name__)
+
 
 class Member:
     """One client of a group, as its last heartbeat said.
@@ -125,8 +127,6 @@ class GroupMembers:
         groups = self._by_channel.get(channel, ())
         return max((self._by_group[group][channel].heard_s for group in groups), default=None)
 
-
-log = logging.getLogger(__name__)
 
 REFUSALS_KEPT_MAX: Final = 1_024
 REASON_LENGTH_MAX: Final = 512

@@ -53,6 +53,8 @@ from tandemmq.runtime.ports import Clock
 from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 
+log = logging.getLogger(__name__)
+
 
 class Notices:
     """Collects groups whose membership changed and tells their members, so that they rebalance. `consumers`
@@ -176,8 +178,6 @@ async def _relay(member: Member, asked: Command, question: Command) -> Command:
         ) from None
     return asked.reply(answer.code, remark=answer.remark, body=answer.body, fields=answer.fields)
 
-
-log = logging.getLogger(__name__)
 
 CLIENT_ID_LENGTH_MAX = 1_024
 PRODUCER_GROUP_LENGTH_MAX = 255

@@ -23,6 +23,8 @@ from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import MessageStore
 from tandemmq.telemetry import events
 
+log = logging.getLogger(__name__)
+
 # Delay levels: one task for all of them.
 #
 # Owns:       how far each level has got; what of it is valid goes to the DelayOffsetTable (delayOffset.json).
@@ -38,7 +40,6 @@ from tandemmq.telemetry import events
 # Source:     spec store 15, spec semantics 18.1. RocketMQ releases a message that is due later than its level
 #             allows at once; here it waits for its delay, counted from when it was found.
 
-log = logging.getLogger(__name__)
 
 ARRIVAL_COUNT_MAX = 4_096
 ARRIVAL_GAP_MS_MIN = 100

@@ -55,6 +55,8 @@ from tandemmq.runtime.ports import Clock
 from tandemmq.store import PutStatus
 from tandemmq.telemetry import events
 
+log = logging.getLogger(__name__)
+
 COUNT_MAX: Final = 32
 LATE_MS: Final = 500
 INVISIBLE_MS_MAX: Final = 3 * 24 * 3_600_000
@@ -204,9 +206,6 @@ class PopAnswer:
             message_offset_info=join_items(self.offsets),
             order_count_info=join_items(self.orders) if want.is_ordered else None,
         )
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)

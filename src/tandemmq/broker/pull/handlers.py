@@ -33,6 +33,8 @@ from tandemmq.store.message_store import MessageStore
 from tandemmq.store.outcomes import GetResult, GetStatus, RecordFilter
 from tandemmq.telemetry import events
 
+log = logging.getLogger(__name__)
+
 # The plan: what a pull answers, decided from what the store found. Pure.
 #
 # Source: spec semantics 8.3, spec replication 8.2 and 8.3.
@@ -111,8 +113,6 @@ def _plan_on_slave(
         return PullPlan(_RETRY, requested_offset, normal_id, is_ahead)
     return plan
 
-
-log = logging.getLogger(__name__)
 
 SQL_WORK_MAX = 20_000
 """Parts of SQL92 expressions evaluated for one pull, which is some 10 ms; the rest with the next one."""

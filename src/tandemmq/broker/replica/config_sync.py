@@ -45,6 +45,8 @@ from tandemmq.replication.core.frames import ReplicationOptions
 from tandemmq.runtime.ports import Clock
 from tandemmq.telemetry import events
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaTables:
@@ -58,8 +60,6 @@ class ReplicaTables:
     timer_progress: TimerProgress | None = None
     """None while timers are switched off."""
 
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

@@ -33,6 +33,8 @@ from tandemmq.store.options import BrokerRole
 from tandemmq.telemetry import events
 from tandemmq.units import MIB
 
+log = logging.getLogger(__name__)
+
 SLICE_BYTES: Final = 4 * MIB
 RANGE_BYTES_MAX: Final = 64 * MIB
 """A longer range is cut; the answer says where."""
@@ -145,8 +147,6 @@ def _checksum_of(views: list[memoryview], crc: int) -> int:
         crc = crc32(view, crc)
     return crc
 
-
-log = logging.getLogger(__name__)
 
 RETRY_S: Final = 5.0
 

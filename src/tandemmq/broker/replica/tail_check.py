@@ -35,6 +35,8 @@ from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 from tandemmq.units import MIB
 
+log = logging.getLogger(__name__)
+
 COMPARED_BYTES_MIN: Final = 8 * MIB
 """More than the filler at the end of a file, so that at least one record is compared; a few ms of CPU."""
 
@@ -157,7 +159,6 @@ def _failed(log_end: int, address: str, error: TandemError) -> TailVerdict:
 #             on disk, and nothing while another broker is the master of its name.
 # Way out:    without such a slave a person decides (`accept`).
 
-log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
 UNLISTED_S: Final = 15.0

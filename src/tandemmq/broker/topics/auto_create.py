@@ -19,6 +19,8 @@ from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC, dlq_topic, retry_to
 from tandemmq.runtime.ports import Clock
 from tandemmq.telemetry import events
 
+log = logging.getLogger(__name__)
+
 HELD_SENDS_MAX = 10_000
 
 Resume = Callable[[OSError | None], None]
@@ -80,8 +82,6 @@ class UnsavedTopics:
         for resume in ready:
             resume(error)
 
-
-log = logging.getLogger(__name__)
 
 UNIT_TOPIC_FLAG = 0x1
 UNIT_SUBSCRIPTION_FLAG = 0x2

@@ -45,6 +45,8 @@ from tandemmq.store import MessageStore, PutStatus
 from tandemmq.store.outcomes import NOT_STORED, Appended
 from tandemmq.telemetry import events
 
+log = logging.getLogger(__name__)
+
 
 class Asker:
     """Asks producers how their transactions ended, the members of a group in turn: CHECK_TRANSACTION_STATE,
@@ -96,8 +98,6 @@ class Asker:
         )
         return True
 
-
-log = logging.getLogger(__name__)
 
 WINDOW_MAX = 1 << 26
 """Half messages ahead of the progress: 8 MiB of bits. Beyond, op records wait to be read."""
