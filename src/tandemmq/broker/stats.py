@@ -1,9 +1,11 @@
 """What a broker counts: counters with rates, and the series that tools are shown (VIEW_BROKER_STATS_DATA).
+Time is passed in.
 
-Handlers add to the counters of `BrokerStats`; `sample` is called every `SAMPLE_PERIOD_S` and gives the rates
-over the last 10 s, 1 min and 10 min. Only what must be is counted per message; refusals and the ends of pulls
-are counted by response code. `StatsItems` keeps what each topic and group did in the last minute, hour and
-day. Source: spec semantics 22.
+Handlers add to the counters of `BrokerStats`; its `sample` is called every `SAMPLE_PERIOD_S`, and the samples
+tell the rates over the last 10 s, 1 min and 10 min. Only what must be is counted per message; refusals and
+the ends of pulls are counted by response code. `StatsItems` keeps what each topic and group did in the last
+minute, hour and day.
+Source: spec semantics 22.
 """
 
 from __future__ import annotations

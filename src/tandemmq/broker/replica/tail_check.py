@@ -45,7 +45,7 @@ _REFUSALS: Final = frozenset({TailOutcome.SLAVE_AHEAD, TailOutcome.TOO_OLD, Tail
 
 
 class TailCheck:
-    """A slave's comparison of its log's end with that of `master` (a remoting address).
+    """A slave's comparison of its log's end with its master's; `master` gives the remoting address to ask.
 
     Invariants: a slave that holds anything follows a master of ours only after the last bytes that both keep
                 were equal; a RocketMQ master says that it cannot be asked, so its slave follows uncompared
