@@ -1,6 +1,6 @@
-"""The integers that must not be mixed up, as types; and rounding of sizes."""
+"""The integers that must not be mixed up, as types; what all floors call bytes; and rounding of sizes."""
 
-from typing import NewType
+from typing import Final, NewType, TypeAlias
 
 LogOffset = NewType("LogOffset", int)
 """A byte position in the CommitLog, global over all its files (RocketMQ: phyOffset)."""
@@ -14,6 +14,11 @@ EpochMs = NewType("EpochMs", int)
 ReplicaId = NewType("ReplicaId", str)
 """The name under which a replica's acknowledgements are counted: one per slave, however many sockets it
 has."""
+
+MASTER_ID: Final = 0
+"""The broker id of a master; slaves have ids above it."""
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 KIB = 1024
 MIB = 1024 * KIB

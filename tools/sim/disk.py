@@ -17,8 +17,8 @@ from typing import Any
 from sim.dice import Dice
 from sim.image import SECTOR_BYTES, Image, Node, Tear
 from tandemmq.errors import StoreLocked
-from tandemmq.runtime.ports import Advice, Buffer, Clock, T
-from tandemmq.units import align_down
+from tandemmq.runtime.ports import Advice, Clock, T
+from tandemmq.units import Buffer, align_down
 
 TOTAL_BYTES = 1 << 40
 SLOW_MS_MAX = 40

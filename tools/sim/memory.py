@@ -23,7 +23,8 @@ from typing import Any, Protocol
 from sim.manual_clock import ManualClock
 from tandemmq.errors import StoreLocked
 from tandemmq.runtime.machine import SeededRandom, deliver
-from tandemmq.runtime.ports import Address, Advice, Buffer, Clock, ProtocolFactory, StreamProtocol, T
+from tandemmq.runtime.ports import Address, Advice, Clock, ProtocolFactory, StreamProtocol, T
+from tandemmq.units import Buffer
 
 TOTAL_BYTES = 1 << 40
 ADVICE_KEPT = 1000

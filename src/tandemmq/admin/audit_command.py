@@ -19,14 +19,14 @@ import typer
 
 from tandemmq.admin.options import AsJson, Cluster, NameServers, run
 from tandemmq.admin.render import CommandAnswer, Table
-from tandemmq.admin.targets import MASTER_ID, Place, Target, Tools, find_targets
+from tandemmq.admin.targets import Place, Target, Tools, find_targets
 from tandemmq.api.replica import read_log_checksum
 from tandemmq.errors import ConfigError, RemoteProtocolError, RequestRejected, TandemError
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.requests.replica import LogChecksumResponse
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.replication.core.verifier import find_difference
-from tandemmq.units import MIB
+from tandemmq.units import MASTER_ID, MIB
 
 RANGE_BYTES = 32 * MIB
 """Half of what a broker computes for one request."""

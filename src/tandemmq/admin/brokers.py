@@ -27,13 +27,14 @@ from tandemmq.admin.options import (
     flag,
 )
 from tandemmq.admin.render import CommandAnswer, Row, Table, write_json
-from tandemmq.admin.targets import EVERYWHERE, MASTER_ID, Place, Target, Tools, find_targets
+from tandemmq.admin.targets import EVERYWHERE, Place, Target, Tools, find_targets
 from tandemmq.api import broker_admin, nameserver, replica
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.codec import REFUSALS_KEY
 from tandemmq.protocol.bodies.replica import HaClient, HaStatus
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.properties_file import parse_properties
+from tandemmq.units import MASTER_ID
 
 app = typer.Typer()
 

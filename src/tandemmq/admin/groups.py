@@ -26,7 +26,7 @@ from tandemmq.admin.options import (
     read_list,
 )
 from tandemmq.admin.render import CommandAnswer, Row, Table
-from tandemmq.admin.targets import MASTER_ID, Place, Target, Tools, find_targets
+from tandemmq.admin.targets import Place, Target, Tools, find_targets
 from tandemmq.api import broker_admin, broker_consume
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.errors import GroupNotFound, NoRoute, RemoteProtocolError, RequestRejected, TandemError
@@ -38,6 +38,7 @@ from tandemmq.protocol.bodies.tables import GroupRetryPolicy, SubscriptionGroupC
 from tandemmq.protocol.codes import render_version
 from tandemmq.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX, is_retry_topic
 from tandemmq.runtime.machine import LoopClock
+from tandemmq.units import MASTER_ID
 
 app = typer.Typer()
 

@@ -24,7 +24,7 @@ from tandemmq.admin.options import (
     span,
 )
 from tandemmq.admin.render import CommandAnswer, Row, Table
-from tandemmq.admin.targets import MASTER_ID, Place, Tools, find_targets, tools_options
+from tandemmq.admin.targets import Place, Tools, find_targets, tools_options
 from tandemmq.api import broker_admin, broker_consume
 from tandemmq.api.broker_admin import END_OF_TIME_MS
 from tandemmq.client import Message, MessageQueue, Producer, ProducerOptions
@@ -41,10 +41,12 @@ from tandemmq.errors import (
 )
 from tandemmq.protocol.record import Record, decode_records
 from tandemmq.protocol.requests.admin import ConsumeQueueRequest
-from tandemmq.protocol.requests.consume import PULL_HAS_SUBSCRIPTION, PullRequest
+from tandemmq.protocol.requests.consume import PullRequest
+from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION
 from tandemmq.protocol.topic_names import TOOLS_GROUP, TRACE_TOPIC
 from tandemmq.remoting.options import render_address
 from tandemmq.runtime.machine import LoopClock
+from tandemmq.units import MASTER_ID
 
 app = typer.Typer()
 
@@ -580,7 +582,7 @@ def _pull_header(queue: MessageQueue, offset: int, count_max: int, expression: s
         queue_id=queue.queue_id,
         queue_offset=offset,
         count_max=count_max,
-        sys_flag=PULL_HAS_SUBSCRIPTION,
+        sys_flag=PULL_SUBSCRIPTION,
         committed_offset=0,
         suspend_timeout_ms=0,
         subscription_version=0,

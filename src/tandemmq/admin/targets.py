@@ -22,6 +22,7 @@ from tandemmq.remoting.options import TlsClientOptions
 from tandemmq.remoting.tls import make_client_tls
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
+from tandemmq.units import MASTER_ID
 
 CALL_TIMEOUT_S = 5.0
 TRUST_VARIABLE = "TANDEMMQ_TLS_CA"
@@ -41,9 +42,6 @@ def tools_options() -> ClientOptions:
         secret_key="" if credentials is None else credentials.secret_key,
         tls=TlsClientOptions(trust_path=Path(trust)) if trust else None,
     )
-
-
-MASTER_ID = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from tandemmq.admin.options import (
     read_list,
 )
 from tandemmq.admin.render import CommandAnswer, Table, write_json
-from tandemmq.admin.targets import MASTER_ID, Place, Tools, find_targets
+from tandemmq.admin.targets import Place, Tools, find_targets
 from tandemmq.api import broker_admin, nameserver
 from tandemmq.api.broker_admin import (
     query_broker_config,
@@ -59,6 +59,7 @@ from tandemmq.protocol.topic_names import (
     is_system_group,
 )
 from tandemmq.runtime.machine import LoopClock
+from tandemmq.units import MASTER_ID
 
 app = typer.Typer()
 

@@ -54,7 +54,7 @@ from tandemmq.protocol.bodies.tables import (
     encode_topic_config_list,
 )
 from tandemmq.protocol.codes import RequestCode, ResponseCode
-from tandemmq.protocol.command import Buffer, Header
+from tandemmq.protocol.command import Header
 from tandemmq.protocol.properties_file import edit_properties
 from tandemmq.protocol.record import Record, decode_record, decode_records
 from tandemmq.protocol.requests.admin import (
@@ -85,6 +85,7 @@ from tandemmq.protocol.requests.consume import QueryMessageRequest, ViewMessageR
 from tandemmq.protocol.requests.replica import ResetMasterFlushedOffsetRequest
 from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC
 from tandemmq.remoting.client import RemotingClient
+from tandemmq.units import Buffer
 
 # Topics and consumer groups of a broker (spec remoting 8.6).
 

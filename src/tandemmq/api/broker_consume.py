@@ -23,7 +23,7 @@ from tandemmq.protocol.bodies.client import (
     encode_lock_request,
 )
 from tandemmq.protocol.codes import RequestCode, ResponseCode
-from tandemmq.protocol.command import Buffer, Command
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.message import PoppedMessage
 from tandemmq.protocol.pop_receipts import (
     Handle,
@@ -61,7 +61,7 @@ from tandemmq.protocol.requests.consume import (
 )
 from tandemmq.protocol.requests.route import ConsumerListRequest, UnregisterClientRequest
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.units import EpochMs, QueueOffset
+from tandemmq.units import Buffer, EpochMs, QueueOffset
 
 PULL_TIMEOUT_S = 30.0
 """Longer than any broker holds a pull (spec semantics 8.5)."""

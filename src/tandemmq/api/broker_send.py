@@ -9,7 +9,7 @@ import msgspec
 from tandemmq.api.calls import CALL_TIMEOUT_S, call, tell
 from tandemmq.protocol import rejections
 from tandemmq.protocol.codes import RequestCode, ResponseCode
-from tandemmq.protocol.command import Buffer, Command
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.send import (
     EndTransactionRequest,
     RecallRequest,
@@ -19,6 +19,7 @@ from tandemmq.protocol.requests.send import (
     SendResponse,
 )
 from tandemmq.remoting.client import RemotingClient
+from tandemmq.units import Buffer
 
 SEND_TIMEOUT_S = 3.0
 

@@ -16,9 +16,9 @@ from tandemmq.errors import (
 )
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 from tandemmq.protocol.codes import ResponseCode
-from tandemmq.protocol.command import Buffer
 from tandemmq.protocol.topic_names import group_fault
 from tandemmq.store.message_store import MessageStore
+from tandemmq.units import Buffer
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from tandemmq.api import broker_admin, broker_consume, nameserver
-from tandemmq.client.consumer.replica_choice import MASTER_ID, choose_replica
+from tandemmq.client.consumer.replica_choice import choose_replica
 from tandemmq.client.instance import Client, ClientInstance, InstanceUse
 from tandemmq.client.options import ClientOptions
 from tandemmq.client.route_cache import RouteView, build_view
@@ -25,7 +25,7 @@ from tandemmq.protocol.bodies.tables import PERMISSION_DEFAULT, TopicConfig
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.record import Record
 from tandemmq.protocol.topic_names import check_topic
-from tandemmq.units import QueueOffset
+from tandemmq.units import MASTER_ID, QueueOffset
 
 ROUTE_WAIT_S = 10.0
 ROUTE_POLL_S = 0.05

@@ -16,7 +16,7 @@ from typing import Protocol, Self
 
 from tandemmq.api import broker_consume
 from tandemmq.client.options import ClientOptions, parse_name_servers
-from tandemmq.client.route_cache import MASTER_ID, NameServers, RouteCache
+from tandemmq.client.route_cache import NameServers, RouteCache
 from tandemmq.errors import BrokerUnreachable, Busy, ClientError, RemoteProtocolError, TandemError
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies.client import ConsumerData, Heartbeat, ProducerData
@@ -35,6 +35,7 @@ from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork
 from tandemmq.runtime.ports import Clock, Network, Random
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
+from tandemmq.units import MASTER_ID
 
 # What brokers ask of producers: how a transaction ended, and to take a reply (spec semantics 15).
 #

@@ -18,10 +18,12 @@ from tandemmq.api import nameserver
 from tandemmq.errors import BrokerUnreachable, ClientError, NoRoute, RequestTimeout, TandemError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.route import TopicRoute
+from tandemmq.protocol.bodies.tables import Permission
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.ports import Clock
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
+from tandemmq.units import MASTER_ID
 
 # What a route means to clients: where to send, where to read, who lives at which address (spec semantics
 # 2.2), and which of these peers are avoided for a while because they failed a moment ago; pure.
@@ -30,10 +32,6 @@ from tandemmq.telemetry import events
 # with thousands of sends in flight the first failure spares the others the same wait. The time of avoidance
 # doubles with each failure in a row, from 2 s to 30 s, the range of RocketMQ's fault table (spec semantics
 # 3.2), and one success clears it.
-
-PERM_READ = 4
-PERM_WRITE = 2
-MASTER_ID = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +63,9 @@ def build_view(topic: str, route: TopicRoute) -> RouteView:
     writable: list[MessageQueue] = []
     for entry in route.queues:
         name = entry.broker_name
-        if entry.permission & PERM_READ and addresses.get(name):
+        if entry.permission & Permission.READ and addresses.get(name):
             readable += _queues(topic, name, entry.read_queue_count)
-        if entry.permission & PERM_WRITE and MASTER_ID in addresses.get(name, {}):
+        if entry.permission & Permission.WRITE and MASTER_ID in addresses.get(name, {}):
             writable += _queues(topic, name, entry.write_queue_count)
     ordered = parse_order_queues(topic, route.order_topic_conf)
     return RouteView(
@@ -83,7 +81,7 @@ def build_template_view(topic: str, template: TopicRoute, queue_count_max: int) 
     addresses = {broker.broker_name: dict(broker.addresses) for broker in template.brokers}
     queues: list[MessageQueue] = []
     for entry in template.queues:
-        if entry.permission & PERM_WRITE and MASTER_ID in addresses.get(entry.broker_name, {}):
+        if entry.permission & Permission.WRITE and MASTER_ID in addresses.get(entry.broker_name, {}):
             queues += _queues(topic, entry.broker_name, min(queue_count_max, entry.read_queue_count))
     ordered = tuple(sorted(queues, key=_order))
     return RouteView(topic=topic, publish_queues=ordered, addresses=addresses, is_template=True)

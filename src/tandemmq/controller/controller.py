@@ -29,13 +29,13 @@ from tandemmq.protocol.requests.controller import RaftMessageHeader
 from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.remoting.dispatch import Handler, OnFatal
+from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.options import PLAIN, TlsOptions, parse_address
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.settings import Settings
 from tandemmq.remoting.tls import TlsDoor, make_client_tls
 from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
-from tandemmq.runtime.tasks import TaskScope
+from tandemmq.runtime.tasks import OnFatal, TaskScope
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,8 @@ from tandemmq.api import broker_consume
 from tandemmq.client import Admin, Message, Producer, ProducerOptions, SendResult, SendStatus
 from tandemmq.errors import NoRoute, TandemError
 from tandemmq.protocol.record import decode_records
-from tandemmq.protocol.requests.consume import PULL_HAS_SUBSCRIPTION, PullRequest
+from tandemmq.protocol.requests.consume import PullRequest
+from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION
 from tandemmq.remoting import RemotingClient
 
 # The demo's data: every flight that left New York City in 2013, one JSON message each (package
@@ -194,7 +195,7 @@ class Publisher:
                     queue_id=queue_id,
                     queue_offset=offset,
                     count_max=_PULL_COUNT,
-                    sys_flag=PULL_HAS_SUBSCRIPTION,
+                    sys_flag=PULL_SUBSCRIPTION,
                     committed_offset=0,
                     suspend_timeout_ms=0,
                     subscription_version=0,

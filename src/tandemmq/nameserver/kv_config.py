@@ -14,7 +14,7 @@ from typing import Final
 from tandemmq.errors import ConfigError, RemoteProtocolError, RequestRejected, TandemError
 from tandemmq.protocol.bodies.codec import decode_plain, encode_body, encode_kv_table
 from tandemmq.protocol.codes import ResponseCode
-from tandemmq.protocol.command import Buffer, Command
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.loose_json import text_map
 from tandemmq.protocol.requests.route import (
     DeleteKvRequest,
@@ -26,7 +26,7 @@ from tandemmq.protocol.requests.route import (
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Disk
 from tandemmq.telemetry import events
-from tandemmq.units import MIB
+from tandemmq.units import MIB, Buffer
 
 log = logging.getLogger(__name__)
 

@@ -37,13 +37,13 @@ from tandemmq.protocol.signature import Credentials
 from tandemmq.protocol.topic_names import ORDER_TOPICS
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.remoting.dispatch import Handler, OnFatal
+from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.options import PLAIN, ServerOptions, TlsOptions
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.settings import Settings
 from tandemmq.remoting.tls import TlsDoor, make_client_tls
 from tandemmq.runtime.ports import Address, Clock, Disk, Network
-from tandemmq.runtime.tasks import TaskScope
+from tandemmq.runtime.tasks import OnFatal, TaskScope
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)

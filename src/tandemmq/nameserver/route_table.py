@@ -21,8 +21,8 @@ from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.bodies.route import BrokerData, BrokerMembers, ClusterInfo, QueueData, TopicRoute
 from tandemmq.protocol.bodies.tables import Permission, TopicConfig
+from tandemmq.units import MASTER_ID
 
-MASTER_ID: Final = 0
 HEARTBEAT_TIMEOUT_MS: Final = 120_000
 PERMISSION_ADDED: Final = Permission.READ | Permission.WRITE
 BROKERS_MAX: Final = 16_384

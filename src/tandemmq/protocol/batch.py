@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from struct import Struct
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from tandemmq.errors import LocalProtocolError, MessageIllegal
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
+from tandemmq.units import Buffer
 
 BATCH_COUNT_MAX: Final = 65536
 """Our own bound: 4 MiB of the smallest messages are fewer than 200,000, and no client batches near this."""

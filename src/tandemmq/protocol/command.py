@@ -9,7 +9,7 @@ the connection that sends it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -17,10 +17,10 @@ from tandemmq.errors import BadRequest, RemoteProtocolError
 from tandemmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, OUR_LANGUAGE, OUR_VERSION, SERIALIZE_JSON
 from tandemmq.protocol.header_codec import Header, Int32, Int64, codec_of
 from tandemmq.protocol.loose_json import parse_text_map
+from tandemmq.units import Buffer
 
 __all__ = ["Buffer", "Command", "Header", "Int32", "Int64"]
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
 
 H = TypeVar("H", bound=Header)
 

@@ -11,9 +11,10 @@ import struct
 
 from tandemmq.errors import LocalProtocolError, RemoteProtocolError
 from tandemmq.protocol.codes import SERIALIZE_JSON, SERIALIZE_ROCKETMQ
-from tandemmq.protocol.command import Buffer, Command
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.header_compact import decode_header_compact, encode_header_compact
 from tandemmq.protocol.header_json import decode_header_json, encode_header_json
+from tandemmq.units import Buffer
 
 FRAME_BYTES_MAX = 16_777_216
 """Java's limit on both sides, counting the 4 length bytes."""

@@ -27,7 +27,6 @@ from tandemmq.protocol.record_check import (
 from tandemmq.protocol.record_layout import (
     CRC_MASK,
     SEAL_MARK,
-    Buffer,
     NewBatch,
     NewRecord,
     RecordError,
@@ -40,6 +39,7 @@ from tandemmq.protocol.record_layout import (
     record_size,
 )
 from tandemmq.protocol.sys_flag import COMPRESSED
+from tandemmq.units import Buffer
 
 __all__ = [
     "NewBatch",

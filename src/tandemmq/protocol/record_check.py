@@ -31,17 +31,16 @@ from tandemmq.protocol.record_layout import (
     SYS_FLAG_AT,
     TOPIC_BYTES_MAX,
     TOPIC_BYTES_MAX_V1,
-    Buffer,
     RecordOutcome,
     encode_seal,
 )
 from tandemmq.protocol.sys_flag import HOSTS_V6_MASK
-from tandemmq.protocol.topic_names import delivered_at_ms
+from tandemmq.protocol.topic_names import SCHEDULE_TOPIC, delivered_at_ms
+from tandemmq.units import Buffer
 
 _FACTS_V4: Final = Struct(">ii28xi44xi")
 """Size, magic, system flag and body size of a record with addresses of four bytes."""
 
-_SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 
 Head: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, bytes, int, bytes, int, int, int]
 """size, magic, crc, queue_id, flag, queue_offset, log_offset, sys_flag, born_at, born_host, stored_at,
@@ -233,7 +232,7 @@ def tag_hash_of(properties: bytes) -> int:
 
 def consume_tag(topic: str, properties: bytes, stored_at_ms: int) -> int:
     """Third field of the ConsumeQueue entry: the hash of TAGS, or when a delayed message is due."""
-    if topic == _SCHEDULE_TOPIC:
+    if topic == SCHEDULE_TOPIC:
         level = _small_number(find_property(properties, b"DELAY"))
         if level > 0:
             return delivered_at_ms(level, stored_at_ms)

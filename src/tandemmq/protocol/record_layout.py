@@ -11,7 +11,7 @@ from enum import Enum
 from functools import lru_cache
 from itertools import count
 from struct import Struct
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
@@ -19,6 +19,7 @@ from tandemmq.errors import LocalProtocolError, RemoteProtocolError
 from tandemmq.protocol.hashes import crc32
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX, remove_property
 from tandemmq.protocol.sys_flag import BORN_HOST_V6, HOSTS_V6_MASK, STORE_HOST_V6
+from tandemmq.units import Buffer
 
 MAGIC_V1: Final = 0xDAA320A7 - (1 << 32)
 MAGIC_V2: Final = 0xDAA320AB - (1 << 32)
@@ -81,7 +82,6 @@ class RecordError(RemoteProtocolError):
 #             V2 only when the topic needs more than 127 bytes.
 # Strategy:   one struct call for everything before the body and one join; the topic field is cached.
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
 
 SEAL_BYTES: Final = 20
 SEAL_MARK: Final = b"__CRC32#\x01"

@@ -33,10 +33,10 @@ from tandemmq.protocol.record_layout import (
     STORED_AT_V4,
     TOPIC_BYTES_MAX,
     TOPIC_BYTES_MAX_V1,
-    Buffer,
     RecordOutcome,
 )
 from tandemmq.protocol.sys_flag import BORN_HOST_V6, HOSTS_V6_MASK, STORE_HOST_V6
+from tandemmq.units import Buffer
 
 Ints: TypeAlias = NDArray[np.int64]
 Bools: TypeAlias = NDArray[np.bool_]

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tandemmq.protocol.command import Buffer, Command
+from tandemmq.protocol.command import Command
+from tandemmq.units import Buffer
 
 ACCESS_KEY: Final = "AccessKey"
 SECURITY_TOKEN: Final = "SecurityToken"

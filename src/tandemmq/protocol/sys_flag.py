@@ -37,11 +37,6 @@ PULL_CLASS_FILTER: Final = 0x8
 PULL_LITE: Final = 0x10
 
 
-def transaction_type(sys_flag: int) -> int:
-    """One of the TRANSACTION_ constants."""
-    return sys_flag & TRANSACTION_MASK
-
-
 def is_queued(sys_flag: int) -> bool:
     """True if the record gets a ConsumeQueue entry: no transaction, or a committed one (spec store 5)."""
     return sys_flag & TRANSACTION_PREPARED == 0

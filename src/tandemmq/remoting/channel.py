@@ -19,8 +19,9 @@ from tandemmq.protocol.codes import FLAG_RESPONSE
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import FrameDecoder, encode_frame, encode_frame_head
 from tandemmq.remoting.options import ChannelLimits
-from tandemmq.runtime.ports import Address, Buffer, Clock, TimerHandle
+from tandemmq.runtime.ports import Address, Clock, TimerHandle
 from tandemmq.telemetry import events
+from tandemmq.units import Buffer
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from tandemmq.errors import BrokerUnreachable, ConfigError, RequestTimeout
 from tandemmq.protocol.command import Command
 from tandemmq.remoting.channel import Channel, Signer
-from tandemmq.remoting.dispatch import Handler, OnFatal, RequestDispatcher
+from tandemmq.remoting.dispatch import Handler, RequestDispatcher
 from tandemmq.remoting.idle import IdleSweep
 from tandemmq.remoting.options import ConnectionOptions, parse_address
 from tandemmq.remoting.tls import TlsConnection
 from tandemmq.runtime.ports import Clock, Network
-from tandemmq.runtime.tasks import TaskScope
+from tandemmq.runtime.tasks import OnFatal, TaskScope
 
 
 class RemotingClient:

@@ -16,7 +16,7 @@ from tandemmq.errors import RemoteProtocolError, RequestRejected, TandemError
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.remoting.channel import Channel
-from tandemmq.runtime.tasks import TaskScope
+from tandemmq.runtime.tasks import OnFatal, TaskScope
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,6 @@ Handler = Callable[[Channel, Command], Command | Waiting | None]
 """A Command is sent at once; None means nothing now (the handler answers later by `channel.send`); a
 coroutine runs as a task and its result is sent.
 """
-OnFatal = Callable[[BaseException], None]
 Guard = Callable[[Channel, Command], None]
 """Called before the handler; raises RequestRejected for a request that must not be served."""
 

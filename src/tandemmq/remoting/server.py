@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from tandemmq.errors import Busy
 from tandemmq.protocol.command import Command
 from tandemmq.remoting.channel import Channel, FrameBudget
-from tandemmq.remoting.dispatch import Guard, Handler, OnFatal, RequestDispatcher
+from tandemmq.remoting.dispatch import Guard, Handler, RequestDispatcher
 from tandemmq.remoting.idle import IdleSweep
 from tandemmq.remoting.options import ServerOptions
 from tandemmq.remoting.tls import FirstByte, TlsDoor
 from tandemmq.runtime.ports import Address, Clock, Listener, Network
-from tandemmq.runtime.tasks import TaskScope
+from tandemmq.runtime.tasks import OnFatal, TaskScope
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)

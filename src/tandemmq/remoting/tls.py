@@ -23,8 +23,9 @@ from typing import Any, Final, cast
 
 from tandemmq.errors import ConfigError
 from tandemmq.remoting.options import ClientAuth, TlsClientOptions, TlsMode, TlsOptions
-from tandemmq.runtime.ports import Address, Buffer, Clock, Disk, TimerHandle
+from tandemmq.runtime.ports import Address, Clock, Disk, TimerHandle
 from tandemmq.telemetry import events
+from tandemmq.units import Buffer
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from tandemmq.errors import StoreLocked
-from tandemmq.runtime.ports import Advice, Buffer, T
+from tandemmq.runtime.ports import Advice, T
+from tandemmq.units import Buffer
 
 BUFFERS_PER_CALL_MAX = 1024  # IOV_MAX of Linux
 _FALLOCATE_UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})

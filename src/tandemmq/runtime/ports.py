@@ -13,9 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tandemmq.units import EpochMs
+from tandemmq.units import Buffer, EpochMs
 
-Buffer = bytes | bytearray | memoryview
 Address = tuple[str, int]
 T = TypeVar("T")
 

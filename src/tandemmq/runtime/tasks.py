@@ -18,6 +18,8 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 OnFailure = Callable[[str, BaseException], None]
+OnFatal = Callable[[BaseException], None]
+"""What is called with the error that a part cannot go on after."""
 
 
 class TaskScope:

@@ -14,7 +14,7 @@ from typing import Final
 
 import typer
 
-from tandemmq.admin.targets import MASTER_ID, Target, Tools, open_tools, targets_of
+from tandemmq.admin.targets import Target, Tools, open_tools, targets_of
 from tandemmq.api import broker_admin, nameserver
 from tandemmq.client.options import parse_name_servers
 from tandemmq.errors import TandemError
@@ -24,7 +24,7 @@ from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.protocol.topic_names import is_system_topic
 from tandemmq.runtime.machine import LoopClock
 from tandemmq.shell.session import AsJson, NameServers, find_name_servers, run
-from tandemmq.units import MIB
+from tandemmq.units import MASTER_ID, MIB
 
 CLOCK_MS_MAX: Final = 5_000
 """Brokers tell their age in whole seconds, and the question takes its time."""

@@ -20,12 +20,13 @@ from tandemmq.admin.targets import Tools, open_tools, tools_options
 from tandemmq.api import broker_consume
 from tandemmq.api.broker_consume import Pulled, PullStatus
 from tandemmq.client import Consumer, ConsumerOptions, MessageQueue, ReceivedMessage, StartFrom
-from tandemmq.client.consumer.replica_choice import MASTER_ID, choose_replica
+from tandemmq.client.consumer.replica_choice import choose_replica
 from tandemmq.client.consumer.subscription import Subscription, parse_subscription
 from tandemmq.client.route_cache import build_view
 from tandemmq.errors import NoRoute, TandemError
 from tandemmq.protocol.record import Record, decode_records
-from tandemmq.protocol.requests.consume import PULL_HAS_SUBSCRIPTION, PULL_MAY_SUSPEND, PullRequest
+from tandemmq.protocol.requests.consume import PullRequest
+from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
 from tandemmq.protocol.topic_names import TOOLS_GROUP
 from tandemmq.shell.session import (
     AsJson,
@@ -39,6 +40,7 @@ from tandemmq.shell.session import (
     run,
     write_messages,
 )
+from tandemmq.units import MASTER_ID
 
 PULL_COUNT_MAX: Final = 32
 """What RocketMQ's brokers give at most in one answer from memory, by default."""
@@ -140,7 +142,7 @@ class TopicTail:
             queue_id=queue.queue_id,
             queue_offset=offset,
             count_max=PULL_COUNT_MAX,
-            sys_flag=PULL_HAS_SUBSCRIPTION | (PULL_MAY_SUSPEND if suspend_ms else 0),
+            sys_flag=PULL_SUBSCRIPTION | (PULL_SUSPEND if suspend_ms else 0),
             committed_offset=0,
             suspend_timeout_ms=suspend_ms,
             subscription_version=self.subscription.version,

@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tandemmq.errors import LocalProtocolError, RemoteProtocolError
-from tandemmq.protocol.command import Buffer
 from tandemmq.protocol.compression import decompress
 from tandemmq.protocol.message_id import decode_host, encode_message_id
 from tandemmq.protocol.properties import SYSTEM_NAMES, TRANSIENT_PREFIX
@@ -46,6 +45,7 @@ from tandemmq.spark.properties import (
     repair_text,
     scan_properties,
 )
+from tandemmq.units import Buffer
 
 _BORN_HOST_AT = 48
 _STORE_HOST_AT = 64

@@ -26,17 +26,17 @@ from numpy.typing import NDArray
 from tandemmq.errors import BrokerUnreachable, RemoteProtocolError, RequestRejected
 from tandemmq.protocol import rejections
 from tandemmq.protocol.codes import RequestCode, ResponseCode
-from tandemmq.protocol.command import Buffer, Command
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.record_layout import RecordOutcome
 from tandemmq.protocol.record_scan import Boundaries, read_columns, scan_boundaries
 from tandemmq.protocol.requests.consume import PullResponse
-from tandemmq.spark.metadata import MASTER_ID, QueriedCluster, make_pull, order_replicas, wait_before
+from tandemmq.spark.metadata import QueriedCluster, make_pull, order_replicas, wait_before
 from tandemmq.spark.offsets import OffsetRange, render_queues
 from tandemmq.spark.options import ReadPreference, SourceOptions
 from tandemmq.spark.resolve import report_loss
 from tandemmq.spark.wire import POOL, UNREACHABLE, WireConnection
 from tandemmq.telemetry import events
-from tandemmq.units import MIB
+from tandemmq.units import MASTER_ID, MIB, Buffer
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from typing import NamedTuple, TypeVar
 
 from tandemmq.errors import NoRoute, RequestRejected
 from tandemmq.protocol.bodies.codec import decode_kv_table
+from tandemmq.protocol.bodies.tables import Permission
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.record import decode_record, decode_records
 from tandemmq.protocol.record_layout import RecordError
 from tandemmq.protocol.requests.consume import (
-    PULL_HAS_SUBSCRIPTION,
     GetMaxOffsetRequest,
     GetMaxOffsetResponse,
     GetMinOffsetRequest,
@@ -36,22 +36,21 @@ from tandemmq.protocol.requests.consume import (
     SearchOffsetResponse,
     UpdateOffsetRequest,
 )
+from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION
 from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
 from tandemmq.spark.offsets import Mark, Positions, QueueKey
 from tandemmq.spark.options import PULL_GROUP, ReadPreference, SourceOptions
 from tandemmq.spark.wire import POOL, UNREACHABLE, BlockingNameServers, accept
 from tandemmq.telemetry import events
-from tandemmq.units import MIB
+from tandemmq.units import MASTER_ID, MIB
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-MASTER_ID = 0
 PULL_BYTES_MAX = 4 * MIB
 KEY_MATCHES_MAX = 64
 KEY_ANSWER_BYTES_MAX = 4 * MIB
-PERM_READ = 4
 
 Replicas = Mapping[str, Mapping[int, str]]
 """Broker name -> broker id -> `host:port`; id 0 is the master."""
@@ -110,7 +109,7 @@ class QueriedCluster:
             for broker in route.brokers:
                 replicas[broker.broker_name] = self._allowed(broker.addresses)
             for entry in route.queues:
-                if entry.permission & PERM_READ:
+                if entry.permission & Permission.READ:
                     ids = range(entry.read_queue_count)
                     queues.update(QueueKey(topic, entry.broker_name, queue_id) for queue_id in ids)
         if self._options.assigned:
@@ -400,7 +399,7 @@ def make_pull(
         queue_id=queue.queue_id,
         queue_offset=begin,
         count_max=count,
-        sys_flag=PULL_HAS_SUBSCRIPTION,
+        sys_flag=PULL_SUBSCRIPTION,
         committed_offset=0,
         suspend_timeout_ms=0,
         subscription_version=0,

@@ -24,7 +24,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from tandemmq.errors import Busy, MessageIllegal, RequestRejected, ServiceNotAvailable
 from tandemmq.protocol.record import NewBatch, NewRecord, RecordCheck, encode_blank
-from tandemmq.runtime.ports import Buffer, Clock
+from tandemmq.protocol.sys_flag import TRANSACTION_PREPARED
+from tandemmq.runtime.ports import Clock
 from tandemmq.store.admission import Admission, overload
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.confirm import OnDone
@@ -38,13 +39,13 @@ from tandemmq.store.recorder import StoreRecorder
 from tandemmq.store.replies import Sends
 from tandemmq.store.segmented_log import Segment
 from tandemmq.telemetry import events
+from tandemmq.units import Buffer
 
 log = logging.getLogger(__name__)
 
 BUSY_PAUSE_S = 0.1
 """After a slow write sends are refused this long; then one turn's sends try the disk again."""
 _PAGE_CACHE_BUSY = "page cache busy"
-_UNQUEUED = 0x4  # set in prepared and rolled back transactions, which get no queue entry (spec store 5)
 
 
 class PlacedBatch(NamedTuple):
@@ -170,7 +171,7 @@ class Appender:
         now: int = self._clock.now_ms()
         if now < self.stored_at_ms:
             now = self.stored_at_ms
-        is_queued = not record.sys_flag & _UNQUEUED
+        is_queued = not record.sys_flag & TRANSACTION_PREPARED
         queue_offset = queue.next_offset if is_queued else 0
         log_offset = self._position
         data = self._maker.encode(record, queue_offset, log_offset, now)
@@ -225,7 +226,7 @@ class Appender:
         if self._admission.refusal is not None:
             self._refuse()
         assert len(batch), "a batch has a message"
-        assert not batch.sys_flag & _UNQUEUED
+        assert not batch.sys_flag & TRANSACTION_PREPARED
         queue = self._queues.get_or_create((batch.topic, batch.queue_id))
         assert not queue.is_schedule
         sizes = self._maker.plan_batch(batch)
@@ -264,13 +265,13 @@ class Appender:
         encoded: list[Buffer] = []
         topic, queue_id = records[0].topic, records[0].queue_id
         queue = self._queues.get_or_create((topic, queue_id))
-        first_offset = 0 if records[0].sys_flag & _UNQUEUED else queue.next_offset
+        first_offset = 0 if records[0].sys_flag & TRANSACTION_PREPARED else queue.next_offset
         try:
             for record in records:
                 if record.queue_id != queue_id or record.topic != topic:
                     topic, queue_id = record.topic, record.queue_id
                     queue = self._queues.get_or_create((topic, queue_id))
-                if record.sys_flag & _UNQUEUED:
+                if record.sys_flag & TRANSACTION_PREPARED:
                     data = encode(record, 0, position, now)
                     units.append((None, position, len(data), record, now))
                 else:

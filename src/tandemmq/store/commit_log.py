@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandemmq.protocol.record import RecordCheck, RecordOutcome, check_record
-from tandemmq.runtime.ports import Buffer, Disk, File
+from tandemmq.runtime.ports import Disk, File
 from tandemmq.store.damage import DamagedRanges
 from tandemmq.store.segmented_log import Segment, SegmentedLog
-from tandemmq.units import MIB
+from tandemmq.units import MIB, Buffer
 
 AHEAD_SEGMENT_BYTES_MIN = 64 * MIB
 """Smaller files are made in no time; making them ahead would only add a state."""

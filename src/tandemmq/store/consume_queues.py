@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.runtime.ports import Disk
 from tandemmq.store.checkpoint import queues_digest
 from tandemmq.store.consume_queue import ConsumeQueue
@@ -23,7 +24,6 @@ from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
 QueueKey = tuple[str, int]
 

@@ -26,8 +26,8 @@ import numpy as np
 from tandemmq.protocol.properties import find_property
 from tandemmq.protocol.record import NewRecord, RecordCheck, RecordOutcome, check_record, decode_record
 from tandemmq.protocol.record_scan import Ints, RecordColumns
+from tandemmq.protocol.sys_flag import TRANSACTION_PREPARED
 from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, delivered_at_ms
-from tandemmq.runtime.ports import Buffer
 from tandemmq.store.admission import Admission
 from tandemmq.store.appender import PlacedBatch, Unit, count_records
 from tandemmq.store.commit_log import CommitLog
@@ -37,7 +37,7 @@ from tandemmq.store.options import QUEUE_UNIT_BYTES, StoreOptions
 from tandemmq.store.record_block import LEVEL_DIGITS_MAX, RecordBlock, block_of, read_block
 from tandemmq.store.watermarks import Watermark
 from tandemmq.telemetry import events
-from tandemmq.units import KIB
+from tandemmq.units import KIB, Buffer
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,6 @@ QUEUE_WRITE_FAILED = "queue write failed"
 BLOCK_BYTES_MIN = 96 * KIB
 """From about so many bytes on reading all records at once is quicker than one by one."""
 BLOCK_COUNT_MAX = 32_768
-_UNQUEUED = 0x4
 _RUN_MIN = 8
 """From about so many records of one queue on putting their entries as a block is quicker than one by one."""
 _pack = UNIT.pack
@@ -288,7 +287,7 @@ class Dispatcher:
         """False for what gets no entry: prepared and rolled back transactions (spec store 5), deleted
         messages.
         """
-        if checked.sys_flag & _UNQUEUED:
+        if checked.sys_flag & TRANSACTION_PREPARED:
             return False
         return not self._queues.is_deleted(checked.topic, checked.log_offset)
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from tandemmq.protocol.hashes import java_hashes, key_hash
 from tandemmq.protocol.record_scan import Ints
+from tandemmq.protocol.sys_flag import TRANSACTION_ROLLBACK
 from tandemmq.runtime.ports import Clock, Disk, TimerHandle
 from tandemmq.store.appender import PlacedBatch, Unit
 from tandemmq.store.key_index import KeyIndex, fold_hashes
@@ -30,7 +31,6 @@ PENDING_BYTES_MAX = 8 * MIB
 """Records wait with their bodies, so they are bounded by bytes too."""
 BUILD_DELAY_S = 0.2
 NAME_DIGITS = 17
-_ROLLBACK = 0xC
 
 
 class KeyIndexes:
@@ -162,7 +162,7 @@ class KeyIndexes:
         log_offsets: list[int] = []
         times: list[int] = []
         for _queue, log_offset, _size, record, stored_at_ms in units:
-            if record.sys_flag & _ROLLBACK == _ROLLBACK:
+            if record.sys_flag & TRANSACTION_ROLLBACK == TRANSACTION_ROLLBACK:
                 continue
             if isinstance(record, PlacedBatch):
                 found, places = _keys_of(record)

@@ -27,8 +27,8 @@ from tandemmq.errors import (
 from tandemmq.protocol.record import NewBatch, NewRecord, RecordOutcome, check_record
 from tandemmq.protocol.record_scan import RecordColumns
 from tandemmq.replication.core.epochs import EPOCH_BEFORE_TERMS, EpochList
-from tandemmq.runtime.ports import Advice, Buffer, Clock, Disk
-from tandemmq.runtime.tasks import TaskScope
+from tandemmq.runtime.ports import Advice, Clock, Disk
+from tandemmq.runtime.tasks import OnFatal, TaskScope
 from tandemmq.store.admission import Admission
 from tandemmq.store.appender import Unit
 from tandemmq.store.checkpoint import Checkpoint, CheckpointTimes, EpochFile, StoreMarks
@@ -63,11 +63,10 @@ from tandemmq.store.truncation import (
 from tandemmq.store.watermarks import Watermark
 from tandemmq.store.writers import Writers
 from tandemmq.telemetry import events
-from tandemmq.units import ReplicaId
+from tandemmq.units import Buffer, ReplicaId
 
 log = logging.getLogger(__name__)
 
-OnFatal = Callable[[BaseException], None]
 
 DELETION_ROUNDS_MAX = 3
 LOST_ENTRIES_MAX = 1024

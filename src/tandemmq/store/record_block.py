@@ -32,6 +32,7 @@ from tandemmq.protocol.record_scan import (
     scan_boundaries,
     verify_bodies,
 )
+from tandemmq.protocol.sys_flag import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, delivered_at_ms
 from tandemmq.store.columns import (
     ASCII_MAX,
@@ -164,8 +165,6 @@ def _read_layout(first: Bytes) -> tuple[Bytes, Bytes, dict[bytes, tuple[int, int
 
 
 LEVEL_DIGITS_MAX = 9
-_UNQUEUED = 0x4  # prepared and rolled back transactions, which get no queue entry (spec store 5)
-_ROLLBACK = 0xC  # rolled back ones, which get no key either (spec store 8)
 
 
 class RecordBlock:
@@ -215,7 +214,7 @@ class RecordBlock:
     def queues(self, begin: int, end: int) -> list[tuple[QueueKey, Ints]]:
         """The queues of records `begin` to `end`, by their first record, and the rows with an entry there."""
         columns = self.columns
-        rows = begin + np.flatnonzero(columns.sys_flag[begin:end] & _UNQUEUED == 0)
+        rows = begin + np.flatnonzero(columns.sys_flag[begin:end] & TRANSACTION_PREPARED == 0)
         if not len(rows):
             return []
         place = self._topic[rows] << 32 | columns.queue_id[rows] & 0xFFFFFFFF
@@ -242,7 +241,7 @@ class RecordBlock:
 
     def keys(self, begin: int, end: int) -> tuple[Ints, Ints]:
         """The hash of every key of records `begin` to `end` in the order of an index, and its row."""
-        is_keyed = self.columns.sys_flag & _ROLLBACK != _ROLLBACK
+        is_keyed = self.columns.sys_flag & TRANSACTION_ROLLBACK != TRANSACTION_ROLLBACK
         is_keyed[:begin] = False
         is_keyed[end:] = False
         return self.hashes.key_hashes(self._names, self._topic, is_keyed)

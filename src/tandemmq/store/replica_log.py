@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 from tandemmq.errors import DiskFull, LogDiverged, ServiceNotAvailable
 from tandemmq.protocol.record import RecordOutcome
-from tandemmq.runtime.ports import Buffer, Clock
+from tandemmq.runtime.ports import Clock
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.recorder import StoreRecorder
+from tandemmq.units import Buffer
 
 
 class ReplicaLog:

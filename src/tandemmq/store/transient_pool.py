@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeAlias
 from tandemmq.errors import Busy, RequestRejected
 from tandemmq.protocol.record import RecordOutcome, check_record
 from tandemmq.runtime.disk import LockedMemory
-from tandemmq.runtime.ports import Buffer, Clock, Disk, File, TimerHandle
+from tandemmq.runtime.ports import Clock, Disk, File, TimerHandle
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.admission import Admission
 from tandemmq.store.commit_log import CommitLog
@@ -33,6 +33,7 @@ from tandemmq.store.recorder import StoreRecorder
 from tandemmq.store.segmented_log import Segment
 from tandemmq.store.watermarks import Watermark
 from tandemmq.telemetry import events
+from tandemmq.units import Buffer
 
 log = logging.getLogger(__name__)
 

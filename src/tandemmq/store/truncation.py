@@ -24,11 +24,12 @@ import msgspec
 from tandemmq.errors import Corrupt, StoreError
 from tandemmq.protocol.record import Record, RecordError, RecordOutcome, check_record, decode_record
 from tandemmq.replication.core.epochs import EpochList, decode_epochs, encode_epochs
-from tandemmq.runtime.ports import Buffer, Disk
+from tandemmq.runtime.ports import Disk
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.damage import data_end
 from tandemmq.store.segmented_log import Segment, zero_stale
 from tandemmq.telemetry import events
+from tandemmq.units import Buffer
 
 log = logging.getLogger(__name__)
 

@@ -49,12 +49,11 @@ from tandemmq.remoting.options import render_address
 from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork, reserve_port
 from tandemmq.testing.doors import SwitchedDisk, SwitchedNetwork
 from tandemmq.testing.member import HOST, LOOK_S, ClusterMember
-from tandemmq.units import GIB, MIB
+from tandemmq.units import GIB, MASTER_ID, MIB
 
 BROKER_NAME: Final = "broker-a"
 READY_S_MAX: Final = 30.0
 CONTROLLER_NAME: Final = "n0"
-MASTER_ID: Final = 0
 RECONNECT_MS: Final = 50
 
 CLIENT: Final = ClientOptions(heartbeat_s=1.0, route_refresh_s=0.5)

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, TcpListener, TcpNetwork
-from tandemmq.runtime.ports import Address, Buffer, ProtocolFactory
-from tandemmq.units import GIB
+from tandemmq.runtime.ports import Address, ProtocolFactory
+from tandemmq.units import GIB, Buffer
 
 DISK_BYTES = 1024 * GIB
 """What a server is told that it has: how full the machine's own disk is decides no test."""

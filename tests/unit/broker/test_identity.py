@@ -11,7 +11,7 @@ from tandemmq.broker.autoswitch.identity import Application, IdentityFiles, obta
 from tandemmq.controller.groups import ApplyId, Groups, encode_command
 from tandemmq.errors import ConfigError, RequestRejected, StoreError
 from tandemmq.runtime.machine import LoopClock
-from tandemmq.runtime.ports import Buffer
+from tandemmq.units import Buffer
 
 PATH = Path("/store/brokerIdentity")
 ADDRESS = "10.0.0.5:10911"

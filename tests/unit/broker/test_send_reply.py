@@ -6,10 +6,11 @@ import pytest
 
 from tandemmq.broker.send.reply import ReplyForm, SendReply, ignore_outcome
 from tandemmq.protocol.codes import SERIALIZE_JSON, SERIALIZE_ROCKETMQ
-from tandemmq.protocol.command import Buffer, Command
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import FrameDecoder, encode_frame
 from tandemmq.protocol.requests.send import SendResponse
 from tandemmq.store.outcomes import Appended, PutStatus
+from tandemmq.units import Buffer
 
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
 

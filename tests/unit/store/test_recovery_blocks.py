@@ -7,8 +7,8 @@ from random import Random
 import pytest
 from store_rig import Rig, bodies, record
 
-from tandemmq.runtime.ports import Buffer
 from tandemmq.store import BrokerRole, MessageStore, dispatcher, recovery_scan
+from tandemmq.units import Buffer
 
 QUEUES = [(topic, queue_id) for topic in ("A", "B") for queue_id in range(2)]
 

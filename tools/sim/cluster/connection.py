@@ -19,7 +19,8 @@ from typing import Any, Protocol
 from sim.cluster.loop import Life, SimLoop
 from sim.dice import Dice
 from tandemmq.runtime.machine import deliver
-from tandemmq.runtime.ports import Address, Buffer, ProtocolFactory, StreamProtocol
+from tandemmq.runtime.ports import Address, ProtocolFactory, StreamProtocol
+from tandemmq.units import Buffer
 
 KERNEL_BYTES = 65_536
 """What a socket takes before its writer has to wait."""

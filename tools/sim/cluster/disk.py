@@ -6,7 +6,7 @@ import errno
 from pathlib import Path
 
 from sim.disk import SimDisk, SimFile
-from tandemmq.runtime.ports import Buffer
+from tandemmq.units import Buffer
 
 
 class NodeDisk(SimDisk):

@@ -32,12 +32,13 @@ from tandemmq.broker.access.plain_rules import NO_RULES, PlainRules
 from tandemmq.broker.options import AccessOptions
 from tandemmq.errors import NotPermitted, TandemError
 from tandemmq.protocol.codes import RequestCode
-from tandemmq.protocol.command import Buffer, Command
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.signature import ACCESS_KEY, Credentials, is_signed_with
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.options import render_address
 from tandemmq.runtime.ports import Address, Clock, TimerHandle
 from tandemmq.telemetry import events
+from tandemmq.units import Buffer
 
 log = logging.getLogger("tandemmq.audit")
 

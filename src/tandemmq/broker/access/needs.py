@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from tandemmq.errors import ConfigError, RemoteProtocolError
 from tandemmq.protocol.bodies.codec import decode_plain
 from tandemmq.protocol.codes import RequestCode as Code
-from tandemmq.protocol.command import Buffer, Command
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.properties import REAL_TOPIC
 from tandemmq.protocol.record import RecordError, decode_record
@@ -28,6 +28,7 @@ from tandemmq.protocol.requests.admin import ConsumeDirectlyRequest, ResumeCheck
 from tandemmq.protocol.requests.consume import ViewMessageRequest
 from tandemmq.protocol.requests.send import EndTransactionRequest, SendBackRequest
 from tandemmq.protocol.topic_names import RETRY_PREFIX, holds_other_topics, is_system_topic, retry_topic
+from tandemmq.units import Buffer
 
 # Actions on resources, as bits and by their names.
 

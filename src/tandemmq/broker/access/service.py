@@ -31,7 +31,7 @@ from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body
 from tandemmq.protocol.bodies.tables import AccountInfo, AccountsInfo, AclInfo, UserInfo
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
-from tandemmq.protocol.command import Buffer, Command
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.admin import (
     AccessVersionResponse,
     AclRequest,
@@ -49,6 +49,7 @@ from tandemmq.remoting.dispatch import Guard as RequestGuard
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.runtime.ports import Clock, Disk
 from tandemmq.telemetry import events
+from tandemmq.units import Buffer
 
 UPDATE_FAILED: Final = 209
 DELETE_FAILED: Final = 210

@@ -32,6 +32,7 @@ from tandemmq.store import GET_BYTES_MAX
 from tandemmq.store.message_store import MessageStore
 from tandemmq.store.outcomes import GetResult, GetStatus, RecordFilter
 from tandemmq.telemetry import events
+from tandemmq.units import MASTER_ID
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,6 @@ log = logging.getLogger(__name__)
 #
 # Source: spec semantics 8.3, spec replication 8.2 and 8.3.
 
-MASTER_ID = 0
 
 _FOUND = int(ResponseCode.SUCCESS)
 _NOT_FOUND = int(ResponseCode.PULL_NOT_FOUND)

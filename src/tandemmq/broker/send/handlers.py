@@ -40,7 +40,7 @@ from tandemmq.errors import BadRequest, Busy, MessageIllegal, NotPermitted, Requ
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.batch import split_columns
 from tandemmq.protocol.codes import FLAG_ONEWAY, VERSION_MAX_RETRY_HONOURED, ResponseCode
-from tandemmq.protocol.command import Buffer, Command
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.hashes import tag_hash
 from tandemmq.protocol.message_id import UniqueKeys, encode_host
 from tandemmq.protocol.properties import CLAIM_PROPERTY, append_property, find_property, remove_property
@@ -51,6 +51,7 @@ from tandemmq.protocol.topic_names import RETRY_PREFIX, TOPIC_CHARS_MAX
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock, Random
 from tandemmq.store.message_store import MessageStore
+from tandemmq.units import Buffer
 
 
 class RetryRule:

@@ -16,7 +16,6 @@ from tandemmq.api import broker_consume
 from tandemmq.client.consumer.offsets import OffsetStore, find_start_offset
 from tandemmq.client.consumer.queue_reader import QueueReader, ReaderSeams
 from tandemmq.client.consumer.rebalance import plan_change
-from tandemmq.client.consumer.replica_choice import MASTER_ID
 from tandemmq.client.consumer.subscription import Subscription
 from tandemmq.client.options import MessageModel
 from tandemmq.client.route_cache import RouteView
@@ -25,6 +24,7 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
+from tandemmq.units import MASTER_ID
 
 # The broker's locks on the queues of an orderly consumer: taken, renewed every 20 s, given back.
 #

@@ -9,7 +9,7 @@ from typing import Protocol, assert_never
 
 from tandemmq.api import broker_consume
 from tandemmq.api.broker_consume import GroupProgress
-from tandemmq.client.consumer.replica_choice import MASTER_ID, choose_replica
+from tandemmq.client.consumer.replica_choice import choose_replica
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ConsumerOptions, StartFrom
 from tandemmq.client.route_cache import FaultyPeers
@@ -26,6 +26,7 @@ from tandemmq.protocol.bodies.progress import decode_reset_offsets, encode_reset
 from tandemmq.protocol.hashes import seal_json, unseal_json
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.runtime.ports import Disk
+from tandemmq.units import MASTER_ID
 
 
 class OffsetStore(Protocol):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tandemmq.api import broker_consume
 from tandemmq.api.broker_consume import GroupProgress, Pulled, PullStatus
 from tandemmq.client.consumer.inbox import Inbox, InFlight, OrderlyGate, Received
-from tandemmq.client.consumer.replica_choice import MASTER_ID, ReadPolicy, ReadReplica
+from tandemmq.client.consumer.replica_choice import ReadPolicy, ReadReplica
 from tandemmq.client.consumer.subscription import Subscription
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ConsumerOptions, MessageModel
@@ -35,6 +35,7 @@ from tandemmq.protocol.requests.consume import PullRequest, SeenRecord
 from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.telemetry import events
+from tandemmq.units import MASTER_ID
 
 log = logging.getLogger(__name__)
 

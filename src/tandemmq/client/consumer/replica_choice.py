@@ -11,8 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tandemmq.client.options import ReadFrom
-
-MASTER_ID = 0
+from tandemmq.units import MASTER_ID
 
 
 @dataclass(frozen=True, slots=True)

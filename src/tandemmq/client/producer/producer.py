@@ -26,7 +26,7 @@ from tandemmq.client.producer.outbox import Outbox
 from tandemmq.client.producer.packer import must_travel_alone, room_of
 from tandemmq.client.producer.results import SendResult, broker_of_handle, send_reply
 from tandemmq.client.producer.sender import queue_by_key
-from tandemmq.client.route_cache import MASTER_ID, RouteView
+from tandemmq.client.route_cache import RouteView
 from tandemmq.client.tracing import SendObserver, Tracer
 from tandemmq.errors import ClientError, NoRoute, RequestTimeout, TandemError
 from tandemmq.protocol import properties as names
@@ -34,6 +34,7 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.message import Message, ReceivedMessage
 from tandemmq.protocol.topic_names import check_group
+from tandemmq.units import MASTER_ID
 
 # Sending many messages at once: cut into batches, which is pure, and many batches under way.
 #

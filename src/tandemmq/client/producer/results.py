@@ -12,7 +12,6 @@ import msgspec
 from tandemmq.api import broker_send
 from tandemmq.api.broker_send import SendAnswer, SendStatus
 from tandemmq.client.instance import ClientInstance
-from tandemmq.client.route_cache import MASTER_ID
 from tandemmq.errors import ClientError, MessageIllegal, NoRoute
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies import MessageQueue
@@ -20,6 +19,7 @@ from tandemmq.protocol.message import Message, ReceivedMessage, check_message, w
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.protocol.topic_names import reply_topic
+from tandemmq.units import MASTER_ID
 
 REPLY_TYPE = "reply"
 _COPIED = (names.CORRELATION_ID, names.REPLY_TO_CLIENT, names.TTL)

@@ -22,7 +22,6 @@ from tandemmq.client.instance import Client, ClientInstance
 from tandemmq.client.options import ProducerOptions
 from tandemmq.client.producer.producer import Producer
 from tandemmq.client.producer.results import SendResult
-from tandemmq.client.route_cache import MASTER_ID
 from tandemmq.errors import ClientError, MessageIllegal, NoRoute, TandemError
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.message import Message, ReceivedMessage
@@ -36,6 +35,7 @@ from tandemmq.protocol.sys_flag import (
 )
 from tandemmq.remoting.channel import Channel
 from tandemmq.telemetry import events
+from tandemmq.units import MASTER_ID
 
 log = logging.getLogger(__name__)
 

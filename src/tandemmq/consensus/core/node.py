@@ -172,10 +172,6 @@ class RaftNode:
         be."""
         return self.role is RaftRole.LEADER and self.commit >= self._own_first_index
 
-    @property
-    def is_handing_over(self) -> bool:
-        return self._successor is not None
-
     def grants(self, now_ms: int, within_ms: int) -> bool:
         """Whether a majority answered requests that this leader sent within the last `within_ms`.
 

@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import field
 
 from tandemmq.protocol.bodies.codec import Body, MessageQueue, decode_body, encode_body, enum_names
-from tandemmq.protocol.command import Buffer
+from tandemmq.units import Buffer
 
 # What clients say about themselves: heartbeats and subscriptions.
 

@@ -24,7 +24,7 @@ from msgspec import field, inspect
 
 from tandemmq.errors import LocalProtocolError, RemoteProtocolError
 from tandemmq.protocol import loose_json
-from tandemmq.protocol.command import Buffer
+from tandemmq.units import Buffer
 
 
 def enum_names(*names: str) -> msgspec.Meta:

@@ -22,7 +22,7 @@ from tandemmq.protocol.bodies.codec import (
 )
 from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable, decode_topic_config_table
 from tandemmq.protocol.codes import OUR_VERSION, VERSION_REGISTER_MAPPING, VERSION_WRAPPED_REGISTER_BODY
-from tandemmq.protocol.command import Buffer
+from tandemmq.units import Buffer
 
 INFLATED_BYTES_MAX = 64 * 1024 * 1024
 """16 MiB of zlib could announce a thousand times that; half a million topics take less than this."""

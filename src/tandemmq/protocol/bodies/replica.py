@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import field
 
 from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body
-from tandemmq.protocol.command import Buffer
+from tandemmq.units import Buffer
 
 
 class SyncStateSetAnswer(Body, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body
-from tandemmq.protocol.command import Buffer
+from tandemmq.units import Buffer
 
 
 class QueueData(Body, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from tandemmq.protocol.bodies.codec import (
     encode_body,
     encode_queue_map,
 )
-from tandemmq.protocol.command import Buffer
+from tandemmq.units import Buffer
 
 
 class QueueProgress(Body, frozen=True, kw_only=True):

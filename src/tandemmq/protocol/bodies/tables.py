@@ -13,7 +13,7 @@ from typing import Annotated
 from msgspec import UNSET, UnsetType, field
 
 from tandemmq.protocol.bodies.codec import Body, DataVersion, decode_body, encode_body, enum_names
-from tandemmq.protocol.command import Buffer
+from tandemmq.units import Buffer
 
 
 class Permission(IntFlag):
@@ -53,10 +53,6 @@ class TopicConfig(Body, frozen=True, kw_only=True):
     @property
     def is_writable(self) -> bool:
         return self.permission & Permission.WRITE != 0
-
-    @property
-    def is_inherited(self) -> bool:
-        return self.permission & Permission.INHERIT != 0
 
 
 def as_changes(attributes: Mapping[str, str]) -> str:

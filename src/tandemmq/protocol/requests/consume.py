@@ -9,12 +9,8 @@ from typing import NamedTuple
 from msgspec import field
 
 from tandemmq.protocol.header_codec import Header, Int32, Int64
+from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUSPEND
 
-PULL_COMMITS_OFFSET = 1
-PULL_MAY_SUSPEND = 2
-PULL_HAS_SUBSCRIPTION = 4
-PULL_CLASS_FILTER = 8
-PULL_LITE = 16
 """Bits of PullRequest.sys_flag."""
 
 
@@ -73,15 +69,11 @@ class PullRequest(Header, frozen=True, kw_only=True):
 
     @property
     def commits_offset(self) -> bool:
-        return self.sys_flag & PULL_COMMITS_OFFSET != 0
+        return self.sys_flag & PULL_COMMIT_OFFSET != 0
 
     @property
     def may_suspend(self) -> bool:
-        return self.sys_flag & PULL_MAY_SUSPEND != 0
-
-    @property
-    def has_subscription(self) -> bool:
-        return self.sys_flag & PULL_HAS_SUBSCRIPTION != 0
+        return self.sys_flag & PULL_SUSPEND != 0
 
 
 class PullResponse(Header, frozen=True, kw_only=True):

@@ -36,12 +36,12 @@ from tandemmq.replication.shell.master_status import (
     DepartedSlaves,
     FaultGuard,
     MasterStatus,
-    OnFatal,
     SlaveStatus,
 )
 from tandemmq.replication.shell.slave_connection import SlaveConnection
 from tandemmq.runtime.machine import unpredictable_bytes
 from tandemmq.runtime.ports import Address, Clock, Listener, Network
+from tandemmq.runtime.tasks import OnFatal
 from tandemmq.store.message_store import MessageStore
 from tandemmq.store.options import BrokerRole
 from tandemmq.telemetry import events

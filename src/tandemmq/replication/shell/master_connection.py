@@ -21,9 +21,10 @@ from tandemmq.replication.core.frames import (
     SlaveHandshake,
 )
 from tandemmq.runtime.machine import unpredictable_bytes
-from tandemmq.runtime.ports import Address, Buffer, Network
+from tandemmq.runtime.ports import Address, Network
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
+from tandemmq.units import Buffer
 
 log = logging.getLogger(__name__)
 

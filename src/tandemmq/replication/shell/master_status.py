@@ -18,6 +18,7 @@ from tandemmq.replication.core.progress import (
     TransferStart,
 )
 from tandemmq.runtime.ports import Address
+from tandemmq.runtime.tasks import OnFatal
 from tandemmq.units import ReplicaId
 
 DEPARTED_COUNT_MAX: Final = 64
@@ -26,7 +27,6 @@ DEPARTED_MS_MAX: Final = 24 * 3600 * 1000
 Key = tuple[bool, SlaveName | Address]
 """Whether a name was told, and the name or the address: both are a text and a number."""
 
-OnFatal = Callable[[BaseException], None]
 Args = TypeVarTuple("Args")
 
 

@@ -33,12 +33,12 @@ from tandemmq.replication.core.slave import NEVER_MS, SlaveSession
 from tandemmq.replication.core.term_sessions import TermSlaveSession
 from tandemmq.replication.core.verifier import TailOutcome, TailVerdict
 from tandemmq.replication.shell.master_connection import Dialler, MasterConnection
-from tandemmq.replication.shell.master_status import FaultGuard, OnFatal
-from tandemmq.runtime.ports import Address, Buffer, Clock, Network, TimerHandle
-from tandemmq.runtime.tasks import TaskScope
+from tandemmq.replication.shell.master_status import FaultGuard
+from tandemmq.runtime.ports import Address, Clock, Network, TimerHandle
+from tandemmq.runtime.tasks import OnFatal, TaskScope
 from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
-from tandemmq.units import EpochMs
+from tandemmq.units import Buffer, EpochMs
 
 CheckOf = Callable[[int], Awaitable[TailVerdict]]
 """Compares the own log below its end with the master's; never raises for what a peer can do."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tandemmq.protocol.record_check import RecordCheck, check_record
 from tandemmq.protocol.record_layout import RecordOutcome
 from tandemmq.protocol.record_scan import Boundaries, Ints, RecordColumns, read_columns
+from tandemmq.protocol.sys_flag import TRANSACTION_ROLLBACK
 from tandemmq.store.columns import UNREADABLE, PropertyScan, TopicNumbers, take_rows
 from tandemmq.store.inspect.files import OffsetFiles, map_file, read_range
 from tandemmq.store.inspect.findings import Findings, StorePart, damage_at
@@ -29,7 +30,6 @@ NAME_DIGITS = 17
 ENTRIES_PER_BLOCK = 16_384
 SLOTS_PER_ENTRY_DEFAULT = 4
 """RocketMQ's defaults are four entries per slot; other files need to be told."""
-ROLLBACK = 0xC
 """Both transaction bits: the record has no keys in the index."""
 
 
@@ -214,7 +214,7 @@ class _OneFile:
 
 def has_keys(columns: RecordColumns) -> NDArray[np.bool_]:
     """Which records' keys are indexed."""
-    result: NDArray[np.bool_] = columns.sys_flag & ROLLBACK != ROLLBACK
+    result: NDArray[np.bool_] = columns.sys_flag & TRANSACTION_ROLLBACK != TRANSACTION_ROLLBACK
     return result
 
 

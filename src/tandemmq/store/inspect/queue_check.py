@@ -23,15 +23,14 @@ from numpy.typing import NDArray
 from tandemmq.protocol.record_check import RecordCheck
 from tandemmq.protocol.record_layout import RecordOutcome
 from tandemmq.protocol.record_scan import Ints
-from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, delivered_at_ms
+from tandemmq.protocol.sys_flag import TRANSACTION_PREPARED
+from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, SCHEDULE_TOPIC, delivered_at_ms
 from tandemmq.store.columns import take_rows
-from tandemmq.store.consume_queues import SCHEDULE_TOPIC
 from tandemmq.store.inspect.files import Entries, QueueFiles, is_filler
 from tandemmq.store.inspect.findings import Findings, StorePart, damage_at
 from tandemmq.store.inspect.log_walk import LogWalk, Run
 from tandemmq.store.options import QUEUE_UNIT_BYTES
 
-UNQUEUED = 0x4
 """Prepared and rolled back transactions have no entry."""
 INNER_BATCH = 0x80
 """Their entries lie in `batchconsumequeue`, which only RocketMQ has."""
@@ -304,7 +303,7 @@ class EntryReader:
         flags = run.columns.sys_flag
         is_batch = flags & INNER_BATCH != 0
         self.inner_batch_count += int(is_batch.sum())
-        rows = np.flatnonzero(~is_batch & (flags & UNQUEUED == 0))
+        rows = np.flatnonzero(~is_batch & (flags & TRANSACTION_PREPARED == 0))
         if not len(rows):
             return
         columns = run.columns if len(rows) == len(run.columns) else take_rows(run.columns, rows)

@@ -14,10 +14,10 @@ from sim.cluster.watch import EXCUSE_S
 from sim.cluster.work.node import Item, WorkNode
 from tandemmq.api import broker_admin
 from tandemmq.client import Consumer, Message, Producer, ReceivedMessage
-from tandemmq.client.route_cache import MASTER_ID
 from tandemmq.errors import NoRoute
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
+from tandemmq.units import MASTER_ID
 
 TABLES_S = 15.0
 """So long before its loss a master may have changed tables without a slave or its own disk knowing it."""
