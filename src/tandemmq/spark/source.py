@@ -25,8 +25,8 @@ from tandemmq.spark.metadata import QueriedCluster, Topology, require_queues
 from tandemmq.spark.offsets import OffsetRange, QueueKey
 from tandemmq.spark.options import KAFKA, SourceOptions, parse_options
 from tandemmq.spark.pushdown import CLOCK_SLACK_MS, Pushed, plan_pushdown
-from tandemmq.spark.read_task import TaskRanges, make_tasks, tell_plan
 from tandemmq.spark.resolve import describe_all, resolve_range
+from tandemmq.spark.task import TaskRanges, make_tasks, tell_plan
 from tandemmq.telemetry.log_lines import show_warnings
 
 

@@ -42,7 +42,6 @@ from tandemmq.spark.offsets import (
     render_queues,
 )
 from tandemmq.spark.options import ReadPreference, SourceOptions
-from tandemmq.spark.read_task import TaskRanges, make_tasks, tell_plan
 from tandemmq.spark.resolve import (
     Losses,
     describe_all,
@@ -51,6 +50,7 @@ from tandemmq.spark.resolve import (
     report_replaced,
     resolve_start,
 )
+from tandemmq.spark.task import TaskRanges, make_tasks, tell_plan
 from tandemmq.spark.wire import UNREACHABLE
 from tandemmq.telemetry import events
 from tandemmq.telemetry.log_lines import show_warnings

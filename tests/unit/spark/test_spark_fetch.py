@@ -15,7 +15,8 @@ from tandemmq.spark.columns import select_columns
 from tandemmq.spark.fetch import RangeReader
 from tandemmq.spark.offsets import OffsetRange, QueueKey
 from tandemmq.spark.options import PropertiesAs, parse_options
-from tandemmq.spark.read_task import TaskRanges, read_task
+from tandemmq.spark.read_task import read_task
+from tandemmq.spark.task import TaskRanges
 from tandemmq.telemetry import events
 
 QUEUE = QueueKey("T", "b", 0)

@@ -14,13 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from tandemmq.errors import ConfigError
-from tandemmq.protocol.properties import decode_properties
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, StagedFile, commit_batch, discard_files
 from tandemmq.spark.lake.formats import (
     LakeFormat,
@@ -32,99 +29,12 @@ from tandemmq.spark.lake.formats import (
 )
 from tandemmq.spark.lake.home import TableHome, keep_home, make_home, refuse_address
 from tandemmq.spark.option_table import SECURITY_ROWS, parse_list
-from tandemmq.spark.read_task import BATCH_ID, QUERY_ID
-from tandemmq.spark.sink.columns import find_sink_columns
 from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
-from tandemmq.spark.sink.writer import send_rows
+from tandemmq.spark.task import BATCH_ID, QUERY_ID
 from tandemmq.telemetry import events
 
 if TYPE_CHECKING:
     from tandemmq.spark.lake.parquet import ParquetOptions, ParquetStager
-
-
-# Bad records as messages of a topic, for those who must know of them at once.
-#
-# A task sends what it has staged of them, before the batch is committed; a task that runs twice and a batch
-# that is repeated send again, with the same unique keys. `_bad_records` has each of them once.
-
-REASON_PROPERTY, ORIGIN_PROPERTY = "badReason", "origin"
-"""Properties of the messages: why the body is bad, and `topic@broker:queue:offset`."""
-
-REASON_CHARS_MAX = 1000
-ROWS_PER_BATCH = 5000
-_PLACE = ("topic", "brokerName", "queueId", "queueOffset")
-_KEPT = ("tags", "keys")
-_TYPES = {"body": "binary", "tags": "string", "keys": "string", "properties": "map<string,string>"}
-
-
-def send_bad_records(
-    root: Path,
-    files: Sequence[StagedFile],
-    reason_column: str,
-    options: SinkOptions,
-    names: tuple[object, ...],
-    partition_id: int,
-) -> None:
-    """Returns when a message for each row is confirmed; rows without a body have none.
-
-    `names` name the task in the unique keys.
-    """
-    if not files:
-        return
-    batches = _read(root, files, reason_column)
-    first = next(batches)
-    fields = [(name, _TYPES[name]) for name in first.schema.names]
-    columns = find_sink_columns(fields, has_topic_option=True)
-
-    def chain() -> Iterator[Any]:
-        yield first
-        yield from batches
-
-    send_rows(chain(), options, columns, names, partition_id)
-
-
-def _read(root: Path, files: Sequence[StagedFile], reason_column: str) -> Iterator[Any]:
-    for file in files:
-        with pq.ParquetFile(root / file.staged) as source:
-            for batch in source.iter_batches(batch_size=ROWS_PER_BATCH):
-                yield _make_messages(batch, reason_column)
-
-
-def _make_messages(batch: Any, reason_column: str) -> Any:
-    """The rows as the sink takes them."""
-    there = batch.schema.names
-    columns = {"body": batch.column("body").cast(pa.binary())}
-    columns |= {name: batch.column(name).cast(pa.string()) for name in _KEPT if name in there}
-    reasons = batch.column(reason_column).to_pylist()
-    own = batch.column("properties").to_pylist() if "properties" in there else [None] * len(reasons)
-    places = (
-        zip(*(batch.column(name).to_pylist() for name in _PLACE), strict=True) if _has_place(there) else None
-    )
-    pairs = []
-    for reason, properties in zip(reasons, own, strict=True):
-        found = [*_read_pairs(properties), (REASON_PROPERTY, _plain(reason)[:REASON_CHARS_MAX])]
-        if places is not None:
-            found.append((ORIGIN_PROPERTY, "{}@{}:{}:{}".format(*next(places))))
-        pairs.append(found)
-    columns["properties"] = pa.array(pairs, pa.map_(pa.string(), pa.string()))
-    return pa.RecordBatch.from_pydict(columns)
-
-
-def _has_place(names: Sequence[str]) -> bool:
-    return set(_PLACE) <= set(names)
-
-
-def _read_pairs(properties: Any) -> list[tuple[str, str]]:
-    """The properties of a row, stored as a map or as a text."""
-    found = (
-        decode_properties(properties.encode()).items() if isinstance(properties, str) else properties or ()
-    )
-    return [(name, value) for name, value in found if name not in (REASON_PROPERTY, ORIGIN_PROPERTY)]
-
-
-def _plain(text: str) -> str:
-    """Without the characters that end names and values of properties."""
-    return text.replace("\x01", " ").replace("\x02", " ")
 
 
 log = logging.getLogger(__name__)
@@ -251,6 +161,8 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
 
     def _send(self, bad_files: Sequence[StagedFile], query_id: str, batch_id: int, partition_id: int) -> None:
         if self._bad_sink is not None:
+            from tandemmq.spark.lake.bad_topic import send_bad_records
+
             names = ("bad", query_id, batch_id, self._bad_sink.topic, partition_id)
             send_bad_records(self._bad_root, bad_files, self._bad_column, self._bad_sink, names, partition_id)
 

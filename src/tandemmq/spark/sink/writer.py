@@ -28,10 +28,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.spark.lake.files import sync_dir, sync_file
-from tandemmq.spark.read_task import BATCH_ID, QUERY_ID
 from tandemmq.spark.sink.columns import SinkColumns
 from tandemmq.spark.sink.options import SinkOptions
 from tandemmq.spark.sink.sender import Pins, RowSender
+from tandemmq.spark.task import BATCH_ID, QUERY_ID
 from tandemmq.telemetry import events
 
 if TYPE_CHECKING:

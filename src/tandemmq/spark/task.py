@@ -1,0 +1,77 @@
+"""What a task of Spark carries: its ranges, and where the brokers lived when it was planned.
+
+A reader is pickled into every task, so it holds options and addresses, never a socket (spec spark SP-12).
+Processes that plan import this and read nothing. So what reads (`read_task`) is a module of its own: it
+brings numpy and pyarrow, which cost such a process as much as all the rest (spec spark SP-66).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql.datasource import InputPartition
+
+from tandemmq.spark.metadata import Replicas, Topology
+from tandemmq.spark.offsets import OffsetRange
+from tandemmq.spark.options import SourceOptions
+from tandemmq.spark.packing import plan_tasks
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+BATCH_ID = "streaming.sql.batchId"
+"""What Spark tells a task of a streaming query about its batch; repeats when a batch is replayed (spec spark
+SP-52)."""
+
+QUERY_ID = "sql.streaming.queryId"
+"""And about its query; fixed by the checkpoint."""
+
+
+@dataclass
+class TaskRanges(InputPartition):  # type: ignore[misc]  # pyspark is untyped here
+    """What one task reads, and where the brokers lived when it was planned."""
+
+    ranges: tuple[OffsetRange, ...]
+    replicas: dict[str, dict[int, str]]
+
+
+def make_tasks(ranges: Sequence[OffsetRange], replicas: Replicas, options: SourceOptions) -> list[TaskRanges]:
+    """The tasks of a batch; which range belongs to which task depends on ranges and options only (spec spark
+    SP-17)."""
+    tasks = plan_tasks(ranges, options.packing)
+    known = {broker: dict(addresses) for broker, addresses in replicas.items()}
+    return [
+        TaskRanges(task, {name: known.get(name, {}) for name in sorted({item.queue.broker for item in task})})
+        for task in tasks
+    ]
+
+
+def tell_plan(
+    tasks: Sequence[TaskRanges], options: SourceOptions, known: Topology, used: Topology, **facts: object
+) -> None:
+    """With the option `explain`: a line in the log of the driver that says what is read, and from where.
+
+    `used`: what is left of `known` without the slaves that are too far behind.
+    """
+    if not options.is_explained:
+        return
+    if not log.isEnabledFor(logging.INFO):
+        # Whoever asks wants to see it, in a process that shows warnings only.
+        log.setLevel(logging.INFO)
+    ranges = [item for task in tasks for item in task.ranges]
+    slow = sorted(
+        f"{broker}:{broker_id}"
+        for broker, addresses in known.replicas.items()
+        for broker_id in set(addresses) - set(used.replicas.get(broker, addresses))
+    )
+    plan = {
+        "messages": sum(item.end - item.begin for item in ranges),
+        "queues": len({item.queue for item in ranges}),
+        "tasks": len(tasks),
+        "filter": options.subscription,
+        "read_from": options.read_from.value if options.replica is None else f"replica {options.replica}",
+        "slow_slaves": ",".join(slow) or "-",
+    }
+    log.info(events.READ_PLANNED, extra={**plan, **facts})
