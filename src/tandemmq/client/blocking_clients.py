@@ -1,4 +1,5 @@
-"""The clients for code without an event loop: thin facades over the asyncio classes.
+"""The clients for code without an event loop, producers, consumers and administration: thin facades over the
+asyncio classes.
 
     with BlockingProducer("orders", "127.0.0.1:9876") as producer:
         producer.send(Message(topic="Orders", body=b"..."))

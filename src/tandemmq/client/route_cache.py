@@ -1,9 +1,5 @@
-"""Routes of the topics a client uses, kept fresh: every 30 s, and at once after a sign that one is out of
-date.
-
-A topic that the name servers suddenly do not know keeps its last view: a name server that has just restarted
-knows nothing for some seconds, and a wrong address is found out soon enough. One question per topic is under
-way at a time. One name server is asked until it fails, then the next (`NameServers`; spec remoting 5).
+"""Routes of the topics that a client uses: what a route means (`RouteView`), which peers are avoided
+(`FaultyPeers`), how routes are kept fresh (`RouteCache`), and whom they are asked of (`NameServers`).
 """
 
 from __future__ import annotations
@@ -25,13 +21,10 @@ from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
 from tandemmq.units import MASTER_ID
 
+log = logging.getLogger(__name__)
+
 # What a route means to clients: where to send, where to read, who lives at which address (spec semantics
-# 2.2), and which of these peers are avoided for a while because they failed a moment ago; pure.
-#
-# Producers key the failures by broker name, consumers by address. One table serves all calls of a client:
-# with thousands of sends in flight the first failure spares the others the same wait. The time of avoidance
-# doubles with each failure in a row, from 2 s to 30 s, the range of RocketMQ's fault table (spec semantics
-# 3.2), and one success clears it.
+# 2.2). Pure.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +107,13 @@ AVOID_S_MAX = 30.0
 
 
 class FaultyPeers:
-    """Peer -> until when it is avoided."""
+    """Peer -> until when it is avoided, because it failed a moment ago. Pure.
+
+    Producers key the failures by broker name, consumers by address. One table serves all calls of a client:
+    with thousands of sends in flight the first failure spares the others the same wait. The time of avoidance
+    doubles with each failure in a row, from 2 s to 30 s, the range of RocketMQ's fault table (spec semantics
+    3.2), and one success clears it.
+    """
 
     __slots__ = ("_failures", "_until")
 
@@ -151,8 +150,6 @@ class FaultyPeers:
         return frozenset(peer for peer, until in self._until.items() if until > now_s)
 
 
-log = logging.getLogger(__name__)
-
 REFRESH_PAUSE_S = 0.2
 """Between refreshes of a topic for signs of age: one failing broker gives thousands of signs."""
 
@@ -160,7 +157,12 @@ OnChange = Callable[[RouteView], None]
 
 
 class RouteCache:
-    """Topic -> RouteView."""
+    """Topic -> RouteView, refreshed every 30 s, and at once after a sign that a route is out of date.
+
+    A topic that the name servers suddenly do not know keeps its last view: a name server that has just
+    restarted knows nothing for some seconds, and a wrong address is found out soon enough. One question per
+    topic is under way at a time.
+    """
 
     def __init__(
         self, name_servers: NameServers, *, clock: Clock, tasks: TaskScope, refresh_s: float, timeout_s: float
@@ -313,8 +315,9 @@ T = TypeVar("T")
 
 
 class NameServers:
-    """All answer the same questions; the first to ask is drawn by the caller, to spread the load of many
-    clients.
+    """All answer the same questions: one is asked until it fails, then the next (spec remoting 5).
+
+    `first`: drawn by the caller, to spread the load of many clients.
     """
 
     def __init__(self, client: RemotingClient, addresses: Sequence[str], *, first: int = 0) -> None:

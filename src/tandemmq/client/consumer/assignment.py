@@ -1,5 +1,5 @@
-"""The queues of a consumer: takes them over and gives them up as its group changes, and commits their
-offsets.
+"""The queues of a consumer (`Assignment`): takes them over and gives them up as its group changes, and
+commits their offsets; for an orderly consumer under the broker's locks (`QueueLockKeeper`).
 
 All of it happens in one task, one step after the other; the readers run beside it (spec semantics 12).
 """
@@ -26,92 +26,7 @@ from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
 from tandemmq.units import MASTER_ID
 
-# The broker's locks on the queues of an orderly consumer: taken, renewed every 20 s, given back.
-#
-# Only the master of a queue locks (spec replication 8.4). While it is away nothing can be locked or renewed:
-# a lock goes on for 30 s, then its queue rests until the master is back.
-# Source:  spec semantics 10.5, 10.6.
-
 log = logging.getLogger(__name__)
-
-RENEW_S: Final = 20.0
-TRY_AGAIN_S: Final = 1.0
-"""For queues whose lock was refused or has run out."""
-CALL_TIMEOUT_S: Final = 1.0
-
-
-class QueueLockKeeper:
-    """Asks the masters, one request per broker for all queues."""
-
-    def __init__(self, seams: ReaderSeams) -> None:
-        self._seams = seams
-        self._failing: set[str] = set()
-
-    async def lock(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, bool]:
-        """Whether each queue is ours now; queues without an answer are missing."""
-        granted: dict[MessageQueue, bool] = {}
-        for broker_name, asked in _by_broker(queues).items():
-            try:
-                held = await self._ask(broker_name, asked)
-            except TandemError as error:
-                self._note_failure(broker_name, error)
-                continue
-            if held is not None:
-                self._failing.discard(broker_name)
-                granted |= {queue: queue in held for queue in asked}
-        return granted
-
-    async def unlock(self, queues: Collection[MessageQueue]) -> None:
-        """Give the queues to whoever asks next; a broker that is not reached frees them after 60 s."""
-        instance = self._seams.instance
-        for broker_name, given_up in _by_broker(queues).items():
-            address = self._master_of(given_up[0])
-            if address is None:
-                continue
-            try:
-                await broker_consume.unlock_queues(
-                    instance.remoting,
-                    address,
-                    self._seams.group,
-                    instance.client_id,
-                    tuple(given_up),
-                    timeout_s=CALL_TIMEOUT_S,
-                )
-            except TandemError as error:
-                self._note_failure(broker_name, error)
-
-    async def _ask(self, broker_name: str, queues: list[MessageQueue]) -> frozenset[MessageQueue] | None:
-        """None when the broker has no master now."""
-        instance = self._seams.instance
-        address = self._master_of(queues[0])
-        if address is None:
-            return None
-        return await broker_consume.lock_queues(
-            instance.remoting,
-            address,
-            self._seams.group,
-            instance.client_id,
-            tuple(queues),
-            timeout_s=CALL_TIMEOUT_S,
-        )
-
-    def _master_of(self, queue: MessageQueue) -> str | None:
-        view = self._seams.instance.routes.get(queue.topic)
-        return None if view is None else view.addresses.get(queue.broker_name, {}).get(MASTER_ID)
-
-    def _note_failure(self, broker_name: str, error: TandemError) -> None:
-        """One line per outage."""
-        if broker_name not in self._failing:
-            self._failing.add(broker_name)
-            log.warning(events.QUEUE_LOCK_FAILED, extra={"broker": broker_name, "error": str(error)})
-
-
-def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
-    brokers: dict[str, list[MessageQueue]] = {}
-    for queue in queues:
-        brokers.setdefault(queue.broker_name, []).append(queue)
-    return brokers
-
 
 UNBALANCED_PAUSE_S = 1.0
 """Before the next try when a step of a rebalance failed or the group has not settled."""
@@ -123,7 +38,7 @@ GRACE_STEP_S = 0.02
 
 
 class Assignment:
-    """MessageQueue -> QueueReader."""
+    """The readers of the queues that are held now, and the one task that changes them."""
 
     def __init__(self, seams: ReaderSeams, make_offsets: Callable[[], OffsetStore], tasks: TaskScope) -> None:
         """`make_offsets` is called once, at the first need: the store may depend on the client id."""
@@ -512,3 +427,87 @@ class Assignment:
                 "error": str(error),
             },
         )
+
+
+RENEW_S: Final = 20.0
+TRY_AGAIN_S: Final = 1.0
+"""For queues whose lock was refused or has run out."""
+CALL_TIMEOUT_S: Final = 1.0
+
+
+class QueueLockKeeper:
+    """The broker's locks on the queues of an orderly consumer: taken, renewed every 20 s, given back.
+
+    It asks the masters, one request per broker for all queues. Only the master of a queue locks (spec
+    replication 8.4). While it is away nothing can be locked or renewed: a lock goes on for 30 s, then its
+    queue rests until the master is back. Source: spec semantics 10.5, 10.6.
+    """
+
+    def __init__(self, seams: ReaderSeams) -> None:
+        self._seams = seams
+        self._failing: set[str] = set()
+
+    async def lock(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, bool]:
+        """Whether each queue is ours now; queues without an answer are missing."""
+        granted: dict[MessageQueue, bool] = {}
+        for broker_name, asked in _by_broker(queues).items():
+            try:
+                held = await self._ask(broker_name, asked)
+            except TandemError as error:
+                self._note_failure(broker_name, error)
+                continue
+            if held is not None:
+                self._failing.discard(broker_name)
+                granted |= {queue: queue in held for queue in asked}
+        return granted
+
+    async def unlock(self, queues: Collection[MessageQueue]) -> None:
+        """Give the queues to whoever asks next; a broker that is not reached frees them after 60 s."""
+        instance = self._seams.instance
+        for broker_name, given_up in _by_broker(queues).items():
+            address = self._master_of(given_up[0])
+            if address is None:
+                continue
+            try:
+                await broker_consume.unlock_queues(
+                    instance.remoting,
+                    address,
+                    self._seams.group,
+                    instance.client_id,
+                    tuple(given_up),
+                    timeout_s=CALL_TIMEOUT_S,
+                )
+            except TandemError as error:
+                self._note_failure(broker_name, error)
+
+    async def _ask(self, broker_name: str, queues: list[MessageQueue]) -> frozenset[MessageQueue] | None:
+        """None when the broker has no master now."""
+        instance = self._seams.instance
+        address = self._master_of(queues[0])
+        if address is None:
+            return None
+        return await broker_consume.lock_queues(
+            instance.remoting,
+            address,
+            self._seams.group,
+            instance.client_id,
+            tuple(queues),
+            timeout_s=CALL_TIMEOUT_S,
+        )
+
+    def _master_of(self, queue: MessageQueue) -> str | None:
+        view = self._seams.instance.routes.get(queue.topic)
+        return None if view is None else view.addresses.get(queue.broker_name, {}).get(MASTER_ID)
+
+    def _note_failure(self, broker_name: str, error: TandemError) -> None:
+        """One line per outage."""
+        if broker_name not in self._failing:
+            self._failing.add(broker_name)
+            log.warning(events.QUEUE_LOCK_FAILED, extra={"broker": broker_name, "error": str(error)})
+
+
+def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
+    brokers: dict[str, list[MessageQueue]] = {}
+    for queue in queues:
+        brokers.setdefault(queue.broker_name, []).append(queue)
+    return brokers

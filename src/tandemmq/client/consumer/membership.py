@@ -1,13 +1,8 @@
 """Membership: what makes a client a member of a consumer group, however its messages reach the application.
 
-It joins, reads the member's share of the queues into an inbox, answers what brokers ask, commits, hands
-messages back, and leaves. `Consumer` and `PushConsumer` empty the inbox, each in its way.
-
-A message that is handed back comes again later, or becomes a dead letter (`hand_back`; spec semantics 7). The
-broker is asked to store again what lies at the message's place in its log. It refuses when something else
-lies there, which happens when its log has lost its end, or when the message was read from a slave that had
-more. The message is here still, so it is then sent to the group's retry topic by its content, as RocketMQ's
-clients do after any refusal.
+`Membership` joins, reads the member's share of the queues into an inbox, commits, and leaves. `Consumer` and
+`PushConsumer` empty the inbox, each in its way. `hand_back` gives a message back to the group;
+`BrokerRequests` answers what brokers ask.
 """
 
 from __future__ import annotations
@@ -54,177 +49,11 @@ from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import decode_records
 from tandemmq.protocol.requests.admin import ConsumeDirectlyRequest
 from tandemmq.protocol.requests.send import SendBackRequest, SendRequestV2
-from tandemmq.protocol.topic_names import check_group, retry_topic
+from tandemmq.protocol.topic_names import INNER_PRODUCER_GROUP, check_group, retry_topic
 from tandemmq.remoting.dispatch import Waiting
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.ports import Disk
 from tandemmq.runtime.tasks import TaskScope
-
-# What brokers ask of a consumer: rebalance, reset offsets, say how far it is (spec semantics 15, spec
-# remoting 9.11).
-
-BYTES_PER_MIB = 1 << 20
-
-
-class DirectResult(NamedTuple):
-    """What a handler made of one message, by RocketMQ's name for it (CR_SUCCESS, CR_LATER, ...)."""
-
-    name: str
-    took_s: float
-    remark: str = ""
-
-
-class TopicStatus(NamedTuple):
-    """How the handling of a topic goes: per second, and milliseconds of one message."""
-
-    good_per_s: float
-    failed_per_s: float
-    took_ms: float
-    failed_count: int
-
-
-class PushHandler(Protocol):
-    """The handler of a push consumer."""
-
-    @property
-    def worker_count(self) -> int: ...
-
-    async def consume_directly(self, message: ReceivedMessage) -> DirectResult: ...
-
-    def status(self) -> dict[str, TopicStatus]: ...
-
-
-class BrokerRequests:
-    """Answers for one consumer; each runs inside the read of a socket. Only a handler is waited for."""
-
-    def __init__(
-        self,
-        assignment: Assignment,
-        *,
-        name_servers: str,
-        started_at_ms: int,
-        is_orderly: bool = False,
-        listener: PushHandler | None = None,
-    ) -> None:
-        """`listener`: None for a consumer whose application asks for its messages."""
-        self._listener = listener
-        self._is_orderly = is_orderly
-        self._assignment = assignment
-        self._name_servers = name_servers
-        self._started_at_ms = started_at_ms
-
-    def handle(self, command: Command) -> Command | Waiting | None:
-        """The answer; None for a one-way request."""
-        match command.code:
-            case RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
-                self._assignment.rebalance_soon()
-                return None
-            case RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
-                self._reset_offsets(command)
-                return None if command.is_oneway else command.reply()
-            case RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT:
-                return command.reply(body=self._status(command.fields.get("topic", "")))
-            case RequestCode.GET_CONSUMER_RUNNING_INFO:
-                return command.reply(body=self._running_info())
-            case _ if self._listener is not None:
-                return self._consume_directly(self._listener, command)
-            case _:
-                # There is no listener that a broker could call: the application asks for its messages.
-                return command.reply(
-                    ResponseCode.SYSTEM_ERROR,
-                    remark="this consumer is read by its application; it cannot be called for one message",
-                )
-
-    async def _consume_directly(self, listener: PushHandler, command: Command) -> Command:
-        """Have one message handled; a body that holds none is refused."""
-        records = list(decode_records(command.body))
-        if len(records) != 1:
-            raise RemoteProtocolError(f"one message is wanted, {len(records)} came")
-        message = received(records[0], command.decode(ConsumeDirectlyRequest).broker_name or "")
-        outcome = await listener.consume_directly(message)
-        answer = DirectlyConsumed(
-            result=outcome.name,
-            is_ordered=self._is_orderly,
-            remark=outcome.remark,
-            took_ms=round(outcome.took_s * 1000),
-        )
-        return command.reply(body=encode_directly_consumed(answer))
-
-    def _reset_offsets(self, command: Command) -> None:
-        """Go on from the offsets that an administrator has set; queues that are not ours are passed over."""
-        try:
-            offsets = decode_reset_offsets(command.body)
-        except RemoteProtocolError:
-            return
-        for queue, offset in offsets.items():
-            reader = self._assignment.readers.get(queue)
-            if reader is not None and offset >= 0:
-                reader.move_to(offset)
-
-    def _status(self, topic: str) -> bytes:
-        queues = {
-            queue: reader.committed_offset
-            for queue, reader in self._assignment.readers.items()
-            if not topic or queue.topic == topic
-        }
-        return encode_consumer_status(ConsumerStatus(queues=queues))
-
-    def _running_info(self) -> bytes:
-        """RocketMQ's ConsumerRunningInfo, as far as it means something here (spec remoting 11.12)."""
-        properties = {
-            "PROP_NAMESERVER_ADDR": self._name_servers,
-            "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
-            "PROP_CLIENT_VERSION": render_version(OUR_VERSION),
-            "PROP_CONSUMEORDERLY": "true" if self._is_orderly else "false",
-            "PROP_THREADPOOL_CORE_SIZE": str(self._listener.worker_count if self._listener else 1),
-            "PROP_CONSUMER_START_TIMESTAMP": str(self._started_at_ms),
-        }
-        subscriptions = [subscription.describe() for subscription in self._assignment.subscriptions]
-        rows: dict[MessageQueue, dict[str, int | bool]] = {}
-        for queue, reader in self._assignment.readers.items():
-            in_flight = reader.in_flight
-            rows[queue] = {
-                "commitOffset": reader.committed_offset,
-                "cachedMsgMinOffset": in_flight.committed_offset if len(in_flight) else 0,
-                "cachedMsgMaxOffset": in_flight.next_offset - 1 if len(in_flight) else 0,
-                "cachedMsgCount": len(in_flight),
-                "cachedMsgSizeInMiB": in_flight.bytes // BYTES_PER_MIB,
-                "transactionMsgMinOffset": 0,
-                "transactionMsgMaxOffset": 0,
-                "transactionMsgCount": 0,
-                "locked": reader.gate is not None and reader.gate.is_locked,
-                "tryUnlockTimes": 0,
-                "lastLockTimestamp": 0,
-                "lastPullTimestamp": reader.last_pull_at_ms,
-                "lastConsumeTimestamp": reader.last_pull_at_ms,
-                # RocketMQ's spelling.
-                "droped": False,
-            }
-        statuses = {
-            topic: {
-                "consumeFailedMsgs": status.failed_count,
-                "consumeFailedTPS": status.failed_per_s,
-                "consumeOKTPS": status.good_per_s,
-                "consumeRT": status.took_ms,
-                "pullRT": 0.0,
-                "pullTPS": status.good_per_s + status.failed_per_s,
-            }
-            for topic, status in (self._listener.status() if self._listener else {}).items()
-        }
-        return b"".join(
-            (
-                b'{"mqPopTable":{},"mqTable":',
-                encode_queue_map(rows),
-                b',"properties":',
-                encode_body(properties),
-                b',"statusTable":',
-                encode_body(statuses),
-                b',"subscriptionSet":',
-                encode_body(subscriptions, has_sets=True),
-                b"}",
-            )
-        )
-
 
 LOCAL_OFFSETS_DIR = "~/.rocketmq_offsets"
 
@@ -455,8 +284,13 @@ def queue_of(message: ReceivedMessage) -> MessageQueue:
     )
 
 
-INNER_PRODUCER = "CLIENT_INNER_PRODUCER"
-"""RocketMQ's producer group of such sends."""
+# A message that is handed back comes again later, or becomes a dead letter (spec semantics 7).
+#
+# The broker is asked to store again what lies at the message's place in its log. It refuses when something
+# else lies there, which happens when its log has lost its end, or when the message was read from a slave that
+# had more. The message is here still, so it is then sent to the group's retry topic by its content, as
+# RocketMQ's clients do after any refusal.
+
 FIRST_DELAY_LEVEL = 3
 _NOT_COPIED = (
     names.REAL_TOPIC,
@@ -500,7 +334,7 @@ async def hand_back(
     except RequestRejected as error:
         if error.code != ResponseCode.SYSTEM_ERROR:
             raise
-        again = _again(message, group, delay_level, retry_count_max)
+        again = _as_retry(message, group, delay_level, retry_count_max)
         answer = await broker_send.send(instance.remoting, address, again, message.body, timeout_s=timeout_s)
         if answer.status is not SendStatus.SEND_OK:
             raise RequestRejected(
@@ -508,7 +342,7 @@ async def hand_back(
             ) from error
 
 
-def _again(message: ReceivedMessage, group: str, delay_level: int, retry_count_max: int) -> SendRequestV2:
+def _as_retry(message: ReceivedMessage, group: str, delay_level: int, retry_count_max: int) -> SendRequestV2:
     """The message as a new one in the retry topic. A limit below every count makes it a dead letter."""
     is_dead = delay_level < 0
     retry_count = message.record.retry_count + 1
@@ -521,7 +355,7 @@ def _again(message: ReceivedMessage, group: str, delay_level: int, retry_count_m
     if not is_dead:
         pairs[names.DELAY] = str(delay_level or FIRST_DELAY_LEVEL + message.record.retry_count)
     return SendRequestV2(
-        producer_group=INNER_PRODUCER,
+        producer_group=INNER_PRODUCER_GROUP,
         topic=retry_topic(group),
         default_topic="TBW102",
         default_topic_queue_count=1,
@@ -534,3 +368,169 @@ def _again(message: ReceivedMessage, group: str, delay_level: int, retry_count_m
         retry_count_max=-1 if is_dead else retry_count_max,
         broker_name=message.broker_name,
     )
+
+
+# What brokers ask of a consumer: rebalance, reset offsets, say how far it is (spec semantics 15, spec
+# remoting 9.11).
+
+BYTES_PER_MIB = 1 << 20
+
+
+class DirectResult(NamedTuple):
+    """What a handler made of one message, by RocketMQ's name for it (CR_SUCCESS, CR_LATER, ...)."""
+
+    name: str
+    took_s: float
+    remark: str = ""
+
+
+class TopicStatus(NamedTuple):
+    """How the handling of a topic goes: per second, and milliseconds of one message."""
+
+    good_per_s: float
+    failed_per_s: float
+    took_ms: float
+    failed_count: int
+
+
+class PushHandler(Protocol):
+    """The handler of a push consumer."""
+
+    @property
+    def worker_count(self) -> int: ...
+
+    async def consume_directly(self, message: ReceivedMessage) -> DirectResult: ...
+
+    def status(self) -> dict[str, TopicStatus]: ...
+
+
+class BrokerRequests:
+    """Answers for one consumer; each runs inside the read of a socket. Only a handler is waited for."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        *,
+        name_servers: str,
+        started_at_ms: int,
+        is_orderly: bool = False,
+        listener: PushHandler | None = None,
+    ) -> None:
+        """`listener`: None for a consumer whose application asks for its messages."""
+        self._listener = listener
+        self._is_orderly = is_orderly
+        self._assignment = assignment
+        self._name_servers = name_servers
+        self._started_at_ms = started_at_ms
+
+    def handle(self, command: Command) -> Command | Waiting | None:
+        """The answer; None for a one-way request."""
+        match command.code:
+            case RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+                self._assignment.rebalance_soon()
+                return None
+            case RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
+                self._reset_offsets(command)
+                return None if command.is_oneway else command.reply()
+            case RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT:
+                return command.reply(body=self._status(command.fields.get("topic", "")))
+            case RequestCode.GET_CONSUMER_RUNNING_INFO:
+                return command.reply(body=self._running_info())
+            case _ if self._listener is not None:
+                return self._consume_directly(self._listener, command)
+            case _:
+                # There is no listener that a broker could call: the application asks for its messages.
+                return command.reply(
+                    ResponseCode.SYSTEM_ERROR,
+                    remark="this consumer is read by its application; it cannot be called for one message",
+                )
+
+    async def _consume_directly(self, listener: PushHandler, command: Command) -> Command:
+        """Have one message handled; a body that holds none is refused."""
+        records = list(decode_records(command.body))
+        if len(records) != 1:
+            raise RemoteProtocolError(f"one message is wanted, {len(records)} came")
+        message = received(records[0], command.decode(ConsumeDirectlyRequest).broker_name or "")
+        outcome = await listener.consume_directly(message)
+        answer = DirectlyConsumed(
+            result=outcome.name,
+            is_ordered=self._is_orderly,
+            remark=outcome.remark,
+            took_ms=round(outcome.took_s * 1000),
+        )
+        return command.reply(body=encode_directly_consumed(answer))
+
+    def _reset_offsets(self, command: Command) -> None:
+        """Go on from the offsets that an administrator has set; queues that are not ours are passed over."""
+        try:
+            offsets = decode_reset_offsets(command.body)
+        except RemoteProtocolError:
+            return
+        for queue, offset in offsets.items():
+            reader = self._assignment.readers.get(queue)
+            if reader is not None and offset >= 0:
+                reader.move_to(offset)
+
+    def _status(self, topic: str) -> bytes:
+        queues = {
+            queue: reader.committed_offset
+            for queue, reader in self._assignment.readers.items()
+            if not topic or queue.topic == topic
+        }
+        return encode_consumer_status(ConsumerStatus(queues=queues))
+
+    def _running_info(self) -> bytes:
+        """RocketMQ's ConsumerRunningInfo, as far as it means something here (spec remoting 11.12)."""
+        properties = {
+            "PROP_NAMESERVER_ADDR": self._name_servers,
+            "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+            "PROP_CLIENT_VERSION": render_version(OUR_VERSION),
+            "PROP_CONSUMEORDERLY": "true" if self._is_orderly else "false",
+            "PROP_THREADPOOL_CORE_SIZE": str(self._listener.worker_count if self._listener else 1),
+            "PROP_CONSUMER_START_TIMESTAMP": str(self._started_at_ms),
+        }
+        subscriptions = [subscription.describe() for subscription in self._assignment.subscriptions]
+        rows: dict[MessageQueue, dict[str, int | bool]] = {}
+        for queue, reader in self._assignment.readers.items():
+            in_flight = reader.in_flight
+            rows[queue] = {
+                "commitOffset": reader.committed_offset,
+                "cachedMsgMinOffset": in_flight.committed_offset if len(in_flight) else 0,
+                "cachedMsgMaxOffset": in_flight.next_offset - 1 if len(in_flight) else 0,
+                "cachedMsgCount": len(in_flight),
+                "cachedMsgSizeInMiB": in_flight.bytes // BYTES_PER_MIB,
+                "transactionMsgMinOffset": 0,
+                "transactionMsgMaxOffset": 0,
+                "transactionMsgCount": 0,
+                "locked": reader.gate is not None and reader.gate.is_locked,
+                "tryUnlockTimes": 0,
+                "lastLockTimestamp": 0,
+                "lastPullTimestamp": reader.last_pull_at_ms,
+                "lastConsumeTimestamp": reader.last_pull_at_ms,
+                # RocketMQ's spelling.
+                "droped": False,
+            }
+        statuses = {
+            topic: {
+                "consumeFailedMsgs": status.failed_count,
+                "consumeFailedTPS": status.failed_per_s,
+                "consumeOKTPS": status.good_per_s,
+                "consumeRT": status.took_ms,
+                "pullRT": 0.0,
+                "pullTPS": status.good_per_s + status.failed_per_s,
+            }
+            for topic, status in (self._listener.status() if self._listener else {}).items()
+        }
+        return b"".join(
+            (
+                b'{"mqPopTable":{},"mqTable":',
+                encode_queue_map(rows),
+                b',"properties":',
+                encode_body(properties),
+                b',"statusTable":',
+                encode_body(statuses),
+                b',"subscriptionSet":',
+                encode_body(subscriptions, has_sets=True),
+                b"}",
+            )
+        )

@@ -1,5 +1,6 @@
-"""Where a group's offsets are kept: at the brokers (clustering) or in a local file (broadcasting); spec
-semantics 11. And where a consumer begins in a queue that it has just got (spec semantics 12.4).
+"""Where a group's offsets are kept (spec semantics 11): at the brokers (clustering, `BrokerOffsets`) or in a
+local file (broadcasting, `LocalOffsets`). And where a consumer begins in a queue that it has just got
+(`find_start_offset`; spec semantics 12.4).
 """
 
 from __future__ import annotations
