@@ -1,4 +1,6 @@
-"""What operators ask of a broker: figures, progress of groups, connections, resets (spec remoting 8.6)."""
+"""What operators ask of a broker: its topics and consumer groups, stored messages, its figures and settings,
+progress and members of groups, users and policies. Source: spec remoting 8.6, 9.9; spec semantics 21.3.
+"""
 
 from __future__ import annotations
 
@@ -87,10 +89,10 @@ from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.units import Buffer
 
-# Topics and consumer groups of a broker (spec remoting 8.6).
-
 ADMIN_TIMEOUT_S = 5.0
 """mqadmin's default (spec remoting 8.8)."""
+
+# Topics and consumer groups (spec remoting 8.6).
 
 
 async def create_topic(
@@ -241,7 +243,7 @@ async def set_request_mode(
     await call(client, address, RequestCode.SET_MESSAGE_REQUEST_MODE, body=body, timeout_s=timeout_s)
 
 
-# Finding stored messages: by id, by key (spec remoting 9.9).
+# Stored messages, found by id, by key, by their place in a ConsumeQueue (spec remoting 9.9).
 
 END_OF_TIME_MS = 2**63 - 1
 
@@ -308,6 +310,8 @@ async def query_entries(
     answer = await call(client, address, RequestCode.QUERY_CONSUME_QUEUE, header)
     return decode_body(answer.body, ConsumeQueueView)
 
+
+# The broker itself, and how its clients do: figures, settings, statistics, connections, resets.
 
 CLEAN_TIMEOUT_S = 60.0
 """A broker answers when it has deleted, as a store with many queues takes long to."""
@@ -549,30 +553,30 @@ async def reset_offsets(
     return decode_reset_offsets(answer.body)
 
 
-# Users and policies of a broker with RocketMQ 5.3's access control (spec semantics 21.3).
+# Users and policies, of a broker with RocketMQ 5.3's access control (spec semantics 21.3).
 
 
 async def put_user(client: RemotingClient, address: str, user: UserInfo, *, is_new: bool) -> None:
     """A user with a new name, which is refused when taken; else what the info names of one that is there."""
     code = RequestCode.AUTH_CREATE_USER if is_new else RequestCode.AUTH_UPDATE_USER
-    await _call(client, address, code, UserRequest(username=user.username or ""), encode_body(user))
+    await _call_auth(client, address, code, UserRequest(username=user.username or ""), encode_body(user))
 
 
 async def delete_user(client: RemotingClient, address: str, name: str) -> None:
     """The user and its policies; an unknown one is not an error."""
-    await _call(client, address, RequestCode.AUTH_DELETE_USER, UserRequest(username=name))
+    await _call_auth(client, address, RequestCode.AUTH_DELETE_USER, UserRequest(username=name))
 
 
 async def query_user(client: RemotingClient, address: str, name: str) -> UserInfo | None:
     """The user, None when there is none. The password is there for super users and the user himself."""
-    body = await _call(client, address, RequestCode.AUTH_GET_USER, UserRequest(username=name))
+    body = await _call_auth(client, address, RequestCode.AUTH_GET_USER, UserRequest(username=name))
     return decode_body(body, UserInfo) if body else None
 
 
 async def query_users(client: RemotingClient, address: str, name_part: str) -> list[UserInfo]:
     """The users whose names hold the part."""
     header = ListUsersRequest(name_part=name_part or None)
-    body = await _call(client, address, RequestCode.AUTH_LIST_USER, header)
+    body = await _call_auth(client, address, RequestCode.AUTH_LIST_USER, header)
     return decode_body(body, list[UserInfo]) if body else []
 
 
@@ -581,18 +585,18 @@ async def put_acl(client: RemotingClient, address: str, acl: AclInfo, *, is_new:
     for the same resource.
     """
     code = RequestCode.AUTH_CREATE_ACL if is_new else RequestCode.AUTH_UPDATE_ACL
-    await _call(client, address, code, AclRequest(subject=acl.subject or ""), encode_body(acl))
+    await _call_auth(client, address, code, AclRequest(subject=acl.subject or ""), encode_body(acl))
 
 
 async def delete_acl(client: RemotingClient, address: str, subject: str, resource: str) -> None:
     """What the subject may do with one resource; with an empty one, all its policies."""
     header = DeleteAclRequest(subject=subject, resource=resource or None)
-    await _call(client, address, RequestCode.AUTH_DELETE_ACL, header)
+    await _call_auth(client, address, RequestCode.AUTH_DELETE_ACL, header)
 
 
 async def query_acl(client: RemotingClient, address: str, subject: str) -> AclInfo | None:
     """All policies of a subject; None when it has none."""
-    body = await _call(client, address, RequestCode.AUTH_GET_ACL, AclRequest(subject=subject))
+    body = await _call_auth(client, address, RequestCode.AUTH_GET_ACL, AclRequest(subject=subject))
     return decode_body(body, AclInfo) if body else None
 
 
@@ -601,7 +605,7 @@ async def query_acls(
 ) -> list[AclInfo]:
     """The policies whose subjects and resources hold these parts."""
     header = ListAclsRequest(subject_part=subject_part or None, resource_part=resource_part or None)
-    body = await _call(client, address, RequestCode.AUTH_LIST_ACL, header)
+    body = await _call_auth(client, address, RequestCode.AUTH_LIST_ACL, header)
     return decode_body(body, list[AclInfo]) if body else []
 
 
@@ -612,10 +616,10 @@ _NOTHING: Final = {
 """Request -> the answer that is no refusal but an empty result."""
 
 
-async def _call(
+async def _call_auth(
     client: RemotingClient, address: str, code: RequestCode, header: Header, body: bytes = b""
 ) -> Buffer:
-    """The body of the answer, empty when there is nothing."""
+    """The body of the answer, empty when there is no such user or policy."""
     answer = await ask(client, address, code, header, body=body, timeout_s=ADMIN_TIMEOUT_S)
     if answer.code == _NOTHING.get(code):
         return b""

@@ -1,4 +1,4 @@
-"""Reading from a broker: pull with long polling (spec remoting 9.3)."""
+"""What consumers ask of a broker: messages by pull or pop, offsets, membership in groups, locks on queues."""
 
 from __future__ import annotations
 
@@ -62,6 +62,8 @@ from tandemmq.protocol.requests.consume import (
 from tandemmq.protocol.requests.route import ConsumerListRequest, UnregisterClientRequest
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.units import Buffer, EpochMs, QueueOffset
+
+# Pulling: messages from an offset on, with long polling (spec remoting 9.3).
 
 PULL_TIMEOUT_S = 30.0
 """Longer than any broker holds a pull (spec semantics 8.5)."""
@@ -135,7 +137,7 @@ def read_pull_answer(answer: Command) -> Pulled:
     )
 
 
-# Popping: messages for a time, acknowledged one by one (spec semantics 14, spec remoting 12.7).
+# Popping: messages leased for a time and acknowledged one by one (spec semantics 14, spec remoting 12.7).
 
 POP_MARGIN_S = 10.0
 """On top of the time that the broker may hold a pop."""
@@ -262,7 +264,7 @@ async def change_invisible(
     )
 
 
-# Offsets of queues and of consumer groups (spec remoting 9.5).
+# Offsets: where queues begin and end, where groups go on in them (spec remoting 9.5).
 
 
 class GroupProgress(NamedTuple):
@@ -416,7 +418,7 @@ async def clone_offsets(
     await call(client, address, RequestCode.CLONE_GROUP_OFFSET, header, timeout_s=timeout_s)
 
 
-# Membership of clients at a broker: heartbeats, leaving, who is in a group (spec remoting 9.4).
+# Membership: heartbeats, leaving, who is in a group (spec remoting 9.4), who has a queue for itself (9.8).
 
 
 @dataclass(frozen=True, slots=True)

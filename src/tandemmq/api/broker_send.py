@@ -1,4 +1,6 @@
-"""Sends to a broker: messages, batches, one-way, handing back for a retry (spec remoting 9.2, 9.6)."""
+"""What producers ask of a broker: to store messages and to end transactions; besides, handing back for a
+retry, replies and recalls (spec remoting 9.2, 9.6, 9.7, 9.10).
+"""
 
 from __future__ import annotations
 
@@ -115,8 +117,7 @@ async def send_back(
     await call(client, address, RequestCode.CONSUMER_SEND_MSG_BACK, header, timeout_s=timeout_s)
 
 
-# Transactions, replies and recalls: END_TRANSACTION, SEND_REPLY_MESSAGE_V2, RECALL_MESSAGE (spec remoting
-# 9.2, 9.7, 9.10).
+# Transactions, replies and recalls: END_TRANSACTION, SEND_REPLY_MESSAGE_V2, RECALL_MESSAGE.
 
 
 def end_command(header: EndTransactionRequest) -> Command:
