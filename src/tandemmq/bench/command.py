@@ -1,14 +1,11 @@
-"""`tandemmq bench`: what one broker costs per message, alone and with a synchronous slave.
+"""`tandemmq bench` and its commands: what a broker costs per message, and what the parts around it cost.
 
-`tandemmq bench open`: what opening a store costs after its broker was killed.
-
-`tandemmq bench catchup`: how fast an empty slave copies its master.
-
-`tandemmq bench client`: what the Python client sends and reads, with our broker or any other.
-
-`tandemmq bench spark`, `tandemmq bench kafka`: what reading with Spark costs, alone and beside Kafka.
-
-`tandemmq bench java`: our servers beside Java RocketMQ's under the same loads.
+- without a command: one broker alone, and with a synchronous slave;
+- `open`: opening a store after its broker was killed;
+- `catchup`: an empty slave copies its master;
+- `client`: what the Python client sends and reads, with our broker or any other;
+- `spark`, `kafka`: reading with Spark, alone and beside Kafka;
+- `java`: our servers beside Java RocketMQ's under the same loads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Processor time and memory of another process, as the kernel accounts them; what machine this is."""
+"""What a benchmark needs of processes: their processor time and memory, as the kernel accounts them; which
+machine this is; and the two servers that the benchmarks of Spark read from (`running_servers`).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from pathlib import Path
 
 from tandemmq.launcher import Server, stopping, write_properties
 
+HOST = "127.0.0.1"
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _USER_FIELD, _SYSTEM_FIELD = 13, 14
 
@@ -92,14 +95,9 @@ def describe_machine() -> list[str]:
     ]
 
 
-# The servers that the benchmarks of Spark read from: a name server and one broker, as processes.
-
-HOST = "127.0.0.1"
-
-
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Both run."""
+    """A name server and one broker, as processes; both run."""
 
     name_server: Server
     broker: Server

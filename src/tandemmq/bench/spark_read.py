@@ -1,4 +1,5 @@
-"""What reading a topic with Spark costs: a batch query over all of it, and a micro-batch of one message.
+"""What reading a topic with Spark costs: a batch query over all of it, and a micro-batch of one message; and
+the command `tandemmq bench spark` that measures both.
 
 Broker, Spark's Java process and its Python workers share the machine, so processor time is told apart by
 process: what the broker used, and what everything that Spark started used. Every figure is the best of
@@ -224,7 +225,7 @@ def follow_topic(spark: SparkSession, name_server: str, topic: str) -> DataFrame
     return spark.readStream.format("tandemmq").options(**options, columns="queueOffset,body").load()
 
 
-# `tandemmq bench spark`: a broker, a topic, a Spark session, and the lines that tell what reading cost.
+# The command: a broker, a topic, a Spark session, and the lines that tell what reading cost.
 
 TOPIC = "BenchSpark"
 IDLE_TOPIC = "BenchSparkIdle"
