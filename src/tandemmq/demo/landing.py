@@ -1,5 +1,6 @@
-"""Drives the landing pipeline as a process of its own: follows its progress, kills it when asked, starts
-it again."""
+"""The demo's landing pipeline (`Landing`), and what files alone say about the outcome (`count_in_commit_log`,
+`count_in_table`).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ KILL_AFTER_BATCHES = 2
 
 
 class Landing:
-    """One run (or, after a kill, several) of `tandemmq pipeline landing --once`."""
+    """`tandemmq pipeline landing --once` as a process of its own: follows its progress, kills it when asked,
+    starts it again.
+    """
 
     def __init__(self, arguments: list[str], log_path: Path, on_progress: Callable[[int], None]) -> None:
         self._command = [
@@ -96,8 +99,8 @@ class Landing:
 
 # Counts taken from files alone, so that no running process can vouch for itself.
 #
-# The CommitLog walk reads sizes, magics and topics straight from the bytes (spec store 3) and shares no
-# code with the store that wrote them.
+# The walk over the CommitLog reads sizes, magics and topics straight from the bytes (spec store 3), and
+# shares no code with the store that wrote them.
 
 _SIZE_AND_MAGIC = struct.Struct(">iI")
 _INT32 = struct.Struct(">i")

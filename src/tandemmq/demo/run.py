@@ -32,161 +32,6 @@ from tandemmq.launcher import ProcessFailed, Server, stopping, write_properties
 from tandemmq.remoting import RemotingClient
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 
-CLUSTER_NAME = "DemoCluster"
-BROKER_NAME = "broker-a"
-HOST = "127.0.0.1"
-ELECTED_SECONDS_MAX = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoCluster:
-    """The running servers; `stores` are where the two brokers keep their files."""
-
-    name_server: Server
-    controller: str
-    brokers: tuple[Server, Server]
-    stores: tuple[Path, Path]
-
-    def broker_at(self, address: str) -> Server:
-        """The broker that listens there."""
-        return next(broker for broker in self.brokers if broker.address == address)
-
-
-@contextmanager
-def running_cluster(directory: Path) -> Iterator[DemoCluster]:
-    """A cluster on free ports with its files below `directory`; everything is stopped at the end.
-
-    Raises:  ProcessFailed when a server does not come up.
-    """
-    names, controller, *brokers = free_ports(6)
-    settings: dict[str, object] = {
-        "listenPort": names,
-        "bindAddress": HOST,
-        "kvConfigPath": directory / "kvConfig.json",
-        "configStorePath": directory / "namesrv.properties",
-        "enableControllerInNamesrv": "true",
-        "controllerDLegerPeers": f"n0-{HOST}:{controller}",
-        "controllerDLegerSelfId": "n0",
-        "controllerStorePath": directory / "controller",
-    }
-    conf = write_properties(directory / "namesrv.conf", settings)
-    name_server = Server("name server", ["namesrv", "-c", str(conf)], directory / "namesrv.log")
-    with ExitStack() as stack:
-        stack.enter_context(stopping([name_server]))
-        name_server.start()
-        made = [
-            _broker(directory, name_server, f"{HOST}:{controller}", f"broker{number}", *brokers[at : at + 2])
-            for number, at in ((1, 0), (2, 2))
-        ]
-        servers = made[0][0], made[1][0]
-        stack.enter_context(stopping(list(servers)))
-        for server in servers:
-            server.start()
-        yield DemoCluster(
-            name_server=name_server,
-            controller=f"{HOST}:{controller}",
-            brokers=servers,
-            stores=(made[0][1], made[1][1]),
-        )
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on now, all different."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
-def _broker(
-    directory: Path, name_server: Server, controller: str, name: str, port: int, ha_port: int
-) -> tuple[Server, Path]:
-    """A broker that is not started yet, and the root of its store."""
-    store = directory / name
-    settings: dict[str, object] = {
-        "brokerClusterName": CLUSTER_NAME,
-        "brokerName": BROKER_NAME,
-        "namesrvAddr": name_server.address,
-        "enableControllerMode": "true",
-        "controllerAddr": controller,
-        "brokerIP1": HOST,
-        "bindAddress": HOST,
-        "listenPort": port,
-        "haListenPort": ha_port,
-        "fastListen": "false",
-        "storePathRootDir": store,
-        "flushDiskType": "ASYNC_FLUSH",
-        "slaveReadEnable": "true",
-        "autoCreateTopicEnable": "false",
-    }
-    conf = write_properties(directory / f"{name}.conf", settings)
-    return Server(name, ["broker", "-c", str(conf)], directory / f"{name}.log"), store
-
-
-async def find_master(admin: Admin) -> str:
-    """The address of the elected master. Raises NoRoute while the name server knows none, ClientError."""
-    data = (await admin.cluster_info()).brokers.get(BROKER_NAME)
-    master = None if data is None else data.addresses.get(0)
-    if master is None:
-        raise NoRoute(f"{BROKER_NAME} has no master")
-    return master
-
-
-async def await_master(admin: Admin, *, other_than: str = "") -> str:
-    """The address of a master, as soon as there is one. Raises ProcessFailed after ELECTED_SECONDS_MAX."""
-    ends_at_s = time.monotonic() + ELECTED_SECONDS_MAX
-    while True:
-        try:
-            master = await find_master(admin)
-            if master != other_than:
-                return master
-            reason = f"{other_than} is the master still"
-        except TandemError as error:
-            reason = str(error)
-        if time.monotonic() > ends_at_s:
-            raise ProcessFailed(f"no master was elected within {ELECTED_SECONDS_MAX:g} s: {reason}")
-        await asyncio.sleep(0.02)
-
-
-async def await_both_in_set(cluster: DemoCluster) -> None:
-    """Returns once both brokers are in the SyncStateSet, so that each message is acknowledged by both.
-
-    Raises:  ProcessFailed after ELECTED_SECONDS_MAX.
-    """
-    client = RemotingClient(network=TcpNetwork(), clock=LoopClock())
-    ends_at_s = time.monotonic() + ELECTED_SECONDS_MAX
-    try:
-        while True:
-            group = (await read_sync_states(client, cluster.controller, [BROKER_NAME])).get(BROKER_NAME)
-            if group is not None and len(group.in_sync) == len(cluster.brokers):
-                return
-            if time.monotonic() > ends_at_s:
-                raise ProcessFailed(f"a broker has not caught up within {ELECTED_SECONDS_MAX:g} s")
-            await asyncio.sleep(0.02)
-    finally:
-        await client.close()
-
-
-DOWN_SECONDS = 4.0
-
-
-async def replace_master(cluster: DemoCluster, admin: Admin) -> float:
-    """Kills the master as soon as the other broker may follow it; the seconds until that one is known as
-    master. The killed one is back after DOWN_SECONDS.
-    """
-    await await_both_in_set(cluster)
-    old = await find_master(admin)
-    server = cluster.broker_at(old)
-    begun_s = time.monotonic()
-    server.kill()
-    await await_master(admin, other_than=old)
-    took_s = time.monotonic() - begun_s
-    await asyncio.sleep(DOWN_SECONDS)
-    await asyncio.to_thread(server.start)
-    return took_s
-
-
 TOPIC = "flights"
 QUEUE_COUNT = 8
 _CATCH_UP_SECONDS_MAX = 60.0
@@ -431,3 +276,158 @@ def _report(options: DemoOptions, census: Census, published: Published, notes: l
     if options.is_kept:
         table.add_row(f"files: {options.directory}", "")
     return table
+
+
+# The cluster: made, looked at, and its master replaced.
+
+CLUSTER_NAME = "DemoCluster"
+BROKER_NAME = "broker-a"
+HOST = "127.0.0.1"
+ELECTED_SECONDS_MAX = 30.0
+DOWN_SECONDS = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoCluster:
+    """The running servers; `stores` are where the two brokers keep their files."""
+
+    name_server: Server
+    controller: str
+    brokers: tuple[Server, Server]
+    stores: tuple[Path, Path]
+
+    def broker_at(self, address: str) -> Server:
+        """The broker that listens there."""
+        return next(broker for broker in self.brokers if broker.address == address)
+
+
+@contextmanager
+def running_cluster(directory: Path) -> Iterator[DemoCluster]:
+    """A cluster on free ports with its files below `directory`; everything is stopped at the end.
+
+    Raises:  ProcessFailed when a server does not come up.
+    """
+    names, controller, *brokers = free_ports(6)
+    settings: dict[str, object] = {
+        "listenPort": names,
+        "bindAddress": HOST,
+        "kvConfigPath": directory / "kvConfig.json",
+        "configStorePath": directory / "namesrv.properties",
+        "enableControllerInNamesrv": "true",
+        "controllerDLegerPeers": f"n0-{HOST}:{controller}",
+        "controllerDLegerSelfId": "n0",
+        "controllerStorePath": directory / "controller",
+    }
+    conf = write_properties(directory / "namesrv.conf", settings)
+    name_server = Server("name server", ["namesrv", "-c", str(conf)], directory / "namesrv.log")
+    with ExitStack() as stack:
+        stack.enter_context(stopping([name_server]))
+        name_server.start()
+        made = [
+            _broker(directory, name_server, f"{HOST}:{controller}", f"broker{number}", *brokers[at : at + 2])
+            for number, at in ((1, 0), (2, 2))
+        ]
+        servers = made[0][0], made[1][0]
+        stack.enter_context(stopping(list(servers)))
+        for server in servers:
+            server.start()
+        yield DemoCluster(
+            name_server=name_server,
+            controller=f"{HOST}:{controller}",
+            brokers=servers,
+            stores=(made[0][1], made[1][1]),
+        )
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on now, all different."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _broker(
+    directory: Path, name_server: Server, controller: str, name: str, port: int, ha_port: int
+) -> tuple[Server, Path]:
+    """A broker that is not started yet, and the root of its store."""
+    store = directory / name
+    settings: dict[str, object] = {
+        "brokerClusterName": CLUSTER_NAME,
+        "brokerName": BROKER_NAME,
+        "namesrvAddr": name_server.address,
+        "enableControllerMode": "true",
+        "controllerAddr": controller,
+        "brokerIP1": HOST,
+        "bindAddress": HOST,
+        "listenPort": port,
+        "haListenPort": ha_port,
+        "fastListen": "false",
+        "storePathRootDir": store,
+        "flushDiskType": "ASYNC_FLUSH",
+        "slaveReadEnable": "true",
+        "autoCreateTopicEnable": "false",
+    }
+    conf = write_properties(directory / f"{name}.conf", settings)
+    return Server(name, ["broker", "-c", str(conf)], directory / f"{name}.log"), store
+
+
+async def find_master(admin: Admin) -> str:
+    """The address of the elected master. Raises NoRoute while the name server knows none, ClientError."""
+    data = (await admin.cluster_info()).brokers.get(BROKER_NAME)
+    master = None if data is None else data.addresses.get(0)
+    if master is None:
+        raise NoRoute(f"{BROKER_NAME} has no master")
+    return master
+
+
+async def await_master(admin: Admin, *, other_than: str = "") -> str:
+    """The address of a master, as soon as there is one. Raises ProcessFailed after ELECTED_SECONDS_MAX."""
+    ends_at_s = time.monotonic() + ELECTED_SECONDS_MAX
+    while True:
+        try:
+            master = await find_master(admin)
+            if master != other_than:
+                return master
+            reason = f"{other_than} is the master still"
+        except TandemError as error:
+            reason = str(error)
+        if time.monotonic() > ends_at_s:
+            raise ProcessFailed(f"no master was elected within {ELECTED_SECONDS_MAX:g} s: {reason}")
+        await asyncio.sleep(0.02)
+
+
+async def await_both_in_set(cluster: DemoCluster) -> None:
+    """Returns once both brokers are in the SyncStateSet, so that each message is acknowledged by both.
+
+    Raises:  ProcessFailed after ELECTED_SECONDS_MAX.
+    """
+    client = RemotingClient(network=TcpNetwork(), clock=LoopClock())
+    ends_at_s = time.monotonic() + ELECTED_SECONDS_MAX
+    try:
+        while True:
+            group = (await read_sync_states(client, cluster.controller, [BROKER_NAME])).get(BROKER_NAME)
+            if group is not None and len(group.in_sync) == len(cluster.brokers):
+                return
+            if time.monotonic() > ends_at_s:
+                raise ProcessFailed(f"a broker has not caught up within {ELECTED_SECONDS_MAX:g} s")
+            await asyncio.sleep(0.02)
+    finally:
+        await client.close()
+
+
+async def replace_master(cluster: DemoCluster, admin: Admin) -> float:
+    """Kills the master as soon as the other broker may follow it; the seconds until that one is known as
+    master. The killed one is back after DOWN_SECONDS.
+    """
+    await await_both_in_set(cluster)
+    old = await find_master(admin)
+    server = cluster.broker_at(old)
+    begun_s = time.monotonic()
+    server.kill()
+    await await_master(admin, other_than=old)
+    took_s = time.monotonic() - begun_s
+    await asyncio.sleep(DOWN_SECONDS)
+    await asyncio.to_thread(server.start)
+    return took_s
