@@ -19,6 +19,7 @@ from tandemmq.protocol.topic_names import parse_delay_levels, topic_fault
 
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
+SECRET_CHARS_MIN: Final = 16
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:;\[\]]+):([0-9]{1,5})")
@@ -134,9 +135,6 @@ def _parse_levels(text: str) -> tuple[int, ...]:
         return parse_delay_levels(text)
     except ConfigError:
         raise ValueError from None
-
-
-SECRET_CHARS_MIN: Final = 16
 
 
 def _parse_networks(text: str) -> tuple[str, ...]:
