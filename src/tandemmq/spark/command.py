@@ -1,4 +1,9 @@
-"""`tandemmq pipeline ...`: the ready-made pipelines as commands."""
+"""`tandemmq pipeline ...`: the ready-made pipelines as commands.
+
+First `landing` and `prepare`, then what sends to topics again (`replay`, `deadletters`), then what reads
+lakes and looks after them (`lake`, `rollup`, `history`, `audit`). Each command loads what it runs only when
+it is called, so that `--help` is quick.
+"""
 
 from __future__ import annotations
 
@@ -34,344 +39,6 @@ from tandemmq.spark.option_table import parse_enum
 from tandemmq.spark.options import ReadPreference
 from tandemmq.spark.pipelines.events import Reporter
 from tandemmq.units import MIB
-
-# The commands that send to topics again: `tandemmq pipeline replay` and `deadletters`.
-
-
-def replay(
-    lake: Annotated[Path, typer.Option(help="The lake that a landing wrote.")],
-    namesrv: NameServers,
-    to: Annotated[str, typer.Option(help="The topic that gets the messages.")],
-    from_time: Annotated[
-        str, typer.Option(help="Store time of the first message: milliseconds, or 2025-01-31T12:00:00 (UTC).")
-    ] = "",
-    until_time: Annotated[str, typer.Option(help="Store time of the end, exclusive; as above.")] = "",
-    where: Annotated[str, typer.Option(help="A condition in SQL over the lake's columns.")] = "",
-    rate: Annotated[
-        int | None, typer.Option(help="At most about so many messages per second.", min=1)
-    ] = None,
-    keep_keys: Annotated[
-        bool, typer.Option("--keep-keys", help="Keep the unique keys instead of making new ones.")
-    ] = False,
-    keep_queues: Annotated[
-        bool, typer.Option("--keep-queues", help="Send each message to the queue number that it had.")
-    ] = False,
-    state: Annotated[
-        Path | None, typer.Option(help="What was done; default LAKE/_tandemmq/replay-TOPIC.json.")
-    ] = None,
-    continuous: Annotated[
-        bool, typer.Option("--continuous/--once", help="Go on with what is landed meanwhile, or end.")
-    ] = False,
-    every_seconds: EverySeconds = 5.0,
-    master: Master = "local[*]",
-    option: SinkOptions = None,
-    progress: Progress = ProgressKind.TEXT,
-    report: ReportFile = None,
-    metrics_port: MetricsPort = None,
-) -> None:
-    """Send messages of a lake to a topic again, by time and filter, at a bounded rate.
-
-    Started again after a signal, an error or a kill, it goes on with the lake's batch at which it was.
-    """
-    watch = Watch(progress=progress, report=report, metrics_port=metrics_port)
-
-    def work(reporter: Reporter) -> int:
-        # Spark and pyarrow are only imported when a pipeline really runs.
-        from tandemmq.spark.pipelines.replay import Keys, ReplayOptions, run_replay
-
-        options = ReplayOptions(
-            lake=lake,
-            name_servers=namesrv,
-            to_topic=to,
-            begin_ms=parse_time("--from-time", from_time),
-            end_ms=parse_time("--until-time", until_time),
-            where=where,
-            rate=rate,
-            keys=Keys.KEEP if keep_keys else Keys.NEW,
-            keep_queues=keep_queues,
-            state=state,
-            follow_every_s=every_seconds if continuous else None,
-            master=master,
-            sink=split_pairs(option, "--option"),
-        )
-        return run_replay(options, reporter)
-
-    run_pipeline("replay", f"{lake} to {to}", watch, work)
-
-
-def deadletters(
-    namesrv: NameServers,
-    group: Annotated[str, typer.Option(help="The consumer group whose dead letters are meant.")],
-    from_time: Annotated[
-        str, typer.Option(help="They died at or after: milliseconds, or 2025-01-31T12:00:00 (UTC).")
-    ] = "",
-    until_time: Annotated[str, typer.Option(help="They died before; as above.")] = "",
-    id: Annotated[
-        list[str] | None, typer.Option("--id", help="Of the dead letter or its message; repeatable.")
-    ] = None,
-    key: Annotated[list[str] | None, typer.Option(help="One of its keys; repeatable.")] = None,
-    where: Annotated[
-        str, typer.Option(help="A condition in SQL; error, age, origin and originId are columns too.")
-    ] = "",
-    error_property: Annotated[
-        str, typer.Option(help="The property in which consumers say why they gave up.")
-    ] = "error",
-    show: Annotated[int, typer.Option(help="Show so many of the oldest.", min=0)] = 20,
-    resend: Annotated[
-        bool, typer.Option("--resend", help="Send the chosen ones to their topics again, each once.")
-    ] = False,
-    to: Annotated[str, typer.Option(help="Send them to this topic instead of their own.")] = "",
-    state: Annotated[
-        Path | None, typer.Option(help="File that says what was sent again; needed with --resend.")
-    ] = None,
-    continuous: Annotated[
-        bool, typer.Option("--continuous/--once", help="Again and again, or once.")
-    ] = False,
-    every_seconds: EverySeconds = 60.0,
-    option: SinkOptions = None,
-    source_option: Annotated[
-        list[str] | None, typer.Option(help="Any option of the source, as name=value; repeatable.")
-    ] = None,
-    master: Master = "local[*]",
-    progress: Progress = ProgressKind.TEXT,
-    report: ReportFile = None,
-    metrics_port: MetricsPort = None,
-) -> None:
-    """Show the dead letters of a group by error and age, and send chosen ones to their topics again."""
-    watch = Watch(progress=progress, report=report, metrics_port=metrics_port)
-
-    def work(reporter: Reporter) -> int:
-        # Spark and pyarrow are only imported when a pipeline really runs.
-        from tandemmq.spark.pipelines.dead_letters import DeadLetterOptions, run_dead_letters
-
-        options = DeadLetterOptions(
-            name_servers=namesrv,
-            group=group,
-            begin_ms=parse_time("--from-time", from_time),
-            end_ms=parse_time("--until-time", until_time),
-            ids=tuple(id or ()),
-            keys=tuple(key or ()),
-            where=where,
-            error_property=error_property,
-            shown=show,
-            resend=resend,
-            to_topic=to,
-            state=state,
-            every_s=every_seconds if continuous else None,
-            master=master,
-            source=split_pairs(source_option, "--source-option"),
-            sink=split_pairs(option, "--option"),
-        )
-        return run_dead_letters(options, reporter)
-
-    run_pipeline("deadletters", group, watch, work)
-
-
-# The commands over lakes: `tandemmq pipeline lake ...` (upkeep, no Spark), `rollup`, `history`, `audit`.
-
-lake_app = typer.Typer(no_args_is_help=True, help="Look after a lake: parquet, delta or iceberg.")
-
-Directory = Annotated[Path, typer.Argument(help="Directory of the lake.")]
-_T = TypeVar("_T")
-
-
-@lake_app.command()
-def compact(
-    directory: Directory,
-    target_mib: Annotated[int, typer.Option(help="About so many MiB per file at most.", min=1)] = 256,
-) -> None:
-    """Make fewer and larger files; readers see every row once at any time.
-
-    A landing must not run meanwhile, except into a Delta table.
-    """
-    from tandemmq.spark.lake.upkeep import compact_lake
-
-    before, after = _run(lambda: compact_lake(directory, target_bytes=target_mib << 20))
-    typer.echo(f"{directory}: {before} files before, {after} now")
-
-
-@lake_app.command()
-def expire(
-    directory: Directory,
-    days: Annotated[int, typer.Option(help="Keep the last so many days (UTC), and today.", min=1)],
-) -> None:
-    """Let rows go that were stored before the last days, and files that no log names."""
-    from tandemmq.spark.lake.upkeep import expire_lake
-
-    count = _run(lambda: expire_lake(directory, days))
-    typer.echo(f"{directory}: {count} files are gone")
-
-
-@lake_app.command()
-def check(directory: Directory) -> None:
-    """Compare all files with what was committed; exit code 1 when something is missing."""
-    from tandemmq.spark.lake.upkeep import check_lake
-
-    state = _run(lambda: check_lake(directory))
-    typer.echo(f"lake        {directory}")
-    typer.echo(f"format      {state.kind.value}")
-    typer.echo(f"written by  {state.owner or '-'}")
-    typer.echo(f"rows        {state.rows:,}")
-    typer.echo(
-        f"files       {state.files:,}, {state.small_files:,} of them small; {state.size_bytes:,} bytes"
-    )
-    typer.echo(f"orphans     {state.orphans:,}")
-    for fault in state.faults:
-        typer.echo(f"fault: {fault}", err=True)
-    raise typer.Exit(1 if state.faults else 0)
-
-
-def _run(work: Callable[[], _T]) -> _T:
-    try:
-        return work()
-    except ConfigError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-
-
-def rollup(
-    namesrv: NameServers,
-    out: Annotated[Path, typer.Option(help="Directory of the table; made when missing.")],
-    topic: Annotated[str, typer.Option(help="Topics, separated by commas.")] = "",
-    topic_pattern: Annotated[str, typer.Option(help="All topics whose whole name matches.")] = "",
-    once: Annotated[
-        bool, typer.Option("--once/--continuous", help="Stop when everything there now is counted, or go on.")
-    ] = False,
-    read_from: Replica = ReadPreference.SUGGESTED,
-    batch_rows: BatchRows = 1_000_000,
-    trigger_seconds: TriggerSeconds = 10.0,
-    option: SourceOptions = None,
-    master: Master = "local[*]",
-    progress: Progress = ProgressKind.TEXT,
-    report: ReportFile = None,
-    metrics_port: MetricsPort = None,
-) -> None:
-    """Count messages, bytes and latencies per topic, tag and minute, each message exactly once.
-
-    Ends after the current batch on SIGTERM or Ctrl-C, and goes on where it was when started again.
-    """
-    watch = Watch(progress=progress, report=report, metrics_port=metrics_port)
-
-    def work(reporter: Reporter) -> int:
-        # Spark and pyarrow are only imported when a pipeline really runs.
-        from tandemmq.spark.pipelines.rollup import RollupOptions, run_rollup
-
-        options = RollupOptions(
-            name_servers=namesrv,
-            topic=topic,
-            pattern=topic_pattern,
-            out=out,
-            master=master,
-            is_continuous=not once,
-            trigger_s=trigger_seconds,
-            batch_records_max=batch_rows,
-            source=(
-                ("readFrom", read_from.value),
-                *split_pairs(option, "--option"),
-            ),
-        )
-        return run_rollup(options, reporter)
-
-    run_pipeline("rollup", topic or topic_pattern, watch, work)
-
-
-def history(
-    lake: Annotated[Path, typer.Option(help="The lake that a landing wrote, or writes.")],
-    namesrv: NameServers,
-    out: Annotated[Path, typer.Option(help="Directory of the Parquet files; must not exist.")],
-    topic: Annotated[str, typer.Option(help="Topics of the lake, with commas; all by default.")] = "",
-    where: Annotated[str, typer.Option(help="A condition in SQL over the columns.")] = "",
-    columns: Annotated[str, typer.Option(help="Columns to write, with commas.")] = "",
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="The landing's checkpoint; default LAKE/_checkpoint.")
-    ] = None,
-    option: SourceOptions = None,
-    master: Master = "local[*]",
-    progress: Progress = ProgressKind.TEXT,
-    report: ReportFile = None,
-    metrics_port: MetricsPort = None,
-) -> None:
-    """Write a lake and what its topic got since to Parquet files, each message once."""
-    watch = Watch(progress=progress, report=report, metrics_port=metrics_port)
-
-    def work(reporter: Reporter) -> int:
-        # Spark and pyarrow are only imported when a pipeline really runs.
-        from tandemmq.spark.pipelines.history import HistoryOptions, run_history
-
-        options = HistoryOptions(
-            lake=lake,
-            name_servers=namesrv,
-            out=out,
-            topic=topic,
-            where=where,
-            columns=split_list(columns),
-            checkpoint=checkpoint,
-            master=master,
-            source=split_pairs(option, "--option"),
-        )
-        return run_history(options, reporter)
-
-    run_pipeline("history", str(lake), watch, work)
-
-
-def audit(
-    topic: Annotated[str, typer.Option(help="The topic to audit; several with commas.")],
-    namesrv: Annotated[
-        str, typer.Option(help="Name servers: host:port[;host:port]; compares all replicas.")
-    ] = "",
-    lake: Annotated[list[Path] | None, typer.Option(help="A lake that a landing wrote; repeatable.")] = None,
-    store: Annotated[
-        list[str] | None, typer.Option(help="The files of a store, as BROKER=DIRECTORY; repeatable.")
-    ] = None,
-    continuous: Annotated[
-        bool, typer.Option("--continuous/--once", help="Audit again and again, or once.")
-    ] = False,
-    every_seconds: EverySeconds = 60.0,
-    option: SourceOptions = None,
-    master: Master = "local[*]",
-    piece_size: Annotated[
-        int, typer.Option(help="Offsets of a queue that are folded into one digest.", min=1)
-    ] = 100_000,
-    settle_seconds: Annotated[
-        float, typer.Option(help="How long slaves may take to reach the master's present end.", min=0.0)
-    ] = 10.0,
-    repeated_keys: Annotated[
-        bool, typer.Option(help="Count messages that producers sent more than once.")
-    ] = True,
-    spark_log: Annotated[Path | None, typer.Option(help="Spark's own log; none by default.")] = None,
-    progress: Progress = ProgressKind.TEXT,
-    report: ReportFile = None,
-    metrics_port: MetricsPort = None,
-) -> None:
-    """Prove that master, slaves, lakes and stores hold the same messages, each exactly once.
-
-    Names the first differences and the loss in messages and seconds. Exit codes: 0 all equal, 1 not,
-    2 refused, 3 stopped by a signal.
-    """
-    watch = Watch(progress=progress, report=report, metrics_port=metrics_port)
-
-    def work(reporter: Reporter) -> int:
-        # Spark and pyarrow are only imported when a pipeline really runs.
-        from tandemmq.spark.pipelines.audit import AuditOptions, run_audit
-
-        stores = split_pairs(store, "--store")
-        options = AuditOptions(
-            topic=topic,
-            name_servers=namesrv,
-            lakes=tuple(lake or ()),
-            stores=tuple((broker, Path(path)) for broker, path in stores),
-            master=master,
-            piece_size=piece_size,
-            settle_s=settle_seconds,
-            count_repeated_keys=repeated_keys,
-            every_s=every_seconds if continuous else None,
-            source=split_pairs(option, "--option"),
-            spark_log=spark_log,
-        )
-        return run_audit(options, reporter)
-
-    run_pipeline("audit", topic, watch, work)
-
 
 app = typer.Typer(no_args_is_help=True, help="Run a Spark pipeline over topics.")
 
@@ -534,6 +201,348 @@ def prepare() -> None:
         raise typer.Exit(EXIT_REFUSED) from error
     typer.echo(f"{path}: {path.stat().st_size // MIB} MiB; sessions of this user map it from now on")
 
+
+# What sends to topics again: `tandemmq pipeline replay` and `deadletters`.
+
+
+def replay(
+    lake: Annotated[Path, typer.Option(help="The lake that a landing wrote.")],
+    namesrv: NameServers,
+    to: Annotated[str, typer.Option(help="The topic that gets the messages.")],
+    from_time: Annotated[
+        str, typer.Option(help="Store time of the first message: milliseconds, or 2025-01-31T12:00:00 (UTC).")
+    ] = "",
+    until_time: Annotated[str, typer.Option(help="Store time of the end, exclusive; as above.")] = "",
+    where: Annotated[str, typer.Option(help="A condition in SQL over the lake's columns.")] = "",
+    rate: Annotated[
+        int | None, typer.Option(help="At most about so many messages per second.", min=1)
+    ] = None,
+    keep_keys: Annotated[
+        bool, typer.Option("--keep-keys", help="Keep the unique keys instead of making new ones.")
+    ] = False,
+    keep_queues: Annotated[
+        bool, typer.Option("--keep-queues", help="Send each message to the queue number that it had.")
+    ] = False,
+    state: Annotated[
+        Path | None, typer.Option(help="What was done; default LAKE/_tandemmq/replay-TOPIC.json.")
+    ] = None,
+    continuous: Annotated[
+        bool, typer.Option("--continuous/--once", help="Go on with what is landed meanwhile, or end.")
+    ] = False,
+    every_seconds: EverySeconds = 5.0,
+    master: Master = "local[*]",
+    option: SinkOptions = None,
+    progress: Progress = ProgressKind.TEXT,
+    report: ReportFile = None,
+    metrics_port: MetricsPort = None,
+) -> None:
+    """Send messages of a lake to a topic again, by time and filter, at a bounded rate.
+
+    Started again after a signal, an error or a kill, it goes on with the lake's batch at which it was.
+    """
+    watch = Watch(progress=progress, report=report, metrics_port=metrics_port)
+
+    def work(reporter: Reporter) -> int:
+        # Spark and pyarrow are only imported when a pipeline really runs.
+        from tandemmq.spark.pipelines.replay import Keys, ReplayOptions, run_replay
+
+        options = ReplayOptions(
+            lake=lake,
+            name_servers=namesrv,
+            to_topic=to,
+            begin_ms=parse_time("--from-time", from_time),
+            end_ms=parse_time("--until-time", until_time),
+            where=where,
+            rate=rate,
+            keys=Keys.KEEP if keep_keys else Keys.NEW,
+            keep_queues=keep_queues,
+            state=state,
+            follow_every_s=every_seconds if continuous else None,
+            master=master,
+            sink=split_pairs(option, "--option"),
+        )
+        return run_replay(options, reporter)
+
+    run_pipeline("replay", f"{lake} to {to}", watch, work)
+
+
+def deadletters(
+    namesrv: NameServers,
+    group: Annotated[str, typer.Option(help="The consumer group whose dead letters are meant.")],
+    from_time: Annotated[
+        str, typer.Option(help="They died at or after: milliseconds, or 2025-01-31T12:00:00 (UTC).")
+    ] = "",
+    until_time: Annotated[str, typer.Option(help="They died before; as above.")] = "",
+    id: Annotated[
+        list[str] | None, typer.Option("--id", help="Of the dead letter or its message; repeatable.")
+    ] = None,
+    key: Annotated[list[str] | None, typer.Option(help="One of its keys; repeatable.")] = None,
+    where: Annotated[
+        str, typer.Option(help="A condition in SQL; error, age, origin and originId are columns too.")
+    ] = "",
+    error_property: Annotated[
+        str, typer.Option(help="The property in which consumers say why they gave up.")
+    ] = "error",
+    show: Annotated[int, typer.Option(help="Show so many of the oldest.", min=0)] = 20,
+    resend: Annotated[
+        bool, typer.Option("--resend", help="Send the chosen ones to their topics again, each once.")
+    ] = False,
+    to: Annotated[str, typer.Option(help="Send them to this topic instead of their own.")] = "",
+    state: Annotated[
+        Path | None, typer.Option(help="File that says what was sent again; needed with --resend.")
+    ] = None,
+    continuous: Annotated[
+        bool, typer.Option("--continuous/--once", help="Again and again, or once.")
+    ] = False,
+    every_seconds: EverySeconds = 60.0,
+    option: SinkOptions = None,
+    source_option: Annotated[
+        list[str] | None, typer.Option(help="Any option of the source, as name=value; repeatable.")
+    ] = None,
+    master: Master = "local[*]",
+    progress: Progress = ProgressKind.TEXT,
+    report: ReportFile = None,
+    metrics_port: MetricsPort = None,
+) -> None:
+    """Show the dead letters of a group by error and age, and send chosen ones to their topics again."""
+    watch = Watch(progress=progress, report=report, metrics_port=metrics_port)
+
+    def work(reporter: Reporter) -> int:
+        # Spark and pyarrow are only imported when a pipeline really runs.
+        from tandemmq.spark.pipelines.dead_letters import DeadLetterOptions, run_dead_letters
+
+        options = DeadLetterOptions(
+            name_servers=namesrv,
+            group=group,
+            begin_ms=parse_time("--from-time", from_time),
+            end_ms=parse_time("--until-time", until_time),
+            ids=tuple(id or ()),
+            keys=tuple(key or ()),
+            where=where,
+            error_property=error_property,
+            shown=show,
+            resend=resend,
+            to_topic=to,
+            state=state,
+            every_s=every_seconds if continuous else None,
+            master=master,
+            source=split_pairs(source_option, "--source-option"),
+            sink=split_pairs(option, "--option"),
+        )
+        return run_dead_letters(options, reporter)
+
+    run_pipeline("deadletters", group, watch, work)
+
+
+# What reads lakes and looks after them: `tandemmq pipeline lake ...` (upkeep, without Spark), `rollup`,
+# `history`, `audit`.
+
+lake_app = typer.Typer(no_args_is_help=True, help="Look after a lake: parquet, delta or iceberg.")
+
+Directory = Annotated[Path, typer.Argument(help="Directory of the lake.")]
+_T = TypeVar("_T")
+
+
+@lake_app.command()
+def compact(
+    directory: Directory,
+    target_mib: Annotated[int, typer.Option(help="About so many MiB per file at most.", min=1)] = 256,
+) -> None:
+    """Make fewer and larger files; readers see every row once at any time.
+
+    A landing must not run meanwhile, except into a Delta table.
+    """
+    from tandemmq.spark.lake.upkeep import compact_lake
+
+    before, after = _refuse_wrong(lambda: compact_lake(directory, target_bytes=target_mib << 20))
+    typer.echo(f"{directory}: {before} files before, {after} now")
+
+
+@lake_app.command()
+def expire(
+    directory: Directory,
+    days: Annotated[int, typer.Option(help="Keep the last so many days (UTC), and today.", min=1)],
+) -> None:
+    """Let rows go that were stored before the last days, and files that no log names."""
+    from tandemmq.spark.lake.upkeep import expire_lake
+
+    count = _refuse_wrong(lambda: expire_lake(directory, days))
+    typer.echo(f"{directory}: {count} files are gone")
+
+
+@lake_app.command()
+def check(directory: Directory) -> None:
+    """Compare all files with what was committed; exit code 1 when something is missing."""
+    from tandemmq.spark.lake.upkeep import check_lake
+
+    state = _refuse_wrong(lambda: check_lake(directory))
+    typer.echo(f"lake        {directory}")
+    typer.echo(f"format      {state.kind.value}")
+    typer.echo(f"written by  {state.owner or '-'}")
+    typer.echo(f"rows        {state.rows:,}")
+    typer.echo(
+        f"files       {state.files:,}, {state.small_files:,} of them small; {state.size_bytes:,} bytes"
+    )
+    typer.echo(f"orphans     {state.orphans:,}")
+    for fault in state.faults:
+        typer.echo(f"fault: {fault}", err=True)
+    raise typer.Exit(1 if state.faults else 0)
+
+
+def _refuse_wrong(work: Callable[[], _T]) -> _T:
+    """What `work` returns; the command ends with code 2 for a lake or an option that is wrong."""
+    try:
+        return work()
+    except ConfigError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+def rollup(
+    namesrv: NameServers,
+    out: Annotated[Path, typer.Option(help="Directory of the table; made when missing.")],
+    topic: Annotated[str, typer.Option(help="Topics, separated by commas.")] = "",
+    topic_pattern: Annotated[str, typer.Option(help="All topics whose whole name matches.")] = "",
+    once: Annotated[
+        bool, typer.Option("--once/--continuous", help="Stop when everything there now is counted, or go on.")
+    ] = False,
+    read_from: Replica = ReadPreference.SUGGESTED,
+    batch_rows: BatchRows = 1_000_000,
+    trigger_seconds: TriggerSeconds = 10.0,
+    option: SourceOptions = None,
+    master: Master = "local[*]",
+    progress: Progress = ProgressKind.TEXT,
+    report: ReportFile = None,
+    metrics_port: MetricsPort = None,
+) -> None:
+    """Count messages, bytes and latencies per topic, tag and minute, each message exactly once.
+
+    Ends after the current batch on SIGTERM or Ctrl-C, and goes on where it was when started again.
+    """
+    watch = Watch(progress=progress, report=report, metrics_port=metrics_port)
+
+    def work(reporter: Reporter) -> int:
+        # Spark and pyarrow are only imported when a pipeline really runs.
+        from tandemmq.spark.pipelines.rollup import RollupOptions, run_rollup
+
+        options = RollupOptions(
+            name_servers=namesrv,
+            topic=topic,
+            pattern=topic_pattern,
+            out=out,
+            master=master,
+            is_continuous=not once,
+            trigger_s=trigger_seconds,
+            batch_records_max=batch_rows,
+            source=(
+                ("readFrom", read_from.value),
+                *split_pairs(option, "--option"),
+            ),
+        )
+        return run_rollup(options, reporter)
+
+    run_pipeline("rollup", topic or topic_pattern, watch, work)
+
+
+def history(
+    lake: Annotated[Path, typer.Option(help="The lake that a landing wrote, or writes.")],
+    namesrv: NameServers,
+    out: Annotated[Path, typer.Option(help="Directory of the Parquet files; must not exist.")],
+    topic: Annotated[str, typer.Option(help="Topics of the lake, with commas; all by default.")] = "",
+    where: Annotated[str, typer.Option(help="A condition in SQL over the columns.")] = "",
+    columns: Annotated[str, typer.Option(help="Columns to write, with commas.")] = "",
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="The landing's checkpoint; default LAKE/_checkpoint.")
+    ] = None,
+    option: SourceOptions = None,
+    master: Master = "local[*]",
+    progress: Progress = ProgressKind.TEXT,
+    report: ReportFile = None,
+    metrics_port: MetricsPort = None,
+) -> None:
+    """Write a lake and what its topic got since to Parquet files, each message once."""
+    watch = Watch(progress=progress, report=report, metrics_port=metrics_port)
+
+    def work(reporter: Reporter) -> int:
+        # Spark and pyarrow are only imported when a pipeline really runs.
+        from tandemmq.spark.pipelines.history import HistoryOptions, run_history
+
+        options = HistoryOptions(
+            lake=lake,
+            name_servers=namesrv,
+            out=out,
+            topic=topic,
+            where=where,
+            columns=split_list(columns),
+            checkpoint=checkpoint,
+            master=master,
+            source=split_pairs(option, "--option"),
+        )
+        return run_history(options, reporter)
+
+    run_pipeline("history", str(lake), watch, work)
+
+
+def audit(
+    topic: Annotated[str, typer.Option(help="The topic to audit; several with commas.")],
+    namesrv: Annotated[
+        str, typer.Option(help="Name servers: host:port[;host:port]; compares all replicas.")
+    ] = "",
+    lake: Annotated[list[Path] | None, typer.Option(help="A lake that a landing wrote; repeatable.")] = None,
+    store: Annotated[
+        list[str] | None, typer.Option(help="The files of a store, as BROKER=DIRECTORY; repeatable.")
+    ] = None,
+    continuous: Annotated[
+        bool, typer.Option("--continuous/--once", help="Audit again and again, or once.")
+    ] = False,
+    every_seconds: EverySeconds = 60.0,
+    option: SourceOptions = None,
+    master: Master = "local[*]",
+    piece_size: Annotated[
+        int, typer.Option(help="Offsets of a queue that are folded into one digest.", min=1)
+    ] = 100_000,
+    settle_seconds: Annotated[
+        float, typer.Option(help="How long slaves may take to reach the master's present end.", min=0.0)
+    ] = 10.0,
+    repeated_keys: Annotated[
+        bool, typer.Option(help="Count messages that producers sent more than once.")
+    ] = True,
+    spark_log: Annotated[Path | None, typer.Option(help="Spark's own log; none by default.")] = None,
+    progress: Progress = ProgressKind.TEXT,
+    report: ReportFile = None,
+    metrics_port: MetricsPort = None,
+) -> None:
+    """Prove that master, slaves, lakes and stores hold the same messages, each exactly once.
+
+    Names the first differences and the loss in messages and seconds. Exit codes: 0 all equal, 1 not,
+    2 refused, 3 stopped by a signal.
+    """
+    watch = Watch(progress=progress, report=report, metrics_port=metrics_port)
+
+    def work(reporter: Reporter) -> int:
+        # Spark and pyarrow are only imported when a pipeline really runs.
+        from tandemmq.spark.pipelines.audit import AuditOptions, run_audit
+
+        stores = split_pairs(store, "--store")
+        options = AuditOptions(
+            topic=topic,
+            name_servers=namesrv,
+            lakes=tuple(lake or ()),
+            stores=tuple((broker, Path(path)) for broker, path in stores),
+            master=master,
+            piece_size=piece_size,
+            settle_s=settle_seconds,
+            count_repeated_keys=repeated_keys,
+            every_s=every_seconds if continuous else None,
+            source=split_pairs(option, "--option"),
+            spark_log=spark_log,
+        )
+        return run_audit(options, reporter)
+
+    run_pipeline("audit", topic, watch, work)
+
+
+# In the help these follow `landing` and `prepare`, in this order.
 
 app.command()(audit)
 app.command()(replay)

@@ -5,7 +5,7 @@ would spend its time waiting. A range is read through *lanes*: several pulls for
 way at once, and a piece that came back short is asked again for its rest. The bytes come out in queue order
 and untouched.
 
-Replicas: the order in which they are asked follows `readFrom`. One that does not answer, or has not got the
+Replicas: the order in which they are asked follows `readFrom`. One that does not answer, or lacks the
 range yet, is passed over; after a round in which nothing came, there is a pause that doubles. A slave may be
 behind, so only a master that answers can prove that messages are lost.
 """

@@ -1,4 +1,6 @@
-"""The names, defaults and meaning of the source's options, as data for parser and documentation."""
+"""The source's options: their names, defaults and meaning as data, for parser and documentation; and how
+single values are read out of Spark's text. Pure: no Spark, no network, no clock.
+"""
 
 from __future__ import annotations
 
@@ -348,9 +350,7 @@ def render_option_table(table: Sequence[OptionRow] = OPTION_TABLE) -> str:
     return "\n".join(lines) + "\n"
 
 
-# Options as Spark hands them over: names and single values out of text.
-#
-# Spark lower-cases the keys (spec spark SP-39). Pure: no Spark, no network, no clock.
+# Options as Spark hands them over: names, which it has lower-cased (spec spark SP-39), and single values.
 
 _E = TypeVar("_E", bound=Enum)
 

@@ -341,7 +341,7 @@ class SlaveEnds:
     master is down. But a slave that stopped replicating would then stop the stream too, in silence. So the
     slave's end counts only while it keeps up: it must have reached, after `PATIENCE_S`, what its master had
     then. Otherwise the batch ends where the master does, and the readers take from the master what the slave
-    has not got. Pure: the caller gives the time.
+    lacks. Pure: the caller gives the time.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:

@@ -1,4 +1,6 @@
-"""A small blocking client of the remoting protocol, for Spark's driver and executors.
+"""A small blocking client of the remoting protocol, for Spark's driver and executors: who a query is
+(`Security`), the frames of a connection (`FrameReader`), connections and their pool (`WireConnection`,
+`ConnectionPool`), name servers (`BlockingNameServers`).
 
 Spark calls us in plain threads of short-lived processes, where an event loop would only be in the way. A
 connection carries many requests at once, so one thread keeps a broker busy; answers may come in any order.
@@ -36,15 +38,15 @@ from tandemmq.protocol.requests.route import RouteRequest
 from tandemmq.protocol.signature import Credentials
 from tandemmq.units import KIB, MIB
 
-# Who a query is and how it reaches servers: the signature of requests, and TLS.
-#
-# Secrets travel to the executors inside the options and are shown nowhere: not in texts, offsets or plans.
-# Source: spec remoting 7 (signature), 1 (TLS).
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """Credentials and TLS settings of one query; empty texts for what is not used."""
+    """Who a query is and how it reaches servers: the signature of requests, and TLS; empty texts for what is
+    not used.
+
+    Secrets travel to the executors inside the options and are shown nowhere: not in texts, offsets or plans.
+    Source: spec remoting 7 (signature), 1 (TLS).
+    """
 
     access_key: str = ""
     secret_key: str = field(default="", repr=False)
@@ -355,11 +357,8 @@ POOL = ConnectionPool()
 """The pool of this process: module state survives between the tasks of an executor (spec spark SP-12)."""
 
 
-# Routes, brokers and topic names from the first name server that answers.
-
-
 class BlockingNameServers:
-    """The name servers of one query."""
+    """The name servers of one query: routes, brokers and topic names from the first one that answers."""
 
     def __init__(self, addresses: Sequence[str], timeout_s: float, security: Security = OPEN) -> None:
         self._addresses = list(addresses)

@@ -6,7 +6,7 @@ its log alone: at `s3://`, `gs://`, `abfss://` or `hdfs://` addresses, or in ano
 Iceberg table may belong to a catalog that others read, too. The file `_tandemmq/table.json` says so, without
 any credentials: these come from the environment of driver and executors, or from the settings of `pyiceberg`.
 
-A Parquet lake becomes visible by a rename of a directory, which object stores have not got. Must not know
+A Parquet lake becomes visible by a rename of a directory, which object stores lack. Must not know
 Spark.
 """
 

@@ -48,7 +48,7 @@ class LakePiece:
 class LakeView:
     """`pieces`: in the order in which they were landed; `last_batch`: all up to it is whole, if not None.
 
-    `partitions`: values of columns that the files have not got, by the name of the file (Delta).
+    `partitions`: values of columns that the files lack, by the name of the file (Delta).
     """
 
     root: Path

@@ -1,7 +1,5 @@
-"""The sides of an audit as DataFrames, and the questions that Spark answers about them.
-
-Every side is brought into one form: the four columns that name a message, and those of COMPARED that all
-sides have. Each side is read in the types of the lake, so text is compared with text.
+"""What an audit compares: digests of the sides and their comparison, and the sides as DataFrames (`Frames`),
+of which Spark makes the digests.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# What an audit knows of a range of one queue on one side, and how two sides are compared. Pure.
+# Digests: what an audit knows of a range of one queue on one side, and how two sides are compared. Pure.
 #
 # A digest does not depend on the order in which rows were read: counts, exclusive-or and sum of a hash per
 # row. Equal digests mean equal rows (two independent 64 and 32 bit sums would have to collide); unequal ones
@@ -168,6 +166,11 @@ def _is_same(one: Digest | None, other: Digest | None) -> bool:
     return (one.rows, one.content_xor, one.content_sum) == (other.rows, other.content_xor, other.content_sum)
 
 
+# The sides as DataFrames, and the questions that Spark answers about them.
+#
+# Every side is brought into one form: the four columns that name a message, and those of COMPARED that all
+# sides have. Each side is read in the types of the lake, so text is compared with text.
+
 PLACE = ("topic", "brokerName", "queueId", "queueOffset")
 COMPARED = (
     "body",
@@ -183,7 +186,7 @@ COMPARED = (
     "reconsumeTimes",
 )
 _DERIVED = ("tags", "keys", "msgId")
-"""Parts of `properties`, compared only where a side has not got those."""
+"""Parts of `properties`, compared only where a side lacks those."""
 
 ROWS_PER_TASK = 200_000
 _TYPES = {column.name: column.types for column in COLUMNS}
@@ -421,7 +424,7 @@ class Frames:
             "replica": str(side.replica),
             "startingOffsets": json.dumps(nest_positions({q: begin for q, (begin, _) in ranges.items()})),
             "endingOffsets": json.dumps(nest_positions({q: end for q, (_, end) in ranges.items()})),
-            # What a side has not got is what the audit is to find.
+            # What a side lacks is what the audit is to find.
             "failOnDataLoss": "false",
             "maxRecordsPerPartition": str(ROWS_PER_TASK),
             **self._more,

@@ -1,4 +1,6 @@
-"""What a running pipeline tells: one value per event, and how it looks to programs and to people."""
+"""What a running pipeline tells: one value per event and how it looks to programs and to people, who takes
+events (`Reporter`), and the tables and plots of its report (`ReportTable`, `LineChart`, `BarChart`).
+"""
 
 from __future__ import annotations
 
@@ -246,7 +248,7 @@ def render_bytes(count: int) -> str:
     return f"{size:.1f} GiB"
 
 
-# What a pipeline shows in its report: tables and plots, as plain values. Pure.
+# Tables and plots of a report, as plain values.
 #
 # They travel as events, so a pipeline has one way out; reporters that tell progress pass over them.
 

@@ -89,7 +89,7 @@ def history(
     `topic`: of a lake that holds several, or of an empty one. `columns`: all that lake and topic have in
     common. `options`: further ones of the source; a landing with `tags` needs the same here. The end is taken
     when this is called, so the frame is the same however often it is computed.
-    Raises:  ConfigError for a lake without its checkpoint, or columns that it has not got.
+    Raises:  ConfigError for a lake without its checkpoint, or columns that it lacks.
     """
     root = Path(lake)
     seam = find_seam(root, Path(checkpoint) if checkpoint is not None else None)

@@ -1,4 +1,5 @@
-"""Bodies as JSON: which schema they are read with, and why one does not fit.
+"""Bodies as JSON: which schema they are read with (`choose_schema`), why one does not fit (`explain_body`),
+and what is rescued of one that does not fit as a whole (`add_rescue`).
 
 Spark parses; it only says that a body is bad. The reason is found here afterwards, for the bad ones only.
 """
@@ -55,7 +56,7 @@ _TIMES = ("timestamp", "timestamp_ntz", "date")
 
 
 class JsonChanges(Enum):
-    """What becomes of names that the schema has not got, and of values that are not of its types."""
+    """What becomes of names that the schema lacks, and of values that are not of its types."""
 
     KEEP = "keep"
     """Unknown names are passed over, a body with such a value is a bad record."""
@@ -83,7 +84,7 @@ class JsonSchema(Event):
 def choose_schema(
     spark: SparkSession, text: str, out: Path, source: Mapping[str, str], changes: JsonChanges
 ) -> tuple[StructType, JsonSchema]:
-    """The schema of the bodies, and what is told of it.
+    """The schema of the bodies, and what to say about it.
 
     It is written down, and stays the same once anything has been landed with it, but for fields that it has
     grown by.
@@ -384,15 +385,13 @@ def show_bad_records(root: Path) -> ReportTable:
     return ReportTable(title="Bad records", columns=("bodies", "reason"), rows=rows, note=f"kept in {root}")
 
 
-# JSON bodies that are not quite what the schema says: what is left of them is read, the rest is rescued.
+# Bodies that are not quite what the schema says: what fits of them is read, the rest is rescued.
 #
 # Unknown names, and values that are not of the wanted type, go into the column `jsonRescue`, as one JSON
 # object with the same nesting; the other values are read as always. With `grow` what was rescued decides how
-# the
-# schema grows: unknown names become fields, as Spark infers their types. It infers no times, and all its
-#               other types are judged here, so a body that was no bad record before is none with a schema
-#               that has grown: a batch that is repeated after a kill is split into good and bad rows as it
-#               was before.
+# the schema grows: unknown names become fields, as Spark infers their types. It infers no times, and all its
+# other types are judged here, so a body that was no bad record before is none with a schema that has grown: a
+# batch that is repeated after a kill is split into good and bad rows as it was before.
 
 RESCUE_COLUMN = "jsonRescue"
 GROW_SAMPLE = 2_000
@@ -497,7 +496,7 @@ def grow_schema(spark: SparkSession, schema: StructType, rescued: Sequence[str])
 
 
 def merge_schemas(known: Any, found: Any) -> Any:
-    """`known`, with the fields of `found` that it has not got; a known field keeps its type.
+    """`known`, with the fields of `found` that it lacks; a known field keeps its type.
 
     A name that differs from a known one in case only is left out.
     """

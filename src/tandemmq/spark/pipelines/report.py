@@ -1,4 +1,5 @@
-"""Collects what a pipeline tells into its HTML report, written when the pipeline ends.
+"""The HTML report of a pipeline: collected from what the pipeline tells (`ReportReporter`), written when it
+ends as a page (`render_page`) with charts (`draw_lines`, `draw_bars`).
 
 One file without anything outside it, for light and dark screens. Bounded: a run of days keeps some thousand
 points of its curves, and its first and last remarks.
@@ -32,7 +33,254 @@ from tandemmq.spark.pipelines.events import (
     render_bytes,
 )
 
-# Charts as inline SVG: no library, no script, colours by class names that the page defines. Pure.
+SAMPLES_MAX = 4096
+REMARKS_MAX = 200
+BAD_REASONS = ("error", "different")
+
+
+class ReportReporter:
+    """Takes events; `close` writes the report to `path`, which is replaced as a whole."""
+
+    def __init__(self, path: Path, *, title: str, command: str) -> None:
+        self._path = path
+        self._title = title
+        self._command = command
+        self._began_at = time.time()
+        self._samples: list[tuple[float, BatchDone]] = []
+        self._every = 1
+        self._batches = 0
+        self._rows = 0
+        self._remarks: deque[tuple[str, str]] = deque(maxlen=REMARKS_MAX)
+        self._records: dict[str, list[dict[str, Any]]] = {}
+        self._exhibits: dict[str, Exhibit] = {}
+        self._verdict, self._is_good = "ended before anything was done", False
+
+    def report(self, event: Event) -> None:
+        if isinstance(event, (ReportTable, LineChart, BarChart)):
+            self._exhibits[event.title] = event
+        elif isinstance(event, BatchDone):
+            self._sample(event)
+        elif isinstance(event, Started):
+            self._verdict = event.render()
+        elif isinstance(event, (Stopped, AuditDone)):
+            self._verdict = event.render()
+            self._is_good = event.reason not in BAD_REASONS
+        elif event.is_lasting:
+            self._remarks.append((_clock(time.time()), event.render()))
+        if event.table and len(self._records.setdefault(event.table, [])) < SAMPLES_MAX:
+            self._records[event.table].append(asdict(event))
+
+    def close(self) -> None:
+        page = render_page(
+            title=self._title,
+            when=f"{_moment(self._began_at)} to {_moment(time.time())} UTC",
+            verdict=self._verdict,
+            is_good=self._is_good,
+            tiles=self._tiles(),
+            exhibits=[*self._exhibits.values(), *self._tables()],
+            curves=self._curves(),
+        )
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        staged = self._path.with_name(f"{self._path.name}.new")
+        staged.write_text(page, encoding="utf-8")
+        os.replace(staged, self._path)
+
+    def _sample(self, event: BatchDone) -> None:
+        self._rows += event.rows
+        self._batches += 1
+        if self._batches % self._every == 0:
+            self._samples.append((time.time() - self._began_at, event))
+        if len(self._samples) > SAMPLES_MAX:
+            self._samples = self._samples[1::2]
+            self._every *= 2
+
+    def _tiles(self) -> list[Tile]:
+        seconds = time.time() - self._began_at
+        tiles = [("time", f"{seconds:.0f} s")]
+        if self._samples:
+            last = self._samples[-1][1]
+            busy = sum(event.seconds for _, event in self._samples) * self._every
+            tiles = [
+                ("rows in this run", f"{self._rows:,}"),
+                ("rows in all", f"{last.rows_total:,}"),
+                *([("bad records in all", f"{last.bad_total:,}")] if last.bad_total else []),
+                ("bytes in all", render_bytes(last.bytes_total)),
+                ("batches", f"{self._batches:,}"),
+                ("rows/s while busy", f"{self._rows / busy:,.0f}" if busy else "–"),
+                ("lag at the end", "–" if last.lag is None else f"{last.lag:,}"),
+                *tiles,
+            ]
+        return tiles
+
+    def _curves(self) -> list[LineChart]:
+        if not self._samples:
+            return []
+
+        def chart(title: str, unit: str, read: Any) -> LineChart:
+            points = tuple((at, float(v)) for at, e in self._samples if (v := read(e)) is not None)
+            return LineChart(title=title, unit=unit, lines=(Line(title, points),))
+
+        return [
+            chart("Rate", "rows/s of each batch", lambda event: event.rate),
+            chart("Lag", "messages left", lambda event: event.lag),
+            chart("Batches", "seconds each", lambda event: event.seconds),
+            chart("Total", "rows", lambda event: event.rows_total),
+        ]
+
+    def _tables(self) -> list[Exhibit]:
+        tables: list[Exhibit] = [
+            ReportTable(
+                title=title,
+                columns=tuple(name.replace("_", " ") for name in records[0]),
+                rows=tuple(tuple(map(_plain, record.values())) for record in records),
+            )
+            for title, records in self._records.items()
+        ]
+        if self._remarks:
+            tables.append(ReportTable(title="Remarks", columns=("UTC", "what"), rows=tuple(self._remarks)))
+        tables.append(ReportTable(title="Command", columns=("arguments",), rows=((self._command,),)))
+        return tables
+
+
+def _plain(value: Any) -> Any:
+    return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else value
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _clock(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S")
+
+
+# The page: tiles, curves, exhibits.
+
+ROWS_SHOWN_MAX = 500
+CELL_CHARS_MAX = 400
+
+Tile = tuple[str, str]
+"""A name and what it says, large."""
+
+_STYLE = """
+:root { color-scheme: light dark; --bg: #fbfbf9; --card: #fff; --ink: #1d2228; --soft: #69727d;
+  --rule: #e2e4e6; --good: #1a7f4b; --bad: #b42318; --c0: #2563a8; --c1: #c2571a; --c2: #2f855a;
+  --c3: #7c4dab; --c4: #a8842a; --c5: #b0416e; }
+@media (prefers-color-scheme: dark) { :root { --bg: #15181c; --card: #1d2126; --ink: #e6e8ea;
+  --soft: #98a1ab; --rule: #31373e; --good: #4cc38a; --bad: #ff7a6b; --c0: #6aa8ea; --c1: #f09a5f;
+  --c2: #62c492; --c3: #b592e6; --c4: #d9b65a; --c5: #ea83ad; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--bg); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif; }
+main { max-width: 880px; margin: 0 auto; padding: 32px 20px 56px; }
+h1 { font-size: 26px; line-height: 1.25; margin: 0 0 2px; overflow-wrap: anywhere; }
+h2 { font-size: 16px; margin: 0 0 10px; }
+.when { color: var(--soft); margin: 0 0 18px; }
+.verdict { border-left: 4px solid var(--good); background: var(--card); padding: 10px 14px;
+  margin: 0 0 18px; overflow-wrap: anywhere; }
+.verdict.bad { border-color: var(--bad); }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px;
+  margin: 0 0 18px; }
+.tiles div, section { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
+.tiles div { padding: 10px 14px; }
+.tiles dt { color: var(--soft); font-size: 13px; }
+.tiles dd { margin: 0; font-size: 22px; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+section { padding: 16px 18px; margin: 0 0 18px; }
+svg { width: 100%; height: auto; display: block; }
+svg text { font-size: 12px; fill: var(--soft); }
+.grid { stroke: var(--rule); }
+.line { fill: none; stroke-width: 1.8; stroke-linejoin: round; stroke: currentColor; }
+.dot { fill: currentColor; }
+.bar { fill: var(--c0); }
+.c0 { color: var(--c0); } .c1 { color: var(--c1); } .c2 { color: var(--c2); }
+.c3 { color: var(--c3); } .c4 { color: var(--c4); } .c5 { color: var(--c5); }
+.legend { list-style: none; margin: 8px 0 0; padding: 0; display: flex; flex-wrap: wrap; gap: 4px 16px;
+  font-size: 13px; }
+.legend li::before { content: ""; display: inline-block; width: 14px; height: 3px; margin-right: 6px;
+  vertical-align: middle; background: currentColor; }
+.pairs { display: grid; grid-template-columns: repeat(auto-fit, minmax(340px, 1fr)); gap: 0 18px; }
+.pairs svg text { font-size: 20px; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: 5px 12px 5px 0; border-bottom: 1px solid var(--rule);
+  vertical-align: top; overflow-wrap: break-word; }
+th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
+td:first-child { white-space: nowrap; }
+.num { text-align: right; }
+td.num { white-space: nowrap; }
+.none, .note { color: var(--soft); font-size: 13px; margin: 8px 0 0; }
+"""
+
+
+def render_page(
+    *,
+    title: str,
+    when: str,
+    verdict: str,
+    is_good: bool,
+    tiles: Sequence[Tile],
+    exhibits: Sequence[Exhibit],
+    curves: Sequence[LineChart],
+) -> str:
+    """The whole file. `curves`: of the run itself, half as wide."""
+    tone = "verdict" if is_good else "verdict bad"
+    shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in tiles)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>"
+        f'<h1>{escape(title)}</h1><p class="when">{escape(when)}</p>'
+        f'<p class="{tone}">{escape(verdict)}</p><dl class="tiles">{shown}</dl>'
+        f'<div class="pairs">{"".join(map(render_exhibit, curves))}</div>'
+        f"{''.join(map(render_exhibit, exhibits))}</main></body></html>\n"
+    )
+
+
+def render_exhibit(exhibit: Exhibit) -> str:
+    """A plot or table as a section of HTML."""
+    if isinstance(exhibit, LineChart):
+        body = draw_lines(exhibit)
+    elif isinstance(exhibit, BarChart):
+        body = draw_bars(exhibit)
+    else:
+        body = _render_table(exhibit)
+    unit = f" ({exhibit.unit})" if isinstance(exhibit, LineChart) and exhibit.unit else ""
+    note = f'<p class="note">{escape(exhibit.note)}</p>' if exhibit.note else ""
+    return f"<section><h2>{escape(exhibit.title + unit)}</h2>{body}{note}</section>"
+
+
+def _render_table(table: ReportTable) -> str:
+    if not table.rows:
+        return '<p class="none">none</p>'
+    is_number = [
+        all(isinstance(row[index], (int, float, type(None))) for row in table.rows)
+        for index in range(len(table.columns))
+    ]
+    marks = [' class="num"' if numeric else "" for numeric in is_number]
+    head = "".join(f"<th{m}>{escape(name)}</th>" for m, name in zip(marks, table.columns, strict=True))
+    body = "".join(
+        f"<tr>{''.join(f'<td{m}>{_cell(cell)}</td>' for m, cell in zip(marks, row, strict=True))}</tr>"
+        for row in table.rows[:ROWS_SHOWN_MAX]
+    )
+    hidden = len(table.rows) - ROWS_SHOWN_MAX
+    more = f'<p class="none">and {hidden:,} more</p>' if hidden > 0 else ""
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>{more}'
+
+
+def _cell(value: Cell) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.3f}".rstrip("0").rstrip(".")
+    text = value if len(value) <= CELL_CHARS_MAX else value[:CELL_CHARS_MAX] + "…"
+    return escape(text)
+
+
+# Charts as inline SVG: no library, no script, colours by class names that the page defines.
 
 WIDTH, HEIGHT = 720, 240
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 28
@@ -194,248 +442,3 @@ def _legend(lines: Sequence[Line]) -> str:
 
 def _height(point: tuple[float, float]) -> float:
     return point[1]
-
-
-ROWS_SHOWN_MAX = 500
-CELL_CHARS_MAX = 400
-
-Tile = tuple[str, str]
-"""A name and what it says, large."""
-
-_STYLE = """
-:root { color-scheme: light dark; --bg: #fbfbf9; --card: #fff; --ink: #1d2228; --soft: #69727d;
-  --rule: #e2e4e6; --good: #1a7f4b; --bad: #b42318; --c0: #2563a8; --c1: #c2571a; --c2: #2f855a;
-  --c3: #7c4dab; --c4: #a8842a; --c5: #b0416e; }
-@media (prefers-color-scheme: dark) { :root { --bg: #15181c; --card: #1d2126; --ink: #e6e8ea;
-  --soft: #98a1ab; --rule: #31373e; --good: #4cc38a; --bad: #ff7a6b; --c0: #6aa8ea; --c1: #f09a5f;
-  --c2: #62c492; --c3: #b592e6; --c4: #d9b65a; --c5: #ea83ad; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--bg); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif; }
-main { max-width: 880px; margin: 0 auto; padding: 32px 20px 56px; }
-h1 { font-size: 26px; line-height: 1.25; margin: 0 0 2px; overflow-wrap: anywhere; }
-h2 { font-size: 16px; margin: 0 0 10px; }
-.when { color: var(--soft); margin: 0 0 18px; }
-.verdict { border-left: 4px solid var(--good); background: var(--card); padding: 10px 14px;
-  margin: 0 0 18px; overflow-wrap: anywhere; }
-.verdict.bad { border-color: var(--bad); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px;
-  margin: 0 0 18px; }
-.tiles div, section { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
-.tiles div { padding: 10px 14px; }
-.tiles dt { color: var(--soft); font-size: 13px; }
-.tiles dd { margin: 0; font-size: 22px; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
-section { padding: 16px 18px; margin: 0 0 18px; }
-svg { width: 100%; height: auto; display: block; }
-svg text { font-size: 12px; fill: var(--soft); }
-.grid { stroke: var(--rule); }
-.line { fill: none; stroke-width: 1.8; stroke-linejoin: round; stroke: currentColor; }
-.dot { fill: currentColor; }
-.bar { fill: var(--c0); }
-.c0 { color: var(--c0); } .c1 { color: var(--c1); } .c2 { color: var(--c2); }
-.c3 { color: var(--c3); } .c4 { color: var(--c4); } .c5 { color: var(--c5); }
-.legend { list-style: none; margin: 8px 0 0; padding: 0; display: flex; flex-wrap: wrap; gap: 4px 16px;
-  font-size: 13px; }
-.legend li::before { content: ""; display: inline-block; width: 14px; height: 3px; margin-right: 6px;
-  vertical-align: middle; background: currentColor; }
-.pairs { display: grid; grid-template-columns: repeat(auto-fit, minmax(340px, 1fr)); gap: 0 18px; }
-.pairs svg text { font-size: 20px; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: 5px 12px 5px 0; border-bottom: 1px solid var(--rule);
-  vertical-align: top; overflow-wrap: break-word; }
-th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
-td:first-child { white-space: nowrap; }
-.num { text-align: right; }
-td.num { white-space: nowrap; }
-.none, .note { color: var(--soft); font-size: 13px; margin: 8px 0 0; }
-"""
-
-
-def render_page(
-    *,
-    title: str,
-    when: str,
-    verdict: str,
-    is_good: bool,
-    tiles: Sequence[Tile],
-    exhibits: Sequence[Exhibit],
-    curves: Sequence[LineChart],
-) -> str:
-    """The whole file. `curves`: of the run itself, half as wide."""
-    tone = "verdict" if is_good else "verdict bad"
-    shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in tiles)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>"
-        f'<h1>{escape(title)}</h1><p class="when">{escape(when)}</p>'
-        f'<p class="{tone}">{escape(verdict)}</p><dl class="tiles">{shown}</dl>'
-        f'<div class="pairs">{"".join(map(render_exhibit, curves))}</div>'
-        f"{''.join(map(render_exhibit, exhibits))}</main></body></html>\n"
-    )
-
-
-def render_exhibit(exhibit: Exhibit) -> str:
-    """A plot or table as a section of HTML."""
-    if isinstance(exhibit, LineChart):
-        body = draw_lines(exhibit)
-    elif isinstance(exhibit, BarChart):
-        body = draw_bars(exhibit)
-    else:
-        body = _render_table(exhibit)
-    unit = f" ({exhibit.unit})" if isinstance(exhibit, LineChart) and exhibit.unit else ""
-    note = f'<p class="note">{escape(exhibit.note)}</p>' if exhibit.note else ""
-    return f"<section><h2>{escape(exhibit.title + unit)}</h2>{body}{note}</section>"
-
-
-def _render_table(table: ReportTable) -> str:
-    if not table.rows:
-        return '<p class="none">none</p>'
-    is_number = [
-        all(isinstance(row[index], (int, float, type(None))) for row in table.rows)
-        for index in range(len(table.columns))
-    ]
-    marks = [' class="num"' if numeric else "" for numeric in is_number]
-    head = "".join(f"<th{m}>{escape(name)}</th>" for m, name in zip(marks, table.columns, strict=True))
-    body = "".join(
-        f"<tr>{''.join(f'<td{m}>{_cell(cell)}</td>' for m, cell in zip(marks, row, strict=True))}</tr>"
-        for row in table.rows[:ROWS_SHOWN_MAX]
-    )
-    hidden = len(table.rows) - ROWS_SHOWN_MAX
-    more = f'<p class="none">and {hidden:,} more</p>' if hidden > 0 else ""
-    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>{more}'
-
-
-def _cell(value: Cell) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.3f}".rstrip("0").rstrip(".")
-    text = value if len(value) <= CELL_CHARS_MAX else value[:CELL_CHARS_MAX] + "…"
-    return escape(text)
-
-
-SAMPLES_MAX = 4096
-REMARKS_MAX = 200
-BAD_REASONS = ("error", "different")
-
-
-class ReportReporter:
-    """Takes events; `close` writes the report to `path`, which is replaced as a whole."""
-
-    def __init__(self, path: Path, *, title: str, command: str) -> None:
-        self._path = path
-        self._title = title
-        self._command = command
-        self._began_at = time.time()
-        self._samples: list[tuple[float, BatchDone]] = []
-        self._every = 1
-        self._batches = 0
-        self._rows = 0
-        self._remarks: deque[tuple[str, str]] = deque(maxlen=REMARKS_MAX)
-        self._records: dict[str, list[dict[str, Any]]] = {}
-        self._exhibits: dict[str, Exhibit] = {}
-        self._verdict, self._is_good = "ended before anything was done", False
-
-    def report(self, event: Event) -> None:
-        if isinstance(event, (ReportTable, LineChart, BarChart)):
-            self._exhibits[event.title] = event
-        elif isinstance(event, BatchDone):
-            self._sample(event)
-        elif isinstance(event, Started):
-            self._verdict = event.render()
-        elif isinstance(event, (Stopped, AuditDone)):
-            self._verdict = event.render()
-            self._is_good = event.reason not in BAD_REASONS
-        elif event.is_lasting:
-            self._remarks.append((_clock(time.time()), event.render()))
-        if event.table and len(self._records.setdefault(event.table, [])) < SAMPLES_MAX:
-            self._records[event.table].append(asdict(event))
-
-    def close(self) -> None:
-        page = render_page(
-            title=self._title,
-            when=f"{_moment(self._began_at)} to {_moment(time.time())} UTC",
-            verdict=self._verdict,
-            is_good=self._is_good,
-            tiles=self._tiles(),
-            exhibits=[*self._exhibits.values(), *self._tables()],
-            curves=self._curves(),
-        )
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        staged = self._path.with_name(f"{self._path.name}.new")
-        staged.write_text(page, encoding="utf-8")
-        os.replace(staged, self._path)
-
-    def _sample(self, event: BatchDone) -> None:
-        self._rows += event.rows
-        self._batches += 1
-        if self._batches % self._every == 0:
-            self._samples.append((time.time() - self._began_at, event))
-        if len(self._samples) > SAMPLES_MAX:
-            self._samples = self._samples[1::2]
-            self._every *= 2
-
-    def _tiles(self) -> list[Tile]:
-        seconds = time.time() - self._began_at
-        tiles = [("time", f"{seconds:.0f} s")]
-        if self._samples:
-            last = self._samples[-1][1]
-            busy = sum(event.seconds for _, event in self._samples) * self._every
-            tiles = [
-                ("rows in this run", f"{self._rows:,}"),
-                ("rows in all", f"{last.rows_total:,}"),
-                *([("bad records in all", f"{last.bad_total:,}")] if last.bad_total else []),
-                ("bytes in all", render_bytes(last.bytes_total)),
-                ("batches", f"{self._batches:,}"),
-                ("rows/s while busy", f"{self._rows / busy:,.0f}" if busy else "–"),
-                ("lag at the end", "–" if last.lag is None else f"{last.lag:,}"),
-                *tiles,
-            ]
-        return tiles
-
-    def _curves(self) -> list[LineChart]:
-        if not self._samples:
-            return []
-
-        def chart(title: str, unit: str, read: Any) -> LineChart:
-            points = tuple((at, float(v)) for at, e in self._samples if (v := read(e)) is not None)
-            return LineChart(title=title, unit=unit, lines=(Line(title, points),))
-
-        return [
-            chart("Rate", "rows/s of each batch", lambda event: event.rate),
-            chart("Lag", "messages left", lambda event: event.lag),
-            chart("Batches", "seconds each", lambda event: event.seconds),
-            chart("Total", "rows", lambda event: event.rows_total),
-        ]
-
-    def _tables(self) -> list[Exhibit]:
-        tables: list[Exhibit] = [
-            ReportTable(
-                title=title,
-                columns=tuple(name.replace("_", " ") for name in records[0]),
-                rows=tuple(tuple(map(_plain, record.values())) for record in records),
-            )
-            for title, records in self._records.items()
-        ]
-        if self._remarks:
-            tables.append(ReportTable(title="Remarks", columns=("UTC", "what"), rows=tuple(self._remarks)))
-        tables.append(ReportTable(title="Command", columns=("arguments",), rows=((self._command,),)))
-        return tables
-
-
-def _plain(value: Any) -> Any:
-    return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else value
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _clock(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S")

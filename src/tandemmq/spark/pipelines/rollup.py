@@ -1,7 +1,7 @@
 """Rollup: messages, bytes and latencies per topic, tag and minute, into a small table (`lake_job`).
 
-The table takes each message exactly once. `read_rollup` reads it without Spark: partial sums in, one row per
-topic, tag and minute out.
+Tasks make partial sums of their rows (`fold_messages`); the table takes each message exactly once.
+`read_rollup` reads it without Spark: partial sums in, one row per topic, tag and minute out.
 
     for row in read_rollup(Path("/data/rollup")):
         print(row.topic, row.tag, row.minute_ms, row.messages, row.born_to_store.p99_ms)
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# Messages of one task -> partial sums by topic, tag and minute, as Arrow batches.
+# The fold: messages of one task -> partial sums by topic, tag and minute, as Arrow batches.
 #
-# Stateless: each task gives the sums of its own rows, readers add them up (`rollup_table`). So a batch can be
+# Stateless: each task gives the sums of its own rows, readers add them up (`read_sums`). So a batch can be
 # repeated, and the lake takes it once, without Spark keeping any state.
 #
 # Latencies are counted by size: counts of any parts can be added, percentiles are read from the sum. Four
@@ -220,6 +220,8 @@ def encode_sums(sums: dict[Key, Sums]) -> Any:
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=PARTIAL_SCHEMA)
 
+
+# The table as readers see it.
 
 TOPICS_SHOWN_MAX = 6
 
@@ -413,6 +415,9 @@ def _table(rows: Iterable[RollupRow]) -> ReportTable:
             for row in rows
         ),
     )
+
+
+# The pipeline.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

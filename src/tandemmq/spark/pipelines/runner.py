@@ -1,8 +1,5 @@
-"""Runs one streaming query to its end: tells each batch, stops between batches, starts again after passing
-faults.
-
-Spark can only be told to stop now, which kills a running batch. That is safe, because the batch is replayed,
-but a planned stop should not throw work away: so the runner waits for the gap between two batches.
+"""What every pipeline runs in: its session and the signals that ask for the end (`open_session`), one
+streaming query to its end (`Runner`), questions to Spark that a signal ends (`Jobs`).
 """
 
 from __future__ import annotations
@@ -27,9 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# The frame around every pipeline: its session, the signals that ask for the end, repetition.
-
 NO_LOG = Path("/dev/null")
+POLL_S = 0.1
 
 
 @contextmanager
@@ -81,7 +77,32 @@ def wait_for_stop(stop: StopFlag, seconds: float) -> bool:
     return stop.is_set
 
 
-POLL_S = 0.1
+class StopFlag:
+    """Set by SIGTERM or SIGINT; a second signal means: now."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self.is_urgent = False
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.is_urgent = self.is_set
+        self.is_set = True
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Takes the two signals for the time of the block; only in a main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = [signal.signal(number, self.on_signal) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+
 STOP_POLL_S = 0.01
 STOP_WAIT_S = 120.0
 RESTART_PAUSE_S_MAX = 30.0
@@ -118,34 +139,14 @@ class Job:
     is_outdated: Callable[[int], bool] | None = None
 
 
-class StopFlag:
-    """Set by SIGTERM or SIGINT; a second signal means: now."""
-
-    def __init__(self) -> None:
-        self.is_set = False
-        self.is_urgent = False
-
-    def on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.is_urgent = self.is_set
-        self.is_set = True
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Takes the two signals for the time of the block; only in a main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        before = [signal.signal(number, self.on_signal) for number in numbers]
-        try:
-            yield
-        finally:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
-
-
 class Runner:
-    """Follows one job; `run` returns the process's exit code."""
+    """Follows one job: tells each batch, stops between batches, starts again after passing faults. `run`
+    returns the process's exit code.
+
+    Spark can only be told to stop now, which kills a running batch. That is safe, because the batch is
+    replayed, but a planned stop should not throw work away: so the runner waits for the gap between two
+    batches.
+    """
 
     def __init__(self, job: Job, reporter: Reporter, stop: StopFlag) -> None:
         self._job = job
@@ -275,8 +276,6 @@ def is_passing(text: str) -> bool:
     return any(sign in text for sign in _PASSING_OF_SPARK)
 
 
-# Questions to Spark, each in a thread of its own: signals and progress are not late.
-
 T = TypeVar("T")
 
 TICK_S = 0.5
@@ -290,7 +289,9 @@ class Interrupted(TandemError):
 
 
 class Jobs:
-    """Runs jobs of one session until a signal."""
+    """Runs jobs of one session until a signal, each in a thread of its own: so neither signals nor
+    progress are late.
+    """
 
     def __init__(self, spark: SparkSession, stop: StopFlag) -> None:
         self._spark = spark

@@ -1,8 +1,5 @@
-"""Which column of a DataFrame is which part of a message.
-
-A column that neither the sink nor the source knows is refused, because a misspelt `tag` that is silently left
-out sends the wrong messages. Columns that only the source has (`queueOffset`, `msgId`, ...) are passed over,
-so a topic that was read can be written as it is. Pure.
+"""What messages are made of, by columns: which column of a DataFrame is which part of a message, the unique
+keys of rows, their properties in wire form. Pure: numpy and pyarrow.
 """
 
 from __future__ import annotations
@@ -23,6 +20,12 @@ from tandemmq.protocol import properties as names
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX, RESERVED, TRANSIENT_PREFIX
 from tandemmq.spark.columns import HEADERS_TYPE, MAP_TYPE, SOURCE_COLUMNS
 from tandemmq.spark.properties import build_map, scan_properties
+
+# The columns.
+#
+# A column that neither the sink nor the source knows is refused, because a misspelt `tag` that is silently
+# left out sends the wrong messages. Columns that only the source has (`queueOffset`, `msgId`, ...) are passed
+# over, so a topic that was read can be written as it is.
 
 _TEXT = ("string", "binary")
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
@@ -102,8 +105,6 @@ def find_sink_columns(fields: Sequence[tuple[str, str]], *, has_topic_option: bo
 # three, then the row's number in six bytes. Java reads milliseconds since the start of the month from bytes
 # 10 to 13, which here are the upper part of the row's number and so near zero: its search by unique key looks
 # back far enough.
-#
-# Pure.
 
 KEY_CHARS = 32
 _PREFIX_BYTES = 10
@@ -145,7 +146,7 @@ def fixed_binary(rows: np.ndarray[Any, np.dtype[np.uint8]]) -> Any:
 # Names that only clients and brokers set are left out of the user's map: a topic that was read can be written
 # again.
 #
-# Source: spec remoting 12.4. Pure: numpy and pyarrow.
+# Source: spec remoting 12.4.
 
 Bools = NDArray[np.bool_]
 

@@ -1,7 +1,8 @@
-"""The half messages of a transactional write: what a task says of them, what the driver needs to end them.
+"""The half messages of a transactional write: what a task says of them (`HalfLog`, `HalfPart`), and the
+decision to end them that the driver writes down (`DecisionFiles`).
 
 A row costs 16 bytes for two offsets and the bytes of its unique key, 48 in all with a key that the sink made,
-on its way to the driver and in the driver. Pure.
+on its way to the driver and in the driver. Knows nothing of Spark.
 """
 
 from __future__ import annotations
@@ -144,8 +145,7 @@ def _make_rows(column: _Column) -> Any:
 #
 # A directory per query holds the newest one: `decision.json` says which batch, and whether all is done;
 # `halves-BATCH-*.bin` holds its half messages until then. A driver that dies between two ends leaves the
-# file, and the commit of the same batch after a restart goes on from it. Runs on the driver. Must not know
-# Spark.
+# file, and the commit of the same batch after a restart goes on from it. Runs on the driver.
 
 DIRECTORY = "transactions"
 DECISION_FILE = "decision.json"
@@ -193,7 +193,7 @@ class DecisionFiles:
 
         Raises:  ConfigError for a file of another version.
         """
-        return _read(self.directory / DECISION_FILE)
+        return _read_decision(self.directory / DECISION_FILE)
 
     def write(self, decision: Decision, parts: Sequence[HalfPart]) -> None:
         """Returns when the decision and its half messages are on disk."""
@@ -253,11 +253,11 @@ def read_decided(state_dir: str, name: str = "") -> frozenset[tuple[str, int]]:
         return frozenset()
     directory = Path(state_dir) / DIRECTORY
     paths = [DecisionFiles(state_dir, name).directory / DECISION_FILE] if name else directory.glob(_FILES)
-    found = (_read(path) for path in paths)
+    found = (_read_decision(path) for path in paths)
     return frozenset(decision.key for decision in found if decision is not None)
 
 
-def _read(path: Path) -> Decision | None:
+def _read_decision(path: Path) -> Decision | None:
     try:
         document = json.loads(path.read_text())
     except FileNotFoundError:

@@ -1,11 +1,11 @@
 """Sends shipments to masters, several under way at once, and tries again what may succeed later.
 
 A shipment is done when its broker says that it is stored as the cluster promises: flushed and replicated
-where it is set up so. Any other answer that may change is sent again, to another broker where the shipment
+where it is set up so. After any other answer that may change it is sent again, to another broker where it
 may go anywhere; that may store a message twice, with the same unique key. Shipments for one given queue never
 travel side by side, so a repeat cannot overtake its successors. With `once` every shipment has a queue and is
 numbered, and its broker stores it once. With `halves` each is stored as a half message that somebody else
-ends; those have no order of their own.
+ends; those have no order of their own. `OnceRun` gives the numbers.
 
 Blocking, for one thread: Spark runs each task in one (see `spark.wire`).
 """
@@ -36,62 +36,8 @@ from tandemmq.spark.sink.halves import HalfLog
 from tandemmq.spark.sink.options import SinkOptions
 from tandemmq.spark.wire import POOL, UNREACHABLE, BlockingNameServers, WireConnection, accept
 
-# What makes a task's sends numbered ones: who it is, which batch this is, and what it sent before.
-#
-# The producer is one task number of one query, the epoch is the batch; the broker then stores each row once
-# (decision 010). Pure, but for the question to a broker whether it can do that.
-
 Pins = dict[str, tuple[MessageQueue, ...]]
 """Topic -> its queues, in an order that stays."""
-
-_PRODUCER_BYTES = 12
-
-
-class OnceRun:
-    """Of one task attempt. `query`: what names the query or write, also after a restart."""
-
-    def __init__(self, query: str, partition_id: int, epoch: int, pins: Pins) -> None:
-        name = f"{query}\0{partition_id}".encode()
-        self._producer = hashlib.blake2b(name, digest_size=_PRODUCER_BYTES).hexdigest()
-        self.epoch = epoch
-        self._after: dict[tuple[object, bool], str] = {}
-        self._pins = pins
-
-    def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """Raises MessageIllegal for a topic that was not named before."""
-        queues = self._pins.get(topic)
-        if queues is None:
-            raise MessageIllegal(
-                f"a row goes to the topic {topic!r}; the option topics names {', '.join(sorted(self._pins))}"
-            )
-        return queues
-
-    def claim(self, shipment: RowShipment) -> str:
-        """The properties that number a shipment; asked once for each, in the order of the sends.
-
-        Delayed messages go before the others of their rows, so they are numbered apart.
-        """
-        place = (shipment.queue, shipment.is_batch)
-        producer = self._producer if shipment.is_batch else f"{self._producer}-single"
-        claim = render_claim(producer, self.epoch, self._after.get(place, ""))
-        self._after[place] = shipment.last_key
-        return claim
-
-
-def require_once(connection: WireConnection, address: str, timeout_s: float) -> None:
-    """Returns when the broker stores numbered sends once.
-
-    Raises:  NotPermitted for one that would store repeats; what the request fails with.
-    """
-    command = Command.request(RequestCode.GET_BROKER_RUNTIME_INFO)
-    table = decode_kv_table(accept(connection.request(command, timeout_s)).body)
-    if table.get(CAPABILITY) != CLAIM_VERSION:
-        version = table.get("brokerVersionDesc", "of unknown version")
-        raise NotPermitted(
-            f"semantics exactly-once: the broker at {address} ({version}) cannot store sends once."
-            " It needs brokers of TandemMQ with messageIndexEnable=true; at-least-once works with any broker,"
-            " with one UNIQ_KEY for all repeats of a row"
-        )
 
 
 NEW_TOPIC_QUEUES = 4
@@ -330,3 +276,58 @@ def judge_answer(answer: Command) -> Exception | None:
         return None
     remark = f"the messages are stored on the master alone: {status.value} ({answer.remark or 'no remark'})"
     return SendNotConfirmed(status.value, remark)
+
+
+_PRODUCER_BYTES = 12
+
+
+class OnceRun:
+    """What makes the sends of one task attempt numbered ones: who it is, which batch this is, and what it
+    sent before. `query`: what names the query or write, also after a restart.
+
+    The producer is one task number of one query, the epoch is the batch; the broker then stores each row once
+    (decision 010). Pure.
+    """
+
+    def __init__(self, query: str, partition_id: int, epoch: int, pins: Pins) -> None:
+        name = f"{query}\0{partition_id}".encode()
+        self._producer = hashlib.blake2b(name, digest_size=_PRODUCER_BYTES).hexdigest()
+        self.epoch = epoch
+        self._after: dict[tuple[object, bool], str] = {}
+        self._pins = pins
+
+    def queues(self, topic: str) -> Sequence[MessageQueue]:
+        """Raises MessageIllegal for a topic that was not named before."""
+        queues = self._pins.get(topic)
+        if queues is None:
+            raise MessageIllegal(
+                f"a row goes to the topic {topic!r}; the option topics names {', '.join(sorted(self._pins))}"
+            )
+        return queues
+
+    def claim(self, shipment: RowShipment) -> str:
+        """The properties that number a shipment; asked once for each, in the order of the sends.
+
+        Delayed messages go before the others of their rows, so they are numbered apart.
+        """
+        place = (shipment.queue, shipment.is_batch)
+        producer = self._producer if shipment.is_batch else f"{self._producer}-single"
+        claim = render_claim(producer, self.epoch, self._after.get(place, ""))
+        self._after[place] = shipment.last_key
+        return claim
+
+
+def require_once(connection: WireConnection, address: str, timeout_s: float) -> None:
+    """Returns when the broker stores numbered sends once.
+
+    Raises:  NotPermitted for one that would store repeats; what the request fails with.
+    """
+    command = Command.request(RequestCode.GET_BROKER_RUNTIME_INFO)
+    table = decode_kv_table(accept(connection.request(command, timeout_s)).body)
+    if table.get(CAPABILITY) != CLAIM_VERSION:
+        version = table.get("brokerVersionDesc", "of unknown version")
+        raise NotPermitted(
+            f"semantics exactly-once: the broker at {address} ({version}) cannot store sends once."
+            " It needs brokers of TandemMQ with messageIndexEnable=true; at-least-once works with any broker,"
+            " with one UNIQ_KEY for all repeats of a row"
+        )
