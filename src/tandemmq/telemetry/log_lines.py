@@ -1,4 +1,4 @@
-"""How a log event looks: one line, its facts as key=value.
+"""How a log event looks, one line with its facts as key=value, and where such lines go.
 
 `2026-01-31T12:00:00.000Z INFO tandemmq.store segment.rolled path=/d/0 size_bytes=1024`
 """

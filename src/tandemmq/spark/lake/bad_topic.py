@@ -2,7 +2,7 @@
 
 A task sends what it has staged of them, before the batch is committed; a task that runs twice and a batch
 that is repeated send again, with the same unique keys. `_bad_records` has each of them once. Loaded only
-where something is sent: it brings pyarrow and pandas, and the lake's sink is made anew for every batch.
+where something is sent: it brings pyarrow and pandas, which the processes that plan and commit do not need.
 """
 
 from __future__ import annotations
