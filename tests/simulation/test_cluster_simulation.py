@@ -32,7 +32,7 @@ from tandemmq.runtime.ports import Disk
 from tandemmq.store import BrokerRole, FlushMode, StoreOptions, flusher
 from tandemmq.store.segmented_log import Segment
 
-SMOKE_SEEDS = range(901, 909)
+SMOKE_SEEDS = range(911, 919)
 SMOKE_LOAD_S = 12.0
 REPEATED_SEED = 903
 LATE_S = 0.02
@@ -187,3 +187,13 @@ def test_finds_an_acknowledgement_with_a_copy_too_few(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(BrokerNode, "_store_options", want_one_less)
     assert seeds_until_found(range(5), "copies wanted", with_three_copies) <= 5
+
+
+def test_machines_with_names_of_one_length_throw_different_dice() -> None:
+    thrown: dict[str, list[int]] = {}
+
+    async def look(cluster: Cluster) -> None:
+        thrown.update({node.name: [node.chance.below(1_000_000) for _ in range(3)] for node in cluster.nodes})
+
+    assert not run_seed(SMOKE_SEEDS[0], script=look).findings
+    assert len(set(map(tuple, thrown.values()))) == len(thrown) > 3

@@ -410,6 +410,35 @@ def test_a_slave_that_is_taken_for_the_master_has_it_delete_the_topic() -> None:
     play(script)
 
 
+def test_far_brokers_hold_a_change_before_its_author_is_told() -> None:
+    """Each way takes a tenth of a second, and each change comes while the slaves fetch the one before."""
+
+    async def script(cluster: ElectedCluster) -> None:
+        await until(cluster, cluster.is_level, "all are in the set")
+        operator = Changer("operator", cluster.world, cluster.admin._namesrv, cluster.ledger, cluster.watch)
+        operator.start()
+        await until(cluster, lambda: operator.is_over, "all changes are answered")
+        await operator.end_in_order()
+
+    play(script, lambda settings: replace(calm(settings), latency_ms=(90.0, 110.0)))
+
+
+class Changer(ClientNode):
+    """Makes topics one after the other, of which none may be refused."""
+
+    is_over = False
+
+    async def run(self) -> None:
+        admin = Admin(instance=await self.connect())
+        for number in range(8):
+            await admin.create_topic(f"Far{number}", queue_count=1)
+        self.is_over = True
+
+    async def stop_server(self) -> None:
+        if self._instance is not None:
+            await self._instance.close()
+
+
 class Deleter(ClientNode):
     """Makes a topic, and asks one broker to delete it."""
 

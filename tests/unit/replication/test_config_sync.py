@@ -334,7 +334,7 @@ async def test_runs_until_stopped_and_follows_the_master(master: Master, client:
     task = asyncio.ensure_future(sync.run())
     try:
         sync.set_master(master.address)
-        await until(lambda: sync.round_count >= 1)
+        await until(lambda: sync.whole_number >= 1)
         master.put_topics(1)
         await until(lambda: len(tables.topics) == 1)
         sync.set_master(None)
@@ -342,8 +342,8 @@ async def test_runs_until_stopped_and_follows_the_master(master: Master, client:
         assert sync.master is None
         sync.set_master("127.0.0.1:1")
         sync.set_master(master.address)
-        rounds = sync.round_count
-        await until(lambda: sync.round_count > rounds)
+        rounds = sync.whole_number
+        await until(lambda: sync.whole_number > rounds)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -22,6 +22,7 @@ from tandemmq.broker.options import BrokerOptions
 from tandemmq.errors import FlushFailed
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
+from tandemmq.protocol.hashes import crc32
 from tandemmq.protocol.record import Record, RecordError, RecordOutcome, check_record, decode_record
 from tandemmq.replication.core.frames import ReplicationOptions
 from tandemmq.runtime.machine import SeededRandom
@@ -69,7 +70,7 @@ class Node:
         life = self.life = Life(f"{self.name}#{self.start_count}")
         self.world.fabric.power_up(self.host)
         self.network = HostNetwork(self.world.fabric, self.host, life, self.clock)
-        self.chance = SeededRandom(self.world.seed * 1_000_003 + len(self.name) * 101 + self.start_count)
+        self.chance = SeededRandom(crc32(f"{self.world.seed} {self.name} {self.start_count}".encode()))
         return life
 
     def end_life(self, *, is_power_cut: bool) -> None:

@@ -130,7 +130,7 @@ class TableHistory:
 
 def _copies_of(slave: BrokerNode) -> int:
     replica = None if slave.broker is None else slave.broker._replica
-    return 0 if replica is None else replica.config_sync.round_count
+    return 0 if replica is None else replica.config_sync.whole_number
 
 
 def _beyond_queues(master: BrokerNode, held: TableNote, store: MessageStore) -> Iterator[str]:

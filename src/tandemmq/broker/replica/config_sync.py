@@ -122,8 +122,10 @@ class ConfigSync:
         """The versions of topics and groups that the last whole round brought, deletions included; None until
         one has ended since a copy began.
         """
-        self.round_count = 0
-        """Rounds in which every item arrived."""
+        self.begun_count = 0
+        """Rounds since the start."""
+        self.whole_number = 0
+        """The number of the last round in which every item arrived."""
         self.synced_at: float | None = None
         """When the last of them ended, by the monotonic clock."""
 
@@ -165,23 +167,18 @@ class ConfigSync:
         life, copy = self._followed(), self._copy_count
         if life is None:
             return False
-        items: tuple[tuple[str, Callable[[str], Awaitable[_TakeOver]]], ...] = (
-            ("topics", self._fetch_topics),
-            # Before the offsets: who has a group's deletion has its offsets' as well.
-            ("groups", self._fetch_groups),
-            ("consumer_offsets", self._fetch_consumer_offsets),
-            ("delay_offsets", self._fetch_delay_offsets),
-            ("request_modes", self._fetch_request_modes),
-            ("timer_check", self._fetch_timer_check),
+        self.begun_count += 1
+        number = self.begun_count
+        # Topics and groups before the offsets: who has a deletion has its offsets' as well. What is asked for
+        # together costs one round trip.
+        fetched = await self._fetch_all(master, topics=self._fetch_topics, groups=self._fetch_groups)
+        fetched += await self._fetch_all(
+            master,
+            consumer_offsets=self._fetch_consumer_offsets,
+            delay_offsets=self._fetch_delay_offsets,
+            request_modes=self._fetch_request_modes,
+            timer_check=self._fetch_timer_check,
         )
-        fetched: list[_TakeOver] = []
-        for name, fetch in items:
-            try:
-                fetched.append(await fetch(master))
-            except TandemError as error:
-                self._note_failure(name, master, error)
-            else:
-                self._note_success(name, master)
         told = await self._ask_again(master, life)
         if told is None or (self._keeps_newer and master != self._master):
             return False
@@ -194,9 +191,27 @@ class ConfigSync:
             return False
         if copy == self._copy_count:
             self.held = self._tables.topics.data_version, self._tables.groups.data_version
-        self.round_count += 1
+        self.whole_number = number
         self.synced_at = self._clock.monotonic()
         return True
+
+    async def _fetch_all(
+        self, master: str, **fetches: Callable[[str], Awaitable[_TakeOver]]
+    ) -> list[_TakeOver]:
+        """What came of those that are asked for together."""
+        results = await asyncio.gather(
+            *(fetch(master) for fetch in fetches.values()), return_exceptions=True
+        )
+        fetched = []
+        for name, result in zip(fetches, results, strict=True):
+            if isinstance(result, TandemError):
+                self._note_failure(name, master, result)
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                self._note_success(name, master)
+                fetched.append(result)
+        return fetched
 
     async def _ask_again(self, master: str, life: str) -> _Told | None:
         """What the master says once everything was fetched; None when that may be another life's, or of a

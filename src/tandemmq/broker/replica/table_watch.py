@@ -27,6 +27,7 @@ PAUSE_S: Final = 0.05
 """Between an answer and the next request: the round that the answer woke is mostly over then."""
 WATCH_S: Final = 0.01
 RETRY_S: Final = 1.0
+ROUND_S_MAX: Final = 2.0
 
 Versions = tuple[DataVersion, DataVersion]
 
@@ -78,8 +79,6 @@ class TableWatch:
             is_early = self._clock.monotonic() - begun_at < RETRY_S
             # Told of the same change again: the rounds do not bring it, so asking faster is no use.
             is_useless = is_early and held == self._told
-            if is_answered and self._broker_id is not None:
-                await self._await_round()
             self._told = held if is_answered else None
             await self._clock.sleep(PAUSE_S if is_answered and not is_useless else RETRY_S)
 
@@ -95,12 +94,14 @@ class TableWatch:
             return False  # the periodic copy tells of it
         if self._versions() == held:
             self._sync.wake()
+            if self._broker_id is not None:
+                await self._await_round(self._sync.begun_count + 1)
         return True
 
-    async def _await_round(self) -> None:
-        """The round that the answer woke."""
-        before, ends_at_s = self._sync.round_count, self._clock.monotonic() + RETRY_S
-        while self._sync.round_count == before and self._clock.monotonic() < ends_at_s:
+    async def _await_round(self, number: int) -> None:
+        """The round that the answer woke, not the one that may be under way; a master far away needs a while."""
+        ends_at_s = self._clock.monotonic() + ROUND_S_MAX
+        while self._sync.whole_number < number and self._clock.monotonic() < ends_at_s:
             await self._clock.sleep(WATCH_S)
 
     def _versions(self) -> Versions | None:

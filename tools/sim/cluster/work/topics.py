@@ -21,7 +21,7 @@ from tandemmq.units import MASTER_ID
 
 TABLES_S = 15.0
 """So long before its loss a master may have changed tables without a slave or its own disk knowing it."""
-ON_ITS_WAY_S = 0.1
+ON_ITS_WAY_S = 1.0
 """So long after its loss a master's last answer may come."""
 HEARD_S = 3.0
 """So long after a master is back its slaves have its tables."""
