@@ -335,9 +335,10 @@ class Committer:
         while self._task is not None:
             await asyncio.wait([self._task])
         for _ in range(0 if is_halted else LAST_ATTEMPTS):
-            if self._pool.end == self._log.end or await self.commit():
+            if self._pool.end <= self._log.end or await self.commit():
                 break
-        lost_bytes = self._pool.end - self._log.end
+        # On a slave the log has gone on without the pool.
+        lost_bytes = max(0, self._pool.end - self._log.end)
         if lost_bytes:
             log.error(events.POOL_ABANDONED, extra={"log_offset": self._log.end, "lost_bytes": lost_bytes})
         return not lost_bytes

@@ -257,6 +257,18 @@ async def test_a_change_of_role_commits_first_and_goes_on_behind() -> None:
     await master.close()
 
 
+async def test_a_slave_with_a_pool_leaves_its_directory_as_after_a_clean_stop() -> None:
+    rig = pooled(role=BrokerRole.SLAVE)
+    store = await rig.open()
+    other = Rig()
+    master = await other.open()
+    other.put(master, record(b"a"))
+    store.append_raw(0, master.log_view(0, 4096))
+    await store.close()
+    await master.close()
+    assert not rig.disk.exists(ROOT / "abort")
+
+
 async def test_a_change_of_role_that_cannot_commit_changes_nothing() -> None:
     rig = pooled()
     store = await rig.open()
