@@ -242,7 +242,7 @@ class KeyIndexes:
             if not is_written:
                 self.is_broken = True
                 log.error(events.KEY_INDEX_FAILED, extra={"path": str(index.path), "error": "no room"})
-            elif index is not self._files[-1]:
+            elif index is not self._files[-1] and index not in self._unsynced:
                 index.drop_slots()
                 index.close()
         return not self.is_broken

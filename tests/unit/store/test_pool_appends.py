@@ -348,8 +348,8 @@ def test_memory_is_made_when_needed_and_used_again_and_a_refused_lock_is_told_on
             pool.write(base, (b"a" * 100, b"b" * 156))
             pool.end = base + 256
             if base:
-                pool.release_below(base)
                 log.end = base
+                pool.release_below(base)
     assert len(made) == 2
     assert caplog.messages == [events.POOL_MEMORY_UNLOCKED]
     (piece,) = pool.pieces(log.end, pool.end)

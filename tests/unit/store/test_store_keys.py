@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -190,6 +190,37 @@ async def test_keys_that_the_disk_did_not_take_are_found_after_the_next_start(is
     assert found(store, "k") == bodies(store)
     rig.put(store, record(b"last", keys="k"))
     assert found(store, "k")[-2:] == bodies(store)[-2:]
+    await store.close()
+
+
+async def test_keys_that_fill_a_file_while_it_is_flushed_are_found() -> None:
+    rig = Rig(key_index_entry_count=8)
+    store = await rig.open()
+    rig.put(store, record(b"before", keys="before"))
+    offload = rig.disk.offload
+    is_filled = False
+
+    async def fill_behind(fn: Callable[..., object], *args: object) -> object:
+        nonlocal is_filled
+        result = await offload(fn, *args)
+        if not is_filled and getattr(fn, "__name__", "") == "write_and_sync":
+            is_filled = True
+            rig.put(store, *(record(b"%d" % n, keys=f"k{n}") for n in range(12)))
+            assert found(store, "k0") == [b"0"]
+        return result
+
+    rig.disk.offload = fill_behind  # type: ignore[method-assign,assignment]
+    await rig.clock.pass_time(70)
+    assert is_filled
+    assert len(rig.disk.list(INDEX)) > 1
+    for _ in range(2):
+        assert [found(store, f"k{n}") for n in range(12)] == [[b"%d" % n] for n in range(12)]
+        assert found(store, "before") == [b"before"]
+        await rig.clock.pass_time(70)
+    assert rig.fatal == []
+    await store.close()
+    store = await rig.open()
+    assert [found(store, f"k{n}") for n in range(12)] == [[b"%d" % n] for n in range(12)]
     await store.close()
 
 
