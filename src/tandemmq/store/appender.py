@@ -133,6 +133,8 @@ class Appender:
         self._open_group()
 
     def _open_group(self) -> None:
+        # Bytes without a file end at their beginning: then the next file is begun first.
+        assert self._stage_begin <= self._position <= self._segment_end
         self._buffers = []
         self._groups.append((self._position, self._buffers))
         self._limit = min(self._segment_end - BLANK_BYTES, self._stage_begin + self._options.staged_bytes_max)
@@ -149,6 +151,7 @@ class Appender:
         """Go on at the end of `tail`, whose newest record was stored at `stored_at_ms`: the store opens, or a
         slave became master."""
         assert not self._units
+        assert not self._sends
         self._tail = tail
         self.stored_at_ms = max(self.stored_at_ms, stored_at_ms)
         self.written_at_ms = self.stored_at_ms
@@ -213,6 +216,8 @@ class Appender:
         if units[0][1] != self._position:
             _take_back_offsets(units)
             first_offset, units, encoded, end = self._encode_many(records, now)
+        assert end - self._position == total, "records are as long wherever they lie"
+        assert end <= self._segment_end - BLANK_BYTES, "a record leaves room for the filler behind it"
         self.stored_at_ms = now
         self._buffers += encoded
         self._units += units
@@ -238,7 +243,12 @@ class Appender:
         now = self._next_time()
         first_offset, begin = queue.next_offset, self._position
         log_offsets = list(accumulate(sizes[:-1], initial=begin))
-        self._buffers.append(self._maker.encode_batch(batch, sizes, log_offsets, first_offset, now))
+        data = self._maker.encode_batch(batch, sizes, log_offsets, first_offset, now)
+        assert len(data) == total, (len(data), total)
+        assert begin + total <= self._segment_end - BLANK_BYTES, (
+            "a batch leaves room for the filler behind it"
+        )
+        self._buffers.append(data)
         placed = PlacedBatch(
             batch.topic, batch.sys_flag, log_offsets, sizes, batch.tag_hashes, batch.unique_keys, batch.keys
         )
@@ -333,6 +343,9 @@ class Appender:
             self._forget_stage()
             self._on_refused(sends, PutStatus.UNKNOWN_ERROR)
             return
+        # Nobody else has moved the end, and what is told to be stored is behind it.
+        assert self._stage_begin == self._tail.end < end, (self._stage_begin, self._tail.end, end)
+        assert units, "each send has a record"
         begun_at = self._clock.monotonic()
         try:
             for offset, buffers in groups:
@@ -347,6 +360,7 @@ class Appender:
         speed = self._speed
         if took_s > speed.slow_s or speed.is_watching:
             speed.note(took_s, ended_at)
+        assert self.written_at_ms <= self.stored_at_ms, "times of storing never fall"
         self.written_at_ms = self.stored_at_ms
         self._tail.end = self._stage_begin = end
         self._units = []
@@ -379,6 +393,7 @@ def _take_back_offsets(units: Sequence[Unit]) -> None:
         queue = unit[0]
         if queue is not None:
             queue.next_offset -= count_records((unit,))
+            assert queue.next_offset >= queue.max_offset, f"{queue} takes back what is dispatched"
 
 
 class WriteSpeed:

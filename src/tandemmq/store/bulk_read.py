@@ -90,7 +90,9 @@ def collect_bulk(
     # With rows left out behind the last one, the next answer begins there.
     is_cut = len(rows) < int(is_kept.sum())
     reached = int(rows[-1]) + 1 if is_cut else len(entries)
+    assert 0 < reached <= len(entries), (reached, len(entries))
     ranges = _join(begins[rows], sizes[rows], rows + offset, log.segment_bytes)
+    assert len(ranges) <= min(len(rows), BULK_SLICES_MAX), (len(ranges), len(rows))
     return Bulk(
         next_offset=offset + reached,
         ranges=ranges,
@@ -116,6 +118,7 @@ def _read_entries(queue: ConsumeQueue, offset: int, count: int) -> NDArray[np.vo
 
 def _starts(begins: Ints, sizes: Ints, segment_bytes: int) -> NDArray[np.bool_]:
     """Whether each record begins a slice: it does not follow the one before, or begins a file."""
+    assert len(begins) == len(sizes)
     is_start = np.ones(len(begins), dtype=np.bool_)
     is_start[1:] = (begins[1:] != begins[:-1] + sizes[:-1]) | (begins[1:] % segment_bytes == 0)
     return is_start

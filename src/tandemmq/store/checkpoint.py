@@ -20,6 +20,7 @@ from tandemmq.protocol.hashes import crc32
 from tandemmq.replication.core.epochs import EpochList, decode_epochs, encode_epochs
 from tandemmq.runtime.ports import Disk, File, Lock
 from tandemmq.store.options import StorePaths
+from tandemmq.store.record_maker import SECTOR_BYTES
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,8 @@ _QUEUES_NAME = b"TANDEMCQ"
 _SUM = Struct(">8sI")  # name, checksum of the mark and the digest
 _SUM_AT = _QUEUES_AT + _MARK.size
 _SUM_NAME = b"TANDEMCK"
+assert _FIELDS.size <= _MARK_AT
+assert _SUM_AT + _SUM.size <= SECTOR_BYTES, "a power cut leaves all of the old or all of the new"
 
 
 class CheckpointTimes(msgspec.Struct, frozen=True):
@@ -89,6 +92,7 @@ def encode_checkpoint(times: CheckpointTimes) -> bytes:
     if durable is not None or digest is not None:
         data = data.ljust(_SUM_AT, b"\0")
         data += _SUM.pack(_SUM_NAME, crc32(data[_MARK_AT:]))
+    assert len(data) <= SECTOR_BYTES, len(data)
     return data.ljust(CHECKPOINT_BYTES, b"\0")
 
 
@@ -264,6 +268,7 @@ class StoreMarks:
 
     def take(self) -> None:
         """Take the lock. Raises StoreLocked; OSError when the directory cannot be written."""
+        assert self._lock is None, self._paths.lock
         self._disk.make_dirs(self._paths.root)
         self._lock = self._disk.lock(self._paths.lock)
 

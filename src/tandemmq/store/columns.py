@@ -51,6 +51,7 @@ class PropertyScan:
         self._data = np.frombuffer(self._raw, dtype=np.uint8)
         self._starts = np.full(len(columns) + 1, len(_PAD))
         self._starts[1:] += columns.properties_size.cumsum()
+        assert self._starts[-1] == len(self._raw), "properties of valid records lie in the view"
         self._marks = (self._data == _NAME_END).nonzero()[0]
         self._ends = np.append((self._data == _PAIR_END).nonzero()[0], len(self._data))
         words: NDArray[np.uint64] = np.ndarray((len(self._raw) - 7,), ">u8", buffer=self._raw, strides=(1,))
@@ -89,6 +90,7 @@ class PropertyScan:
         begin = np.sort(np.concatenate((values.begin, spaces + 1)))
         end = np.sort(np.concatenate((values.end, spaces)))
         row = np.sort(np.concatenate((values.row, values.row[owner])))
+        assert len(row) == len(begin) == len(end), "each space ends one piece and begins another"
         kept = end > begin
         return Values(row[kept], begin[kept], end[kept])
 
@@ -97,6 +99,7 @@ class PropertyScan:
         count = len(values.row)
         if not count:
             return np.zeros(0, dtype=np.int64)
+        assert prefix is None or len(prefix) == count, (len(prefix), count)
         lengths = values.end - values.begin
         sums, is_wide = self._sums(values.begin, lengths)
         if prefix is not None:
@@ -168,6 +171,7 @@ def hash_texts(texts: NDArray[np.uint8]) -> NDArray[np.uint32]:
 
     Shape:   (n, size) -> (n,); `size` is at least 1.
     """
+    assert texts.shape[1] > 0, texts.shape
     sums: NDArray[np.uint32] = texts.astype(np.uint32) @ POWERS[: texts.shape[1]][::-1]
     return sums
 
@@ -212,6 +216,7 @@ class TopicNumbers:
         sizes = columns.topic_size[rest].tolist()
         for row, start, size in zip(rest.tolist(), starts, sizes, strict=True):
             result[row] = self._number(bytes(view[start : start + size]))
+        assert not (result == _OPEN).any(), "each record has a number"
         return result
 
     def _number(self, raw: bytes) -> int:
@@ -224,6 +229,7 @@ class TopicNumbers:
             number = self._numbers[raw] = len(self.names)
             self.names.append(name)
             self._raw.append(raw)
+            assert len(self.names) == len(self._raw) == len(self._numbers)
         return number
 
 

@@ -130,6 +130,7 @@ class CommitLog:
         assert base % self.segment_bytes == 0
         self.log.remove_all()
         self.end = base
+        assert self.begin == base, (self.begin, base)
 
     def cut_at(self, end: int) -> None:
         """End the log sooner; what lies behind is the caller's to zero."""
@@ -152,8 +153,11 @@ class CommitLog:
 
         Raises:  OSError; any part of the range may then hold new bytes.
         """
+        # What is written never changes.
+        assert offset >= self.end, (offset, self.end)
         segment = self.log.find(offset)
         assert segment is not None, offset
+        assert segment.base <= offset < segment.end, (segment, offset)
         segment.file.pwrite(offset - segment.base, buffers)
 
     def zero(self, offset: int, size: int) -> None:
@@ -275,6 +279,7 @@ class CommitLog:
         """Create the next file off the loop. A failure is left for the append that needs the file."""
         last = self.log.last
         assert last is not None
+        assert self.end <= last.end, (self.end, last)
         path = self.log.path_of(last.end)
         try:
             file = await self.disk.offload(self._make, path, last.size)
@@ -298,4 +303,5 @@ class CommitLog:
 
     def dirty_segments(self, begin: int, end: int) -> list[Segment]:
         """The files that hold bytes `begin` to `end`."""
+        assert begin <= end, (begin, end)
         return [segment for segment in self.log.segments if segment.base < end and segment.end > begin]

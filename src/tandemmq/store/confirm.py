@@ -81,6 +81,7 @@ class AckTable:
         if not 0 < count <= len(valid):
             return 0
         valid.sort(reverse=True)
+        assert valid[0] <= log_end, "nobody holds more than there is"
         return valid[count - 1]
 
     def _held_by_all(self, replicas: frozenset[ReplicaId], log_end: int, since: int | None) -> int:
@@ -176,6 +177,7 @@ class WaitLines:
 
         `since`: for a repeat, an offset within the message that it waits for.
         """
+        assert since is None or 0 < since <= end, (since, end)
         wait = _Wait(end, end if since is None else since, on_done, ack_deadline, flush_deadline)
         if wait_for is WaitFor.ACKS:
             self._await_acks(wait, ack_deadline)
@@ -201,6 +203,7 @@ class WaitLines:
             wait.flush_deadline = max(wait.flush_deadline, before.flush_deadline)
         self._both = deque(waits)
         self._flush.clear()
+        assert _is_ordered(self._both)
 
     def release(self, *, flushed: int, acknowledged: Callable[[int], int], ack_deadline: float) -> Answers:
         """The sends whose wishes are met, oldest first within each line.
@@ -210,6 +213,9 @@ class WaitLines:
         """
         ok = PutStatus.PUT_OK
         answers: Answers = []
+        assert _is_ordered(self._flush)
+        assert _is_ordered(self._both)
+        assert _is_ordered(self._acks)
         line = self._flush
         while line and line[0].end <= flushed:
             answers.append((line.popleft().on_done, ok))
@@ -254,3 +260,8 @@ class WaitLines:
             answers += ((wait.on_done, status) for wait in line)
             line.clear()
         return answers
+
+
+def _is_ordered(line: deque[_Wait]) -> bool:
+    """Whether the heads of a line are the first to be met, as far as its two ends tell."""
+    return not line or line[0].end <= line[-1].end

@@ -38,6 +38,7 @@ TORN_UNITS_MAX = 64
 
 def pack_entries(log_offsets: Ints, sizes: Ints, tag_hashes: Ints) -> bytes:
     """Entries as they lie on disk, one per item."""
+    assert len(log_offsets) == len(sizes) == len(tag_hashes)
     units = np.empty(len(log_offsets), dtype=ENTRY)
     units["log_offset"], units["size"], units["tag_hash"] = log_offsets, sizes, tag_hashes
     return units.tobytes()
@@ -59,6 +60,7 @@ def units_below(segment: Segment, log_offset: int) -> int:
 
 def torn_units(segment: Segment, count: int) -> int:
     """How many of the last of `count` entries are torn: they name records before those of earlier entries."""
+    assert 0 <= count * QUEUE_UNIT_BYTES <= segment.size, (segment, count)
     begin = max(0, count - TORN_UNITS_MAX)
     raw = segment.file.pread(begin * QUEUE_UNIT_BYTES, (count - begin) * QUEUE_UNIT_BYTES)
     units = np.frombuffer(raw, dtype=ENTRY)
@@ -126,6 +128,7 @@ class ConsumeQueue:
     def __init__(
         self, key: tuple[str, int], directory: Path, file_bytes: int, files: OpenFiles, *, is_schedule: bool
     ) -> None:
+        assert file_bytes % QUEUE_UNIT_BYTES == 0, "an entry never spans files"
         self.key = key
         self.is_schedule = is_schedule
         self.is_dropped = False
@@ -163,6 +166,7 @@ class ConsumeQueue:
 
         Raises:  OSError when a long tail could not be written; the entries are kept in memory all the same.
         """
+        assert len(entries) % QUEUE_UNIT_BYTES == 0, len(entries)
         self._tail += entries
         self.max_offset += len(entries) // QUEUE_UNIT_BYTES
         self.next_offset = max(self.next_offset, self.max_offset)
@@ -224,6 +228,7 @@ class ConsumeQueue:
 
     def _start_at(self, queue_offset: int) -> None:
         """Make the queue begin at `queue_offset`; `write` puts fillers before it, from its file's start."""
+        assert queue_offset >= 0, queue_offset
         first = align_down(queue_offset, self._log.segment_bytes // QUEUE_UNIT_BYTES)
         self._tail = bytearray()
         self._written = self._synced = first
@@ -261,6 +266,8 @@ class ConsumeQueue:
 
     def write(self) -> None:
         """Write every entry to the files. Raises OSError; the next call writes again what is missing."""
+        # What is in memory reaches to the end, and what is in the files to it.
+        assert len(self._tail) == (self.max_offset - self.tail_start) * QUEUE_UNIT_BYTES, self
         while self._written < self.tail_start:
             self._write_fillers()
         tail = memoryview(self._tail)
@@ -274,12 +281,14 @@ class ConsumeQueue:
                 self._written = end // QUEUE_UNIT_BYTES
         finally:
             tail.release()
+        assert self._written == self.max_offset, (self, self._written)
 
     def _write_fillers(self) -> None:
         """Write fillers before the first entry, a part of them."""
         at = self._written * QUEUE_UNIT_BYTES
         segment = self._log.open_at(at)
         end = min(self.tail_start, segment.end // QUEUE_UNIT_BYTES, self._written + _FILLERS_MAX)
+        assert end > self._written, (self, end)
         segment.file.pwrite(at - segment.base, (FILLER * (end - self._written),))
         self._written = end
 
@@ -360,6 +369,8 @@ class ConsumeQueue:
 
     def _cut(self, end_bytes: int, stale_bytes_max: int) -> None:
         """Everything below `end_bytes` is written, nothing is above."""
+        assert end_bytes % QUEUE_UNIT_BYTES == 0, (self, end_bytes)
+        assert self._log.last is None or end_bytes <= self._log.last.end, (self, end_bytes)
         self._log.truncate(end_bytes, zero_bytes_max=stale_bytes_max)
         end = end_bytes // QUEUE_UNIT_BYTES
         self.max_offset = self.next_offset = self._written = self._synced = self.tail_start = end
@@ -423,11 +434,13 @@ class ConsumeQueue:
         while low < high:
             middle = (low + high) // 2
             at, log_offset = self._first_real(middle)
+            assert at >= middle, (self, middle, at)
             if at >= high or log_offset >= log_begin:
                 high = middle
             else:
                 low = at + 1
         self.min_offset = self._first_real(low)[0]
+        assert self.min_offset <= self.max_offset, self
 
     def _first_real(self, queue_offset: int) -> tuple[int, int]:
         """Queue offset and log offset of the first entry from `queue_offset` on that is no filler."""
@@ -456,5 +469,6 @@ class ConsumeQueue:
 
     def remove(self) -> None:
         """Delete the queue's files and directory; later entries are ignored."""
+        assert not self.is_dropped, self
         self.is_dropped = True
         self._log.remove_all()

@@ -101,6 +101,7 @@ class ConsumeQueues:
         """
         topic = anew.key[0]
         deleted = anew.end_log_offset
+        assert deleted >= 0, f"{anew} begins anew and never held a record"
         spans = [(q.begin_log_offset, q.end_log_offset) for q in self if q.key[0] == topic]
         for begin, end in sorted(spans):
             if 0 <= begin < deleted < end:
@@ -136,6 +137,7 @@ class ConsumeQueues:
     def begin_life(self) -> None:
         """What the queues have now is what the log kept of an earlier life."""
         for queue in self:
+            assert queue.next_offset >= queue.max_offset, queue
             queue.life_start = queue.next_offset
 
     def raise_min(self, log_begin: int) -> None:
@@ -181,6 +183,7 @@ class ConsumeQueues:
         """Delete every queue: the log that they point into is gone."""
         for topic in dict.fromkeys(key[0] for key in self.table):
             self.drop_topic(topic)
+        assert not self.table
 
     def _remove_empty(self, topic: str) -> None:
         directory = self._paths.topic(topic)

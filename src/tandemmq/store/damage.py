@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,6 +95,7 @@ class DamagedRanges:
         end = max([damaged.end, *(other.end for other in others)])
         kept = [other for other in self._ranges if other not in others]
         self._ranges = sorted([*kept, DamagedRange(begin, end, damaged.reason)])
+        assert all(one.end <= other.begin for one, other in pairwise(self._ranges)), self._ranges
         return True
 
     def remove(self, damaged: DamagedRange) -> None:
@@ -151,6 +153,7 @@ def seal(begin: int, size: int, *, reaches_file_end: bool, stored_at_ms: int) ->
     """
     blank = b""
     if reaches_file_end:
+        assert size >= BLANK_BYTES, size
         blank_bytes = BLANK_BYTES if size >= SEALED_BYTES_MIN + BLANK_BYTES else size
         blank = encode_blank(blank_bytes).ljust(blank_bytes, b"\0")
     sealed = b""
@@ -166,6 +169,7 @@ def seal(begin: int, size: int, *, reaches_file_end: bool, stored_at_ms: int) ->
             stored_at_ms=stored_at_ms,
             store_host=_NO_HOST,
         )
+    assert len(sealed) + len(blank) == size, (begin, size)
     return sealed + blank
 
 

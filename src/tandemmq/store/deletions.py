@@ -83,6 +83,7 @@ class Deletions:
 
         Raises:  OSError when they cannot be written; nothing has changed then.
         """
+        assert log_begin >= 0, log_begin
         async with self._lock:
             self._noted = {}
             before, self.ends = self.ends, _merge(self.ends, ends, log_begin)
@@ -117,6 +118,7 @@ class Deletions:
     def lower(self, log_end: int) -> bool:
         """As `cut`, in memory only; True when there is something to `save`."""
         lowered = {topic: min(end, log_end) for topic, end in self.ends.items() if log_end}
+        assert all(end <= log_end for end in lowered.values()), (log_end, lowered)
         is_changed = lowered != self.ends
         self.ends = lowered
         return is_changed

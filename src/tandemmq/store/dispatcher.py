@@ -115,11 +115,14 @@ class Dispatcher:
 
     def expect(self, units: list[Unit], end: int) -> None:
         """Records up to `end` that this process wrote; they are dispatched once confirmed."""
+        before = self._pending[-1][0] if self._pending else self._dispatched.value
+        assert before < end, (before, end)
         self._pending.append((end, units))
 
     @contextmanager
     def reading(self, log_offset: int, data: Buffer, columns: RecordColumns) -> Iterator[None]:
         """While bytes for `log_offset` are being written: what was read of them already."""
+        assert self._read is None, "one write at a time"
         self._read = log_offset, memoryview(data), columns
         try:
             yield
@@ -278,6 +281,7 @@ class Dispatcher:
 
         What a table has already it skips, by queue offset and log offset.
         """
+        assert 0 <= begin <= end <= len(block), (begin, end, len(block))
         if end > begin:
             self.dispatched_count += end - begin
             self.stored_at_ms = int(block.columns.stored_at_ms[end - 1])
@@ -372,6 +376,7 @@ class Dispatcher:
 
     def _finish(self, end: int, touched: dict[ConsumeQueue, None]) -> None:
         begin = self._dispatched.value
+        assert end >= begin, (begin, end)
         self._dispatched.raise_to(end)
         if self._limit is not None and self._limit <= begin:
             self._hidden.update(touched)
@@ -524,6 +529,7 @@ class BlockDispatch:
                 self._put_many(queue, part, int(block.ends[rows[-1]]))
             else:
                 self._put_rows(queue, block, rows)
+        assert last == len(order), "each record belongs to one queue"
 
     def _put_rows(self, queue: ConsumeQueue, block: RecordBlock, rows: Ints) -> None:
         columns = block.columns

@@ -91,6 +91,7 @@ class FailedWrites:
         try:
             while self._dirty:
                 log_offset, size = self._dirty[-1]
+                assert log_offset >= self._log.end, "what is stored is never taken back"
                 self._log.zero(log_offset, size)
                 segment = self._log.log.find(log_offset)
                 if segment is not None:
@@ -114,6 +115,8 @@ class FailedWrites:
             self._resume()
 
     def _resume(self) -> None:
+        assert not self._dirty, "bytes of a failed write lie behind the end"
+        assert not self._unsynced, "zeros are not on disk yet"
         self._admission.unblock(_WRITE_FAILED)
         log.warning(events.LOG_WRITE_RESUMED, extra={"log_offset": self._log.end})
 

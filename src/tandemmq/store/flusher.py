@@ -113,6 +113,7 @@ class Flusher:
     async def flush(self) -> None:
         """One round: everything that is appended now is flushed when it returns, unless an fsync failed."""
         target = self._appended.value
+        assert self._flushed.value <= target, (self._flushed.value, target)
         stored_at_ms = self._stored_at()
         segments = self._log.dirty_segments(self._flushed.value, target)
         begun_at = self._clock.monotonic()

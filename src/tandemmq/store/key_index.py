@@ -116,6 +116,7 @@ class KeyIndex:
 
         Raises:  OSError, and then there is no file.
         """
+        assert self._file is None, self.path
         self._file = self._disk.create(self.path, self.size_bytes, sparse=True)
         self._slots = np.zeros(self._slot_count, dtype=np.int32)
         if older is not None:
@@ -144,6 +145,8 @@ class KeyIndex:
         if count <= 0:
             return 0
         hashes, log_offsets, stored_at_ms = hashes[:count], log_offsets[:count], stored_at_ms[:count]
+        assert len(log_offsets) == len(stored_at_ms) == count, "each key has a record"
+        assert (log_offsets[1:] >= log_offsets[:-1]).all(), "keys come in the order of the log"
         slots = self._loaded_slots()
         numbers = np.arange(header.next_entry, header.next_entry + count, dtype=np.int32)
         places = hashes % self._slot_count
@@ -173,6 +176,7 @@ class KeyIndex:
             header.begin_ms = begin_ms
             header.begin_log_offset = int(log_offsets[0])
         header.next_entry += count
+        assert 1 < header.next_entry <= self._entry_count, (self.path, header)
         header.end_ms = int(stored_at_ms[-1])
         header.end_log_offset = int(log_offsets[-1])
         return count
@@ -197,6 +201,7 @@ class KeyIndex:
 
     def drop_slots(self) -> None:
         """The file is full and on disk: its slots are read from there from now on."""
+        assert not self._dirty.any(), f"{self.path} has slots that were not written"
         self._slots = None
 
     # After a crash.
@@ -234,6 +239,7 @@ class KeyIndex:
                 break
         if last is None:
             return False
+        assert kept < header.next_entry, (self.path, kept, header)
         header.next_entry = kept + 1
         header.end_log_offset = int(last["log_offset"])
         header.end_ms = header.begin_ms + int(last["seconds"]) * 1000 + 999

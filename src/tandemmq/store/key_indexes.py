@@ -155,6 +155,7 @@ class KeyIndexes:
             self._timer = None
         units = self._pending
         self._pending = []
+        assert bool(units) == (self._pending_bytes > 0), (len(units), self._pending_bytes)
         self._pending_count = self._pending_bytes = 0
         if self.is_broken or not units:
             return
@@ -182,6 +183,7 @@ class KeyIndexes:
                         texts.append(head + key)
                         log_offsets.append(log_offset)
                         times.append(stored_at_ms)
+        assert len(texts) == len(log_offsets) == len(times), "each key has a record"
         done = self._indexed_key_count if units[0][1] == self.indexed_to else 0
         if len(texts) > done:
             hashes = fold_hashes(java_hashes(texts[done:]))
@@ -207,6 +209,7 @@ class KeyIndexes:
         if last is not None and not last.is_full:
             return last
         index = self._index(self._new_name())
+        assert last is None or last.path < index.path, (last, index.path)
         index.create(last.header if last is not None else None)
         self._files.append(index)
         return index
@@ -230,6 +233,7 @@ class KeyIndexes:
         Raises:  OSError when an fsync failed.
         """
         self.build()
+        assert self._syncing is None, "one flush at a time"
         dirty, self._unsynced = self._unsynced, []
         for index in dirty:
             if self.is_broken:

@@ -277,6 +277,7 @@ class MessageStore:
         if recovered.has_damage:
             self._admission.block(_DAMAGED, self._damage_remark())
         self._connect()
+        self._assert_marks()
         self._is_open = True
         log.info(
             events.STORE_OPENED,
@@ -384,6 +385,7 @@ class MessageStore:
                 self._marks.write_doubt(f"the log ends at {self._log.end}, confirmed was {told}")
                 self.may_lack_tail = True
             confirmed = self.confirm_offset = min(told, self._log.end)
+        assert recovered.last_log_offset < self._log.end or not self._log.end, recovered
         for mark in (self.appended, self.flushed, self.confirmed, self.dispatched):
             mark.raise_to(self._log.end)
         self._dispatcher.stored_at_ms = recovered.stored_at_ms
@@ -480,6 +482,7 @@ class MessageStore:
             return False
         is_complete = await writers.table_flusher.flush(is_thorough=True)
         assert self._log.end == self.appended.value, (self._log.end, self.appended.value)
+        self._assert_marks()
         self._log.drop_unused_segments()
         # A slave may hold the beginning of a record; it cannot be dispatched, and the next start cuts it.
         is_complete = is_complete and self.dispatched.value == self.appended.value
@@ -488,6 +491,19 @@ class MessageStore:
             self._checkpoint.replace(times)
             await self._disk.offload(self._checkpoint.write)
         return is_complete
+
+    def _assert_marks(self) -> None:
+        """The marks stand as the architecture says; asked where the log is moved and not only appended to."""
+        appended = self.appended.value
+        assert appended <= self._log.end, (appended, self._log.end)
+        assert self.flushed.value <= appended, (self.flushed.value, appended)
+        assert self.confirmed.value <= appended, (self.confirmed.value, appended)
+        assert self.dispatched.value <= appended, (self.dispatched.value, appended)
+        assert self.confirm_offset <= self._log.end or not self.has_terms, (
+            self.confirm_offset,
+            self._log.end,
+        )
+        assert self._log.begin <= self._log.end, (self._log.begin, self._log.end)
 
     def _fail(self, error: BaseException) -> None:
         """Nothing can be trusted any more: touch no file, refuse everything, tell who waits and the owner.
@@ -543,6 +559,7 @@ class MessageStore:
             for mark in (self.flushed, self.confirmed, self.appended):
                 if mark.value > end:
                     mark.truncate_to(end)
+            self.confirm_offset = min(self.confirm_offset, end)
             # Queue offsets are assigned behind all that is here, flushed or not.
             self._dispatcher.advance(end)
             self._queues.deletions.cut(end)
@@ -564,6 +581,7 @@ class MessageStore:
             if self._pool is not None:
                 self._pool.restart()
             self._writers.appender.restart(self._pool or self._log, self._dispatcher.stored_at_ms)
+        self._assert_marks()
         options = self.options
         is_set_known = self._replies.acks.required is not None
         waits_for_nobody = (
@@ -580,6 +598,7 @@ class MessageStore:
         """
         if role is not self.role:
             self.set_role(role)
+        assert self.role is role, (self.role, role)
         self._replies.end_role()
         object.__setattr__(self.options, "role", role)
         self._dispatcher.forget_listeners()
@@ -684,7 +703,8 @@ class MessageStore:
     def raise_confirm_offset(self, log_offset: int) -> None:
         """It only rises, except by a cut; written with the next checkpoint."""
         if log_offset > self.confirm_offset:
-            self.confirm_offset = min(log_offset, self._log.end)
+            before, self.confirm_offset = self.confirm_offset, min(log_offset, self._log.end)
+            assert before <= self.confirm_offset, (before, self.confirm_offset)
             self._checkpoint.raise_times(confirmed_log_offset=self.confirm_offset)
             self._dispatch()
             self._show()
@@ -753,7 +773,10 @@ class MessageStore:
         raise LogDiverged(f"no record of the log begins at {point}, where it is to be cut")
 
     async def _cut(self, point: int, epochs: EpochList, reason: str) -> None:
+        assert self._is_cutting
+        assert self.role is BrokerRole.SLAVE, self.role
         end = self._log.end
+        assert self.flushed.value == end, "nothing comes into a log that is being cut"
         entry = self.epochs.find(point)
         pending = PendingCut(
             point=point,
@@ -775,6 +798,7 @@ class MessageStore:
         # From here on nobody sees what is cut.
         for mark in (self.dispatched, self.confirmed, self.flushed, self.appended):
             mark.truncate_to(min(mark.value, point))
+        assert self.appended.value == point, (self.appended.value, point)
         self._log.cut_at(point)
         for queue in self._queues:
             queue.write()
@@ -800,6 +824,7 @@ class MessageStore:
         await self._disk.offload(self._checkpoint.write)
         await self._disk.offload(self._epoch_file.save, epochs)
         await self._disk.offload(self._cut_mark.clear)
+        self._assert_marks()
         facts = {"log_offset": point, "reason": reason, "zeroed_bytes": end - point}
         log.warning(events.LOG_TAIL_CUT, extra=facts)
         self.on_cut()
@@ -820,6 +845,7 @@ class MessageStore:
         try:
             committer = self._writers.committer
             if committer is None:
+                assert self._log.end == end, (self._log.end, end)
                 self.appended.raise_to(end)
             else:
                 committer.wake()
@@ -853,6 +879,7 @@ class MessageStore:
         """The end of what sends were told of; beyond `appended` while it lies in the transient pool."""
         if self._pool is None or self.role is BrokerRole.SLAVE:
             return self._log.end
+        assert self._pool.end >= self._log.end, (self._pool.end, self._log.end)
         return self._pool.end
 
     def log_view(self, log_offset: int, bytes_max: int) -> memoryview:

@@ -230,6 +230,7 @@ _PATH_SIGNS = frozenset("/\\\0")
 
 def offset_file_name(offset: int) -> str:
     """The name of the file whose first byte is byte `offset` of its log."""
+    assert offset >= 0, offset
     return f"{offset:020d}"
 
 

@@ -186,6 +186,7 @@ class Reader:
             if batch is None:
                 next_offset = self._corrected(offset, queue.file_end(offset))
                 return GetResult(GetStatus.OFFSET_FOUND_NULL, next_offset, low, high)
+            assert offset < batch.next_offset <= high, "a reader goes forward, and not beyond the queue"
             views = self._log.views(batch.ranges)
             wrong = batch.wrong
             if wrong is None and offset < queue.tail_start:  # those in memory cannot have changed
@@ -461,4 +462,5 @@ class Reader:
                 low = middle + 1
             else:
                 high = middle
+        assert queue.min_offset <= low <= queue.max_offset, (queue, low)
         return max(low - 1, queue.min_offset) if upper else low

@@ -127,7 +127,11 @@ def _split(view: memoryview, columns: RecordColumns) -> tuple[list[Layout], Ints
             layouts.append(layout)
             rows = others
         rest.append(rows)
-    return layouts, np.sort(np.concatenate(rest)) if rest else np.zeros(0, dtype=np.int64)
+    others = np.sort(np.concatenate(rest)) if rest else np.zeros(0, dtype=np.int64)
+    assert sum(len(layout.rows) for layout in layouts) + len(others) == len(columns), (
+        "each record stands in one"
+    )
+    return layouts, others
 
 
 def _take_alike(texts: Bytes, rows: Ints) -> tuple[Layout, Ints]:
@@ -207,12 +211,14 @@ class RecordBlock:
 
     def head(self, count: int) -> RecordBlock:
         """The first `count` records."""
+        assert 0 <= count <= len(self), (count, len(self))
         if count == len(self):
             return self
         return RecordBlock(self._view, self.columns.head(count), self._topic[:count], self._names)
 
     def queues(self, begin: int, end: int) -> list[tuple[QueueKey, Ints]]:
         """The queues of records `begin` to `end`, by their first record, and the rows with an entry there."""
+        assert 0 <= begin <= end <= len(self), (begin, end, len(self))
         columns = self.columns
         rows = begin + np.flatnonzero(columns.sys_flag[begin:end] & TRANSACTION_PREPARED == 0)
         if not len(rows):
@@ -254,6 +260,7 @@ def read_block(
 
     Units:   `log_offset` is where byte 0 of the view lies in the log.
     """
+    assert 0 <= begin <= len(view), (begin, len(view))
     boundaries = scan_boundaries(view, begin, count_max=count_max)
     columns = read_columns(view, boundaries, log_offset=log_offset)
     return block_of(view, columns.head(columns.valid_count), check_crc=check_crc)

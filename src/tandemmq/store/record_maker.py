@@ -60,6 +60,7 @@ class RecordMaker:
         stored_at_ms: int,
     ) -> bytes:
         """The bytes of the records of a batch that was planned, for their places."""
+        assert len(sizes) == len(log_offsets) == len(batch), (len(sizes), len(log_offsets), len(batch))
         return encode_batch_records(
             batch,
             sizes,

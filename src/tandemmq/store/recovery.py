@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from tandemmq.errors import Corrupt, DiskFull, LogMissing
@@ -194,6 +195,7 @@ def choose_start(heads: Sequence[FileHead], scan_from: ScanFrom, *, dispatched_e
     Units:   dispatched_end is where the newest record known to any queue ends; safe_ms as the checkpoint
              says.
     """
+    assert all(before.base < after.base for before, after in pairwise(heads)), heads
     if scan_from is ScanFrom.BEGINNING:
         return 0
     for index in range(len(heads) - 1, 0, -1):
@@ -264,6 +266,7 @@ class Recovery:
                 has_other_queues=times.queues_digest not in (None, self._queues.digest()),
             )
         )
+        assert segments or plan.scan_from is ScanFrom.NOWHERE, plan
         if plan.is_refused:
             raise LogMissing(self._log.log.directory, self._queues.directory)
         scan = RecoveryScan(
@@ -308,6 +311,8 @@ class Recovery:
             scanned = segments[start:]
             self._log.end = segments[-1].end
             end = await scan.run(scanned[0].base)
+            assert scanned[0].base <= end <= segments[-1].end, (scanned[0], end)
+            assert scan.last_log_offset < end, (scan.last_log_offset, end)
             await self._keep_copy(plan, scan, end)
             lost_bytes = self._cut(plan, end)
             if plan.distrusts_disk:
@@ -399,6 +404,7 @@ class Recovery:
         this a later fsync succeeds, and a power cut tears a hole into the log.
         """
         position = unsure_from if unsure_from >= 0 else end
+        assert self._log.begin <= position <= end, (self._log.begin, position, end)
         while position < end:
             segment = self._log.log.find(position)
             assert segment is not None, position

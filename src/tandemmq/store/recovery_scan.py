@@ -93,6 +93,7 @@ class RecoveryScan:
             end = self._damage_from(segment, position)
             if end is None:
                 break
+            assert end > position, (position, end)
             self._note_damage(segment, position, end)
             position = end
         if self._is_safe:
@@ -147,6 +148,7 @@ class RecoveryScan:
         checked = self._check(segment, begin - segment.base)
         damaged = DamagedRange(begin, end, checked.outcome.value)
         self._log.damaged.add(damaged, segment.path)
+        assert self._damage_begin <= self._damage_end <= begin, (self._damage_begin, self._damage_end, begin)
         if self._damage_end != begin:
             self._damage_begin = begin
         self._damage_end = end
@@ -210,6 +212,7 @@ class RecoveryScan:
         """Dispatch all records of a block."""
         columns = block.columns
         begin = 0
+        assert self.last_log_offset < int(columns.log_offset[0]), "records are taken in the order of the log"
         if self._distrust is not None:
             is_unsafe = columns.stored_at_ms > self._distrust.safe_ms
             if self._is_safe and is_unsafe.any():
@@ -258,6 +261,7 @@ class RecoveryScan:
 
         Nor for those of damaged records right in front, whose times nobody knows.
         """
+        assert self._is_safe, "entries are distrusted once"
         self._is_safe = False
         self._queues.distrust(self._damage_begin if position == self._damage_end else position)
 

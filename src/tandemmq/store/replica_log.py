@@ -74,6 +74,7 @@ class ReplicaLog:
         try:
             if is_empty and log_offset != end:
                 self._log.begin_at(log_offset)
+            assert self._log.end == log_offset, (self._log.end, log_offset)
             self._log.log.open_at(log_offset)
             begun_at = self._clock.monotonic()
             self._log.write(log_offset, (data,))

@@ -80,6 +80,7 @@ class Replies:
     def end_role(self) -> None:
         """What waits now is stored and no more is promised: its log may go on otherwise."""
         answers = self.lines.fail_all(PutStatus.FLUSH_SLAVE_TIMEOUT)
+        assert not self.lines, "a send would wait for another role"
         self._count(answers)
         self._after_change()
         self.tell(answers)
@@ -93,6 +94,7 @@ class Replies:
         if self._wait_for is WaitFor.NOTHING:
             self.end_all(sends, ok)
             return
+        assert sends[0][0] <= sends[-1][0], "sends come in the order of the log"
         now = self._clock.monotonic()
         self._watch(sends[-1][0], now)
         ack_deadline, flush_deadline = self._deadlines(now)
@@ -145,6 +147,7 @@ class Replies:
             self._timer.cancel()
             self._timer = None
         answers = self.lines.fail_all(status)
+        assert not self.lines, "a send would never be answered"
         self._recorder.outcomes[status] += len(answers)
         self.tell(answers)
 

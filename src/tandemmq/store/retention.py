@@ -69,6 +69,7 @@ def plan_cleaning(
                     break
                 early_count += 1
             count += 1
+    assert early_count <= count <= min(len(left_at_ms), options.delete_file_count_max)
     is_full = used_percent > options.disk_warning_percent
     return CleaningPlan(delete_count=count, is_disk_full=is_full, early_count=early_count)
 
@@ -136,6 +137,8 @@ class Cleaner:
         try:
             for _ in range(plan.delete_count):
                 segment = self._log.log.drop_oldest()
+                assert segment.end <= self._flushed.value, (segment, self._flushed.value)
+                assert segment.end <= self._tables_end(), (segment, self._tables_end())
                 deleted += 1
                 if deleted > plan.delete_count - plan.early_count:
                     # What waits in it (delayed and timer messages, open transactions) is lost as well.
@@ -156,6 +159,7 @@ class Cleaner:
     def cut_tables(self) -> None:
         """Delete the files of queues and key indexes that point only below the log."""
         begin = self._log.begin
+        assert begin <= self._log.end, (begin, self._log.end)
         self._log.damaged.drop_below(begin)
         for queue in self._queues:
             queue.drop_files_below(begin)

@@ -126,6 +126,7 @@ class Scrubber:
             await asyncio.wait([self._task])
 
     def _rest(self, seconds: float) -> None:
+        assert self._timer is None, "one look at a time"
         self._timer = self._clock.call_later(seconds, self._tick)
 
     def _tick(self) -> None:
@@ -200,6 +201,7 @@ class Scrubber:
         if found_at is None and limit < segment.size and self._flushed.value < self._dispatched.value:
             return None  # whether a record ends at `limit` is not known: next time
         end = segment.base + (limit if found_at is None else found_at)
+        assert begin < end, "sound bytes lie behind the unsound ones"
         following = self._log.damaged.find(begin, end)
         damaged = DamagedRange(begin, end if following is None else following.begin, reason)
         try:
@@ -239,6 +241,7 @@ class Scrubber:
 
 def _look_at(file: File, view: memoryview, base: int, at: int, limit: int) -> _Look:
     """Sound records from byte `at` of a file on, as far as one block shows. Raises OSError."""
+    assert at < limit <= len(view), (base, at, limit)
     raw = memoryview(file.pread(at, min(BLOCK_BYTES, limit - at)))
     block = read_block(raw, log_offset=base + at, check_crc=True)
     if len(block):
@@ -381,6 +384,7 @@ class Healer:
         return (begin, view) if len(view) else None
 
     async def _write(self, damaged: DamagedRange, data: bytes) -> None:
+        assert len(data) == damaged.size, (damaged, len(data))
         disk = self._log.disk
         now_ms = self._clock.now_ms()
         copy = partial(copy_aside, directory=self._copies, suffix="bad", disk=disk, now_ms=now_ms)
@@ -393,6 +397,7 @@ class Healer:
         for segment in segments:
             begin, end = max(segment.base, damaged.begin), min(segment.end, damaged.end)
             part = memoryview(data)[begin - damaged.begin : end - damaged.begin]
+            assert len(part) == end - begin > 0, (damaged, segment)
             try:
                 segment.file.pwrite(begin - segment.base, (part,))
             except OSError as error:

@@ -37,6 +37,7 @@ class SegmentedLog:
         sparse: bool,
         advice: Advice | None = None,
     ) -> None:
+        assert segment_bytes > 0, (directory, segment_bytes)
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.segments: list[Segment] = []
@@ -55,6 +56,7 @@ class SegmentedLog:
 
         Raises:  Corrupt for another length than configured, or a gap between the files.
         """
+        assert not self.segments, "the files are taken up once"
         disk = self._files.disk
         bases = []
         for name in disk.list(self.directory):
@@ -107,6 +109,7 @@ class SegmentedLog:
         """
         segment = self.find(offset)
         if segment is not None:
+            assert segment.base <= offset < segment.end, (segment, offset)
             return segment
         base = align_down(offset, self.segment_bytes)
         file = self._files.disk.create(self.path_of(base), self.segment_bytes, sparse=self._sparse)
@@ -118,6 +121,8 @@ class SegmentedLog:
 
     def adopt(self, base: int, file: File) -> Segment:
         """Take in a file that was just created for `base`."""
+        assert base % self.segment_bytes == 0, (self.directory, base)
+        assert file.size == self.segment_bytes, (file.path, file.size)
         assert not self.segments or self.segments[-1].end == base, (self.directory, base)
         segment = Segment(file.path, base, self.segment_bytes, self._files, file, advice=self._advice)
         self.segments.append(segment)
@@ -142,6 +147,7 @@ class SegmentedLog:
         """Delete the first file; views of it stay valid."""
         assert len(self.segments) > 1, "the last file is never dropped"
         segment = self.segments.pop(0)
+        assert self.segments[0].base == segment.end, (segment, self.segments[0])
         segment.remove()
         return segment
 
@@ -156,6 +162,8 @@ class SegmentedLog:
 
 def zero_stale(segment: Segment, begin: int, end: int) -> int:
     """Zero the parts of bytes `begin` to `end` of a file that are not zero; how many bytes were written."""
+    assert begin >= 0, (segment, begin)
+    assert end <= segment.size, (segment, end)
     file = segment.file
     written = 0
     for at in range(begin, end, MIB):
@@ -197,6 +205,7 @@ class Segment:
         *,
         advice: Advice | None = None,
     ) -> None:
+        assert base % size == 0, (path, base, size)
         self.path = path
         self.base = base
         self.size = size
@@ -258,6 +267,7 @@ class Segment:
 
     def remove(self) -> None:
         """Delete the file; who still holds a view keeps its bytes."""
+        assert not self._is_doomed, f"{self} is removed twice"
         if self._pins:
             self._is_doomed = True
         elif self._file is not None:

@@ -147,6 +147,7 @@ class TableFlusher:
         if self._flusher.is_failed:
             return False
         durable_log_offset = self._flushed_whole_end()
+        assert durable_log_offset is None or durable_log_offset <= self._flusher.flushed_end
         is_complete = is_thorough and is_written
         if is_complete:
             self.tables_end = self._thorough_end

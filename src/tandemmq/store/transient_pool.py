@@ -92,6 +92,7 @@ class TransientPool:
 
     def restart(self) -> None:
         """Go on at the end of the log, which others moved; everything must be committed."""
+        assert self.end <= self._log.end, f"{self.uncommitted_bytes} bytes would be lost"
         # A commit may still read from them; whoever reads last frees them.
         self._lent.clear()
         self.end = self._log.end
@@ -113,7 +114,9 @@ class TransientPool:
             raise self._exhausted()
         segment = self._log.open_at(offset)
         assert segment.base not in self._lent, segment
+        assert not self._lent or max(self._lent) < segment.base, segment
         self._lent[segment.base] = _Lent(self._free.pop() if self._free else self._make_buffer())
+        assert len(self._lent) + len(self._free) <= self._count_max, "no more memory than was asked for"
         return segment
 
     def write(self, offset: int, buffers: Sequence[Buffer]) -> None:
@@ -122,6 +125,8 @@ class TransientPool:
         lent = self._lent[base]
         view = lent.memory.view
         at = offset - base
+        assert at >= lent.written, "what was put into the pool never changes"
+        assert offset >= self.end, (offset, self.end)
         for buffer in buffers:
             end = at + len(buffer)
             view[at:end] = buffer
@@ -161,6 +166,7 @@ class TransientPool:
 
     def release_below(self, committed: int) -> None:
         """Take back the buffers of files that end at or below `committed`."""
+        assert committed <= self._log.end, (committed, self._log.end)
         for base in [base for base in self._lent if base + self._log.segment_bytes <= committed]:
             self._free.append(self._lent.pop(base).memory)
             self._is_exhausted = False
@@ -308,6 +314,7 @@ class Committer:
             log.warning(events.COMMIT_RESUMED, extra={"log_offset": target})
         if target <= self._log.end:
             return  # `commit_now` was quicker
+        assert target <= self._pool.end, (target, self._pool.end)
         self.committed_stored_at_ms = max(self.committed_stored_at_ms, stored_at_ms)
         self._log.end = target
         self._appended.raise_to(target)

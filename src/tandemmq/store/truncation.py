@@ -106,6 +106,7 @@ def keep_tail(
     A full disk must not keep the broker from following: nobody was told that these bytes are safe.
     Raises:  OSError when the fsync fails.
     """
+    assert size >= 0, (begin, size)
     path = directory / f"{epoch}-{begin}-{begin + size}"
     facts = {"path": str(path), "log_offset": begin, "size_bytes": size}
     size = min(size, bytes_max)
@@ -158,6 +159,7 @@ def zero_behind(segments: Iterable[Segment], point: int, end: int) -> int:
     """
     zeroed = 0
     for segment in segments:
+        assert segment.end > point, (segment, point)
         begin = max(0, point - segment.base)
         zeroed += zero_stale(segment, begin, min(segment.size, end - segment.base))
         segment.file.sync()

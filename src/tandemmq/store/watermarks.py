@@ -21,6 +21,7 @@ class Watermark:
     __slots__ = ("_closed", "_followers", "_waiters", "name", "value")
 
     def __init__(self, name: str, value: int = 0) -> None:
+        assert value >= 0, f"{name}: begins at {value}"
         self.name = name
         self.value = value
         self._followers: tuple[Follower, ...] = ()
@@ -34,6 +35,7 @@ class Watermark:
         self.value = value
         for follower in self._followers:
             follower(value)
+        assert self.value >= value, f"{self.name}: a follower lowered it to {self.value}, below {value}"
         if self._waiters:
             self._release(value)
 
@@ -61,7 +63,7 @@ class Watermark:
 
     def truncate_to(self, value: int) -> None:
         """Lower the mark; waiters above it end with Truncated."""
-        assert value <= self.value, f"{self.name}: truncation to {value} above {self.value}"
+        assert 0 <= value <= self.value, f"{self.name}: truncation to {value}, it stands at {self.value}"
         self.value = value
         self._fail(Truncated(f"{self.name}: the log was cut at {value}"), above=value)
 
@@ -70,6 +72,7 @@ class Watermark:
         self._closed = True
         self._followers = ()
         self._fail(StoreClosed(f"{self.name}: the store is closed"), above=-1)
+        assert not self._waiters, f"{self.name}: somebody waits for a store that is closed"
 
     def _release(self, value: int) -> None:
         ready = [future for target, future in self._waiters if target <= value]

@@ -154,6 +154,7 @@ class _OneFile:
         previous = np.empty(len(order), dtype=np.int32)
         previous[order[1:]] = numbers[order[:-1]]
         previous[order[is_first]] = self._slots[ordered[is_first]]
+        assert (previous < numbers).all(), "a chain leads to older entries"
         self._slots[ordered] = numbers[order]  # of several values for a place numpy keeps the last
         return previous
 
@@ -269,11 +270,13 @@ class KeyHashes:
         distinct, number = np.unique(log_offsets, return_inverse=True)
         bounds = Boundaries(positions=distinct - base, end=len(view), outcome=RecordOutcome.OK)
         all_columns = read_columns(view, bounds, log_offset=base)
-        valid = np.flatnonzero(all_columns.is_valid)
+        # A file that was cut short may end in the middle of the last one.
+        is_whole = all_columns.is_valid & (all_columns.position + all_columns.size <= len(view))
+        valid = np.flatnonzero(is_whole)
         columns = take_rows(all_columns, valid)
         topic = self._topics.read(view, columns)
         is_keyed = has_keys(columns) & (topic != UNREADABLE)
         key_hashes, rows = PropertyScan(view, columns).key_hashes(self._topics.names, topic, is_keyed)
         # One number per (record, hash): hashes have 31 bits.
         wanted = (number.astype(np.int64) << 31) | hashes
-        return all_columns.is_valid[number], np.isin(wanted, (valid[rows] << 31) | key_hashes)
+        return is_whole[number], np.isin(wanted, (valid[rows] << 31) | key_hashes)

@@ -130,7 +130,9 @@ class LogWalk:
                     continue
                 if self._is_finished(file, view, stored, position, is_last=is_last):
                     break
-            position = self._skip_damage(file, view, stored, position, is_last=is_last)
+            end = self._skip_damage(file, view, stored, position, is_last=is_last)
+            assert position < end <= len(view), (file, position, end)
+            position = end
         self._on_progress(file.size - self._reported)
         self._reported = 0
 
@@ -163,6 +165,7 @@ class LogWalk:
                 begin = int(columns.log_offset[row])
                 self.sealed.append((begin, begin + int(columns.size[row])))
         self._check_times(file, columns)
+        assert len(topic) == len(is_intact) == len(columns), "each record is judged"
         good = np.flatnonzero(is_intact & (topic != UNREADABLE))
         for last in good[-2:].tolist():
             self._before_last = (self.last_record_at, self.stored_at_ms)

@@ -206,6 +206,7 @@ class QueueCheck:
         assert state.files is not None
         path, at = state.files.place(begin)
         count = end - begin
+        assert count > 0, (state.files.key, begin, end)
         subject = "the entry" if count == 1 else f"each of {count} entries"
         self._findings.report(
             StorePart.QUEUE,
@@ -233,12 +234,15 @@ class _State:
     behind: tuple[int, int] | None = None  # queue offset and log offset of the first record without entry
 
     def cover(self, begin: int, end: int) -> None:
+        assert 0 <= begin < end, (begin, end)
         if self.covered and self.covered[-1][1] == begin:
             self.covered[-1] = (self.covered[-1][0], end)
         else:
             self.covered.append((begin, end))
 
     def add_fault(self, begin: int, end: int, what: int) -> None:
+        assert begin < end, (begin, end)
+        assert what, (begin, end)
         if self.faults and self.faults[-1][1:] == (begin, what):
             self.faults[-1] = (self.faults[-1][0], end, what)
         else:
@@ -247,6 +251,7 @@ class _State:
 
 def _find_faults(entries: Entries, rows: QueueRows) -> NDArray[np.int64]:
     """Per entry the bits of what is wrong with it; 0 when it is right."""
+    assert len(entries) == len(rows.queue_offset), (len(entries), len(rows.queue_offset))
     tag = entries["tag_hash"]
     faults = (entries["log_offset"] != rows.log_offset) * _WRONG_OFFSET
     faults |= (entries["size"] != rows.size) * _WRONG_SIZE
@@ -271,6 +276,7 @@ class QueueRows:
 
     def part(self, begin: int, end: int) -> QueueRows:
         """Some of the rows."""
+        assert 0 <= begin <= end <= len(self.queue_offset), (self.key, begin, end)
         return QueueRows(
             key=self.key,
             queue_offset=self.queue_offset[begin:end],

@@ -149,6 +149,7 @@ class IndexBuilder:
         if last is not None:
             _settle(last)
         path = self._directory / self._new_name(stored_at_ms)
+        assert last is None or last.path < path, (last, path)
         index = KeyIndex(path, self._layout.slot_count, self._layout.entry_count, self._disk)
         index.create(None if last is None else last.header)
         self.files.append(index)
