@@ -9,6 +9,7 @@ import secrets
 import threading
 import zlib
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from clusters import Cluster
@@ -425,6 +426,35 @@ async def test_what_an_administrator_sees(place: Place) -> None:
             return bool(await admin.find_by_key(place.topic, f"k{place.topic}"))
 
         await until(is_found)
+
+
+async def test_a_namespace_is_a_prefix_that_only_others_see(place: Place) -> None:
+    inside = replace(FAST, namespace="shop")
+    full = f"shop%{place.topic}"
+    tries: list[tuple[str, int]] = []
+
+    async def handle(message: ReceivedMessage) -> ConsumeResult:
+        tries.append((message.topic, message.retry_count))
+        return ConsumeResult.SUCCESS if message.retry_count else ConsumeResult.RETRY
+
+    async with Admin(place.namesrv) as admin:
+        await admin.create_topic(full, queue_count=2)
+    async with place.producer(client=inside) as producer:
+        result = await producer.send(Message(topic=place.topic, body=b"a"))
+        assert result.queue.topic == place.topic
+    async with place.push(handle, client=inside, retry_delay_level=1):
+        await until(lambda: len(tries) == 2)
+    assert tries == [(place.topic, 0), (place.topic, 1)]
+    async with place.consumer(full, group=f"O{place.group}") as outside:
+        (message,) = await take(outside, 1)
+        assert (message.topic, message.properties["INSTANCE_ID"]) == (full, "shop")
+
+
+async def test_requests_may_name_the_newer_kind_of_namespace(place: Place) -> None:
+    newer = replace(FAST, namespace_v2="shop")
+    async with place.producer(client=newer) as producer, place.consumer(client=newer) as consumer:
+        await producer.send(Message(topic=place.topic, body=b"a"))
+        assert bodies(await take(consumer, 1)) == [b"a"]
 
 
 @only_5

@@ -215,17 +215,18 @@ async def ack(
     client: RemotingClient,
     address: str,
     group: str,
-    message: PoppedMessage,
+    topic: str,
+    handle_text: str,
     *,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> None:
     """The message is done with. Raises RequestRejected for a handle that the broker does not know."""
-    handle = parse_handle(message.handle)
+    handle = parse_handle(handle_text)
     header = AckRequest(
         consumer_group=group,
-        topic=real_topic(handle.flag, group, message.topic),
+        topic=real_topic(handle.flag, group, topic),
         queue_id=handle.queue_id,
-        extra_info=message.handle,
+        extra_info=handle_text,
         offset=handle.offset,
     )
     await call(client, address, RequestCode.ACK_MESSAGE, header, timeout_s=timeout_s)
@@ -235,18 +236,19 @@ async def change_invisible(
     client: RemotingClient,
     address: str,
     group: str,
-    message: PoppedMessage,
+    topic: str,
+    handle_text: str,
     invisible_ms: int,
     *,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> str:
     """Nobody else gets the message for that long from now on; the handle that acknowledges it then."""
-    handle = parse_handle(message.handle)
+    handle = parse_handle(handle_text)
     header = ChangeInvisibleRequest(
         consumer_group=group,
-        topic=real_topic(handle.flag, group, message.topic),
+        topic=real_topic(handle.flag, group, topic),
         queue_id=handle.queue_id,
-        extra_info=message.handle,
+        extra_info=handle_text,
         offset=handle.offset,
         invisible_ms=invisible_ms,
     )

@@ -309,7 +309,8 @@ class BlockingConsumer(_BlockingMember[Consumer]):
         """Go on in a queue from an offset, from its first or its last message, or from a time; the offset."""
         self._flush_acks()
         offset = self._call(self._running.seek(queue, to, time_ms=time_ms))
-        self._fetched = deque(one for one in self._fetched if queue_of(one) != queue)
+        moved = self._running.instance.namespace.wrap_queue(queue)
+        self._fetched = deque(one for one in self._fetched if queue_of(one) != moved)
         return offset
 
     def poll(self, count_max: int = 256, timeout_s: float = 1.0) -> list[ReceivedMessage]:

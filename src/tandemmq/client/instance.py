@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from tandemmq.api import broker_consume
+from tandemmq.client.namespace import Namespace, find_namespace, request_mark
 from tandemmq.client.options import ClientOptions, parse_name_servers
 from tandemmq.client.route_cache import NameServers, RouteCache
 from tandemmq.errors import BrokerUnreachable, Busy, ClientError, RemoteProtocolError, TandemError
@@ -101,15 +102,15 @@ class ClientInstance:
         self.clock: Clock = clock or LoopClock()
         self.chance: Random = chance or SystemRandom()
         self.tasks = TaskScope("client", self._on_failure)
-        self.questions = ProducerQuestions(self.clock)
+        self.namespace = find_namespace(options, namesrv)
+        self.questions = ProducerQuestions(self.clock, self.namespace)
         routes = {int(code): self._on_broker_request for code in BROKER_REQUESTS}
         routes |= {int(code): self.questions.handle for code in PRODUCER_REQUESTS}
-        credentials = options.credentials
         self.remoting = RemotingClient(
             network=network or TcpNetwork(),
             clock=self.clock,
             routes=routes,
-            signer=None if credentials is None else credentials.sign,
+            signer=request_mark(options),
             tls=make_client_tls(options.tls),
         )
         addresses = parse_name_servers(namesrv)
@@ -301,8 +302,9 @@ class ProducerQuestions:
     questions are handled inside the read of a socket; the work that they cause is done by whoever registered.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, namespace: Namespace) -> None:
         self._clock = clock
+        self._namespace = namespace
         self.checks: dict[str, OnCheck] = {}
         self._replies: dict[str, Reply] = {}
 
@@ -329,7 +331,8 @@ class ProducerQuestions:
 
     def _handle_check(self, channel: Channel, command: Command) -> None:
         try:
-            message = ReceivedMessage(decode_record(command.body))
+            record = decode_record(command.body)
+            message = ReceivedMessage(record, topic=self._namespace.unwrap(record.topic))
         except RemoteProtocolError:
             return  # the broker asks again, and gives up some day
         on_check = self.checks.get(message.properties.get(names.PGROUP, ""))

@@ -6,6 +6,7 @@ The defaults are RocketMQ's (spec semantics 10.1, 25.1) where it has the setting
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -54,6 +55,15 @@ def _check_kind(owner: object, **kinds: type) -> None:
             raise ConfigError(f"{type(owner).__name__}.{name} = {value!r}: must be {wanted}")
 
 
+def _check_namespace(owner: object, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if not isinstance(value, str) or re.fullmatch(r"[a-zA-Z0-9_-]*", value) is None:
+            raise ConfigError(
+                f"{type(owner).__name__}.{name} = {value!r}: must be of ASCII letters, digits, - and _"
+            )
+
+
 def _check_hook(owner: object, *names: str) -> None:
     """None or a plain function: what an async one returns would be thrown away."""
     for name in names:
@@ -83,6 +93,10 @@ class ClientOptions:
     secret_key
     security_token  for temporary credentials
     tls             connections speak TLS, to name servers and brokers; None: in plain
+    namespace       topics and groups are called `namespace%name` at the brokers, and `name` here; what the
+                    brokers or other namespaces have keeps its name. Producers and consumers do so; Admin
+                    takes full names
+    namespace_v2    RocketMQ 5's other kind: requests name it, and the servers must know what it means
     """
 
     client_ip: str | None = None
@@ -95,8 +109,11 @@ class ClientOptions:
     secret_key: str = field(default="", repr=False)
     security_token: str = field(default="", repr=False)
     tls: TlsClientOptions | None = None
+    namespace: str = ""
+    namespace_v2: str = ""
 
     def __post_init__(self) -> None:
+        _check_namespace(self, "namespace", "namespace_v2")
         if bool(self.access_key) != bool(self.secret_key):
             raise ConfigError("ClientOptions.access_key and secret_key belong together")
         if self.security_token and not self.access_key:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from tandemmq.client.instance import ClientInstance
+from tandemmq.client.namespace import Namespace
 from tandemmq.client.options import ProducerOptions
 from tandemmq.client.producer.outbox import Outbox
 from tandemmq.client.producer.packer import room_of
@@ -85,7 +86,8 @@ class Tracer:
         options = ProducerOptions(
             client=instance.options, timeout_s=SEND_TIMEOUT_S, message_bytes_max=2 * BODY_BYTES_MAX
         )
-        self._outbox = Outbox(instance, f"_INNER_TRACE_PRODUCER-{group}-{kind}-0", options)
+        # The topic of traces is nobody's: namespaces share it.
+        self._outbox = Outbox(instance, f"_INNER_TRACE_PRODUCER-{group}-{kind}-0", options, Namespace())
         self._tasks = TaskScope(f"trace-{group}")
         self._waiting: deque[_Waiting] = deque()
         self._is_due = asyncio.Event()
@@ -184,7 +186,7 @@ class SendObserver:
     ) -> None:
         self._instance = instance
         self._clock = instance.clock
-        self._group = group
+        self._group = instance.namespace.unwrap(group)
         self._hook = hook
         self._tracer = tracer
 
@@ -233,7 +235,7 @@ class SendObserver:
         if not result.is_traced:
             return
         keys = tuple(message.keys.split(" ")) if isinstance(message.keys, str) else tuple(message.keys)
-        view = self._instance.routes.get(message.topic)
+        view = self._instance.routes.get(self._instance.namespace.wrap(message.topic))
         address = view.master_address(result.queue.broker_name) if view is not None else None
         tracer.add(
             message.topic,
@@ -265,7 +267,7 @@ class ConsumeObserver:
         self, instance: ClientInstance, group: str, hook: OnConsume | None, tracer: Tracer | None
     ) -> None:
         self._instance = instance
-        self._group = group
+        self._group = instance.namespace.unwrap(group)
         self._hook = hook
         self._tracer = tracer
 

@@ -51,9 +51,10 @@ class Consumer(Client):
         disk: Disk | None = None,
     ) -> None:
         """`instance`: share the connections of another client, which then is not closed by this consumer."""
-        self.group = group
         self.options = options or ConsumerOptions()
         self._member = Membership(group, namesrv, self.options, instance=instance, disk=disk)
+        self.group = self._member.group
+        """As brokers know it."""
         self._instance = self._member.instance
         self._inbox = self._member.inbox
         self._assignment = self._member.assignment
@@ -220,9 +221,10 @@ class Consumer(Client):
 
         Raises:  BrokerUnreachable, RequestTimeout when no name server answers.
         """
-        routes = self._instance.routes
-        view = routes.get(topic) or await routes.refresh(topic)
-        return () if view is None else view.subscribe_queues
+        routes, namespace = self._instance.routes, self._instance.namespace
+        wrapped = namespace.wrap(topic)
+        view = routes.get(wrapped) or await routes.refresh(wrapped)
+        return () if view is None else tuple(map(namespace.unwrap_queue, view.subscribe_queues))
 
     async def seek(self, queue: MessageQueue, to: int | StartFrom, *, time_ms: int | None = None) -> int:
         """Go on in a queue from an offset, from its first or its last message, or from a time; the offset.
@@ -236,11 +238,16 @@ class Consumer(Client):
 
     def pause(self, *queues: MessageQueue) -> None:
         """Read no more of these queues, or without any of all; what has arrived before still comes."""
-        self._assignment.pause(queues)
+        self._member.pause(queues)
 
     def resume(self, *queues: MessageQueue) -> None:
         """Read these queues, or without any all of them, again."""
-        self._assignment.resume(queues)
+        self._member.resume(queues)
+
+    @property
+    def instance(self) -> ClientInstance:
+        """The client that this consumer is a member of."""
+        return self._instance
 
     @property
     def assigned(self) -> tuple[MessageQueue, ...]:

@@ -21,6 +21,7 @@ from tandemmq.client.consumer.offsets import BrokerOffsets, LocalOffsets, Offset
 from tandemmq.client.consumer.queue_reader import QueueReader, ReaderSeams, received
 from tandemmq.client.consumer.subscription import ALL, check_filters, make_subscription, parse_subscription
 from tandemmq.client.instance import ClientInstance, InstanceUse
+from tandemmq.client.namespace import Namespace
 from tandemmq.client.options import ConsumerOptions, MessageModel, StartFrom
 from tandemmq.client.route_cache import FaultyPeers
 from tandemmq.errors import (
@@ -74,11 +75,13 @@ class Membership:
         """`instance`: shared with other clients, and not closed by this one. `listener`: what brokers may
         have called for a single message.
         """
-        check_group(group)
-        self.group = group
         self.options = options
         self._use = InstanceUse(namesrv, options.client, instance)
         self.instance = self._use.instance
+        self._namespace = self.instance.namespace
+        self.group = group = self._namespace.wrap(group)
+        """As brokers know it; so are all topics and queues inside."""
+        check_group(group)
         self._disk = disk
         self.tasks = TaskScope(f"consumer-{group}", self._on_failure)
         self.inbox = Inbox(options.cached_bytes_max)
@@ -91,6 +94,7 @@ class Membership:
             self.assignment,
             name_servers=";".join(self.instance.name_servers.addresses),
             started_at_ms=self.instance.clock.now_ms(),
+            namespace=self._namespace,
             is_orderly=options.orderly,
             listener=listener,
         )
@@ -106,12 +110,13 @@ class Membership:
         """As `Consumer.subscribe`."""
         if self.assignment.is_fixed:
             raise ClientError("this consumer was assigned queues: it cannot subscribe topics too")
-        self.assignment.subscribe(make_subscription(topic, tags, sql, self.instance.clock.now_ms()))
+        now_ms = self.instance.clock.now_ms()
+        self.assignment.subscribe(make_subscription(self._namespace.wrap(topic), tags, sql, now_ms))
         self.instance.beat_soon()
 
     def unsubscribe(self, topic: str) -> None:
         """As `Consumer.unsubscribe`."""
-        self.assignment.unsubscribe(topic)
+        self.assignment.unsubscribe(self._namespace.wrap(topic))
         self.instance.beat_soon()
 
     def assign(self, queues: Collection[MessageQueue], tags: str) -> None:
@@ -120,6 +125,7 @@ class Membership:
         if others and not self.assignment.is_fixed:
             raise ClientError("this consumer has subscribed topics: it cannot be assigned queues too")
         now_ms = self.instance.clock.now_ms()
+        queues = [self._namespace.wrap_queue(queue) for queue in queues]
         topics = sorted({queue.topic for queue in queues})
         self.assignment.assign(queues, [make_subscription(topic, tags, None, now_ms) for topic in topics])
         self.instance.beat_soon()
@@ -128,6 +134,7 @@ class Membership:
         """As `Consumer.seek`."""
         if not isinstance(to, int | StartFrom):
             raise ClientError(f"seek to {to!r}: must be an offset or a StartFrom")
+        queue = self._namespace.wrap_queue(queue)
         self.assignment.require(queue)
         if isinstance(to, StartFrom):
             if to is StartFrom.TIMESTAMP and time_ms is None:
@@ -141,6 +148,14 @@ class Membership:
                 raise OffsetOutOfRange(f"offset {offset} is outside {low}..{high}, what {queue} has")
         await self.assignment.move(queue, offset)
         return offset
+
+    def pause(self, queues: Collection[MessageQueue]) -> None:
+        """As `Consumer.pause`."""
+        self.assignment.pause([self._namespace.wrap_queue(queue) for queue in queues])
+
+    def resume(self, queues: Collection[MessageQueue]) -> None:
+        """As `Consumer.resume`."""
+        self.assignment.resume([self._namespace.wrap_queue(queue) for queue in queues])
 
     async def start(self) -> None:
         """As `Consumer.start`."""
@@ -231,12 +246,13 @@ class Membership:
     @property
     def assigned(self) -> tuple[MessageQueue, ...]:
         """The queues that this consumer reads now, sorted."""
-        return tuple(sorted(self.assignment.readers))
+        return tuple(map(self._namespace.unwrap_queue, sorted(self.assignment.readers)))
 
     @property
     def positions(self) -> dict[MessageQueue, int]:
         """Per queue the offset that a commit would write now."""
-        return {queue: reader.committed_offset for queue, reader in self.assignment.readers.items()}
+        unwrap = self._namespace.unwrap_queue
+        return {unwrap(queue): reader.committed_offset for queue, reader in self.assignment.readers.items()}
 
     # What the instance asks
 
@@ -324,7 +340,7 @@ async def hand_back(
         group=group,
         delay_level=delay_level,
         original_message_id=message.message_id,
-        original_topic=message.topic,
+        original_topic=instance.namespace.wrap(message.topic),
         retry_count_max=retry_count_max,
         broker_name=message.broker_name,
     )
@@ -334,7 +350,7 @@ async def hand_back(
     except RequestRejected as error:
         if error.code != ResponseCode.SYSTEM_ERROR:
             raise
-        again = _as_retry(message, group, delay_level, retry_count_max)
+        again = _as_retry(message, header)
         answer = await broker_send.send(instance.remoting, address, again, message.body, timeout_s=timeout_s)
         if answer.status is not SendStatus.SEND_OK:
             raise RequestRejected(
@@ -342,12 +358,13 @@ async def hand_back(
             ) from error
 
 
-def _as_retry(message: ReceivedMessage, group: str, delay_level: int, retry_count_max: int) -> SendRequestV2:
+def _as_retry(message: ReceivedMessage, refused: SendBackRequest) -> SendRequestV2:
     """The message as a new one in the retry topic. A limit below every count makes it a dead letter."""
+    delay_level, retry_count_max = refused.delay_level, refused.retry_count_max
     is_dead = delay_level < 0
     retry_count = message.record.retry_count + 1
     pairs = {name: value for name, value in message.properties.items() if name not in _NOT_COPIED}
-    pairs.setdefault(names.RETRY_TOPIC, message.topic)
+    pairs.setdefault(names.RETRY_TOPIC, refused.original_topic or message.topic)
     pairs.setdefault(names.ORIGIN_MESSAGE_ID, message.message_id)
     pairs[names.RECONSUME_TIME] = str(retry_count)
     pairs[names.MAX_RECONSUME_TIMES] = str(retry_count_max)
@@ -356,7 +373,7 @@ def _as_retry(message: ReceivedMessage, group: str, delay_level: int, retry_coun
         pairs[names.DELAY] = str(delay_level or FIRST_DELAY_LEVEL + message.record.retry_count)
     return SendRequestV2(
         producer_group=INNER_PRODUCER_GROUP,
-        topic=retry_topic(group),
+        topic=retry_topic(refused.group),
         default_topic="TBW102",
         default_topic_queue_count=1,
         queue_id=-1,
@@ -413,6 +430,7 @@ class BrokerRequests:
         *,
         name_servers: str,
         started_at_ms: int,
+        namespace: Namespace,
         is_orderly: bool = False,
         listener: PushHandler | None = None,
     ) -> None:
@@ -422,6 +440,7 @@ class BrokerRequests:
         self._assignment = assignment
         self._name_servers = name_servers
         self._started_at_ms = started_at_ms
+        self._namespace = namespace
 
     def handle(self, command: Command) -> Command | Waiting | None:
         """The answer; None for a one-way request."""
@@ -450,7 +469,8 @@ class BrokerRequests:
         records = list(decode_records(command.body))
         if len(records) != 1:
             raise RemoteProtocolError(f"one message is wanted, {len(records)} came")
-        message = received(records[0], command.decode(ConsumeDirectlyRequest).broker_name or "")
+        broker_name = command.decode(ConsumeDirectlyRequest).broker_name or ""
+        message = received(records[0], broker_name, self._namespace)
         outcome = await listener.consume_directly(message)
         answer = DirectlyConsumed(
             result=outcome.name,
@@ -511,7 +531,7 @@ class BrokerRequests:
                 "droped": False,
             }
         statuses = {
-            topic: {
+            self._namespace.wrap(topic): {
                 "consumeFailedMsgs": status.failed_count,
                 "consumeFailedTPS": status.failed_per_s,
                 "consumeOKTPS": status.good_per_s,

@@ -59,11 +59,13 @@ class PopConsumer(Client):
         instance: ClientInstance | None = None,
     ) -> None:
         """`instance`: share the connections of another client, which then is not closed by this consumer."""
-        check_group(group)
-        self.group = group
         self.options = options or PopOptions()
         self._use = InstanceUse(namesrv, self.options.client, instance)
         self._instance = self._use.instance
+        self._namespace = self._instance.namespace
+        self.group = group = self._namespace.wrap(group)
+        """As brokers know it; so are all topics inside."""
+        check_group(group)
         self._tasks = TaskScope(f"pop-consumer-{group}", self._on_failure)
         self._subscriptions: dict[str, Subscription] = {}
         self._turn = 0
@@ -75,14 +77,15 @@ class PopConsumer(Client):
 
     def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
         """As `Consumer.subscribe`."""
-        subscription = make_subscription(topic, tags, sql, self._instance.clock.now_ms())
-        self._subscriptions[topic] = subscription
-        self._instance.routes.want(topic)
+        wrapped = self._namespace.wrap(topic)
+        subscription = make_subscription(wrapped, tags, sql, self._instance.clock.now_ms())
+        self._subscriptions[wrapped] = subscription
+        self._instance.routes.want(wrapped)
         self._instance.beat_soon()
 
     def unsubscribe(self, topic: str) -> None:
         """Take no more of a topic."""
-        self._subscriptions.pop(topic, None)
+        self._subscriptions.pop(self._namespace.wrap(topic), None)
         self._instance.beat_soon()
 
     async def start(self) -> Self:
@@ -159,11 +162,13 @@ class PopConsumer(Client):
         It counts as delivered once more then (`retry_count`). Raises the error of the call: the message
         keeps the time that it had.
         """
+        topic = self._namespace.wrap(message.topic)
         message.handle = await broker_consume.change_invisible(
             self._instance.remoting,
-            self._address(message.topic, message.broker_name),
+            self._address(topic, message.broker_name),
             self.group,
-            message,
+            topic,
+            message.handle,
             round(invisible_s * 1000),
             timeout_s=self._instance.options.call_timeout_s,
         )
@@ -232,6 +237,8 @@ class PopConsumer(Client):
         if not found:
             await self._rest_of(wait_s, began_s)
             return []
+        for message in found:
+            message.topic = self._namespace.unwrap(message.topic)
         wanted = [message for message in found if subscription.matches(message.tags)]
         if len(wanted) < len(found):
             # The broker compared hashes only: nobody wants the others.
@@ -287,11 +294,13 @@ class PopConsumer(Client):
             await self._instance.clock.sleep(min(left_s, FAILED_PAUSE_S))
 
     async def _ack(self, message: PoppedMessage) -> None:
+        topic = self._namespace.wrap(message.topic)
         await broker_consume.ack(
             self._instance.remoting,
-            self._address(message.topic, message.broker_name),
+            self._address(topic, message.broker_name),
             self.group,
-            message,
+            topic,
+            message.handle,
             timeout_s=self._instance.options.call_timeout_s,
         )
 

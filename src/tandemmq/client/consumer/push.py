@@ -50,12 +50,13 @@ class PushConsumer(Client):
         """
         if not callable(handler):
             raise ClientError(f"the handler must be a function of one message, not {handler!r:.64}")
-        self.group = group
         self.options = options or PushOptions()
         self._workers = Workers(handler, self.options)
         self._member = Membership(
             group, namesrv, self.options, instance=instance, disk=disk, listener=self._workers
         )
+        self.group = self._member.group
+        """As brokers know it."""
         self._closed = asyncio.Event()
 
     def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
@@ -108,11 +109,11 @@ class PushConsumer(Client):
 
     def pause(self, *queues: MessageQueue) -> None:
         """Read no more of these queues, or of all; what was read is handled."""
-        self._member.assignment.pause(queues)
+        self._member.pause(queues)
 
     def resume(self, *queues: MessageQueue) -> None:
         """Read on."""
-        self._member.assignment.resume(queues)
+        self._member.resume(queues)
 
     @property
     def assigned(self) -> tuple[MessageQueue, ...]:

@@ -15,6 +15,7 @@ from tandemmq.client.consumer.inbox import Inbox, InFlight, OrderlyGate, Receive
 from tandemmq.client.consumer.replica_choice import ReadPolicy, ReadReplica
 from tandemmq.client.consumer.subscription import Subscription
 from tandemmq.client.instance import ClientInstance
+from tandemmq.client.namespace import Namespace
 from tandemmq.client.options import ConsumerOptions, MessageModel
 from tandemmq.client.route_cache import FaultyPeers
 from tandemmq.errors import (
@@ -309,6 +310,7 @@ class QueueReader:
 
     def _accept(self, pulled: Pulled) -> None:
         in_flight, subscription = self.in_flight, self.subscription
+        namespace = self._seams.instance.namespace
         before = in_flight.bytes
         deliveries: list[Received] = []
         record = None
@@ -317,7 +319,7 @@ class QueueReader:
                 offset = record.queue_offset
                 if offset < in_flight.next_offset or not subscription.matches(record.tags):
                     continue
-                message = received(record, self.queue.broker_name)
+                message = received(record, self.queue.broker_name, namespace)
                 in_flight.add(offset, record.size, message)
                 deliveries.append(Received(self, message))
         finally:
@@ -371,7 +373,9 @@ class QueueReader:
         return any(address not in avoided for address in addresses.values())
 
 
-def received(record: Record, broker_name: str) -> ReceivedMessage:
+def received(record: Record, broker_name: str, namespace: Namespace) -> ReceivedMessage:
     """The record as the application gets it: what was handed back has the topic that it was sent to."""
-    topic = record.properties.get(names.RETRY_TOPIC) if is_retry_topic(record.topic) else None
-    return ReceivedMessage(record, topic=topic, broker_name=broker_name)
+    topic = record.topic
+    if is_retry_topic(topic):
+        topic = record.properties.get(names.RETRY_TOPIC, topic)
+    return ReceivedMessage(record, topic=namespace.unwrap(topic), broker_name=broker_name)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tandemmq.api import broker_send
 from tandemmq.client.instance import ClientInstance
+from tandemmq.client.namespace import Namespace
 from tandemmq.client.options import ProducerOptions
 from tandemmq.client.producer.packer import Packer, Shipment, Waiter, must_travel_alone, room_of
 from tandemmq.client.producer.results import SendResult
@@ -222,12 +223,14 @@ def _checked(before_send: Callable[[Message], Message]) -> Callable[[Message], M
 class Outbox:
     """The outbox of one producer; only its loop's thread uses it."""
 
-    def __init__(self, instance: ClientInstance, group: str, options: ProducerOptions) -> None:
+    def __init__(
+        self, instance: ClientInstance, group: str, options: ProducerOptions, namespace: Namespace
+    ) -> None:
         self._instance = instance
         self._group = group
         self._options = options
         self.is_open = False
-        self._packer = Packer(instance, options)
+        self._packer = Packer(instance, options, namespace)
         self._sender = Sender(instance, group, options, self._settle)
         self.window = Window(count_max=options.in_flight_count_max, bytes_max=options.in_flight_bytes_max)
         self._before_send = None if options.before_send is None else _checked(options.before_send)

@@ -13,6 +13,7 @@ from typing import Any
 
 from tandemmq.api.broker_send import SendAnswer
 from tandemmq.client.instance import ClientInstance
+from tandemmq.client.namespace import Namespace
 from tandemmq.client.options import ProducerOptions
 from tandemmq.client.producer.results import SendResult, split_answer
 from tandemmq.errors import MessageIllegal
@@ -22,7 +23,7 @@ from tandemmq.protocol.compression import SYS_FLAGS, compressor
 from tandemmq.protocol.message import Message, check_message, encode_wire_properties, is_delayed
 from tandemmq.protocol.properties import check_properties_size, encode_properties
 from tandemmq.protocol.requests.send import SendRequestV2
-from tandemmq.protocol.topic_names import is_retry_topic
+from tandemmq.protocol.topic_names import is_retry_topic, topic_fault
 
 Waiter = asyncio.Future[Any]
 """Gets a SendResult for one message, or a list of them for a whole batch."""
@@ -49,6 +50,7 @@ class Shipment:
         "queue",
         "room_bytes",
         "room_count",
+        "shown_topic",
         "sys_flag",
         "topic",
         "unique_keys",
@@ -62,12 +64,14 @@ class Shipment:
         properties: str,
         unique_keys: Sequence[str],
         *,
+        shown_topic: str,
         queue: MessageQueue | None,
         deadline_s: float,
         born_at_ms: int,
     ) -> None:
-        """`queue`: the only one to try; None for any of the topic."""
+        """`shown_topic`: as the sender calls it. `queue`: the only one to try; None for any of the topic."""
         self.topic = topic
+        self.shown_topic = shown_topic
         self.body = body
         self.properties = properties
         self.unique_keys = unique_keys
@@ -106,9 +110,9 @@ class Shipment:
         """Give every waiter its result."""
         queue = self.queue
         assert queue is not None
-        if queue.queue_id != answer.queue_id:
+        if queue.queue_id != answer.queue_id or queue.topic != self.shown_topic:
             # A topic that the broker has just created may have fewer queues than we asked for.
-            queue = MessageQueue(queue.topic, queue.broker_name, answer.queue_id)
+            queue = MessageQueue(self.shown_topic, queue.broker_name, answer.queue_id)
         if self.is_batch:
             results = split_answer(answer, queue, self.unique_keys)
         else:
@@ -166,8 +170,9 @@ def must_travel_alone(message: Message, options: ProducerOptions) -> bool:
 class Packer:
     """Packs the messages of one producer."""
 
-    def __init__(self, instance: ClientInstance, options: ProducerOptions) -> None:
+    def __init__(self, instance: ClientInstance, options: ProducerOptions, namespace: Namespace) -> None:
         self._instance = instance
+        self._namespace = namespace
         self._clock = instance.clock
         self._options = options
         self._compress = compressor(options.compression)
@@ -202,15 +207,16 @@ class Packer:
             packed = self._compress(body)
             if len(packed) < len(body):
                 body, sys_flag = packed, SYS_FLAGS[options.compression]
-        properties = encode_wire_properties(message, key)
+        properties = self._encode_properties(message, key)
         if system:
             properties += encode_properties(system)
             check_properties_size(properties)
         shipment = Shipment(
-            message.topic,
+            self._wrap(message.topic),
             body,
             properties.decode(),
             (key,),
+            shown_topic=message.topic,
             queue=queue,
             deadline_s=deadline_s,
             born_at_ms=now_ms,
@@ -228,7 +234,7 @@ class Packer:
         if is_delayed(message) or is_retry_topic(message.topic):
             raise MessageIllegal("a batch takes no delayed messages and none for retry topics")
         key = self._instance.unique_keys.next(self._clock.now_ms())
-        return encode_batch_item(message.flag, message.body, encode_wire_properties(message, key)), key
+        return encode_batch_item(message.flag, message.body, self._encode_properties(message, key)), key
 
     def join(
         self,
@@ -251,18 +257,34 @@ class Packer:
                 f"the batch has {len(body)} bytes, at most {bytes_max} are allowed: divide it"
             )
         shipment = Shipment(
-            topic,
+            self._wrap(topic),
             body,
             # Brokers take the wait policy of a batch from its header; the messages carry a copy (spec
             # remoting 12.6).
             "" if wait_stored else "WAIT\x01false\x02",
             unique_keys,
+            shown_topic=topic,
             queue=queue,
             deadline_s=deadline_s,
             born_at_ms=self._clock.now_ms(),
         )
         shipment.is_batch = True
         return shipment
+
+    def _wrap(self, topic: str) -> str:
+        """As brokers know the topic. Raises MessageIllegal when that is too long for them."""
+        wrapped = self._namespace.wrap(topic)
+        if len(wrapped) > len(topic) and topic_fault(wrapped):
+            raise MessageIllegal(topic_fault(wrapped))
+        return wrapped
+
+    def _encode_properties(self, message: Message, unique_key: str) -> bytes:
+        """As `encode_wire_properties`, with the namespace."""
+        raw = encode_wire_properties(message, unique_key)
+        if self._namespace.mark:
+            raw += self._namespace.mark
+            check_properties_size(raw)
+        return raw
 
     def pack_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | None, deadline_s: float

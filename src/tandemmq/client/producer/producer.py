@@ -53,12 +53,14 @@ class Producer(Client):
         instance: ClientInstance | None = None,
     ) -> None:
         """`instance`: share the connections of another client, which then is not closed by this producer."""
-        check_group(group)
-        self.group = group
         self.options = options or ProducerOptions()
         self._use = InstanceUse(namesrv, self.options.client, instance)
         self._instance = self._use.instance
-        self._outbox = Outbox(self._instance, group, self.options)
+        self._namespace = self._instance.namespace
+        self.group = self._namespace.wrap(group)
+        """As brokers know it."""
+        check_group(self.group)
+        self._outbox = Outbox(self._instance, self.group, self.options, self._namespace)
         self._window = self._outbox.window
         self._requests = Requests(self._instance, self._outbox)
         trace = self.options.trace
@@ -232,12 +234,17 @@ class Producer(Client):
         if address is None:
             raise NoRoute(f"broker {name!r} of the recall handle has no master")
         return await broker_send.recall(
-            self._instance.remoting, address, topic, recall_handle, timeout_s=self.options.timeout_s
+            self._instance.remoting,
+            address,
+            self._namespace.wrap(topic),
+            recall_handle,
+            timeout_s=self.options.timeout_s,
         )
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues that take messages of a topic now. Raises NoRoute."""
-        return (await self._publish_view(topic)).publish_queues
+        found = (await self._publish_view(topic)).publish_queues
+        return tuple(map(self._namespace.unwrap_queue, found))
 
     async def queue_for(self, topic: str, key: str) -> MessageQueue:
         """The queue for messages that must stay in order among themselves: equal keys give the same queue."""
@@ -266,7 +273,7 @@ class Producer(Client):
     async def _publish_view(self, topic: str) -> RouteView:
         self._outbox.check_open()
         return await self._instance.routes.publishable(
-            topic,
+            self._namespace.wrap(topic),
             template_topic=self.options.default_topic,
             template_queue_count=self.options.default_topic_queue_count,
         )

@@ -79,8 +79,8 @@ class TransactionProducer(Client):
         """`check(message)`: the state of an earlier transaction, by what your own data says; it may be a
         coroutine function. What it raises counts as UNKNOWN.
         """
-        self.group = group
         self.producer = Producer(group, namesrv, options=options, instance=instance)
+        self.group = self.producer.group
         self._instance = self.producer.instance
         self._check = check
         self._slots = asyncio.Semaphore(CHECKS_RUNNING_MAX)
@@ -146,7 +146,7 @@ class TransactionProducer(Client):
             log_offset=decode_message_id(sent.message_id).log_offset,
             decision=state.value,
             unique_key=sent.unique_key,
-            topic=sent.queue.topic,
+            topic=self._instance.namespace.wrap(sent.queue.topic),
             transaction_id=sent.unique_key,
             broker_name=name,
         )
