@@ -6,6 +6,7 @@ Source: spec semantics 14.
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,10 @@ from tandemmq.errors import ConfigError, RemoteProtocolError, RequestRejected
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.consume import PopResponse
-from waits import PATIENCE_S
+from waits import PATIENCE_S, until
+
+HELD_S_MAX = 10.0
+"""A request that was held in vain is answered later than this."""
 
 
 def pops(rig: Rig, **changes: object) -> PopConsumer:
@@ -116,6 +120,62 @@ async def test_tags_are_compared_by_text(tmp_path: Path) -> None:
             for tag in ("BB", "Aa"):
                 await producer.send(Message(topic="T", body=tag.encode(), tags=tag))
             assert bodies(await receive(consumer, 1)) == [b"Aa"]
+
+
+@pytest.mark.parametrize("broker_count", [1, 2])
+async def test_a_receive_that_waits_follows_a_change_of_tags(tmp_path: Path, broker_count: int) -> None:
+    async with running_cluster(tmp_path, queue_count=1) as rig:
+        async with Admin(rig.namesrv) as admin:
+            if broker_count == 2:
+                await rig.start_broker("broker-b")
+                await admin.create_topic("T", queue_count=1)
+            await admin.create_topic("U", queue_count=1)
+        async with pops(rig) as consumer, Producer("P", rig.namesrv) as producer:
+            consumer.subscribe("T", "a")
+            for topic, tags in (("T", "b"), ("T", "a || c"), ("U", "c")):
+                waiting = asyncio.ensure_future(consumer.receive(timeout_s=PATIENCE_S))
+                await asyncio.sleep(0.1)  # it waits at the broker by now
+                assert not waiting.done()
+                consumer.subscribe(topic, tags)
+                sent_s = time.monotonic()
+                await producer.send(Message(topic=topic, body=tags.encode(), tags=tags[-1]))
+                async with asyncio.timeout(PATIENCE_S):
+                    (message,) = await waiting
+                assert time.monotonic() - sent_s < HELD_S_MAX
+                assert (message.topic, message.body) == (topic, tags.encode())
+                await consumer.ack(message)
+
+
+async def test_a_wait_that_is_cancelled_takes_no_message(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, queue_count=1) as rig, pops(rig) as consumer:
+        waiting = asyncio.ensure_future(consumer.receive(timeout_s=PATIENCE_S))
+        await asyncio.sleep(0.1)  # it waits at the broker by now
+        waiting.cancel()
+        await rig.fill("T", 1)
+        (message,) = await receive(consumer, 1)
+        assert message.retry_count == 0
+
+
+async def test_tags_change_while_several_receive(tmp_path: Path) -> None:
+    count = 300
+    seen: set[int] = set()
+    done = asyncio.Event()
+
+    async def work(consumer: PopConsumer) -> None:
+        while not done.is_set():
+            for message in await consumer.receive(8, timeout_s=0.2):
+                seen.add(int(message.body))
+                await consumer.ack(message)
+
+    async with running_cluster(tmp_path) as rig, pops(rig) as one, Producer("P", rig.namesrv) as producer:
+        work_s = [asyncio.ensure_future(work(one)) for _ in range(3)]
+        for number in range(count):
+            # Every expression takes the tag of all messages, so that none may be passed over.
+            one.subscribe("T", f"t || x{number}")
+            await producer.send(Message(topic="T", body=b"%d" % number, tags="t"))
+        await until(lambda: len(seen) == count, "all were received")
+        done.set()
+        await asyncio.gather(*work_s)
 
 
 async def test_the_blocking_twin(tmp_path: Path) -> None:

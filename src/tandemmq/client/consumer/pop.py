@@ -8,6 +8,10 @@
 
 No queue belongs to anybody: all members of the group take messages from all queues, and a slow one holds up
 nobody. A message that was not acknowledged within its invisible time comes again, to whoever asks.
+
+A pop takes what is there and is never held at a broker; who finds nothing waits for a bell, a question that
+takes nothing. So when a wait is cancelled, or tags change meanwhile, no message is taken for nobody, or
+passed over because of the old tags.
 Source:  spec semantics 14. Needs brokers of RocketMQ 5 or ours.
 """
 
@@ -76,17 +80,17 @@ class PopConsumer(Client):
     # Life
 
     def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
-        """As `Consumer.subscribe`."""
+        """As `Consumer.subscribe`. What is on its way already still comes."""
         wrapped = self._namespace.wrap(topic)
         subscription = make_subscription(wrapped, tags, sql, self._instance.clock.now_ms())
         self._subscriptions[wrapped] = subscription
         self._instance.routes.want(wrapped)
-        self._instance.beat_soon()
+        self._note_change()
 
     def unsubscribe(self, topic: str) -> None:
         """Take no more of a topic."""
         self._subscriptions.pop(self._namespace.wrap(topic), None)
-        self._instance.beat_soon()
+        self._note_change()
 
     async def start(self) -> Self:
         """Join the group. Raises as `Consumer.start`."""
@@ -131,18 +135,14 @@ class PopConsumer(Client):
         while True:
             self._check_alive()
             targets = await self._targets()
-            is_alone = len(targets) == 1
             for target in targets:
-                # The only broker can be asked to hold the request; of several the first with a message wins.
-                wait_s = min(max(0.0, ends_s - clock.monotonic()), POLL_S_MAX) if is_alone else 0.0
-                found = await self._pop(target, count_max, invisible_ms, wait_s)
+                found = await self._pop(target, count_max, invisible_ms)
                 if found:
                     return found
             left_s = ends_s - clock.monotonic()
             if left_s <= 0:
                 return []
-            if not is_alone:
-                await self._wait_for_bell(targets, left_s)
+            await self._wait_for_bell(targets, left_s)
 
     async def ack(self, *messages: PoppedMessage) -> None:
         """These messages are done with.
@@ -208,9 +208,13 @@ class PopConsumer(Client):
         start = self._turn % len(targets) if targets else 0
         return targets[start:] + targets[:start]
 
-    async def _pop(
-        self, target: _Target, count_max: int, invisible_ms: int, wait_s: float
-    ) -> list[PoppedMessage]:
+    def _note_change(self) -> None:
+        """Other messages are wanted: who waits asks anew."""
+        self._instance.beat_soon()
+        for bell in self._bells.values():
+            bell.cancel()
+
+    async def _pop(self, target: _Target, count_max: int, invisible_ms: int) -> list[PoppedMessage]:
         subscription = self._subscriptions.get(target.topic)
         if subscription is None:
             return []
@@ -220,26 +224,23 @@ class PopConsumer(Client):
             queue_id=ANY_QUEUE,
             count_max=count_max,
             invisible_ms=invisible_ms,
-            poll_ms=round(wait_s * 1000),
+            poll_ms=0,
             born_at_ms=self._instance.clock.now_ms(),
             init_mode=INIT_MIN if self.options.start_from is StartFrom.FIRST else INIT_MAX,
             expression_type=subscription.expression_type,
             expression=subscription.expression,
             is_ordered=False,
         )
-        found: list[PoppedMessage] = []
-        began_s = self._instance.clock.monotonic()
         try:
             address = self._address(*target)
             found = await broker_consume.pop(self._instance.remoting, address, target.broker_name, header)
         except TandemError as error:
             self._note_failure(target, error)
-        if not found:
-            await self._rest_of(wait_s, began_s)
             return []
         for message in found:
             message.topic = self._namespace.unwrap(message.topic)
-        wanted = [message for message in found if subscription.matches(message.tags)]
+        now = self._subscriptions.get(target.topic, subscription)
+        wanted = [one for one in found if subscription.matches(one.tags) or now.matches(one.tags)]
         if len(wanted) < len(found):
             # The broker compared hashes only: nobody wants the others.
             kept = {id(message) for message in wanted}
@@ -251,6 +252,8 @@ class PopConsumer(Client):
 
         A question to a broker goes on when another one was faster, so that there is one per broker at most.
         """
+        if {target.topic for target in targets} != self._subscriptions.keys():
+            timeout_s = min(timeout_s, FAILED_PAUSE_S)  # the route of another topic may come
         for target, bell in list(self._bells.items()):
             if bell.done():
                 del self._bells[target]
@@ -285,11 +288,8 @@ class PopConsumer(Client):
                 events.CLIENT_PULL_FAILED,
                 extra={"topic": target.topic, "broker": target.broker_name, "error": str(error)},
             )
-        await self._rest_of(POLL_S_MAX, began_s)
-
-    async def _rest_of(self, wait_s: float, began_s: float) -> None:
-        """A broker that says no before the time (it holds too many requests, or failed) is asked later."""
-        left_s = began_s + wait_s - self._instance.clock.monotonic()
+        # A broker that says no before the time (it holds too many requests, or failed) is asked later.
+        left_s = began_s + POLL_S_MAX - self._instance.clock.monotonic()
         if left_s > 0:
             await self._instance.clock.sleep(min(left_s, FAILED_PAUSE_S))
 
