@@ -5,7 +5,7 @@ TANDEMMQ := .venv/bin/tandemmq
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-all interop client-both lint types contracts check crash power sim elected raft plants fuzz soak failover spark bench bench-quick bench-kafka setup-demo setup-dev clean
+.PHONY: help demo test test-long test-all interop client-both client-soak lint types contracts check crash power sim elected raft plants fuzz soak failover spark bench bench-quick bench-kafka setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,10 @@ interop: setup-dev ## Run RocketMQ's Java clients, tools, brokers of two lines a
 client-both: setup-dev ## Run every case of the Python client against our servers and RocketMQ's (needs a JDK and Maven)
 	@scripts/setup jdk
 	@TANDEMMQ_REQUIRE_INTEROP=1 TANDEMMQ_CLIENT_BOTH=1 $(PY) -m pytest -m interop tests/interop/test_interop_client.py $(ARGS)
+
+client-soak: MESSAGES ?= 10000000
+client-soak: setup-dev ## Put 10 million messages through a push consumer whose connections break; what grew, what is left (MESSAGES=n, ARGS=--threads)
+	@PYTHONPATH=tests $(PY) tests/faults/client_soak.py --messages $(MESSAGES) $(ARGS)
 
 lint: setup-dev ## Check style and formatting
 	@$(PY) -m ruff check .

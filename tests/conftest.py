@@ -35,6 +35,7 @@ LONG = (
     "crash/test_power_cuts.py",
     "demo/test_demo.py",
     "faults/test_changed_logs.py",
+    "faults/test_client_soak.py",
     "faults/test_failover.py",
     "faults/test_process_faults.py",
     "faults/test_soak.py",
