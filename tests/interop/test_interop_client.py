@@ -255,6 +255,19 @@ async def test_members_share_queues_by_circle(place: Place) -> None:
         await until(lambda: sum(queue.topic == place.topic for queue in one.assigned) == 2)
 
 
+async def test_members_share_queues_as_the_broker_says(place: Place) -> None:
+    await place.fill(20)
+    async with place.consumer(server_assignment=True) as one:
+        assert bodies(await take(one, 20)) == numbers(20)
+        async with place.consumer(server_assignment=True) as two:
+
+            def shares() -> list[int]:
+                return [sum(queue.topic == place.topic for queue in c.assigned) for c in (one, two)]
+
+            await until(lambda: shares() == [1, 1])
+        await until(lambda: shares()[0] == 2)
+
+
 @pytest.mark.parametrize("is_async", [True, False])
 async def test_push_tries_again_and_gives_up(place: Place, is_async: bool) -> None:
     tried: dict[bytes, list[int]] = defaultdict(list)

@@ -9,8 +9,11 @@ import msgspec
 import pytest
 from client_rig import numbers, running_cluster, running_rig, take
 
-from tandemmq.client import Admin, Message, Producer, ProducerOptions, StartFrom
+from tandemmq.api import broker_admin
+from tandemmq.client import Admin, Message, Producer, ProducerOptions, StartFrom, allocate_by_circle
 from tandemmq.errors import BadRequest, TopicNotFound
+from tandemmq.protocol.bodies.client import RequestMode
+from tandemmq.remoting.options import render_address
 from waits import until
 
 
@@ -88,7 +91,8 @@ async def test_a_restarted_group_goes_on_where_it_was(tmp_path: Path) -> None:
             assert numbers(await take(consumer, 10)) == list(range(100, 110))
 
 
-async def test_two_members_share_and_the_left_one_takes_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("server_assignment", [False, True])
+async def test_two_members_share_and_the_left_one_takes_over(tmp_path: Path, server_assignment: bool) -> None:
     async with running_cluster(tmp_path, queue_count=8) as rig:
         seen: set[int] = set()
 
@@ -96,9 +100,9 @@ async def test_two_members_share_and_the_left_one_takes_over(tmp_path: Path) -> 
             async for message in consumer:
                 seen.add(int(message.body))
 
-        async with rig.consumer() as first:
+        async with rig.consumer(server_assignment=server_assignment) as first:
             readers = [asyncio.ensure_future(read(first))]
-            async with rig.consumer() as second:
+            async with rig.consumer(server_assignment=server_assignment) as second:
                 readers.append(asyncio.ensure_future(read(second)))
                 await until(lambda: own(first) == own(second) == 4, "each has half of the queues")
                 await rig.fill("T", 1000)
@@ -107,6 +111,20 @@ async def test_two_members_share_and_the_left_one_takes_over(tmp_path: Path) -> 
             await rig.fill("T", 1000, first=1000)
             await until(lambda: len(seen) == 2000, "everything is read by the one that is left")
         await asyncio.gather(*readers)
+
+
+async def test_the_broker_deals_queues_or_lets_the_group_pop_them(tmp_path: Path) -> None:
+    async with running_rig(tmp_path) as rig, Admin(rig.namesrv) as admin:
+        broker = await rig.start_broker()
+        await admin.create_topic("T", queue_count=4)
+        settings = {"server_assignment": True, "allocate": allocate_by_circle, "rebalance_s": 0.2}
+        async with rig.consumer(**settings) as first, rig.consumer(**settings) as second:
+            await until(lambda: own(first) == own(second) == 2)
+            dealt = [{one.queue_id for one in each.assigned if one.topic == "T"} for each in (first, second)]
+            assert sorted(dealt, key=min) == [{0, 2}, {1, 3}]
+            mode = RequestMode(topic="T", group="CG", mode="POP")
+            await broker_admin.set_request_mode(admin._remoting, render_address(broker.address), mode)
+            await until(lambda: own(first) == own(second) == 0)
 
 
 def own(consumer) -> int:  # type: ignore[no-untyped-def]

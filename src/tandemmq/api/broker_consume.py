@@ -13,11 +13,15 @@ from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol import rejections
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.client import (
+    AssignmentQuery,
     ClientConfigCheck,
     Heartbeat,
     LockRequest,
+    QueueAssignment,
+    decode_assignments,
     decode_consumer_list,
     decode_lock_answer,
+    encode_assignment_query,
     encode_client_config_check,
     encode_heartbeat,
     encode_lock_request,
@@ -475,6 +479,15 @@ async def query_consumer_ids(
     if answer.code != ResponseCode.SUCCESS:
         raise rejections.to_error(answer)
     return decode_consumer_list(answer.body)
+
+
+async def query_assignment(
+    client: RemotingClient, address: str, query: AssignmentQuery, *, timeout_s: float = CALL_TIMEOUT_S
+) -> list[QueueAssignment] | None:
+    """The queues that the broker gives to a member of a group; None: it keeps what it has."""
+    body = encode_assignment_query(query)
+    answer = await call(client, address, RequestCode.QUERY_ASSIGNMENT, body=body, timeout_s=timeout_s)
+    return decode_assignments(answer.body).queues
 
 
 async def lock_queues(

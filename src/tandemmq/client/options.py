@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from tandemmq.client.consumer.rebalance import Allocate, allocate_averagely
+from tandemmq.client.consumer.rebalance import SERVER_STRATEGIES, Allocate, allocate_averagely
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.client import MessageModel
 from tandemmq.protocol.compression import Compression
@@ -231,6 +231,9 @@ class ConsumerOptions:
     allocate                how the members of a group share the queues of a topic; all need the same:
                             allocate_averagely, allocate_by_circle, AllocateByConsistentHash(), ... or a
                             function of your own
+    server_assignment       brokers of RocketMQ 5 and ours say which queues are whose, by allocate_averagely
+                            or allocate_by_circle: what `clientRebalance=false` is in Java. Older brokers do
+                            not, then the members share as ever
     offsets_dir             where a broadcasting consumer keeps its offsets; None: ~/.rocketmq_offsets
     """
 
@@ -255,6 +258,7 @@ class ConsumerOptions:
     orderly_retry_count_max: int = -1
     span_max: int | None = None
     allocate: Allocate = allocate_averagely
+    server_assignment: bool = False
     offsets_dir: str | None = None
 
     def __post_init__(self) -> None:
@@ -269,6 +273,16 @@ class ConsumerOptions:
         _check(self, "orderly_batch_count_max", low=1, high=1024)
         if not callable(self.allocate):
             raise ConfigError(f"ConsumerOptions.allocate = {self.allocate!r}: must be a function")
+        if self.server_assignment and (self.orderly or self.model is not MessageModel.CLUSTERING):
+            raise ConfigError(
+                "ConsumerOptions.server_assignment: brokers assign queues of concurrent consumers of a"
+                " clustering group only"
+            )
+        if self.server_assignment and all(self.allocate is not one for one in SERVER_STRATEGIES):
+            raise ConfigError(
+                f"ConsumerOptions.server_assignment with allocate = {self.allocate!r}: brokers know"
+                " allocate_averagely and allocate_by_circle"
+            )
         if self.span_max is not None:
             _check(self, "span_max", low=1, high=1 << 40)
         if self.start_from is StartFrom.TIMESTAMP and self.start_time_ms is None:

@@ -8,10 +8,16 @@ from hypothesis import strategies as st
 
 from tandemmq.api.broker_send import SendAnswer
 from tandemmq.client.consumer.inbox import InFlight
-from tandemmq.client.consumer.rebalance import allocate_averagely, plan_change
+from tandemmq.client.consumer.rebalance import AllocateByConsistentHash, allocate_averagely, plan_change
 from tandemmq.client.consumer.replica_choice import ReadReplica, choose_replica
 from tandemmq.client.consumer.subscription import parse_subscription
-from tandemmq.client.options import ConsumerOptions, ProducerOptions, PushOptions, parse_name_servers
+from tandemmq.client.options import (
+    ConsumerOptions,
+    MessageModel,
+    ProducerOptions,
+    PushOptions,
+    parse_name_servers,
+)
 from tandemmq.client.producer.packer import must_travel_alone
 from tandemmq.client.producer.producer import chunk_messages
 from tandemmq.client.producer.results import SendStatus, split_answer
@@ -324,6 +330,19 @@ def test_hooks_are_plain_functions(value: object):
 def test_settings_out_of_range_are_named(settings: dict[str, object]):
     with pytest.raises(ConfigError, match=next(iter(settings))):
         ProducerOptions(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"orderly": True},
+        {"model": MessageModel.BROADCASTING},
+        {"allocate": AllocateByConsistentHash()},
+    ],
+)
+def test_brokers_assign_what_they_can(settings: dict[str, object]):
+    with pytest.raises(ConfigError, match="server_assignment"):
+        ConsumerOptions(server_assignment=True, **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

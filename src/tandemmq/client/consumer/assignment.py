@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 from tandemmq.api import broker_consume
 from tandemmq.client.consumer.offsets import OffsetStore, find_start_offset
 from tandemmq.client.consumer.queue_reader import QueueReader, ReaderSeams
-from tandemmq.client.consumer.rebalance import plan_change
+from tandemmq.client.consumer.rebalance import SERVER_STRATEGIES, plan_change
 from tandemmq.client.consumer.subscription import Subscription
 from tandemmq.client.options import MessageModel
 from tandemmq.client.route_cache import RouteView
-from tandemmq.errors import ClientError, TandemError
+from tandemmq.errors import ClientError, RequestRejected, TandemError
 from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.bodies.client import POP, AssignmentQuery
+from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
 from tandemmq.units import MASTER_ID
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 UNBALANCED_PAUSE_S = 1.0
 """Before the next try when a step of a rebalance failed or the group has not settled."""
@@ -171,14 +175,12 @@ class Assignment:
         if fixed is not None:
             wanted = fixed.intersection(view.subscribe_queues)
         elif self._seams.options.model is MessageModel.CLUSTERING:
-            ids = await self._member_ids(view)
-            own_id = self._seams.instance.client_id
-            if own_id not in ids:
+            share = await self._share(view)
+            if share is None:
                 # The broker does not know us yet, so the others do not count us either.
                 self._seams.instance.beat_soon()
                 return False
-            allocate = self._seams.options.allocate
-            wanted = allocate(view.subscribe_queues, ids, own_id)
+            wanted = share
         change = plan_change([queue for queue in self.readers if queue.topic == topic], wanted)
         if change.lost or change.gained:
             log.info(
@@ -192,27 +194,66 @@ class Assignment:
             await self._take_over(queue)
         return len(leaving) == len(change.lost) and len(gained) == len(change.gained)
 
-    async def _member_ids(self, view: RouteView) -> tuple[str, ...]:
-        """The group's members, by the first broker of the topic that answers."""
-        instance = self._seams.instance
+    async def _share(self, view: RouteView) -> Collection[MessageQueue] | None:
+        """Our queues of a topic; None while its brokers do not count us."""
+        instance, group = self._seams.instance, self._seams.group
+        ids = await self._ask_first(
+            view,
+            lambda address: broker_consume.query_consumer_ids(
+                instance.remoting, address, group, timeout_s=instance.options.call_timeout_s
+            ),
+        )
+        if not ids or instance.client_id not in ids:
+            return None
+        if self._seams.options.server_assignment:
+            try:
+                return await self._assigned_by_broker(view)
+            except RequestRejected as error:
+                if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    raise
+                # One of RocketMQ 4: the same strategy here gives the same shares.
+        return self._seams.options.allocate(view.subscribe_queues, ids, instance.client_id)
+
+    async def _assigned_by_broker(self, view: RouteView) -> Collection[MessageQueue] | None:
+        instance, options = self._seams.instance, self._seams.options
+        query = AssignmentQuery(
+            client_id=instance.client_id,
+            group=self._seams.group,
+            strategy_name=SERVER_STRATEGIES[options.allocate],
+            topic=view.topic,
+        )
+        rows = await self._ask_first(
+            view,
+            lambda address: broker_consume.query_assignment(
+                instance.remoting, address, query, timeout_s=instance.options.call_timeout_s
+            ),
+        )
+        if rows is None:
+            return None
+        if any(row.mode == POP for row in rows):
+            error = f"the brokers let group {query.group!r} pop this topic: use a PopConsumer"
+            log.warning(events.REBALANCE_FAILED, extra={"topic": view.topic, "error": error})
+            return ()
+        return [row.queue for row in rows]
+
+    async def _ask_first(self, view: RouteView, ask: Callable[[str], Awaitable[T | None]]) -> T | None:
+        """What the first broker of the topic says that has an answer; None when none has.
+
+        Raises:  the last error, when one failed and none has an answer.
+        """
         last: TandemError | None = None
         for _, replicas in sorted(view.addresses.items()):
             for _, address in sorted(replicas.items()):
                 try:
-                    ids = await broker_consume.query_consumer_ids(
-                        instance.remoting,
-                        address,
-                        self._seams.group,
-                        timeout_s=instance.options.call_timeout_s,
-                    )
+                    answer = await ask(address)
                 except TandemError as error:
                     last = error
                     continue
-                if ids:
-                    return ids
+                if answer is not None:
+                    return answer
         if last is not None:
             raise last
-        return ()
+        return None
 
     async def _take_over(self, queue: MessageQueue) -> None:
         instance = self._seams.instance

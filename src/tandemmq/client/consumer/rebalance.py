@@ -54,6 +54,10 @@ def allocate_by_circle(
     return sorted(queues, key=queue_order)[ids.index(own_id) :: len(ids)]
 
 
+SERVER_STRATEGIES: dict[Allocate, str] = {allocate_averagely: "AVG", allocate_by_circle: "AVG_BY_CIRCLE"}
+"""Those that brokers know too, by the names that they have there (spec semantics 20.1)."""
+
+
 @dataclass(frozen=True, slots=True)
 class AllocateByConsistentHash:
     """A member that comes or goes moves few queues of the others, but the shares are uneven. Go's clients
