@@ -427,8 +427,9 @@ CLIENTS: Final = (
     ("Java", "mqadmin of `rocketmq-tools` 5.3.3", "its commands and what they print", "mqadmin"),
     (
         "Java",
-        "name servers and brokers 4.9.7, 5.3.3",
-        "as slaves and masters of ours, under our controllers, and on each other's store directories",
+        "name servers and brokers 4.9.7, 5.3.3, controllers 5.3.3",
+        "as slaves and masters of ours, under our controllers and over our brokers, "
+        "and on each other's store directories",
         "java-4.9, java-5.x",
     ),
     (

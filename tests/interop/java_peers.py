@@ -247,7 +247,7 @@ def _write_config(line: Line, settings: Mapping[str, object], path: Path) -> lis
 
 
 class JavaServer:
-    """A Java NameServer, broker or proxy as a process: started, stopped in order, or killed."""
+    """A Java NameServer, broker, controller or proxy as a process: started, stopped in order, or killed."""
 
     def __init__(self, line: Line, main: str, settings: Mapping[str, object], home: Path) -> None:
         make_home(home)
@@ -270,6 +270,10 @@ class JavaServer:
         assert self._process is not None
         code = self._process.poll()
         assert code is None, f"ended with exit code {code}:\n{self.log_path.read_text()[-4000:]}"
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def stop(self) -> None:
         """Ends it in order; by force after STOP_SECONDS_MAX, which is a failure."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 from clusters import Cluster
 from java_peers import Line, run_program
 
 from tandemmq.client import BlockingAdmin, BlockingConsumer, BlockingProducer, Message, SendStatus
+from tandemmq.errors import TandemError
+from waits import until_blocking
 
 LOG_FILE_BYTES = 4 << 20
 COUNT = 4_500
@@ -62,6 +65,42 @@ def commit(cluster: Cluster, topic: str, group: str) -> dict[int, int]:
         committed = admin.committed_offsets(group, topic)
     assert {queue.queue_id: offset for queue, offset in committed.items()} == offsets
     return offsets
+
+
+class HasLog(Protocol):
+    """A broker of either maker whose log has files of LOG_FILE_BYTES."""
+
+    address: str
+    store: Path
+
+
+def log_end(name_server: str, broker: HasLog) -> int:
+    with BlockingAdmin(name_server) as admin:
+        return int(admin.runtime_info(broker.address)["commitLogMaxOffset"])
+
+
+def wait_for_copy(name_server: str, master: HasLog, slave: HasLog) -> int:
+    """The end of both logs."""
+    end = log_end(name_server, master)
+
+    def has_all() -> bool:
+        try:
+            return log_end(name_server, slave) == end
+        except TandemError:  # a Java broker that is just starting answers with an exception of its own
+            return False
+
+    until_blocking(has_all, f"the slave has the log up to {end}", 90)
+    return end
+
+
+def check_equal_logs(master: HasLog, slave: HasLog, end: int) -> None:
+    """Both logs have the same bytes below `end`, in the same files."""
+    for begin in range(0, end, LOG_FILE_BYTES):
+        name = f"{begin:020d}"
+        count = min(LOG_FILE_BYTES, end - begin)
+        files = [broker.store / "commitlog" / name for broker in (master, slave)]
+        with files[0].open("rb") as one, files[1].open("rb") as other:
+            assert one.read(count) == other.read(count), f"file {name} differs below {count}"
 
 
 def drain(cluster: Cluster, line: Line, topic: str, home: Path) -> list[int]:

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 from clusters import JavaBroker, OurBroker, java_cluster, our_cluster
 from java_peers import LINES
-from loads import COUNT, LOG_FILE_BYTES, SMALL_FILES, commit, drain, fill
+from loads import COUNT, LOG_FILE_BYTES, SMALL_FILES, check_equal_logs, commit, drain, fill, wait_for_copy
 from tally import BOTH
 
-from tandemmq.client import BlockingAdmin
-from tandemmq.errors import TandemError
 from waits import until_blocking
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(400), pytest.mark.interop_case(column=BOTH)]
@@ -22,35 +20,6 @@ GROUP = "replica-group"
 MASTER = {**SMALL_FILES, "brokerId": 0, "brokerRole": "SYNC_MASTER", "slaveReadEnable": "true"}
 SLAVE = {**SMALL_FILES, "brokerId": 1, "brokerRole": "SLAVE", "slaveReadEnable": "true"}
 Broker = OurBroker | JavaBroker
-
-
-def log_end(name_server: str, broker: Broker) -> int:
-    with BlockingAdmin(name_server) as admin:
-        return int(admin.runtime_info(broker.address)["commitLogMaxOffset"])
-
-
-def wait_for_copy(name_server: str, master: Broker, slave: Broker) -> int:
-    """The end of both logs."""
-    end = log_end(name_server, master)
-
-    def has_all() -> bool:
-        try:
-            return log_end(name_server, slave) == end
-        except TandemError:  # a Java broker that is just starting answers with an exception of its own
-            return False
-
-    until_blocking(has_all, f"the slave has the log up to {end}", 90)
-    return end
-
-
-def check_equal_logs(master: Broker, slave: Broker, end: int) -> None:
-    """Both logs have the same bytes below `end`, in the same files."""
-    for begin in range(0, end, LOG_FILE_BYTES):
-        name = f"{begin:020d}"
-        count = min(LOG_FILE_BYTES, end - begin)
-        files = [broker.store / "commitlog" / name for broker in (master, slave)]
-        with files[0].open("rb") as one, files[1].open("rb") as other:
-            assert one.read(count) == other.read(count), f"file {name} differs below {count}"
 
 
 def has_tables(slave: Broker, topic: str) -> bool:
