@@ -127,3 +127,13 @@ def test_the_calls_of_a_stream_come_as_the_source_expects_them(tracing: Any, tmp
 def test_a_batch_without_partitions_reads_none(tracing: Any) -> None:
     # spec spark SP-32: one task, whose partition has no value.
     assert tracing.read.format("tracing").load().collect() == []
+
+
+def test_java_leaves_out_what_spark_has_checked_beside_what_the_user_sets(spark: Any) -> None:
+    system = spark._jvm.java.lang.System
+    for name, value in (
+        ("arrow.enable_unsafe_memory_access", "true"),
+        ("arrow.enable_null_check_for_get", "false"),
+    ):
+        assert system.getProperty(name) == value
+    assert "log4j2.properties" in system.getProperty("log4j2.configurationFile")

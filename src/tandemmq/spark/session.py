@@ -32,6 +32,11 @@ as much for each row afterwards (1.7 instead of 0.8 us per row of 128 B; 2 cores
 pays from some 7 million rows on.
 """
 
+_ARROW_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+"""Java's Arrow checks the bounds and the null of each value; Spark has looked at both by then. Without these
+checks a row of 18 columns costs Java 1.3 instead of 1.8 us.
+"""
+
 
 def build_session(
     app: str,
@@ -73,6 +78,9 @@ def build_session(
                 f"-Dlog4j2.configurationFile=file:{log_settings}",
             ]
         ),
+        # In front of what a user sets as extraJavaOptions.
+        "spark.driver.defaultJavaOptions": _ARROW_OPTIONS,
+        "spark.executor.defaultJavaOptions": _ARROW_OPTIONS,
         "spark.driver.bindAddress": "127.0.0.1" if master.startswith("local") else "0.0.0.0",
         "spark.executorEnv.PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
         "spark.ui.enabled": "false",
