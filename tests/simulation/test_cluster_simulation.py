@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from sim.cluster.cluster import Cluster
 from sim.cluster.nodes import BrokerNode
 from sim.cluster.run import Summary
 from sim.cluster.settings import WORK_NAMES, Settings

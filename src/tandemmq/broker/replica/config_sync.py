@@ -199,9 +199,7 @@ class ConfigSync:
         self, master: str, **fetches: Callable[[str], Awaitable[_TakeOver]]
     ) -> list[_TakeOver]:
         """What came of those that are asked for together."""
-        results = await asyncio.gather(
-            *(fetch(master) for fetch in fetches.values()), return_exceptions=True
-        )
+        results = await asyncio.gather(*(fetch(master) for fetch in fetches.values()), return_exceptions=True)
         fetched = []
         for name, result in zip(fetches, results, strict=True):
             if isinstance(result, TandemError):

@@ -99,7 +99,7 @@ class TableWatch:
         return True
 
     async def _await_round(self, number: int) -> None:
-        """The round that the answer woke, not the one that may be under way; a master far away needs a while."""
+        """The round that the answer woke, not the one under way; a master far away needs a while."""
         ends_at_s = self._clock.monotonic() + ROUND_S_MAX
         while self._sync.whole_number < number and self._clock.monotonic() < ends_at_s:
             await self._clock.sleep(WATCH_S)
