@@ -69,6 +69,8 @@ class EpochList:
 
     def append(self, epoch: int, start: int) -> EpochList:
         """A term begins: entries that it contradicts, and one that it leaves without a byte, are dropped."""
+        assert epoch >= EPOCH_BEFORE_TERMS, epoch
+        assert start >= 0, start
         kept = [entry for entry in self.entries if entry.epoch < epoch and entry.start < start]
         return EpochList((*kept, EpochEntry(epoch, start))[-EPOCH_COUNT_MAX:])
 
@@ -126,6 +128,7 @@ def consistent_point(ours: EpochList, our_end: int, theirs: EpochList, their_end
         if other is None or (other.start != entry.start and entry.epoch != EPOCH_BEFORE_TERMS):
             continue
         point = min(ours.end_of(entry, our_end), theirs.end_of(other, their_end))
+        assert 0 <= point <= our_end, (point, our_end)
         if entry.epoch == EPOCH_BEFORE_TERMS and point < ours.end_of(entry, our_end):
             return None
         return point
@@ -237,6 +240,7 @@ class TermHead(NamedTuple):
 
 
 def encode_handshake(handshake: Handshake) -> bytes:
+    assert handshake.slave_id >= 0, handshake
     return _HANDSHAKE.pack(_HANDSHAKING, handshake.from_last_file, handshake.is_learner, handshake.slave_id)
 
 
@@ -246,6 +250,8 @@ def encode_term_report(log_offset: int) -> bytes:
 
 def encode_answer(answer: EpochsAnswer) -> bytes:
     entries = answer.epochs.entries
+    assert len(entries) <= EPOCH_COUNT_MAX, len(entries)
+    assert answer.log_end >= 0, answer.log_end
     head = _ANSWER.pack(
         _HANDSHAKING, _TERM_ENTRY.size * len(entries), answer.log_end, answer.epochs.last_epoch
     )
@@ -254,6 +260,7 @@ def encode_answer(answer: EpochsAnswer) -> bytes:
 
 def encode_term_head(head: TermHead) -> bytes:
     assert 0 <= head.size_bytes <= TERM_BODY_BYTES_MAX
+    assert not head.size_bytes or head.entry.start <= head.log_offset, "a byte belongs to its term"
     return _HEAD.pack(_TRANSFERRING, head.size_bytes, head.log_offset, *head.entry, head.confirm_offset)
 
 
@@ -289,6 +296,7 @@ class SlaveFrameDecoder:
                 frames.append(Report(number))
             at += shape.size
         self._rest = data[at:]
+        assert len(self._rest) < _HANDSHAKE.size, len(self._rest)
         return frames
 
 
@@ -340,6 +348,8 @@ class MasterFrameDecoder:
             events.append(event)
             if isinstance(event, TermHead):
                 self._body_left = event.size_bytes
+        assert 0 <= self._body_left <= TERM_BODY_BYTES_MAX, self._body_left
+        assert not self._rest or not self._body_left, "a frame comes behind a body"
         return events
 
 

@@ -38,6 +38,7 @@ def encode_report(log_offset: int) -> bytes:
 
 def encode_head(log_offset: int, size_bytes: int) -> bytes:
     """The 12 bytes before a body of `size_bytes`; 0 makes a heartbeat."""
+    assert log_offset >= 0, log_offset
     assert 0 <= size_bytes <= BODY_BYTES_MAX
     return _HEAD.pack(log_offset, size_bytes)
 
@@ -60,6 +61,7 @@ class ReportDecoder:
         count = len(data) // REPORT_BYTES
         used = count * REPORT_BYTES
         self._rest = bytes(data[used:])
+        assert len(self._rest) < REPORT_BYTES, len(self._rest)
         if not count:
             return ()
         reports: tuple[int, ...] = Struct(f">{count}q").unpack_from(data)
@@ -124,6 +126,8 @@ class TransferDecoder:
             _check_head(head)
             events.append(head)
             self._body_left = head.size_bytes
+        assert 0 <= self._body_left <= BODY_BYTES_MAX, self._body_left
+        assert not self._head or not self._body_left, "a head comes behind a body"
         return events
 
 

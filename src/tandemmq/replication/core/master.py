@@ -78,6 +78,7 @@ class MasterSession:
         now_ms: int,
         known_ahead: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
+        assert segment_bytes > 0, segment_bytes
         self._options = options
         self._known_ahead = known_ahead
         self._segment_bytes = segment_bytes
@@ -142,6 +143,7 @@ class MasterSession:
 
     def heartbeat(self, now_ms: int) -> Send:
         """A head without bytes."""
+        assert self.start is not None, "nothing is sent before the first report"
         self._wrote_at_ms = now_ms
         return Send(self._head(self.next_offset, 0))
 
@@ -171,10 +173,12 @@ class MasterSession:
         if self._options.flow_control:
             whole, part = divmod(self._allowance(now_ms), self._frame_bytes + HEAD_BYTES)
             wanted = min(wanted, whole * self._frame_bytes + max(part - HEAD_BYTES, 0))
+        assert 0 <= wanted <= bytes_max, (wanted, bytes_max)
         return wanted
 
     def frames(self, view: memoryview, now_ms: int) -> list[bytes | memoryview]:
         """Heads and bodies that carry `view`, the log's bytes from `next_offset` on, in one segment."""
+        assert self.state is MasterState.TRANSFERRING, self.state
         pieces: list[bytes | memoryview] = []
         batch = self._frame_bytes
         size = len(view)
@@ -200,6 +204,7 @@ class MasterSession:
 
     def _subscribe(self, log: LogRange) -> list[MasterEffect]:
         assert self._first_report is not None
+        assert self.start is None, "a transfer begins once"
         start = plan_start(
             self._first_report,
             log,
@@ -233,6 +238,7 @@ class MasterSession:
 
     def _acknowledge(self, reported: int) -> list[MasterEffect]:
         assert self.start is not None
+        assert self.state is MasterState.TRANSFERRING, self.state
         if reported > max(self.next_offset, self.start.reported):
             return self._end(f"the slave acknowledges {reported}, sent were {self.next_offset} bytes")
         self.acknowledged = reported

@@ -62,6 +62,8 @@ def plan_start(
     copy differs from our log and stays refused after our log has grown past it.
     Source:  spec replication 4.4 (step 2), 4.10; spec decisions 2.
     """
+    assert segment_bytes > 0, segment_bytes
+    assert reported >= 0, reported
     master_end = known_ahead.get(reported, log.end)
     wants_all = first_transfer is FirstTransfer.FIRST_FILE or (
         is_tandem and first_transfer is FirstTransfer.NEGOTIATED
@@ -98,6 +100,7 @@ class RateMeter:
         self._last_count = 0
 
     def add(self, count: int, now_ms: int) -> None:
+        assert count >= 0, count
         self._advance(now_ms)
         self._count += count
 
@@ -112,6 +115,7 @@ class RateMeter:
 
     def _advance(self, now_ms: int) -> None:
         second = now_ms // SECOND_MS
+        assert second >= self._second, "monotonic time never falls"
         if second != self._second:
             self._last_count = self._count if second == self._second + 1 else 0
             self._count = 0

@@ -57,15 +57,18 @@ class ReplicaDirectory:
         `begins_at`: where its copy begins, 0 for at the log's begin; None when it goes on with an older one.
         `log_begin`: below it nothing is kept.
         """
+        assert connection.id is None, "a connection makes its first report once"
         self._note_begin(connection.host, begins_at, log_begin)
         for other in self._connections:
             if other.host == connection.host:
                 other.alive_above = other.sent
         self._connections.append(connection)
         self._place(connection)
+        self._assert_ids()
 
     def acknowledge(self, connection: Connection, log_offset: int) -> bool:
         """Note an acknowledgement; True when ids or positions of others may have changed with it."""
+        assert connection.id is not None, "nothing is acknowledged before the first report"
         connection.acknowledged = log_offset
         mark = connection.alive_above
         if mark is not None and log_offset > mark:
@@ -73,6 +76,7 @@ class ReplicaDirectory:
             for other in self._connections:
                 if other.twin is connection:
                     self._place(other)
+            self._assert_ids()
             return True
         return connection.twin is not None or mark is not None
 
@@ -86,6 +90,7 @@ class ReplicaDirectory:
             other.id = None
         for other in heirs:
             self._place(other)
+        self._assert_ids()
 
     def positions(self) -> dict[ReplicaId, int]:
         """What each replica holds at the least: however the doubts end, as many slaves hold it."""
@@ -123,8 +128,18 @@ class ReplicaDirectory:
             late[host] = max(begins_at, late.pop(host, 0))  # the newest stand last
             if len(late) > LATE_HOSTS_MAX:
                 self._start_of_others = max(self._start_of_others, late.pop(next(iter(late))))
+            assert len(late) <= LATE_HOSTS_MAX, len(late)
         elif not any(other.host == host for other in self._connections):
             late.pop(host, None)  # all of the host begins anew
+
+    def _assert_ids(self) -> None:
+        """No id belongs to two replicas; who is in doubt shares that of an older one that is not."""
+        owners = [one.id for one in self._connections if one.twin is None]
+        assert len(owners) == len(set(owners)), owners
+        for one in self._connections:
+            assert one.id is not None, one.host
+            assert one.twin is None or one.id == one.twin.id, (one.id, one.twin.id)
+            assert one.twin is None or one.twin in self._connections, one.id
 
     def _candidates(self, connection: Connection) -> list[Connection]:
         """The older connections with ids of their own of which one may be the same slave."""

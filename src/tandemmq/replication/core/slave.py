@@ -81,6 +81,7 @@ class SlaveSession:
     )
 
     def __init__(self, *, options: ReplicationOptions, segment_bytes: int, checks_tail: bool = False) -> None:
+        assert segment_bytes > 0, segment_bytes
         self._options = options
         self._checks_tail = checks_tail
         self._segment_bytes = segment_bytes
@@ -122,6 +123,7 @@ class SlaveSession:
 
     def on_connected(self, log_end: int, now_ms: int) -> list[SlaveEffect]:
         """The connection is up; `log_end` is what the own log holds."""
+        assert log_end >= 0, log_end
         self._begin_copy(log_end)
         self.reported = log_end
         self.start_rule = None
@@ -291,12 +293,19 @@ class SlaveSession:
         """Stores for all whole records, and the report behind them; also what cannot be stored."""
         if not pieces:
             return [], None
+        begin = self._verifier.log_offset
         runs, bad = self._verifier.feed(pieces, around)
+        # Each byte that came is stored or held.
+        end = self._verifier.log_offset
+        assert end + self._verifier.held_bytes == self._received_to, (end, self._received_to)
+        assert begin + sum(len(run.data) for run in runs) == end, (begin, end)
         self._copied_at_ms = now_ms
         self.rate.add(sum(map(len, pieces)), now_ms)
         effects: list[SlaveEffect] = [Store(*run) for run in runs]
         if runs:
-            self.reported = self._verifier.log_offset
+            assert runs[0].log_offset == begin, (runs[0].log_offset, begin)
+            assert self.reported < end, (self.reported, end)
+            self.reported = end
             self._wrote_at_ms = now_ms
             effects.append(Send(self._report()))
         return effects, bad
@@ -320,6 +329,7 @@ class SlaveSession:
         return [Disconnect(reason)] if has_connection else []
 
     def _halt(self, reason: HaltReason, log_offset: int, detail: str) -> list[SlaveEffect]:
+        assert self.halt is None, "nothing is copied after a halt"
         self._move(SlaveCause.REFUSED)
         halt = Halt(reason=reason, log_offset=log_offset, detail=detail)
         self.halt = halt
@@ -327,6 +337,7 @@ class SlaveSession:
 
     def _dial(self) -> list[SlaveEffect]:
         assert self.address is not None
+        assert self.state is SlaveState.DIALING, self.state
         self.halt = None
         self._dialled = self.address
         return [Dial(self.address)]

@@ -52,6 +52,7 @@ class SyncStateSet:
         may_join: Callable[[int], bool] = lambda _one: True,
     ) -> None:
         """`may_join`: whether a copy has what a member needs besides the log."""
+        assert confirm_offset >= 0, confirm_offset
         self._own_id = own_id
         self._may_join = may_join
         self._lag_ms_max = lag_ms_max
@@ -74,6 +75,7 @@ class SyncStateSet:
     @property
     def size(self) -> int:
         """How many copies the set has at the least, for `minInSyncReplicas`."""
+        assert self._own_id in self.members, self.members
         return min(map(len, (self.members, *self._proposed)))
 
     @property
@@ -106,6 +108,7 @@ class SyncStateSet:
             self._gone.discard(one)
         if one not in self.required and log_end - held <= JOIN_LAG_BYTES_MAX:
             copy.joins_at, copy.join_due_ms = log_end, now_ms + self._join_ms_max
+            assert one in self.required, "a send waits for who is about to join"
         self.raise_confirm(log_end)
 
     def raise_confirm(self, log_end: int) -> int:
@@ -148,6 +151,8 @@ class SyncStateSet:
         self._proposed_at_ms = now_ms
         if proposal not in self._proposed:
             self._proposed.append(proposal)
+        assert self._own_id in proposal, proposal
+        self._assert_union()
         return proposal
 
     def on_committed(self, members: frozenset[int], epoch: int) -> bool:
@@ -160,9 +165,16 @@ class SyncStateSet:
         self._gone &= self.members
         for one in self.members & self._copies.keys():
             self._copies[one].joins_at = None
+        self._assert_union()
         return True
 
     def on_refused(self, epoch: int) -> None:
         """The last proposal against `epoch` will never be carried out; an earlier one may have been."""
         if epoch == self.epoch and len(self._proposed) == 1:
             self._proposed.clear()
+
+    def _assert_union(self) -> None:
+        """A send waits for whoever may be elected, whatever the controllers decide."""
+        required = self.required | {self._own_id}
+        assert self.members <= required, (self.members, required)
+        assert all(proposal <= required for proposal in self._proposed), (self._proposed, required)

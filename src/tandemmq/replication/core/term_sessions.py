@@ -111,10 +111,13 @@ class TermMasterSession(MasterSession):
         entry = self._epochs.find(self.next_offset) if wanted else None
         if entry is None:
             return 0
-        return min(wanted, self._epochs.end_of(entry, log.end) - self.next_offset)
+        rest = self._epochs.end_of(entry, log.end) - self.next_offset
+        assert rest > 0, "the byte to send is of the term that was found for it"
+        return min(wanted, rest)
 
     def _begin(self, reported: int, log: LogRange) -> list[MasterEffect]:
         assert self.slave is not None
+        assert self.start is None, "a transfer begins once"
         if reported > log.end:
             return self._end(f"the slave holds {reported} bytes, this master {log.end}")
         rule, log_offset = StartRule.RESUMED, reported
@@ -212,6 +215,7 @@ class TermSlaveSession(SlaveSession):
         """Where the master's log ended when it answered the handshake."""
 
     def on_connected(self, log_end: int, now_ms: int) -> list[SlaveEffect]:
+        assert log_end >= 0, log_end
         self._log_end = log_end
         self._answers = MasterFrameDecoder()
         self._answer_due_ms = now_ms + ANSWER_MS_MAX
@@ -240,6 +244,7 @@ class TermSlaveSession(SlaveSession):
     def on_aligned(self, log_end: int, epochs: EpochList, now_ms: int) -> list[SlaveEffect]:
         """What `Align` asked for is on disk; nothing was reported before it."""
         assert self.state is SlaveState.CHECKING
+        assert log_end <= self._log_end, "nothing was stored meanwhile"
         self.epochs = epochs
         self._begin_copy(log_end)
         self.reported = log_end
@@ -266,6 +271,7 @@ class TermSlaveSession(SlaveSession):
         if point < end and point < self.confirm_offset:
             detail = f"the master's log parts from this one at {point}, confirmed is {self.confirm_offset}"
             return self._halt(HaltReason.DIVERGED, point, detail)
+        assert 0 <= point <= end, (point, end)
         return [Align(point, self.epochs.cut_suffix(point).follow(answer.epochs))]
 
     def _report_first(self, now_ms: int) -> list[SlaveEffect]:

@@ -63,6 +63,8 @@ class RecordVerifier:
     __slots__ = ("_held", "_held_bytes", "_record_bytes_max", "_segment_bytes", "_wanted_bytes", "log_offset")
 
     def __init__(self, log_offset: int, *, segment_bytes: int, record_bytes_max: int) -> None:
+        assert log_offset >= 0, log_offset
+        assert segment_bytes > 0, segment_bytes
         self.log_offset = log_offset
         """The first byte that has not been handed out in a run."""
         self._segment_bytes = segment_bytes
@@ -96,9 +98,15 @@ class RecordVerifier:
             buffer = memoryview(self._held[0] if len(self._held) == 1 else b"".join(self._held))
         runs: list[VerifiedRun] = []
         position, bad = self._walk(buffer, runs)
+        assert 0 <= position <= len(buffer), (position, len(buffer))
+        assert all(self._is_of_one_segment(run) for run in runs), runs
         self._held = [bytes(buffer[position:])] if position < len(buffer) else []
         self._held_bytes = len(buffer) - position
         return runs, bad
+
+    def _is_of_one_segment(self, run: VerifiedRun) -> bool:
+        size = len(run.data)
+        return 0 < size <= self._segment_bytes - run.log_offset % self._segment_bytes
 
     def _put_before(self, around: memoryview) -> memoryview | None:
         """All that is held in one piece, which ends where `around` does; None without room for it."""
@@ -109,6 +117,7 @@ class RecordVerifier:
         for part in self._held:
             around[at : at + len(part)] = part
             at += len(part)
+        assert at <= len(around), (at, len(around))
         return around[begin:]
 
     def _walk(self, buffer: memoryview, runs: list[VerifiedRun]) -> tuple[int, BadRecord | None]:
@@ -253,4 +262,5 @@ async def find_difference(ours: ChecksumOf, theirs: ChecksumOf, start: int, end:
             start = middle
         else:
             end = middle
+    assert start + 1 == end, (start, end)
     return start

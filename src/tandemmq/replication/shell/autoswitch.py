@@ -165,6 +165,7 @@ class AutoSwitchReplication:
         self.on_following: Callable[[], None] = lambda: None
 
     async def start(self, host: str, port: int) -> Address:
+        assert self._listener is None, "it listens once"
         self._store.limit_reads()
         self._unfollow = self._store.confirmed.follow(self._on_confirmed)
         self._listener = await self._network.listen(
@@ -196,6 +197,8 @@ class AutoSwitchReplication:
         await self.end_term()
         self._require_newer(epoch)  # what was under way may have brought the list of a newer master
         await store.save_epochs(store.epochs.append(epoch, store.max_log_offset))
+        assert self._slave is None, "the slave side has ended"
+        assert store.epochs.last_epoch == epoch, (store.epochs.last_epoch, epoch)
         store.limit_reads(until=store.max_log_offset)
         self._set = SyncStateSet(
             self._broker_id,
@@ -215,6 +218,7 @@ class AutoSwitchReplication:
         if self._followed == wanted:
             return
         await self.end_term()
+        assert self._set is None, "a slave leads no term"
         store = self._store
         session = self._session = TermSlaveSession(
             options=self._options,
@@ -359,6 +363,7 @@ class AutoSwitchReplication:
             facts = {"slave": connection.peer[0], "reason": reason or "no term of ours, or no room"}
             log.log(logging.WARNING if reason else logging.INFO, events.SLAVE_REFUSED, extra=facts)
             return False
+        assert connection not in self._connections, connection.peer
         self._connections.append(connection)
         return True
 

@@ -90,6 +90,7 @@ class ReplicationMaster:
 
     async def start(self, host: str, port: int) -> Address:
         """The address that slaves dial. Port 0 picks a free one."""
+        assert self._listener is None, "it listens once"
         self._unfollow = self._store.confirmed.follow(self._on_confirmed)
         self._listener = await self._network.listen(
             host,
@@ -207,6 +208,7 @@ class ReplicationMaster:
             facts = {"slave": connection.peer[0], "connection_count": len(self._connections)}
             log.warning(events.SLAVE_REFUSED, extra=facts)
             return False
+        assert connection not in self._connections, connection.peer
         self._connections.append(connection)
         return True
 
@@ -316,6 +318,7 @@ class ReplicationMaster:
         for replica, held in sorted(ranges.items()):
             if self._reported.get(replica) != held:
                 self._report(replica, held)
+        assert self._reported == ranges, (self._reported, ranges)
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic() * 1000)
@@ -338,10 +341,13 @@ class KnownAhead:
 
     def note(self, host: str, start: TransferStart) -> None:
         """A slave was refused by `start`."""
+        assert start.reported > start.master_end, start
         ends = self._hosts.setdefault(host, {})
         ends[start.reported] = start.master_end
         _drop_oldest(ends, END_COUNT_MAX)
         _drop_oldest(self._hosts, HOST_COUNT_MAX)
+        assert len(ends) <= END_COUNT_MAX, len(ends)
+        assert len(self._hosts) <= HOST_COUNT_MAX, len(self._hosts)
 
     def forget_below(self, log_end: int) -> None:
         """The log has again what it had lost, up to `log_end`: who ends there or before has a copy of it."""

@@ -79,6 +79,7 @@ class MasterConnection(asyncio.BufferedProtocol):
         self._buffer = memoryview(bytearray(ROOM_BYTES + RECEIVE_BYTES_MAX))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert self._transport is None, "a connection is made once"
         self._transport = cast(asyncio.Transport, transport)
         if self._owner is None:
             self._transport.abort()
@@ -91,6 +92,7 @@ class MasterConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         size = RECEIVE_BYTES_MAX if self._owner is None else min(self._owner.frame_left, RECEIVE_BYTES_MAX)
+        assert size > 0, "without room nothing more would be read"
         return self._buffer[ROOM_BYTES : ROOM_BYTES + size]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -129,6 +131,7 @@ class MasterConnection(asyncio.BufferedProtocol):
             self._transport = None
 
     def _join(self, owner: ConnectionOwner) -> None:
+        assert not self.is_ready.is_set(), "the owner is told once"
         self.is_ready.set()
         owner.on_connected(self)
 
@@ -179,6 +182,7 @@ class Dialler:
 
     def dial(self, address: str) -> None:
         """Begin an attempt; the one before it has ended."""
+        assert self._attempt is None, "one attempt at a time"
         connection = MasterConnection(self._owner, self._new_handshake())
         task = self._tasks.start("dial", self._run(address, connection))
         self._attempt = task, connection

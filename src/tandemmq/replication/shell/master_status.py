@@ -170,6 +170,7 @@ class DepartedSlaves:
         self._slaves[key] = slave
         if len(self._slaves) > DEPARTED_COUNT_MAX:
             del self._slaves[next(iter(self._slaves))]
+        assert len(self._slaves) <= DEPARTED_COUNT_MAX, len(self._slaves)
 
 
 def _key_of(slave: DepartedSlave) -> Key:

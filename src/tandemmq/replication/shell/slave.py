@@ -60,6 +60,7 @@ class TailTask:
 
     def begin(self, log_end: int) -> None:
         """Compare what the own log holds below `log_end`."""
+        assert self._task is None, "one comparison at a time"
         self._task = self._tasks.start("check_tail", self._run(log_end))
 
     def cancel(self) -> None:
@@ -171,6 +172,7 @@ class ReplicationSlave:
 
     async def start(self) -> None:
         """Dials as soon as an address is known, and for ever after."""
+        assert not self._is_started, "it is started once"
         self._is_started = True
         self.set_master(self._wanted_address)
 
@@ -330,6 +332,8 @@ class ReplicationSlave:
             if isinstance(error, StoreError) and error.fatal:
                 raise
             return f"{type(error).__name__}: {error}"
+        end = run.log_offset + len(run.data)
+        assert self._store.max_log_offset == end, (self._store.max_log_offset, end)
         return ""
 
     def _on_verdict(self, verdict: TailVerdict) -> None:

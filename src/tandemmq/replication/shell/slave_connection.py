@@ -110,6 +110,7 @@ class SlaveConnection(asyncio.Protocol):
         self.peer: Address = ("", 0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert self._transport is None, "a connection is made once"
         self._transport = cast(asyncio.Transport, transport)
         host, port = self._transport.get_extra_info("peername")[:2]
         self.peer = (str(host), int(port))
@@ -181,10 +182,12 @@ class SlaveConnection(asyncio.Protocol):
                 return
             if not len(view):
                 break
+            assert len(view) <= wanted, (len(view), wanted)
             self._write_all(session.frames(view, now_ms), len(view))
             turn_bytes += len(view)
             if not self._can_write():
                 break
+        assert self.record.sent <= session.next_offset, (self.record.sent, session.next_offset)
         self.record.sent = session.next_offset
         if self._options.flow_control and turn_bytes:
             self._arm()
