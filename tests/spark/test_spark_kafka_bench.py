@@ -1,4 +1,5 @@
-"""`tandemmq bench kafka` runs: Kafka's broker, Spark's source for it, the same messages, all lines printed.
+"""Beside Kafka: `tandemmq bench kafka` runs, with Kafka's broker and Spark's source for it, and prints all
+its lines; the documented queries copy a topic from Kafka to ours and back.
 
 Needs Maven and a minute, so it is no part of the usual run: `pytest -m interop tests/spark` runs it.
 """
@@ -13,6 +14,12 @@ from pathlib import Path
 import pytest
 
 CACHE = Path(os.environ.get("TANDEMMQ_INTEROP_CACHE") or Path(__file__).parents[2] / ".interop-cache")
+
+
+@pytest.fixture(autouse=True)
+def _java_as_it_comes(monkeypatch: pytest.MonkeyPatch, _quick_java: None) -> None:
+    """Kafka's broker, and the bench, choose another garbage collector than the tests of this folder."""
+    monkeypatch.delenv("JAVA_TOOL_OPTIONS")
 
 
 @pytest.mark.interop
@@ -34,3 +41,21 @@ def test_both_sources_are_compared_over_the_same_messages() -> None:
     assert sum(line.startswith("4,000 rows of 128 B") for line in lines) == 4
     assert sum(line.startswith("1,000 rows of 1024 B") for line in lines) == 4
     assert sum("micro-batch of one message" in line for line in lines) == 2
+
+
+@pytest.mark.interop
+@pytest.mark.timeout(900)
+def test_a_topic_is_copied_from_kafka_and_back_by_the_documented_queries(tmp_path: Path) -> None:
+    here = Path(__file__)
+    document = here.parents[2] / "docs" / "coming-from-kafka.md"
+    done = subprocess.run(
+        [sys.executable, str(here.with_name("kafka_copies.py")), str(document), str(CACHE), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=800,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), *sys.path])},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1] == "COPIED blocks=2"
