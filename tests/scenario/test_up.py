@@ -78,7 +78,7 @@ def follows(folder: Path) -> bool:
 def test_a_cluster_survives_kills_and_leaves_nothing(folder: Path) -> None:
     with (
         subprocess.Popen(
-            command("up", "--store", str(folder), "--port-base", "auto"),
+            command("up", "--store", str(folder), "--no-elected", "--port-base", "auto"),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -152,7 +152,7 @@ def test_a_taken_port_and_a_bad_setting_are_told(folder: Path) -> None:
 
 
 def test_an_elected_master_that_dies_is_replaced_and_readers_go_on(folder: Path) -> None:
-    started = run(folder, "up", "--elected", "--detach", "--port-base", "auto")
+    started = run(folder, "up", "--detach", "--port-base", "auto")
     assert started.returncode == 0, started.stderr
     until_blocking(lambda: is_well(folder))
     before = servers(folder)
@@ -219,10 +219,15 @@ def test_a_folder_stays_of_the_kind_that_it_began_as(tmp_path: Path) -> None:
     def roles(where: Path, **options: Any) -> set[str]:
         return {plan.role for plan in local.make_plan(where, port_base=local.AUTO, **options)}
 
-    assert roles(tmp_path / "1") == {"name server", "master", "slave"}
+    fixed = {"name server", "master", "slave"}
+    assert roles(tmp_path / "1", is_elected=False) == fixed
     (tmp_path / "1" / "broker-a" / "store").mkdir()
+    assert roles(tmp_path / "1") == fixed
     with pytest.raises(ConfigError, match="not elected"):
         roles(tmp_path / "1", is_elected=True)
-    assert roles(tmp_path / "2", is_elected=True) == {"name server", local.ELECTED}
+    assert roles(tmp_path / "2") == {"name server", local.ELECTED}
     (tmp_path / "2" / "namesrv" / "controller").mkdir()
     assert roles(tmp_path / "2") == {"name server", local.ELECTED}
+    with pytest.raises(ConfigError, match="are elected"):
+        roles(tmp_path / "2", is_elected=False)
+    assert roles(tmp_path / "3", is_minimal=True) == {"name server", "master"}

@@ -113,7 +113,7 @@ def make_plan(
     *,
     groups: int = 1,
     is_minimal: bool = False,
-    is_elected: bool = False,
+    is_elected: bool | None = None,
     port_base: str = "",
     host: str = "127.0.0.1",
     bind: str = "",
@@ -122,7 +122,7 @@ def make_plan(
     """The processes of a cluster, the name server first, then masters, then slaves.
 
     `is_elected`: a controller in the name server's process decides who of a group is master. A folder stays
-    of the kind that it began as.
+    of the kind that it began as; None: of that kind, and a new one is elected unless `is_minimal`.
 
     `host` is the address that clients are told. `bind`: where the servers listen; by default there when it is
     an address of the loopback, else on all interfaces.
@@ -131,9 +131,13 @@ def make_plan(
              folder of the other kind.
     """
     controller_store = folder / "namesrv" / "controller"
-    if is_elected and not controller_store.exists() and any(folder.glob("broker-*/store")):
+    was_elected, is_old = controller_store.exists(), any(folder.glob("broker-*/store"))
+    if is_elected and is_old and not was_elected:
         raise ConfigError(f"{folder} holds a cluster whose masters are not elected: give --store another one")
-    is_elected |= controller_store.exists()
+    if is_elected is False and was_elected:
+        raise ConfigError(f"{folder} holds a cluster whose masters are elected: give --store another one")
+    if is_elected is None:
+        is_elected = was_elected or not (is_minimal or is_old)
     if not 1 <= groups <= GROUPS_MAX:
         raise ConfigError(f"--processes {groups}: must be from 1 to {GROUPS_MAX}")
     bind = bind or (host if host.startswith("127.") else "0.0.0.0")

@@ -42,8 +42,13 @@ def up(
     store: Store = None,
     minimal: Annotated[bool, typer.Option("--minimal", help="One name server and one broker.")] = False,
     elected: Annotated[
-        bool, typer.Option("--elected", help="A controller elects the masters; a dead one is replaced.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--elected/--no-elected",
+            help="Whether a controller elects the masters, so that a dead one is replaced.",
+            show_default="as the folder began; a new one: unless --minimal",
+        ),
+    ] = None,
     processes: Annotated[int, typer.Option("--processes", help="Broker groups.", metavar="N")] = 1,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Go on in the background.")] = False,
     port_base: Annotated[
