@@ -83,7 +83,8 @@ soak: setup-dev ## Run a master and a slave through random faults for 10 minutes
 failover: ROUNDS ?= 60
 failover: SEED ?= 1
 failover: MINUTES ?= 30
-failover: setup-dev ## Replace the master of three brokers through 60 faults under load; what was lost, for how long (ROUNDS=n SEED=n MINUTES=n ARGS=--spark)
+failover: setup-dev ## Replace the master of three brokers through 60 faults under load; what was lost, for how long (ROUNDS=n SEED=n MINUTES=n ARGS=--spark or --java)
+	@$(if $(findstring --java,$(ARGS)),scripts/setup jdk)
 	@PYTHONPATH=tests $(PY) tests/faults/failover.py --rounds $(ROUNDS) --seed $(SEED) --minutes $(MINUTES) $(ARGS)
 
 spark: KILLS ?= 20

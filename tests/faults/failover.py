@@ -22,6 +22,11 @@ stream        with --spark: a Spark stream reads the topic meanwhile. A line bef
               rows it had, what was lost or came twice (nothing may), and how long after each fault the next
               batch with newer sends was done. Spark takes its share of the processors from the group, so the
               RTO of such a run says little
+java          with --java: a producer of each line of RocketMQ's Java clients sends meanwhile, one message
+              after the other, and looks up routes every second. A round ends when they go on, too. What they
+              were promised is judged as what ours was, and counts as acknowledged. A table and lines before
+              the last one say by client how long it could not send, what failed, was lost, and was stored
+              twice: a producer sends a message again whose answer did not come, and it may have been stored
 two masters   two brokers that acknowledged in one term, or one that acknowledged a send which began after a
               newer term had acknowledged one
 """
@@ -34,24 +39,27 @@ import itertools
 import logging
 import math
 import random
+import re
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from elected_hosts import GROUP, ElectedHosts, Member
+from java_senders import CLIENTS, OURS, POLL_S, JavaSend, JavaSender, body_of, client_of
 from outside_lists import QUICK, OutsideLists, consuming
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from spark_reader import END_S, START_S, SparkReader, StreamFindings, judge_stream
 
+from interop.java_peers import missing_tools
 from sim.linearizable import Append, Read, contradiction
 from small_disk import MountRefused
 from tandemmq.api.calls import call
@@ -113,6 +121,7 @@ class Ack:
     host: str
     log_offset: int
     cause: str
+    client: str = OURS
 
 
 @dataclass(slots=True)
@@ -121,6 +130,7 @@ class Round:
     rto_ms: float
     failed_sends: int
     begun_s: float = 0.0
+    ended_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -139,6 +149,8 @@ class History:
     """What else is wrong: a group that is not whole in time, a process that ended by itself."""
     stream: StreamFindings | None = None
     """With `--spark`."""
+    java_failed: list[tuple[str, float, str]] = field(default_factory=list)
+    """With `--java`: which client, when, why."""
 
     def note_ack(self, queue_id: int, queue_offset: int, body: bytes, ack: Ack) -> None:
         place = (TOPIC, queue_id, queue_offset)
@@ -148,8 +160,29 @@ class History:
         promised[place] = body
         self.acks.append(ack)
 
-    def longest_gap_ms(self, since_s: float, until_s: float) -> float:
-        times = [since_s, *sorted(ack.done_s for ack in self.acks if ack.done_s > since_s), until_s]
+    def note_java(self, sends: Iterable[JavaSend]) -> None:
+        """When no round is under way any more."""
+        for send in sends:
+            client = client_of(send.number)
+            self.begun_s[send.number] = send.begun_s
+            if send.done_s is None:
+                continue
+            cause = self.cause_at(send.done_s)
+            if send.message_id:
+                stored = decode_message_id(send.message_id)
+                ack = Ack(send.begun_s, send.done_s, stored.ip, stored.log_offset, cause, client)
+                self.note_ack(send.queue_id, send.queue_offset, body_of(send.number), ack)
+            else:
+                self.java_failed.append((client, send.done_s, send.reason))
+
+    def cause_at(self, time_s: float) -> str:
+        """The fault of the round that was under way, or had just ended."""
+        begun = [one.cause for one in self.rounds if one.begun_s <= time_s]
+        return begun[-1] if begun else "start"
+
+    def longest_gap_ms(self, since_s: float, until_s: float, client: str = OURS) -> float:
+        done = (ack.done_s for ack in self.acks if ack.client == client)
+        times = [since_s, *sorted(time_s for time_s in done if since_s < time_s < until_s), until_s]
         return max(after - before for before, after in itertools.pairwise(times)) * 1000
 
 
@@ -164,10 +197,16 @@ class Failover:
         seed: int,
         only: str,
         stream_folder: Path | None = None,
+        java_folder: Path | None = None,
     ) -> None:
-        """`stream_folder`: a Spark stream reads along and keeps its checkpoint there; None: there is none."""
+        """`stream_folder`: a Spark stream reads along and keeps its checkpoint there; None: there is none.
+
+        `java_folder`: the same of Java producers that send, too.
+        """
         self._hosts = hosts
         self._stream_folder = stream_folder
+        self._java_folder = java_folder
+        self._java: list[JavaSender] = []
         self._history = history
         self._chance = random.Random(seed)
         self._kinds = self.choose(only, with_disks=bool(hosts.disks))
@@ -190,6 +229,8 @@ class Failover:
             async with Producer("P", hosts.name_server, options=options) as producer:
                 senders = [asyncio.create_task(self._send(producer)) for _ in range(SENDER_COUNT)]
                 try:
+                    if self._java_folder is not None:
+                        await self._start_java(self._java_folder)
                     if stream is not None:
                         await until(partial(self._is_reading, stream), "the stream reads", START_S)
                     for harm in itertools.islice(self._harms(), rounds):
@@ -201,9 +242,24 @@ class Failover:
                     for sender in senders:
                         sender.cancel()
                     await asyncio.gather(*senders, return_exceptions=True)
+                    await self._end_java()
             await until(lambda: not history.lists.missing, "everything acknowledged is read")
             if stream is not None:
                 await self._end_stream(stream)
+
+    async def _start_java(self, folder: Path) -> None:
+        """Returns when all of them send."""
+        for client in CLIENTS[1:]:
+            home = folder / client.replace(" ", "-")
+            self._java.append(
+                await asyncio.to_thread(JavaSender, client, self._hosts.name_server, TOPIC, home)
+            )
+        await until(lambda: all(self._counts()), "Java's producers send", START_S)
+
+    async def _end_java(self) -> None:
+        for sender in self._java:
+            await asyncio.to_thread(sender.close)
+            self._history.note_java(sender.sends())
 
     @staticmethod
     async def _is_reading(stream: SparkReader) -> bool:
@@ -252,7 +308,7 @@ class Failover:
         history = self._history
         while True:
             number = next(self._numbers)
-            body = b"%d " % number + b"x" * 100
+            body = body_of(number)
             cause, begun_s = history.cause, time.monotonic()
             history.begun_s[number] = begun_s
             try:
@@ -305,12 +361,13 @@ class Failover:
         cause = await harm(self, master)
         await self._whole()
         await self._calm()
-        rto_ms = history.longest_gap_ms(begun_s, time.monotonic())
+        ended_s = time.monotonic()
+        rto_ms = history.longest_gap_ms(begun_s, ended_s)
         for ack in reversed(history.acks):
             if ack.done_s < begun_s:
                 break
             ack.cause = cause
-        return Round(cause, rto_ms, history.failed - failed, begun_s)
+        return Round(cause, rto_ms, history.failed - failed, begun_s, ended_s)
 
     async def _kill_master(self, master: int) -> str:
         broker = self._hosts.brokers[master]
@@ -388,6 +445,8 @@ class Failover:
             await self._whole()
         await self._hand_over_to(self._chance.choice(slaves))
         await self._whole()
+        if self._java:
+            await asyncio.sleep(2 * POLL_S)  # what an operator does: clients of RocketMQ ask for the route
         await self._restart(hosts.brokers[master])
         await self._whole()
         await self._hand_over_to(master)
@@ -478,11 +537,18 @@ class Failover:
         return found[0]
 
     async def _calm(self) -> int:
-        """The same, and sends are acknowledged again."""
-        acks = self._history.acks
-        goal = len(acks) + CALM_ACKS
-        await until(lambda: len(acks) >= goal, "sends are acknowledged", ROUND_S_MAX)
+        """The same, and sends are acknowledged again, those of each client."""
+        goals = [count + CALM_ACKS for count in self._counts()]
+
+        def is_calm() -> bool:
+            return all(count >= goal for count, goal in zip(self._counts(), goals, strict=True))
+
+        await until(is_calm, "sends are acknowledged", ROUND_S_MAX)
         return await self._whole()
+
+    def _counts(self) -> list[int]:
+        """Acknowledged sends by client."""
+        return [len(self._history.acks), *(sender.acknowledged() for sender in self._java)]
 
     async def _leader(self) -> str:
         reasons: list[str] = []
@@ -566,8 +632,7 @@ def share(values: list[float], part: float) -> int:
     return round(sorted(values)[max(0, math.ceil(part * len(values)) - 1)]) if values else 0
 
 
-def both(rounds: list[Round]) -> str:
-    values = [one.rto_ms for one in rounds]
+def both(values: list[float]) -> str:
     return f"{share(values, 0.5)}/{share(values, 0.99)}"
 
 
@@ -588,10 +653,77 @@ def table_of(history: History, lost: Counter[str]) -> Table:
     return table
 
 
+@dataclass(slots=True)
+class ClientRounds:
+    """What one client met in the rounds of one fault."""
+
+    rto_ms: list[float] = field(default_factory=list)
+    failed: int = 0
+    lost: int = 0
+    stored_twice: int = 0
+
+
+def by_client(history: History) -> dict[tuple[str, str], ClientRounds]:
+    """By client and fault; "start" is what was before the first fault."""
+    found: dict[tuple[str, str], ClientRounds] = defaultdict(ClientRounds)
+    for one in history.rounds:
+        found[OURS, one.cause].failed += one.failed_sends
+        for client in CLIENTS:
+            gap_ms = history.longest_gap_ms(one.begun_s, one.ended_s, client)
+            found[client, one.cause].rto_ms.append(gap_ms)
+    for client, at_s, _ in history.java_failed:
+        found[client, history.cause_at(at_s)].failed += 1
+    delivered = history.lists.delivered()
+    for (place, body), ack in zip(history.lists.promised.items(), history.acks, strict=False):
+        if delivered.get(place) != body:
+            found[ack.client, history.cause_at(ack.done_s)].lost += 1
+    for number, count in Counter(_number_in(body) for body in delivered.values()).items():
+        if count > 1:
+            found[client_of(number), history.cause_at(history.begun_s[number])].stored_twice += count - 1
+    return {key: found[key] for key in sorted(found, key=lambda key: (CLIENTS.index(key[0]), key[1]))}
+
+
+def short_reason(reason: str) -> str:
+    """Without the package, the address of the broker and Java's advice."""
+    words = re.sub(r" (BROKER: |See http|For more information).*|\d+(\.\d+){3}:\d+ ?", "", reason)
+    return re.sub(r"^[\w.]+\.", "", words)
+
+
+def clients_table(found: Mapping[tuple[str, str], ClientRounds]) -> Table:
+    what = "rounds", "RTO p50 ms", "RTO p99 ms", "failed sends", "lost", "stored twice"
+    table = Table("client", "fault", *what)
+    for (client, cause), one in found.items():
+        shares = share(one.rto_ms, 0.5), share(one.rto_ms, 0.99)
+        numbers = len(one.rto_ms), *shares, one.failed, one.lost, one.stored_twice
+        table.add_row(client, cause, *(str(number) for number in numbers))
+    return table
+
+
+def client_line(client: str, count: int, found: Mapping[tuple[str, str], ClientRounds]) -> str:
+    """What one client met in all rounds together; `count`: how many of its sends were acknowledged."""
+    parts = {cause: part for (one, cause), part in found.items() if one == client}
+    killed = [ms for cause, part in parts.items() if cause == KILLED for ms in part.rto_ms]
+    silent = [ms for cause, part in parts.items() if cause in SILENT for ms in part.rto_ms]
+    return (
+        f"{client}: acknowledged={count} failed={sum(part.failed for part in parts.values())}"
+        f" lost={sum(part.lost for part in parts.values())}"
+        f" stored_twice={sum(part.stored_twice for part in parts.values())}"
+        f" rto_killed_ms={both(killed)} rto_silent_ms={both(silent)}"
+    )
+
+
 def failover(
-    root: Path, *, rounds: int, seed: int, seconds: float, only: str = "", has_stream: bool = False
+    root: Path,
+    *,
+    rounds: int,
+    seed: int,
+    seconds: float,
+    only: str = "",
+    has_stream: bool = False,
+    has_java: bool = False,
 ) -> int:
-    """The exit code. `only`: a word in the names of the faults; `has_stream`: a Spark stream reads along.
+    """The exit code. `only`: a word in the names of the faults; `has_stream`: a Spark stream reads along;
+    `has_java`: Java producers send, too.
 
     Raises:  NoSuchFault when no fault that is possible here has it.
     """
@@ -602,7 +734,10 @@ def failover(
 
     async def run(hosts: ElectedHosts, on_round: Callable[[Round], None]) -> None:
         folder = root / "stream" if has_stream else None
-        subject = Failover(hosts, history, seed=seed, only=only, stream_folder=folder)
+        java_folder = root / "java" if has_java else None
+        subject = Failover(
+            hosts, history, seed=seed, only=only, stream_folder=folder, java_folder=java_folder
+        )
         try:
             await subject.run(rounds, ends_at_s, on_round)
             ranges.extend(await subject.finish())
@@ -615,7 +750,7 @@ def failover(
             history.faults += different_logs([hosts.store_path(number) for number in hosts.brokers])
         except (AssertionError, TandemError) as error:
             history.faults.append(f"after {len(history.rounds)} rounds, {history.cause}: {error}")
-    return tell(history, two_masters(history.acks, ranges) if ranges else [])
+    return tell(history, two_masters(history.acks, ranges) if ranges else [], has_java=has_java)
 
 
 @contextmanager
@@ -634,7 +769,7 @@ def harmed_hosts(root: Path) -> Iterator[ElectedHosts]:
         hosts.close()
 
 
-def tell(history: History, masters: list[str]) -> int:
+def tell(history: History, masters: list[str], *, has_java: bool = False) -> int:
     findings = history.lists.check()
     cause_of_place = dict(zip(history.lists.promised, history.acks, strict=False))
     lost = Counter(cause_of_place[place].cause for place in history.lists.missing if place in cause_of_place)
@@ -646,8 +781,20 @@ def tell(history: History, masters: list[str]) -> int:
         wrong += not_linearizable(history)
     if failed:
         wrong.append(f"{failed} sends failed at a planned hand-over or a rolling restart")
+    java_failed = sum(history.cause_at(at_s) in PLANNED for _, at_s, _ in history.java_failed)
+    if java_failed:
+        wrong.append(f"{java_failed} sends of Java's clients failed at one of these")
     Console(width=None if sys.stdout.isatty() else 110).print(table_of(history, lost))
+    if has_java:
+        found = by_client(history)
+        Console(width=None if sys.stdout.isatty() else 130).print(clients_table(found))
     print("sends", dict(sorted(history.lists.statuses.items())))
+    if has_java:
+        reasons = Counter((client, short_reason(reason)) for client, _, reason in history.java_failed)
+        for (client, reason), count in reasons.most_common(SHOWN_MAX):
+            print(f"{count} sends of {client} failed: {reason}")
+        counts = Counter(ack.client for ack in history.acks)
+        print(*(client_line(client, counts[client], found) for client in CLIENTS), sep="\n")
     if history.stream is not None:
         print(history.stream.line())
         for line in history.stream.restarts[:SHOWN_MAX]:
@@ -658,8 +805,8 @@ def tell(history: History, masters: list[str]) -> int:
         f"FAILOVER {'FAILED' if wrong else 'OK'} rounds={len(history.rounds)}"
         f" acknowledged={len(history.acks)} lost={len(findings.lost)}"
         f" duplicated_offsets={len(history.duplicated)} two_masters={len(masters)}"
-        f" rto_killed_ms={both([one for one in history.rounds if one.cause == KILLED])}"
-        f" rto_silent_ms={both([one for one in history.rounds if one.cause in SILENT])}"
+        f" rto_killed_ms={both([one.rto_ms for one in history.rounds if one.cause == KILLED])}"
+        f" rto_silent_ms={both([one.rto_ms for one in history.rounds if one.cause in SILENT])}"
         f" handover_failed_sends={failed}"
     )
     return 1 if wrong else 0
@@ -685,7 +832,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="a word in the names of the faults, such as disk")
     parser.add_argument("--spark", action="store_true", help="a Spark stream reads along")
+    parser.add_argument("--java", action="store_true", help="Java producers of both lines send, too")
     options = parser.parse_args()
+    if options.java and missing_tools():
+        parser.error(f"--java needs a JDK and Maven: {', '.join(missing_tools())} missing")
     logging.basicConfig(level=logging.CRITICAL)  # every fault makes warnings in the clients
     root = Path(tempfile.mkdtemp(prefix="tandemmq-failover-"))
     try:
@@ -697,6 +847,7 @@ def main() -> int:
             seconds=seconds,
             only=options.only,
             has_stream=options.spark,
+            has_java=options.java,
         )
     except NoSuchFault as error:
         shutil.rmtree(root)

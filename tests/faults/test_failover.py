@@ -8,16 +8,25 @@ from pathlib import Path
 import pytest
 from failover import (
     FULL_HANDED_OVER,
+    HANDED_OVER,
+    KILLED,
+    OURS,
     TOPIC,
     Ack,
     Failover,
     History,
     NoSuchFault,
+    Round,
+    by_client,
+    client_line,
     different_logs,
     failover,
     not_linearizable,
+    short_reason,
+    tell,
     two_masters,
 )
+from java_senders import NUMBERS, JavaSend, body_of, client_of, read_sends
 from spark_reader import Batch, judge_stream
 
 from tandemmq.protocol.bodies.replica import EpochRange
@@ -122,6 +131,102 @@ def test_what_a_stream_lost_or_read_twice_is_found() -> None:
     assert other.lost == ["the stream has 7 at (1, 0), not send 2"]
     twice = judge_stream([first, second, Batch(2, 4.0, ((0, 1, 1),))], promised, begun_s=begun_s, faults_s=[])
     assert twice.duplicated == ["the stream has (0, 1) 2 times"]
+
+
+def test_what_a_java_producer_prints_is_read() -> None:
+    lines = [
+        "BEGUN 7 1000000000",
+        "OK 7 1500000000 2 40 7F00000200002B670000000000000064",
+        "BEGUN 8 2000000000",
+        "FAILED 8 2250000000 an.Exception: CODE: 14 DESC: nobody leads",
+        "an exception of the JVM",
+        "BEGUN 9 3000000000",
+        "OK",
+    ]
+    assert read_sends(lines) == [
+        JavaSend(7, 1.0, 1.5, 2, 40, "7F00000200002B670000000000000064"),
+        JavaSend(8, 2.0, 2.25, reason="an.Exception: CODE: 14 DESC: nobody leads"),
+        JavaSend(9, 3.0),
+    ]
+    assert [client_of(number) for number in (0, NUMBERS, 2 * NUMBERS + 5)] == [OURS, "java 4.9", "java 5.x"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "short"),
+    [
+        (
+            "org.apache.MQBrokerException: CODE: 14 DESC: the disk is full BROKER: 127.0.2.1:1 For more",
+            "MQBrokerException: CODE: 14 DESC: the disk is full",
+        ),
+        (
+            "org.apache.RemotingConnectException: connect to 127.0.2.2:12624 failed",
+            "RemotingConnectException: connect to failed",
+        ),
+        ("FLUSH_SLAVE_TIMEOUT", "FLUSH_SLAVE_TIMEOUT"),
+    ],
+)
+def test_why_a_java_send_failed_is_told_in_short(reason: str, short: str) -> None:
+    assert short_reason(reason) == short
+
+
+JAVA_ID = "7F00000200002B670000000000000064"
+
+
+def java_history(cause: str, sends: list[JavaSend], delivered: dict[int, int]) -> History:
+    """One round from 1 to 9 s, with one answer for our client; `delivered`: number by offset, of queue 1."""
+    history = History(rounds=[Round(cause, 0.0, 0, 1.0, 9.0)], begun_s={0: 1.25})
+    history.note_ack(0, 0, body_of(0), Ack(1.25, 1.5, "a", 0, cause))
+    history.note_java(sends)
+    places = {(TOPIC, 0, 0): 0, **{(TOPIC, 1, offset): number for offset, number in delivered.items()}}
+    history.lists._delivered = {place: body_of(number) for place, number in places.items()}
+    history.lists.delivered_s.update(dict.fromkeys(places, 10.0))
+    return history
+
+
+def test_each_client_is_counted_for_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, third = NUMBERS, NUMBERS + 1, NUMBERS + 2
+    sends = [
+        JavaSend(first, 0.5, 0.75, 1, 0, JAVA_ID),
+        JavaSend(second, 2.0, 4.5, reason="refused"),
+        JavaSend(third, 5.0, 6.0, 1, 2, JAVA_ID),
+    ]
+    history = java_history(KILLED, sends, {0: first, 1: second, 2: third, 3: third})
+    found = by_client(history)
+    assert found["java 4.9", KILLED].rto_ms == [5000.0]
+    assert (found["java 4.9", KILLED].failed, found["java 4.9", KILLED].stored_twice) == (1, 1)
+    assert found[OURS, KILLED].rto_ms == [7500.0]
+    assert client_line("java 4.9", 2, found) == (
+        "java 4.9: acknowledged=2 failed=1 lost=0 stored_twice=1 rto_killed_ms=5000/5000 rto_silent_ms=0/0"
+    )
+    assert tell(history, [], has_java=True) == 0
+    assert "acknowledged=3 lost=0 duplicated_offsets=0" in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("send", "delivered", "cause", "found"),
+    [
+        pytest.param(JavaSend(NUMBERS, 2.0, 3.0, 1, 0, JAVA_ID), {}, KILLED, "lost=1", id="lost"),
+        pytest.param(
+            JavaSend(NUMBERS, 2.0, 3.0, 1, 0, JAVA_ID), {0: NUMBERS + 1}, KILLED, "lost=1", id="another one"
+        ),
+        pytest.param(
+            JavaSend(NUMBERS, 2.0, 3.0, 0, 0, JAVA_ID), {}, KILLED, "duplicated_offsets=1", id="our place"
+        ),
+        pytest.param(
+            JavaSend(NUMBERS, 2.0, 3.0, reason="refused"),
+            {},
+            HANDED_OVER,
+            "1 sends of Java's clients failed",
+            id="failed at a hand-over",
+        ),
+    ],
+)
+def test_what_a_java_producer_was_denied_is_found(
+    send: JavaSend, delivered: dict[int, int], cause: str, found: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unanswered = JavaSend(NUMBERS + 1, 2.0)
+    assert tell(java_history(cause, [send, unanswered], delivered), [], has_java=True) == 1
+    assert found in capsys.readouterr().out
 
 
 def test_logs_that_differ_are_found(tmp_path: Path) -> None:
