@@ -110,6 +110,7 @@ class ConsumeQueue:
 
     __slots__ = (
         "_has_stale",
+        "_is_overtaken",
         "_log",
         "_synced",
         "_tail",
@@ -143,6 +144,7 @@ class ConsumeQueue:
         self._written = 0
         self._synced = 0
         self._has_stale = False  # a power cut may bring entries back that were cut off
+        self._is_overtaken = False  # entries have changed since the last `unsynced_segments`
 
     def __repr__(self) -> str:
         return f"ConsumeQueue({self.key[0]}/{self.key[1]}, {self.min_offset}..{self.max_offset})"
@@ -224,6 +226,7 @@ class ConsumeQueue:
             assert segment is not None, queue_offset
             segment.file.pwrite(queue_offset * QUEUE_UNIT_BYTES - segment.base, (raw,))
             self._synced = min(self._synced, queue_offset)
+            self._is_overtaken = True
         self.min_offset = min(self.min_offset, queue_offset)
 
     def _start_at(self, queue_offset: int) -> None:
@@ -234,6 +237,7 @@ class ConsumeQueue:
         self._written = self._synced = first
         self.tail_start = self.min_offset = self.max_offset = self.next_offset = queue_offset
         self.end_log_offset = -1
+        self._is_overtaken = True
         self._log.remove_all()
 
     def _write_long_tail(self) -> None:
@@ -294,13 +298,20 @@ class ConsumeQueue:
 
     def unsynced_segments(self) -> tuple[list[Segment], int]:
         """The files that hold written but not synced entries, and the offset to report to `set_synced`."""
+        assert self._synced <= self._written, (self, self._synced, self._written)
+        self._is_overtaken = False
         begin, end = self._synced * QUEUE_UNIT_BYTES, self._written * QUEUE_UNIT_BYTES
         if self._has_stale:
             return [s for s in self._log.segments if s.end >= begin], self._written
         return [s for s in self._log.segments if s.base < end and s.end > begin], self._written
 
     def set_synced(self, queue_offset: int) -> None:
-        """Entries below `queue_offset` survive a power cut."""
+        """Entries below `queue_offset` survive a power cut. When some changed while the files were synced,
+        nobody knows which do, and the next round syncs them again.
+        """
+        if self._is_overtaken:
+            return
+        assert queue_offset <= self._written, (self, queue_offset, self._written)
         self._synced = max(self._synced, queue_offset)
         self._has_stale = False
 
@@ -373,6 +384,7 @@ class ConsumeQueue:
         assert self._log.last is None or end_bytes <= self._log.last.end, (self, end_bytes)
         self._log.truncate(end_bytes, zero_bytes_max=stale_bytes_max)
         end = end_bytes // QUEUE_UNIT_BYTES
+        self._is_overtaken = True
         self.max_offset = self.next_offset = self._written = self._synced = self.tail_start = end
         self._tail = bytearray()
 

@@ -214,6 +214,28 @@ def test_the_entry_that_begins_a_queue_late_is_kept_while_the_disk_is_full(befor
         assert (again.entry(first), again.entry(first + 1)) == ((1000, 10, 100), (1010, 10, 101))
 
 
+@pytest.mark.parametrize("change", ["cut", "begun anew", "mended"])
+def test_what_is_changed_while_it_is_synced_is_synced_again(change: str) -> None:
+    queue = queue_on(MemoryDisk())
+    for n in range(30):
+        queue.put(n * 10, 10, n)
+    queue.write()
+    _, end = queue.unsynced_segments()
+    if change == "cut":
+        queue.truncate(200)
+    elif change == "begun anew":
+        queue.put_at(0, 300, 10, 0)
+        queue.write()
+    else:
+        queue.restore(5, 50, 10, 99, replaces=True)
+    queue.set_synced(end)
+    assert queue.unsynced_bytes > 0
+    segments, end = queue.unsynced_segments()
+    assert segments
+    queue.set_synced(end)
+    assert queue.unsynced_bytes == 0
+
+
 def no_room(*_args: object) -> int:
     raise OSError(errno.ENOSPC, "no room")
 
