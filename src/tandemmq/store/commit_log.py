@@ -136,6 +136,7 @@ class CommitLog:
         """End the log sooner; what lies behind is the caller's to zero."""
         assert self.begin <= end <= self.end
         self.release_pages()
+        self.damaged.drop_behind(end)
         self.end = end
         self._ahead_for = -1
 

@@ -106,6 +106,14 @@ class DamagedRanges:
         """Forget what is not in the log any more."""
         self._ranges = [damaged for damaged in self._ranges if damaged.end > log_begin]
 
+    def drop_behind(self, log_end: int) -> None:
+        """Forget what was cut off: other bytes will stand there."""
+        self._ranges = [
+            damaged._replace(end=min(damaged.end, log_end))
+            for damaged in self._ranges
+            if damaged.begin < log_end
+        ]
+
     def find(self, begin: int, end: int) -> DamagedRange | None:
         """The first range that has bytes between `begin` and `end`."""
         ranges = self._ranges

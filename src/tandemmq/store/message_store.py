@@ -800,6 +800,8 @@ class MessageStore:
             mark.truncate_to(min(mark.value, point))
         assert self.appended.value == point, (self.appended.value, point)
         self._log.cut_at(point)
+        if not self._log.damaged:
+            self._admission.unblock(_DAMAGED)
         for queue in self._queues:
             queue.write()
         self._queues.truncate(point)

@@ -166,10 +166,9 @@ class Scrubber:
         while (known := self._log.damaged.find(position, position + 1)) is not None:
             position = known.end
         segment = self._log.log.find(position)
-        end = min(self._flushed.value, self._dispatched.value)
-        if segment is None or position >= end:
+        if segment is None or position >= segment.base + self._limit(segment):
             return None
-        at, limit = position - segment.base, min(segment.size, end - segment.base)
+        at, limit = position - segment.base, self._limit(segment)
         try:
             look = await self._off_loop(segment, _look_at, at, limit)
             self._recorder.scrubbed_bytes += look.read_bytes
@@ -194,9 +193,11 @@ class Scrubber:
             return begin  # the next look begins behind it
         if not _sound_end(segment.view(), at, segment.base)[1]:
             return begin  # it was healed meanwhile, or the memory erred
-        limit = min(segment.size, self._flushed.value - segment.base, self._dispatched.value - segment.base)
+        limit = self._limit(segment)
+        if limit <= at:
+            return begin  # the log was cut meanwhile: nothing is looked at there
         found_at = await self._off_loop(segment, _find_sound, at, limit)
-        if self._is_gone(segment):
+        if self._is_gone(segment) or self._limit(segment) < limit:
             return begin
         if found_at is None and limit < segment.size and self._flushed.value < self._dispatched.value:
             return None  # whether a record ends at `limit` is not known: next time
@@ -230,6 +231,10 @@ class Scrubber:
             return await self._disk.offload(look, file, segment.view(), segment.base, *facts)
         finally:
             segment.unpin()
+
+    def _limit(self, segment: Segment) -> int:
+        """The byte of the file at which what is looked at ends; only a cut of the log lowers it."""
+        return min(segment.size, min(self._flushed.value, self._dispatched.value) - segment.base)
 
     def _is_gone(self, segment: Segment) -> bool:
         return self._log.log.find(segment.base) is not segment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from sim.memory import MemoryDisk, NoFault
 from tandemmq.errors import LogDiverged, ServiceNotAvailable, StoreError, TandemError
 from tandemmq.replication.core.epochs import EpochEntry, EpochList
 from tandemmq.store import BrokerRole, MessageStore
+from tandemmq.store.scrub import BLOCK_BYTES
 from tandemmq.store.truncation import keep_tail
+from tandemmq.units import MIB
 
 BEFORE = EpochList((EpochEntry(1, 0), EpochEntry(2, 400)))
 AFTER = EpochList((EpochEntry(1, 0), EpochEntry(3, 300)))
@@ -267,3 +270,60 @@ async def test_who_gives_up_waiting_for_a_cut_does_not_end_it() -> None:
         assert bodies(store) == before, turn
         assert store.epochs == (AFTER if is_cut else BEFORE)
         await store.close()
+
+
+@pytest.mark.parametrize("looked_at", ["_look_at", "_find_sound"])
+async def test_what_is_cut_while_it_is_looked_at_is_no_damage(looked_at: str) -> None:
+    """The search for damage reads off the loop; the cut comes between, in the same file."""
+    rig = TermRig()
+    store = await rig.open(role=BrokerRole.ASYNC_MASTER, commit_log_file_bytes=4 * MIB)
+    rig.put(store, record(b"kept"))
+    point = store.max_log_offset
+    rig.put(store, *(record(b"x" * 60_000) for _ in range(40)))
+    end = store.max_log_offset
+    store.set_role(BrokerRole.SLAVE)
+    await rig.clock.pass_time(1)
+    if looked_at == "_find_sound":
+        rig.disk.open(ROOT / "commitlog" / "00000000000000000000").pwrite(2 * BLOCK_BYTES, (bytes(100_000),))
+    offload = rig.disk.offload
+    is_cut = False
+
+    async def cut_first(fn: Callable[..., object], *args: Any) -> object:
+        nonlocal is_cut
+        is_behind = getattr(fn, "__name__", "") == looked_at and args[3] > BLOCK_BYTES // 2
+        if is_behind and not is_cut:
+            is_cut = True
+            await store.cut(point, EpochList(), "its master does not have it")
+        return await offload(fn, *args)
+
+    rig.disk.offload = cut_first  # type: ignore[method-assign,assignment]
+    await store.scrub(0, end)
+    assert is_cut
+    assert rig.fatal == []
+    assert store.damaged_ranges == ()
+    assert store.max_log_offset == point
+    assert bodies(store) == [b"kept"]
+    await store.close()
+
+
+async def test_damage_that_is_cut_off_is_none_of_what_comes_in_its_place() -> None:
+    rig = TermRig()
+    store = await rig.open(role=BrokerRole.ASYNC_MASTER)
+    rig.put(store, *(record(b"kept %d" % n) for n in range(3)))
+    point = store.max_log_offset
+    rig.put(store, *(record(b"cut %d" % n) for n in range(3)))
+    await rig.clock.pass_time(1)
+    rig.disk.open(ROOT / "commitlog" / "00000000000000000000").pwrite(point + 4, (b"####",))
+    await store.scrub(0, store.max_log_offset)
+    ((begin, end, _),) = store.damaged_ranges
+    assert begin == point < end < store.max_log_offset
+    store.set_role(BrokerRole.SLAVE)
+    with pytest.raises(LogDiverged):
+        await store.cut(point, EpochList(), "its master does not have it")
+    before = store.queue_entries("T", 0, 0, 3)[-1][0]
+    await store.cut(before, EpochList(), "its master does not have it")
+    assert store.damaged_ranges == ()
+    store.set_role(BrokerRole.ASYNC_MASTER)
+    rig.put(store, *(record(b"new %d" % n) for n in range(3)))
+    assert bodies(store) == [b"kept 0", b"kept 1", b"new 0", b"new 1", b"new 2"]
+    await store.close()
