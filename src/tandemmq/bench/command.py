@@ -3,7 +3,7 @@
 - without a command: one broker alone, and with a synchronous slave;
 - `open`: opening a store after its broker was killed;
 - `catchup`: an empty slave copies its master;
-- `client`: what the Python client sends and reads, with our broker or any other;
+- `client`: what the Python client sends and reads, with our broker or any other, and beside the Java client;
 - `spark`, `kafka`: reading with Spark, alone and beside Kafka;
 - `java`: our servers beside Java RocketMQ's under the same loads.
 """
@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -28,7 +29,11 @@ from tandemmq.bench.client_bench import ClientFigures, measure_client
 from tandemmq.bench.generator import LoadResult, run_load, send_frames
 from tandemmq.bench.process_stats import describe_machine, processor_seconds, resident_bytes
 from tandemmq.bench.reopen import measure_reopening
+from tandemmq.client import BlockingAdmin
 from tandemmq.launcher import Server, stopping, write_properties
+
+if TYPE_CHECKING:
+    from tandemmq.bench.java.measure import CaseFigures
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, invoke_without_command=True)
 
@@ -252,21 +257,35 @@ def client_rates(
     ] = "",
     seconds: Annotated[float, typer.Option(help="Length of each measured run.", min=0.1, max=60)] = 5.0,
     body: Annotated[int, typer.Option(help="Body of each message, in bytes.", min=1)] = BODY_BYTES,
+    java: Annotated[
+        bool, typer.Option("--java", help="RocketMQ's Java client beside it; needs a JDK and Maven.")
+    ] = False,
+    cache: Annotated[Path, typer.Option(help="Where Java's jars are kept.")] = Path(".interop-cache"),
 ) -> None:
     """Send and read with the Python client and print how many messages per second that makes."""
-    if namesrv:
+    of_java: dict[str, CaseFigures] = {}
+    with ExitStack() as stack:
+        if not namesrv:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandemmq-bench-")))
+            servers = stack.enter_context(_cluster(directory, has_slave=False))
+            namesrv = servers["name server"].address
         readings = asyncio.run(_collect(namesrv, body, seconds))
-    else:
-        with (
-            tempfile.TemporaryDirectory(prefix="tandemmq-bench-") as name,
-            _cluster(Path(name), has_slave=False) as servers,
-        ):
-            readings = asyncio.run(_collect(servers["name server"].address, body, seconds))
+        if java:
+            of_java = _measure_java(namesrv, body, seconds, cache)
     table = Table(title=f"Python client, {body} B bodies", title_justify="left")
-    for heading in ("case", "messages/s", "p50 us", "p99 us"):
+    headings = ["case", "messages/s", "p50 us", "p99 us"]
+    if java:
+        headings += ["Java's client", "p50 us", "p99 us", "Python / Java"]
+    for heading in headings:
         table.add_column(heading, justify="left" if heading == "case" else "right")
     for one in readings:
-        times = ("-" if took is None else f"{took:,.0f}" for took in (one.p50_us, one.p99_us))
+        times = ["-" if took is None else f"{took:,.0f}" for took in (one.p50_us, one.p99_us)]
+        other = of_java.get(one.case)
+        if other is not None:
+            has_times = one.p50_us is not None
+            times += [f"{other.per_second:,.0f}"]
+            times += [f"{took:,.0f}" if has_times else "-" for took in (other.p50_us, other.p99_us)]
+            times += [f"{one.rate / other.per_second:.2f}"]
         table.add_row(one.case, one.error or f"{one.rate:,.0f}", *times)
     console = Console()
     if not console.is_terminal:
@@ -274,6 +293,22 @@ def client_rates(
     console.print(table)
     if any(one.error or not one.message_count for one in readings):
         raise typer.Exit(1)
+
+
+def _measure_java(namesrv: str, body_bytes: int, seconds: float, cache: Path) -> dict[str, CaseFigures]:
+    """In a topic of its own, which is deleted."""
+    from tandemmq.bench.java.measure import measure_java_client
+
+    topic = f"BenchJavaClient-{time.time_ns()}"
+    with BlockingAdmin(namesrv) as admin:
+        admin.create_topic(topic, queue_count=QUEUE_COUNT)
+        try:
+            found = measure_java_client(
+                namesrv, topic, body_bytes=body_bytes, seconds=seconds, cache=cache.absolute()
+            )
+            return dict(found)
+        finally:
+            admin.delete_topic(topic)
 
 
 async def _collect(namesrv: str, body_bytes: int, seconds: float) -> list[ClientFigures]:

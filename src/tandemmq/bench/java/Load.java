@@ -11,11 +11,14 @@ import org.apache.rocketmq.client.consumer.AckResult;
 import org.apache.rocketmq.client.consumer.AckStatus;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.PopCallback;
 import org.apache.rocketmq.client.consumer.PopResult;
 import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.client.consumer.PullStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.impl.factory.MQClientInstance;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
@@ -25,6 +28,7 @@ import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.client.producer.TransactionListener;
 import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageConst;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -99,6 +103,7 @@ public final class Load {
             case "filter": load.read("T1"); break;
             case "sql": load.readBySql("TAGS = 'T1'"); break;
             case "pop": load.popAndAck(); break;
+            case "push": load.push(); break;
             default: throw new IllegalArgumentException("no load is called " + arguments[2]);
         }
     }
@@ -189,6 +194,33 @@ public final class Load {
                 seekToBegin(consumer, queues);
                 silent = 0;
             }
+        }
+        clock.tell();
+    }
+
+    /** What the topic holds, by a listener; by one of another group when its end is reached. */
+    private void push() throws Exception {
+        Clock clock = new Clock();
+        while (clock.goesOn()) {
+            AtomicInteger handled = new AtomicInteger();
+            DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("bench_push_" + System.nanoTime());
+            consumer.setNamesrvAddr(nameServer);
+            consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+            consumer.subscribe(topic, "*");
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                handled.addAndGet(messages.size());
+                if (isMeasuring) {
+                    answers.addAndGet(messages.size());
+                }
+                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
+            consumer.start();
+            int before = -1;
+            while (clock.goesOn() && (handled.get() == 0 || handled.get() > before)) {
+                before = handled.get();
+                Thread.sleep(200);
+            }
+            consumer.shutdown();
         }
         clock.tell();
     }

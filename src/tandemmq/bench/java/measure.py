@@ -77,6 +77,8 @@ class Case:
             case "read" | "filter" | "sql":
                 chosen = {"read": "", "filter": ", one tag of four", "sql": ", SQL92 for one of four"}
                 return f"backlog of {size}{chosen[self.kind]}"
+            case "push":
+                return f"backlog of {size} by a listener"
             case "start":
                 return "start of all servers to the first acknowledged send"
             case "pop":
@@ -221,6 +223,7 @@ class _Loads:
         *,
         warm_up_s: float = CLIENT_WARM_UP_S,
         seconds: float | None = None,
+        topic: str = "",
     ) -> CaseFigures:
         """Raises:  TandemError for a load that fails, or takes too long."""
         seconds = self._seconds if seconds is None else seconds
@@ -228,7 +231,7 @@ class _Loads:
             return self._run_light(cluster, case, warm_up_s, seconds)
         values = (case.body_bytes, case.in_flight, case.batch, case.rate, warm_up_s, seconds)
         command = [self._tools.java, *self._flags, "-cp", self._tools.class_path, "Load"]
-        command += [cluster.name_server, _topic_of(case), case.kind, *map(str, values)]
+        command += [cluster.name_server, topic or _topic_of(case), case.kind, *map(str, values)]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
@@ -278,6 +281,35 @@ class _Loads:
         told: dict[str, Any] = {"count": result.count, "seconds": result.seconds, "failed": 0}
         told |= dict.fromkeys(("p50_us", "p99_us", "p999_us"), 0.0)
         return _reading(cluster, case, told, before, after)
+
+
+CLIENT_CASES: Final = {
+    "send, 1 in flight": ("send", 1, 1),
+    "send, 16 in flight": ("send", 16, 1),
+    "send, 64 in flight": ("send", 64, 1),
+    "send, 256 in flight": ("send", 256, 1),
+    "send batched, 256 in flight": ("send", 16, 16),
+    "consume, push": ("push", 1, 1),
+    "consume, pop": ("pop", 4, 1),
+    "consume, poll": ("read", 1, 1),
+}
+"""A case of `client_bench` -> the load that does the same: its kind, how many in flight, of how many each."""
+
+
+def measure_java_client(
+    name_server: str, topic: str, *, body_bytes: int, seconds: float, cache: Path
+) -> Iterator[tuple[str, CaseFigures]]:
+    """What RocketMQ's client does with a cluster that runs, in a topic that is there: `CLIENT_CASES`.
+
+    Raises:  TandemError without Java or Maven, or when a load fails.
+    """
+    tools = prepare_java(cache)
+    cluster = MeasuredCluster(JAVA, name_server, "", {})
+    with tempfile.TemporaryDirectory(prefix="tandemmq-bench-") as home:
+        loads = _Loads(tools, Path(home), seconds)
+        for name, (kind, in_flight, batch) in CLIENT_CASES.items():
+            case = Case(setting=ASYNC, kind=kind, body_bytes=body_bytes, in_flight=in_flight, batch=batch)
+            yield name, loads.run(cluster, case, topic=topic)
 
 
 def _topic_of(case: Case) -> str:
