@@ -9,14 +9,17 @@ import asyncio
 import random
 import threading
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from client_rig import FAST, Rig, running_cluster, take
 from test_client_orderly import fill_queues
 
 from tandemmq.client import (
+    Admin,
     ConsumeResult,
     PopConsumer,
     PopOptions,
@@ -28,10 +31,20 @@ from tandemmq.client import (
 from tandemmq.client.consumer.workers import Handler
 from tandemmq.errors import TandemError
 from tandemmq.protocol.topic_names import dlq_topic
+from tandemmq.testing import Cluster
 from waits import until
 
 
-def push(rig: Rig, handler: Handler, *, group: str = "CG", **changes: object) -> PushConsumer:
+class ClusterPlace(NamedTuple):
+    """Where clients of a cluster of `tandemmq.testing` begin."""
+
+    namesrv: str
+
+
+Place = Rig | ClusterPlace
+
+
+def push(rig: Place, handler: Handler, *, group: str = "CG", **changes: object) -> PushConsumer:
     settings: dict[str, object] = {
         "client": FAST,
         "start_from": StartFrom.FIRST,
@@ -129,11 +142,10 @@ async def test_two_members_share_the_work_and_one_takes_over(tmp_path: Path) -> 
         await until(lambda: len(handled["one"] | handled["two"]) == 300)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_members_come_and_go_and_handlers_fail_but_nothing_is_left_out(
-    tmp_path: Path, seed: int
-) -> None:
-    """A push group, an orderly one and a pop group on the same topic, while the broker is started again."""
+async def members_come_and_go(place: Place, disturb: Callable[[], Awaitable[None]], seed: int) -> None:
+    """A push group, an orderly one and a pop group on one topic, whose handlers fail, and what happens to
+    the brokers meanwhile. All have everything in the end, and an orderly queue was never overtaken.
+    """
     dice = random.Random(seed)
     pushed: set[bytes] = set()
     popped: set[bytes] = set()
@@ -156,9 +168,9 @@ async def test_members_come_and_go_and_handlers_fail_but_nothing_is_left_out(
             raise ValueError("not now")
         done_offsets[message.queue_id] = max(done_offsets[message.queue_id], message.queue_offset + 1)
 
-    async def pop_messages(rig: Rig) -> None:
+    async def pop_messages() -> None:
         options = PopOptions(client=FAST, start_from=StartFrom.FIRST, invisible_s=1.0)
-        consumer = PopConsumer("POP", rig.namesrv, options=options)
+        consumer = PopConsumer("POP", place.namesrv, options=options)
         consumer.subscribe("T")
         async with consumer:
             while not is_over:
@@ -168,34 +180,57 @@ async def test_members_come_and_go_and_handlers_fail_but_nothing_is_left_out(
                         with suppress(TandemError):
                             await consumer.ack(message)
 
-    async def come_and_go(rig: Rig, handler: Handler, group: str, **how: object) -> None:
+    async def come_and_go(handler: Handler, group: str, **how: object) -> None:
         while not is_over:
-            async with push(rig, handler, group=group, rebalance_s=0.5, **how):
+            async with push(place, handler, group=group, rebalance_s=0.5, **how):
                 with suppress(AssertionError):
                     await until(lambda: is_over, timeout_s=dice.uniform(0.3, 1.0))
 
     expected = {b"%d:%d" % (queue_id, number) for queue_id in range(4) for number in range(60)}
+    work = [
+        asyncio.ensure_future(each)
+        for each in (
+            *(come_and_go(handle, "CG", retry_delay_level=1) for _ in range(3)),
+            *(come_and_go(handle_in_order, "OG", orderly=True, orderly_suspend_s=0.01) for _ in range(2)),
+            *(pop_messages() for _ in range(2)),
+        )
+    ]
+    try:
+        await fill_queues(place, 30)
+        await disturb()
+        await fill_queues(place, 30, first=30)
+        async with Admin(place.namesrv) as admin:
+            stored = await admin.message_count("T")
+        await until(lambda: pushed == expected, "the push group has all")
+        await until(lambda: sum(done_offsets.values()) == stored, "the orderly group has all")
+        await until(lambda: popped == expected, "the pop group has all")
+    finally:
+        is_over = True
+        await asyncio.gather(*work)
+    assert overtaken == [], "a queue goes on only when the message before is done"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_nothing_is_left_out_when_the_broker_is_started_again(tmp_path: Path, seed: int) -> None:
     async with running_cluster(tmp_path) as rig:
-        work = [
-            asyncio.ensure_future(each)
-            for each in (
-                *(come_and_go(rig, handle, "CG", retry_delay_level=1) for _ in range(3)),
-                *(
-                    come_and_go(rig, handle_in_order, "OG", orderly=True, orderly_suspend_s=0.01)
-                    for _ in range(2)
-                ),
-                *(pop_messages(rig) for _ in range(2)),
-            )
-        ]
-        try:
-            await fill_queues(rig, 30)
+
+        async def restart() -> None:
             await rig.stop_broker()
             await rig.start_broker()
-            await fill_queues(rig, 30, first=30)
-            await until(lambda: pushed == expected, "the push group has all")
-            await until(lambda: sum(done_offsets.values()) == 240, "the orderly group has all")
-            await until(lambda: popped == expected, "the pop group has all")
-        finally:
-            is_over = True
-            await asyncio.gather(*work)
-    assert overtaken == [], "a queue goes on only when the message before is done"
+
+        await members_come_and_go(rig, restart, seed)
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+async def test_nothing_is_left_out_when_masters_are_replaced(seed: int) -> None:
+    async with Cluster(elected=True) as cluster:
+        await cluster.create_topic("T", queue_count=4)
+
+        async def lose_masters() -> None:
+            for _ in range(2):
+                await cluster.lose_master()
+                await fill_queues(place, 5)
+                await cluster.start_slave()
+
+        place = ClusterPlace(cluster.name_servers)
+        await members_come_and_go(place, lose_masters, seed)
