@@ -255,7 +255,7 @@ async def consume(
         async def is_committed() -> bool:
             return await admin.lag(GROUP, TOPIC) == 0
 
-        await until(is_committed, "all is committed")
+        await until(is_committed, "all is committed", not_yet=(TandemError,))
     return memory
 
 
