@@ -133,6 +133,7 @@ class MessageStore:
         self._epoch_file = EpochFile(epoch_file or self._paths.epochs, disk)
         self._cut_mark = CutMark(self._paths.pending_cut, disk)
         self._is_cutting = False
+        self._being_deleted: set[str] = set()
         self._segment_task: asyncio.Task[None] | None = None
         self._log = CommitLog(
             SegmentedLog(
@@ -1109,6 +1110,15 @@ class MessageStore:
                   that is closed or fails: then it may be found done when the store is opened again.
         """
         self._require_working()
+        self._being_deleted.update(topics)
+        try:
+            await self._record_deletion(topics)
+        finally:
+            self._being_deleted.difference_update(topics)
+        for topic in topics:
+            self._queues.drop_topic(topic)
+
+    async def _record_deletion(self, topics: Collection[str]) -> None:
         for number in range(DELETION_ROUNDS_MAX):
             self._writers.appender.write_staged()
             before, end = self._queues.next_offsets(topics), self.accepted_log_offset
@@ -1119,17 +1129,23 @@ class MessageStore:
             except OSError:
                 if number == 0:
                     raise
-                break
+                return
             self._require_working()
             if self._queues.next_offsets(topics) == before:
-                break
-        for topic in topics:
-            self._queues.drop_topic(topic)
+                return
 
     @property
     def deleted_topics(self) -> Mapping[str, int]:
         """Topic -> log offset: records of the topic below it were deleted with it."""
         return self._queues.deletions.ends
+
+    @property
+    def done_deletions(self) -> dict[str, int]:
+        """The same for slaves. A deletion that is being written is not told yet: the topic's offsets are
+        still here, and a slave that had dropped its own would take these over.
+        """
+        ends = self.deleted_topics
+        return {topic: end for topic, end in ends.items() if topic not in self._being_deleted}
 
     def on_topic_deleted(self, callback: Callable[[str], None]) -> None:
         """`callback(topic)` is called when records that were copied show that the topic was deleted and made

@@ -51,6 +51,7 @@ class Master:
     is_java: bool = False
     broken: set[int] = field(default_factory=set)
     on_topics: Callable[[], None] = lambda: None
+    on_offsets: Callable[[], None] = lambda: None
     address: str = ""
     life: str = "first"
     is_slave: bool | None = None
@@ -75,6 +76,8 @@ class Master:
         assert isinstance(reply, Command)
         if command.code == RequestCode.GET_ALL_TOPIC_CONFIG:
             self.on_topics()
+        if command.code == RequestCode.GET_ALL_CONSUMER_OFFSET:
+            self.on_offsets()
         if self.is_java:
             reply.language = int(LanguageCode.JAVA)
         self.answers.append(reply)
@@ -268,6 +271,31 @@ async def test_offsets_that_only_the_slave_knows_stay(master: Master, client: Re
     assert tables.consumer_offsets.committed("both", "t", 0) == 40
     # Per key the master's queues replace the slave's (spec replication 6.2).
     assert tables.consumer_offsets.committed("both", "t", 1) is None
+
+
+async def test_what_was_told_before_a_deletion_does_not_come_back(
+    master: Master, client: RemotingClient
+) -> None:
+    """The log tells the slave of the deletion while the master's offsets are on their way."""
+    tables, theirs = make_tables(), master.tables.consumer_offsets
+    for topic in ("t", "other"):
+        theirs.commit("g", topic, 0, 4, 1)
+    sync = make_sync(tables, client)
+    await sync.sync_once(master.address)
+    theirs.commit("g", "other", 0, 5, 1)
+
+    def delete() -> None:
+        theirs.drop_topic("t")
+        sync.forget_progress("t")
+
+    master.on_offsets = delete
+    assert await sync.sync_once(master.address)
+    mine = tables.consumer_offsets
+    assert (mine.committed("g", "t", 0), mine.committed("g", "other", 0)) == (None, 5)
+    master.on_offsets = lambda: None
+    theirs.commit("g", "t", 0, 1, 1)
+    assert await sync.sync_once(master.address)
+    assert mine.committed("g", "t", 0) == 1
 
 
 async def test_offsets_of_a_group_that_were_deleted_go_away(master: Master, client: RemotingClient) -> None:

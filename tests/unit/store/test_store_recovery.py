@@ -346,6 +346,19 @@ async def test_what_is_sent_while_a_deletion_is_written_goes_with_the_topic() ->
     await again.close()
 
 
+async def test_no_slave_is_told_of_a_deletion_before_it_is_done() -> None:
+    """Its master still has the offsets of the topic, and tells them."""
+    rig = Rig()
+    store = await filled(rig, 3)
+    deletion = asyncio.ensure_future(store.drop_topics(["T"]))
+    await asyncio.sleep(0)  # it is being written
+    assert store.deleted_topics.keys() == {"T"}
+    assert store.done_deletions == {}
+    await deletion
+    assert store.done_deletions == store.deleted_topics != {}
+    await store.close()
+
+
 class TablesUnwritable(NoFault):
     def on_write(self, path: Path, offset: int, size: int) -> int:
         return 0 if "config" in path.parts else size

@@ -188,7 +188,6 @@ class ElectedReplica:
         self._client = client
         self._clock = clock
         self._store = store
-        self._tables = tables
         self._scope = TaskScope("replica", lambda _name, error: on_fatal(error))
         life = f"{clock.now_ms():x}-{chance.token_bytes(8).hex()}"
         self._checksums = LogChecksums(store, disk=disk, life=life)
@@ -207,9 +206,9 @@ class ElectedReplica:
         self._table_watch = TableWatch(
             tables, self._config_sync, client=client, clock=clock, broker_id=broker_id
         )
-        self._handlers = ReplicaHandlers(tables, self._status, lambda: store.deleted_topics)
+        self._handlers = ReplicaHandlers(tables, self._status, lambda: store.done_deletions)
         self._log_heal = LogHeal(store, client=client, clock=clock, sources=self._copies)
-        store.on_topic_deleted(self._forget_progress)
+        store.on_topic_deleted(self._config_sync.forget_progress)
         # What was told of a log that is another one now is to be told again.
         copying.on_following = self._config_sync.begin_copy
         store.on_damaged = self._heal
@@ -257,11 +256,6 @@ class ElectedReplica:
     @property
     def master(self) -> str | None:
         return self._config_sync.master
-
-    def _forget_progress(self, topic: str) -> None:
-        """What is known of the topic's offsets is of its former life."""
-        self._tables.consumer_offsets.drop_topic(topic)
-        self._config_sync.wake()
 
     def _heal(self) -> None:
         if not self._is_healing:

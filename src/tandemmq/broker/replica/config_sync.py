@@ -9,7 +9,8 @@ Invariants: tables follow the log: they are taken from the master only whose log
             fetched first; then the master says whether it still lives that life, and what it told is taken
             over together.
             A table is replaced at once and only when it differs; its version is then the master's.
-            No progress is taken over that is ahead of the own copy of the queue.
+            No progress is taken over that is ahead of the own copy of the queue, nor of a topic that turns
+            out to be deleted while a round is under way: the master may have told it before.
 Source:     spec replication 6 (D3: the period is visible only as freshness).
 """
 
@@ -112,6 +113,8 @@ class ConfigSync:
         self._queue_end = queue_end
         self._take_deletions = take_deletions
         self._deleted: Mapping[str, int] = {}
+        self._begun_anew: set[str] = set()
+        """Topics whose progress was forgotten since the round began."""
         self._master: str | None = None
         self._is_changed = asyncio.Event()
         self._failing: set[str] = set()
@@ -150,6 +153,14 @@ class ConfigSync:
         self._copy_count += 1
         self.wake()
 
+    def forget_progress(self, topic: str) -> None:
+        """The log shows that the topic was made again: what is known of its offsets, also by a round that is
+        under way, is of its former life. The next round brings those of its new one, and comes at once.
+        """
+        self._begun_anew.add(topic)
+        self._tables.consumer_offsets.drop_topic(topic)
+        self.wake()
+
     def wake(self) -> None:
         """The next round comes at once."""
         self._is_changed.set()
@@ -167,6 +178,7 @@ class ConfigSync:
         life, copy = self._followed(), self._copy_count
         if life is None:
             return False
+        self._begun_anew.clear()
         self.begun_count += 1
         number = self.begun_count
         # Topics and groups before the offsets: who has a deletion has its offsets' as well. What is asked for
@@ -288,9 +300,9 @@ class ConfigSync:
             changed = {}
             for key, queues in fetched.offsets.items():
                 old = held.offsets.get(key, {})
-                if old == queues and key in held.offsets:
-                    continue
                 topic = key.partition("@")[0]
+                if (old == queues and key in held.offsets) or topic in self._begun_anew:
+                    continue
                 new = {
                     queue: self._not_ahead(topic, queue, told, old.get(queue, 0))
                     for queue, told in queues.items()

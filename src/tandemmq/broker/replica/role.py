@@ -270,8 +270,7 @@ class ReplicaRole:
             take_deletions=store.take_deletions,
         )
         self.slave.on_following = self._begin_copy
-        self._tables = tables
-        store.on_topic_deleted(self._forget_progress)
+        store.on_topic_deleted(self.config_sync.forget_progress)
         self._table_waits = TableWaits(tables, clock=clock)
         self._table_watch = TableWatch(tables, self.config_sync, client=client, clock=clock)
         self._told_states = ToldStates(self.master)
@@ -284,7 +283,7 @@ class ReplicaRole:
             clock=clock,
         )
         self.slave.on_halted = self._state_teller.wake
-        self._handlers = ReplicaHandlers(tables, self.status, lambda: store.deleted_topics)
+        self._handlers = ReplicaHandlers(tables, self.status, lambda: store.done_deletions)
         self.tail_wait = TailWait(
             self._checksums,
             client=client,
@@ -376,13 +375,6 @@ class ReplicaRole:
         """Before the first byte of this connection is stored."""
         self._store.begin_copy()
         self.config_sync.begin_copy()
-
-    def _forget_progress(self, topic: str) -> None:
-        """What is known of the topic's offsets is of its former life; the next round brings those of its new
-        one.
-        """
-        self._tables.consumer_offsets.drop_topic(topic)
-        self.config_sync.wake()
 
     async def _introduce_and_check(self, log_end: int) -> TailVerdict:
         """The verdict on the own end; the master learns first who has connected, and heals what it can.
