@@ -168,7 +168,7 @@ def draw_settings(dice: Dice) -> Settings:
         worker_count=dice.between(1, 3),
         batch_linger_ms=dice.pick((None, None, 0, 5)),
         groups=tuple(groups),
-        latency_ms=dice.pick(((0.1, 0.5), (0.2, 5.0), (1.0, 40.0), (90.0, 110.0))),
+        latency_ms=dice.pick(((0.1, 0.5), (0.2, 5.0), (1.0, 40.0))),
         cut_percent=dice.pick((0, 10, 40)),
         body_bytes_max=dice.pick((20, 200, 1200)),
         wait_percent=dice.pick((100, 90)),

@@ -31,6 +31,10 @@ FAULTS = {
 """What goes wrong, and how often in relation to the others."""
 
 
+FAR_MS = (90.0, 110.0)
+"""Each way, between places far from each other."""
+
+
 def draw_elected(dice: Dice) -> Settings:
     """Mostly the set-ups that are recommended: two or three brokers, one controller or three."""
     settings = draw_settings(dice)
@@ -45,4 +49,5 @@ def draw_elected(dice: Dice) -> Settings:
         controller_count=dice.pick_weighted(((1, 1), (3, 3))),
         fault_names=draw_faults(dice, FAULTS),
         producer_refresh_s=dice.pick_weighted(((1, 2.0), (1, 30.0))),  # as ours in a hurry, as Java's
+        latency_ms=dice.pick_weighted(((3, settings.latency_ms), (1, FAR_MS))),
     )

@@ -21,8 +21,11 @@ from tandemmq.units import MASTER_ID
 
 TABLES_S = 15.0
 """So long before its loss a master may have changed tables without a slave or its own disk knowing it."""
-ON_ITS_WAY_S = 1.0
-"""So long after its loss a master's last answer may come."""
+ON_ITS_WAY_S = 0.1
+ON_ITS_WAY_TIMES = 5
+"""So long after its loss a master's last answer may come, and its author be told: this, or so many times the
+longest way.
+"""
 HEARD_S = 3.0
 """So long after a master is back its slaves have its tables."""
 
@@ -120,9 +123,8 @@ class OperatedWork(WorkNode):
 
     def is_discarded(self, at_s: float) -> bool:
         """What a master did then to its tables may have been thrown away with it."""
-        return any(
-            begin_s - TABLES_S <= at_s <= end_s + ON_ITS_WAY_S for begin_s, end_s in self.world.discards
-        )
+        way_s = max(ON_ITS_WAY_S, ON_ITS_WAY_TIMES * self.world.settings.latency_ms[1] / 1000)
+        return any(begin_s - TABLES_S <= at_s <= end_s + way_s for begin_s, end_s in self.world.discards)
 
 
 class RenewedWork(OperatedWork):
