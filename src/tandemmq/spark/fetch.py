@@ -74,6 +74,18 @@ class FetchEnd(Enum):
     SWITCH = "the broker suggests another replica"
 
 
+@dataclass(slots=True)
+class ReadTally:
+    """What reading took, so far.
+
+    `retries`: how often a replica did not answer, refused, or had not got the next message.
+    """
+
+    size_bytes: int = 0
+    answers: int = 0
+    retries: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Lane:
     """A pull that is under way, for queue offsets [`begin`, `stop`)."""
@@ -86,8 +98,15 @@ class _Lane:
 class RangeReader:
     """Reads one range once; `position` is the next queue offset that has not been delivered."""
 
-    def __init__(self, item: OffsetRange, replicas: Mapping[int, str], options: SourceOptions) -> None:
+    def __init__(
+        self,
+        item: OffsetRange,
+        replicas: Mapping[int, str],
+        options: SourceOptions,
+        tally: ReadTally | None = None,
+    ) -> None:
         self.position = item.begin
+        self._tally = ReadTally() if tally is None else tally
         self._queue = item.queue
         self._end = item.end
         self._replicas = dict(replicas)
@@ -141,6 +160,7 @@ class RangeReader:
             else:
                 if verdict is not FetchEnd.NOT_HERE:
                     return None
+            self._tally.retries += 1
         return failure
 
     def _read_from(self, connection: WireConnection, broker_id: int) -> Generator[Chunk, None, FetchEnd]:
@@ -151,6 +171,8 @@ class RangeReader:
             lane = lanes.popleft()
             answer = connection.receive(lane.opaque, time.monotonic() + self._options.pull_timeout_s)
             header = _decode_answer(answer)
+            self._tally.answers += 1
+            self._tally.size_bytes += len(answer.body)
             if broker_id == MASTER_ID:
                 self._master_says = header
             if answer.code == ResponseCode.SUCCESS:

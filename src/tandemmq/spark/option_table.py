@@ -236,7 +236,8 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "false",
         "SB",
         "a line `read.planned` in the driver's log for each batch: what is read, what conditions spared, the"
-        " lag, slaves that were passed over",
+        " lag, slaves that were passed over; and a line `read.finished` in the executors' for each task:"
+        " bytes, answers, retries",
     ),
     OptionRow(
         "arrowRows",

@@ -6,6 +6,7 @@ because a batch of a few rows costs nearly as much as one of some thousand (spec
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +16,9 @@ from pyspark.sql.datasource import InputPartition
 
 from tandemmq.spark.columns import Projection
 from tandemmq.spark.decode import DecodePlan, decode_records
-from tandemmq.spark.fetch import Chunk, RangeReader
+from tandemmq.spark.fetch import Chunk, RangeReader, ReadTally
 from tandemmq.spark.options import SourceOptions
-from tandemmq.spark.task import TaskRanges
+from tandemmq.spark.task import TaskRanges, tell_read
 from tandemmq.telemetry.log_lines import show_warnings
 
 
@@ -41,14 +42,25 @@ def read_task(task: InputPartition, options: SourceOptions, projection: Projecti
         return
     show_warnings()
     plan = make_decode_plan(projection, options)
+    tally, rows, begun = ReadTally(), 0, time.monotonic()
     buffer = _RecordBuffer()
-    for broker, chunk in _read_chunks(task, options):
+    for broker, chunk in _read_chunks(task, options, tally):
+        rows += len(chunk.positions)
         buffer.add(broker, chunk)
         if buffer.row_count >= options.arrow_rows or buffer.size_bytes >= options.arrow_bytes:
             yield from _cut(buffer.decode(plan), options.arrow_rows)
             buffer = _RecordBuffer()
     if buffer.row_count:
         yield from _cut(buffer.decode(plan), options.arrow_rows)
+    tell_read(
+        task,
+        options,
+        messages=rows,
+        bytes=tally.size_bytes,
+        answers=tally.answers,
+        retries=tally.retries,
+        seconds=round(time.monotonic() - begun, 3),
+    )
 
 
 def _cut(batch: Any, rows_max: int) -> Iterator[Any]:
@@ -83,10 +95,10 @@ class _RecordBuffer:
         return decode_records(data, _join(self.brokers), plan, positions=np.concatenate(positions))
 
 
-def _read_chunks(task: TaskRanges, options: SourceOptions) -> Iterator[tuple[str, Chunk]]:
+def _read_chunks(task: TaskRanges, options: SourceOptions, tally: ReadTally) -> Iterator[tuple[str, Chunk]]:
     for item in task.ranges:
         broker = item.queue.broker
-        for chunk in RangeReader(item, task.replicas[broker], options).read():
+        for chunk in RangeReader(item, task.replicas[broker], options, tally).read():
             yield broker, chunk
 
 

@@ -8,13 +8,13 @@ brings numpy and pyarrow, which cost such a process as much as all the rest (spe
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql.datasource import InputPartition
 
 from tandemmq.spark.metadata import Replicas, Topology
-from tandemmq.spark.offsets import OffsetRange
+from tandemmq.spark.offsets import OffsetRange, render_queues
 from tandemmq.spark.options import SourceOptions
 from tandemmq.spark.packing import plan_tasks
 from tandemmq.telemetry import events
@@ -57,9 +57,6 @@ def tell_plan(
     """
     if not options.is_explained:
         return
-    if not log.isEnabledFor(logging.INFO):
-        # Whoever asks wants to see it, in a process that shows warnings only.
-        log.setLevel(logging.INFO)
     ranges = [item for task in tasks for item in task.ranges]
     slow = sorted(
         f"{broker}:{broker_id}"
@@ -74,4 +71,17 @@ def tell_plan(
         "read_from": options.read_from.value if options.replica is None else f"replica {options.replica}",
         "slow_slaves": ",".join(slow) or "-",
     }
-    log.info(events.READ_PLANNED, extra={**plan, **facts})
+    _tell(events.READ_PLANNED, {**plan, **facts})
+
+
+def tell_read(task: TaskRanges, options: SourceOptions, **facts: object) -> None:
+    """With the option `explain`: a line in the log of the executor that says what reading the task took."""
+    if options.is_explained:
+        _tell(events.READ_FINISHED, {"queues": render_queues([item.queue for item in task.ranges]), **facts})
+
+
+def _tell(event: str, facts: Mapping[str, object]) -> None:
+    if not log.isEnabledFor(logging.INFO):
+        # Whoever asks wants to see it, in a process that shows warnings only.
+        log.setLevel(logging.INFO)
+    log.info(event, extra=dict(facts))

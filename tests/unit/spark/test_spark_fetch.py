@@ -60,6 +60,23 @@ def test_batches_have_at_most_the_rows_that_were_allowed(net: FakeNet) -> None:
     assert [row["queueOffset"] for batch in batches for row in batch.to_pylist()] == list(range(95))
 
 
+def test_a_task_tells_what_it_took_if_asked(net: FakeNet, caplog: pytest.LogCaptureFixture) -> None:
+    net.add_master(T_0=FakeQueue(0, 90)).pull_count_max = 30
+    net.add_slave(T_0=FakeQueue(0, 50)).pull_count_max = 30
+    task = TaskRanges((OffsetRange(QUEUE, 0, 90),), {"b": net.replicas["b"]})
+    for explain in ("false", "true"):
+        raw = {"nameserver": "ns:1", "topic": "T", "readfrom": "prefer-slave", "explain": explain}
+        options = parse_options(raw, is_streaming=True)
+        columns = select_columns(("queueOffset",), PropertiesAs.MAP)
+        assert sum(batch.num_rows for batch in read_task(task, options, columns)) == 90
+    (told,) = [record for record in caplog.records if record.message == events.READ_FINISHED]
+    assert (told.queues, told.messages) == ("T@b:0", 90)
+    assert told.bytes > 90 * 90
+    assert told.answers >= 4
+    # The slave has not got the last messages.
+    assert told.retries == 1
+
+
 def test_nothing_is_asked_twice_once_the_brokers_step_is_known(net: FakeNet) -> None:
     master = net.add_master(T_0=FakeQueue(0, 3200))
     assert len(_offsets(_reader(net, 0, 3200))) == 3200
