@@ -26,6 +26,7 @@ from tandemmq.spark.pipelines.meters import MetricsReporter
 from tandemmq.spark.pipelines.report import (
     POINTS_MAX,
     SAMPLES_MAX,
+    WIDTH,
     ReportReporter,
     draw_bars,
     draw_lines,
@@ -118,6 +119,24 @@ def test_charts_of_nothing_and_of_one_point_say_so() -> None:
     assert "<circle" in draw_lines(LineChart(title="t", unit="", lines=(Line("a", ((1.0, 0.0),)),)))
     many = draw_bars(BarChart(title="t", unit="", bars=tuple((f"b{n}", 1.0) for n in range(30))))
     assert "and 10 more" in many
+
+
+def test_curves_begin_with_the_run_and_long_lines_are_wrapped(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    report = ReportReporter(path, title="Landing", command="landing " + "x" * 300)
+    report.report(Started(topic="T", out="o", rows_total=0, bytes_total=0))
+    report.report(_batch(0))
+    report.close()
+    page = path.read_text()
+    total = page[page.index("<h2>Total") :]
+    # Two points, the first at nothing: without the start one batch is a dot.
+    (points,) = re.findall(r'points="([^"]+)"', total)
+    assert len(points.split()) == 2
+    (cell,) = [rule for rule in page.splitlines() if rule.startswith("td:only-child")]
+    assert "overflow-wrap: anywhere" in cell
+    drawn = draw_lines(LineChart(title="t", unit="", lines=(Line("a", ((50.0, 1.0), (100.0, 2.0))),)))
+    (points,) = re.findall(r'points="([\d.]+),', drawn)
+    assert float(points) > WIDTH / 3
 
 
 def test_metrics_are_served_while_the_pipeline_runs() -> None:

@@ -47,6 +47,8 @@ class ReportReporter:
         self._command = command
         self._began_at = time.time()
         self._samples: list[tuple[float, BatchDone]] = []
+        self._begun: tuple[float, float] | None = None
+        """When the first query started, and what there was already: where the curve of the total begins."""
         self._every = 1
         self._batches = 0
         self._rows = 0
@@ -62,6 +64,8 @@ class ReportReporter:
             self._sample(event)
         elif isinstance(event, Started):
             self._verdict = event.render()
+            if self._begun is None:
+                self._begun = (time.time() - self._began_at, float(event.rows_total))
         elif isinstance(event, (Stopped, AuditDone)):
             self._verdict = event.render()
             self._is_good = event.reason not in BAD_REASONS
@@ -116,15 +120,15 @@ class ReportReporter:
         if not self._samples:
             return []
 
-        def chart(title: str, unit: str, read: Any) -> LineChart:
+        def chart(title: str, unit: str, read: Any, *begun: tuple[float, float]) -> LineChart:
             points = tuple((at, float(v)) for at, e in self._samples if (v := read(e)) is not None)
-            return LineChart(title=title, unit=unit, lines=(Line(title, points),))
+            return LineChart(title=title, unit=unit, lines=(Line(title, (*begun, *points)),))
 
         return [
             chart("Rate", "rows/s of each batch", lambda event: event.rate),
             chart("Lag", "messages left", lambda event: event.lag),
             chart("Batches", "seconds each", lambda event: event.seconds),
-            chart("Total", "rows", lambda event: event.rows_total),
+            chart("Total", "rows", lambda event: event.rows_total, *([self._begun] if self._begun else [])),
         ]
 
     def _tables(self) -> list[Exhibit]:
@@ -205,7 +209,8 @@ table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-nu
 th, td { text-align: left; padding: 5px 12px 5px 0; border-bottom: 1px solid var(--rule);
   vertical-align: top; overflow-wrap: break-word; }
 th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
-td:first-child { white-space: nowrap; }
+td:first-child:not(:only-child) { white-space: nowrap; }
+td:only-child { overflow-wrap: anywhere; }
 .num { text-align: right; }
 td.num { white-space: nowrap; }
 .none, .note { color: var(--soft); font-size: 13px; margin: 8px 0 0; }
@@ -301,7 +306,8 @@ def draw_lines(chart: LineChart) -> str:
     if not lines:
         return '<p class="none">nothing to plot</p>'
     xs = [x for line in lines for x, _ in line.points]
-    x_low, x_high = min(xs), max(xs)
+    # Seconds since the start are drawn from the start on: the first batch is no beginning.
+    x_low, x_high = min(xs) if chart.is_clock else min(0.0, *xs), max(xs)
     if x_high <= x_low:
         x_high = x_low + 1
     y_ticks = find_ticks(0, max(y for line in lines for _, y in line.points))
