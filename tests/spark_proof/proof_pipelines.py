@@ -1,5 +1,5 @@
-"""The pipelines beside the landing are killed, and the broker under one of them: a rollup, a history, and a
-resending of dead letters.
+"""The pipelines beside the landing are killed, and the broker under one of them: a rollup, a history, a
+replay, and a resending of dead letters.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ ROLLED_PER_SECOND = 1000.0
 BATCH_ROWS = 1000
 DEAD_LETTERS = 1200
 """More than one round of sending."""
+REPLAYED, AGAIN, REPLAYED_ROWS = "ProofReplayed", "ProofAgain", 3000
 WAIT_S = 240.0
 
 
@@ -113,6 +114,34 @@ class PipelineProof:
         bodies, keys = self._consume(RESENT, stored)
         text = f"dead letters: {stored} sent, {len(bodies)} bodies, {len(keys)} keys of {DEAD_LETTERS}"
         is_good = code == 0 and len(bodies) == len(keys) == DEAD_LETTERS
+        yield text, [] if is_good else [f"{text}; exit code {code}: {again.events[-2:]}"]
+
+    def replay(self) -> Iterator[tuple[str, list[str]]]:
+        """A replay that is killed between its batches, twice, goes on: each message comes, with one key."""
+        lake = self._directory / "replayed"
+        self._brokers.create_topic(REPLAYED)
+        self._brokers.create_topic(AGAIN)
+        with Publisher(self._brokers.namesrv, REPLAYED, rows_per_second=1.0, seed=4) as publisher:
+            publisher.publish(REPLAYED_ROWS)
+            acknowledged = sum(publisher.acknowledged)
+        topic = ("--topic", REPLAYED, "--out", str(lake), "--batch-rows", str(REPLAYED_ROWS // 6), "--once")
+        code = self._start("landing", *topic, *self._common).end(seconds=WAIT_S)
+        yield "replay: a lake of small batches", [f"its landing ended with {code}"] if code else []
+        options = ("--lake", str(lake), "--to", AGAIN, *self._common)
+        for what in ("java", "everything"):
+            killed = self._start("replay", *options)
+            found = killed.wait_for(_is_batch)
+            if what == "java":
+                killed.kill_java()
+            killed.kill_all()
+            text = f"replay: killed {what} after batch {found and found['batch']}"
+            yield text, [] if found else [f"{text}: {killed.events[-2:]}"]
+        again = self._start("replay", *options)
+        code = again.end(seconds=WAIT_S)
+        stored = self._brokers.message_count(AGAIN)
+        bodies, keys = self._consume(AGAIN, stored)
+        text = f"replay: {stored} sent, {len(bodies)} bodies, {len(keys)} keys of {acknowledged}"
+        is_good = code == 0 and len(bodies) == len(keys) >= acknowledged > 0
         yield text, [] if is_good else [f"{text}; exit code {code}: {again.events[-2:]}"]
 
     def _consume(self, topic: str, count: int) -> tuple[set[bytes], set[str]]:

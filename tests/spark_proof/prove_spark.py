@@ -3,9 +3,10 @@
 An outside client publishes all the time and keeps the list of what was acknowledged. Meanwhile the landing
 is killed again and again, first on its own (`local[2]`), then on a standalone cluster that loses an executor,
 a worker and the driver. In the end Spark, pyarrow and the brokers' offsets count the same rows, the audit
-finds all copies equal, and it finds each fault that is planted then. A rollup, a history and a resending of
-dead letters are killed, too, and the master under the rollup. Besides, topics of another cluster are
-deleted, made again, cut and aged under queries, which must tell of each message that they cannot get. Prints
+finds all copies equal, and it finds each fault that is planted then. A rollup, a history, a replay and a
+resending of dead letters are killed, too, and the master under the rollup. Besides, topics of another
+cluster are deleted, made again, cut and aged under queries, which must tell of each message that they cannot
+get. Prints
 
     SPARK OK landed=N distinct=N lost=0 duplicated=0 skipped_in_silence=0 audit=clean
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -36,6 +38,9 @@ from proof_publisher import Publisher
 from proof_silence import SilenceProof
 
 from tandemmq.bench.spark_read import fill_topic
+from tandemmq.spark.lake.files import CONTROL_DIR
+from tandemmq.spark.lake.upkeep import check_lake
+from tandemmq.spark.pipelines.lake_job import LOG_FILE
 from tandemmq.spark.pipelines.runner import register_formats
 from tandemmq.spark.session import build_session
 
@@ -219,11 +224,12 @@ class Proof:
                     self._fail(f"a declarative pipeline has {len(numbers)} rows of {wanted} messages")
 
     def _harm_pipelines(self) -> None:
-        """A rollup, a history and a resending of dead letters, each killed while it works."""
+        """A rollup, a history, a replay and a resending of dead letters, each killed while it works."""
         proof = PipelineProof(self._brokers, self._start, self._directory)
         for check in (
             proof.roll_up(),
             proof.write_history(self.lake, TOPIC, self._publisher.acknowledged),
+            proof.replay(),
             proof.resend(),
         ):
             for text, reasons in check:
@@ -279,8 +285,23 @@ class Proof:
         before = self._publisher.sent
         self._publisher.publish(BEHIND)
         self._say(f"{self._publisher.sent - before:,} messages that the slave has not got")
+        self._land_past_slow_slave()
         plants = [Plant(side="slave 1", problem="behind", behind=BEHIND, missing=BEHIND)]
         self._check_plants([], plants, healthy={"master"})
+
+    def _land_past_slow_slave(self) -> None:
+        """A landing that prefers slaves, but not ones that far behind, has what the master has."""
+        slave = f"{BROKER}:1"
+        options = ("--option", "maxSlaveLag=1k", "--option", "explain=true")
+        out = self._directory / "past-slow-slave"
+        code = self._land("local[2]", "--once", *options, out=out).end(seconds=600.0)
+        log = (out / CONTROL_DIR / LOG_FILE).read_text(errors="replace")
+        left_out = set(re.findall(r"read\.planned .*slow_slaves=(\S+)", log))
+        rows, total = check_lake(out).rows, self._brokers.message_count(TOPIC)
+        text = f"landed {rows:,} of {total:,} messages past the slave, left out: {sorted(left_out)}"
+        self._say(text)
+        if code != 0 or rows != total or left_out != {slave}:
+            self._fail(f"{text}; exit code {code}")
 
     def _check_plants(self, lakes: list[Path], plants: list[Plant], healthy: set[str]) -> None:
         code, events = self._audit(TOPIC, lakes, [])
