@@ -395,7 +395,7 @@ DIFFERENCES: Final = {
         ),
         (
             "haFlowControlEnable counts every byte that is sent to a slave, not the headers alone.",
-            "replication/core/frames.py",
+            "replication/core/master.py",
         ),
         (
             "SYNC_MASTER with inSyncReplicas=1 waits for no slave, as in 5.x, and says so at the"

@@ -25,7 +25,7 @@ from tandemmq.config.names import (
     NAMESERVER_KEYS,
     REFUSED,
 )
-from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.store.options import StoreOptions
 from tandemmq.telemetry import events
 

@@ -9,8 +9,6 @@ from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.record import NewRecord, encode_blank, encode_record
 from tandemmq.replication.core.effects import Acknowledged, Disconnect, Halt, Send, Store
 from tandemmq.replication.core.frames import (
-    FirstTransfer,
-    ReplicationOptions,
     ReportDecoder,
     TransferDecoder,
     TransferHead,
@@ -18,6 +16,7 @@ from tandemmq.replication.core.frames import (
     encode_report,
 )
 from tandemmq.replication.core.master import MasterSession
+from tandemmq.replication.core.options import FirstTransfer, ReplicationOptions
 from tandemmq.replication.core.progress import LogRange, SlaveState
 from tandemmq.replication.core.slave import SlaveSession
 

@@ -25,7 +25,7 @@ from tandemmq.client import (
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.remoting.options import render_address
-from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, SeededRandom, TcpNetwork
 from tandemmq.store import BrokerRole, StoreOptions

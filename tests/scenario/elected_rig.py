@@ -18,7 +18,7 @@ from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.remoting.options import render_address
 from tandemmq.replication.core.epochs import EpochList
-from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.machine import SeededRandom
 from tandemmq.runtime.ports import Address
 from tandemmq.runtime.tasks import TaskScope

@@ -10,7 +10,7 @@ from broker_rig import MESSAGE_BYTES_MAX, running_name_server
 
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork
 from tandemmq.store import BrokerRole, StoreOptions

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from tandemmq.protocol.record import NewRecord
-from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.shell import ReplicationMaster, ReplicationSlave
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, TcpNetwork

@@ -13,7 +13,7 @@ from replica_pair import FAST, SEGMENT, Peers, Proxy, log_bytes, open_store, que
 
 from tandemmq.errors import DiskFull
 from tandemmq.replication.core.effects import HaltReason
-from tandemmq.replication.core.frames import FirstTransfer
+from tandemmq.replication.core.options import FirstTransfer
 from tandemmq.replication.core.progress import MasterState, SlaveState, StartRule
 from tandemmq.replication.shell import ReplicationMaster, ReplicationSlave
 from tandemmq.store import BrokerRole

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from replica_pair import FAST, Peers, log_bytes, send
 
-from tandemmq.replication.core.frames import ReplicationOptions, encode_report
+from tandemmq.replication.core.frames import encode_report
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import SlaveState
 from tandemmq.store import BrokerRole, PutStatus
 from waits import until

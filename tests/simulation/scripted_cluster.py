@@ -9,7 +9,7 @@ from sim.cluster.cluster import Cluster
 from sim.cluster.nodes import BROKER_PORT, BrokerNode, Node
 from sim.cluster.settings import Group, Settings
 from sim.cluster.simulation import run_seed
-from tandemmq.replication.core.frames import FirstTransfer
+from tandemmq.replication.core.options import FirstTransfer
 from tandemmq.store import BrokerRole, FlushMode
 
 SEED = 11

@@ -31,7 +31,7 @@ from tandemmq.protocol.record import NewRecord
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import render_address
 from tandemmq.remoting.server import RemotingServer
-from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import SlaveState
 from tandemmq.replication.shell import ReplicationMaster, ReplicationSlave
 from tandemmq.store import BrokerRole, MessageStore, PutStatus, StoreOptions

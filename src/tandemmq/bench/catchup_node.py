@@ -16,7 +16,7 @@ import msgspec
 import uvloop
 
 from tandemmq.bench.process_stats import peak_resident_bytes, processor_seconds, resident_bytes
-from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.shell.master import ReplicationMaster
 from tandemmq.replication.shell.slave import ReplicationSlave
 from tandemmq.runtime.disk import RealDisk

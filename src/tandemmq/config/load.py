@@ -37,7 +37,7 @@ from tandemmq.protocol.properties_file import Setting, parse_properties
 from tandemmq.protocol.signature import Credentials
 from tandemmq.protocol.topic_names import topic_fault
 from tandemmq.remoting.options import TlsOptions
-from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.store.options import BrokerRole, FlushMode, StoreOptions
 
 T = TypeVar("T")

@@ -47,7 +47,7 @@ from tandemmq.nameserver.options import option_keys as nameserver_option_keys
 from tandemmq.protocol.frame import FRAME_BYTES_MAX
 from tandemmq.remoting.options import ClientAuth, TlsMode
 from tandemmq.remoting.settings import option_keys
-from tandemmq.replication.core.frames import FirstTransfer
+from tandemmq.replication.core.options import FirstTransfer
 from tandemmq.store.options import BrokerRole, FlushMode
 from tandemmq.units import KIB
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tandemmq.consensus.core.messages import RaftOptions
+from tandemmq.consensus.core.options import RaftOptions
 from tandemmq.errors import ConfigError
 from tandemmq.remoting import settings
 from tandemmq.remoting.options import parse_address

@@ -28,7 +28,7 @@ from tandemmq.errors import ConfigError
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.settings import render_options
-from tandemmq.replication.core.frames import FirstTransfer
+from tandemmq.replication.core.options import FirstTransfer
 from tandemmq.store.options import BrokerRole, FlushMode
 
 MACHINE = MachineFacts(

@@ -12,7 +12,6 @@ from tandemmq.consensus.core.messages import (
     Members,
     Message,
     Persist,
-    RaftOptions,
     RaftRole,
     ReadReady,
     Restore,
@@ -27,6 +26,7 @@ from tandemmq.consensus.core.messages import (
     new_group,
 )
 from tandemmq.consensus.core.node import ProposalRefusal, RaftNode
+from tandemmq.consensus.core.options import RaftOptions
 
 THREE = {"a": "a:1", "b": "b:1", "c": "c:1"}
 LATE = 10_000

@@ -25,7 +25,7 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import ServerOptions
 from tandemmq.remoting.server import RemotingServer
-from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.runtime.tasks import TaskScope
 from waits import until

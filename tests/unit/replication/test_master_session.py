@@ -1,8 +1,9 @@
 import pytest
 
 from tandemmq.replication.core.effects import Acknowledged, Disconnect, FellBehind, Send, TransferStarted
-from tandemmq.replication.core.frames import FirstTransfer, ReplicationOptions, encode_head, encode_report
+from tandemmq.replication.core.frames import encode_head, encode_report
 from tandemmq.replication.core.master import HELLO_MS, MasterSession
+from tandemmq.replication.core.options import FirstTransfer, ReplicationOptions
 from tandemmq.replication.core.progress import LogRange, MasterState, StartRule
 
 SEGMENT = 100_000

@@ -11,7 +11,8 @@ from replica_logs import make_log
 
 from tandemmq.replication.core import verifier
 from tandemmq.replication.core.effects import Store
-from tandemmq.replication.core.frames import ReplicationOptions, encode_head
+from tandemmq.replication.core.frames import encode_head
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.slave import SlaveSession
 
 SEGMENT = 4096

@@ -1,7 +1,7 @@
 from types import SimpleNamespace
 from typing import cast
 
-from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import LogRange
 from tandemmq.replication.core.replicas import LATE_HOSTS_MAX, Connection, ReplicaDirectory
 from tandemmq.replication.shell import ReplicationMaster

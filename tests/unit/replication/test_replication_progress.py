@@ -1,7 +1,7 @@
 import pytest
 
 from tandemmq.errors import ConfigError
-from tandemmq.replication.core.frames import FirstTransfer, ReplicationOptions
+from tandemmq.replication.core.options import FirstTransfer, ReplicationOptions
 from tandemmq.replication.core.progress import (
     LogRange,
     RateMeter,

@@ -13,11 +13,11 @@ from tandemmq.replication.core.frames import (
     NONCE_BYTES,
     AllowedHosts,
     MasterHandshake,
-    ReplicationOptions,
     SlaveHandshake,
     TransferDecoder,
     encode_report,
 )
+from tandemmq.replication.core.options import ReplicationOptions
 
 SECRET = "correct horse battery"
 MASTER_NONCE, SLAVE_NONCE = b"m" * NONCE_BYTES, b"s" * NONCE_BYTES

@@ -13,7 +13,8 @@ from tandemmq.replication.core.effects import (
     SlaveEffect,
     Store,
 )
-from tandemmq.replication.core.frames import BODY_BYTES_MAX, ReplicationOptions, encode_head, encode_report
+from tandemmq.replication.core.frames import BODY_BYTES_MAX, encode_head, encode_report
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import SlaveState
 from tandemmq.replication.core.slave import NEVER_MS, SlaveSession
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemmq.replication.core.effects import CheckTail, Dial, Disconnect, Halt, HaltReason, Send
-from tandemmq.replication.core.frames import ReplicationOptions, encode_head, encode_report
+from tandemmq.replication.core.frames import encode_head, encode_report
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import SlaveState, StartRule
 from tandemmq.replication.core.slave import SlaveSession
 from tandemmq.replication.core.verifier import ChecksumOf, TailOutcome, TailVerdict, find_difference

@@ -27,7 +27,7 @@ from tandemmq.replication.core.epochs import (
     encode_term_head,
     encode_term_report,
 )
-from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import LogRange, SlaveState, StartRule
 from tandemmq.replication.core.term_sessions import ANSWER_MS_MAX, TermMasterSession, TermSlaveSession
 

@@ -24,7 +24,7 @@ from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.hashes import crc32
 from tandemmq.protocol.record import Record, RecordError, RecordOutcome, check_record, decode_record
-from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.machine import SeededRandom
 from tandemmq.store import BrokerRole, MessageStore, StoreOptions
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sim.dice import Dice
-from tandemmq.replication.core.frames import FirstTransfer
+from tandemmq.replication.core.options import FirstTransfer
 from tandemmq.store import BrokerRole, FlushMode
 
 BROKER_NAME = "sim"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sim.cluster.settings import Settings, draw_faults, draw_settings
 from sim.dice import Dice
-from tandemmq.replication.core.frames import FirstTransfer
+from tandemmq.replication.core.options import FirstTransfer
 from tandemmq.store import BrokerRole
 
 FAULTS = {

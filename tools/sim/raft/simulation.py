@@ -31,7 +31,6 @@ from tandemmq.consensus.core.messages import (
     Members,
     Message,
     Persist,
-    RaftOptions,
     RaftRole,
     ReadReady,
     ReadRefused,
@@ -44,6 +43,7 @@ from tandemmq.consensus.core.messages import (
     new_group,
 )
 from tandemmq.consensus.core.node import ProposalRefusal, RaftNode
+from tandemmq.consensus.core.options import RaftOptions
 from tandemmq.consensus.shell.files import RaftFiles
 from tandemmq.errors import FlushFailed, TandemError
 from tandemmq.protocol.hashes import crc32

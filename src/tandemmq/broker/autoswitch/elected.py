@@ -45,7 +45,7 @@ from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.options import PLAIN, TlsOptions, render_address
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.tls import make_client_tls
-from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.shell.autoswitch import AutoSwitch, AutoSwitchReplication
 from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
 from tandemmq.runtime.tasks import TaskScope

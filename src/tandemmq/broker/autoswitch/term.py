@@ -31,7 +31,7 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler, Waiting
 from tandemmq.remoting.server import RemotingServer
-from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.shell import MasterStatus, ReplicationSlaveStatus
 from tandemmq.replication.shell.autoswitch import AutoSwitch
 from tandemmq.runtime.ports import Address, Clock, Disk, Random

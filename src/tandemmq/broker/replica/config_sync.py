@@ -42,7 +42,7 @@ from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.ports import Clock
 from tandemmq.telemetry import events
 

@@ -31,7 +31,7 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.options import parse_address, render_address
-from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import (
     DETAIL_CHARS_MAX,
     NAME_CHARS_MAX,

@@ -1,5 +1,5 @@
-"""What one server of a Raft group works with, as values: its settings, what it must not forget, the messages
-between servers with their bytes, and the effects that it wants from its shell.
+"""What one server of a Raft group works with, as values: what it must not forget, the messages between
+servers with their bytes, and the effects that it wants from its shell.
 """
 
 from __future__ import annotations
@@ -10,32 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from tandemmq.errors import ConfigError, RemoteProtocolError
-from tandemmq.units import MIB
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RaftOptions:
-    """Times and bounds; equal on all servers of a group."""
-
-    heartbeat_ms: int = 100
-    election_timeout_ms: int = 500
-    """How long a follower hears nothing before it asks for votes: between this and twice this."""
-    entries_per_request_max: int = 256
-    bytes_per_request_max: int = 1 * MIB
-    """Of entries; the first one is sent whatever its size."""
-    unconfirmed_entries_max: int = 1_024
-    """Proposals that wait for a majority; one more is refused."""
-    command_bytes_max: int = 1 * MIB
-    waiting_reads_max: int = 4_096
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.heartbeat_ms <= self.election_timeout_ms // 3:
-            raise ConfigError(
-                f"heartbeat_ms: {self.heartbeat_ms} must be within 1 and a third of election_timeout_ms "
-                f"{self.election_timeout_ms}, or one lost message would end a leadership"
-            )
-
+from tandemmq.errors import RemoteProtocolError
 
 # What a server knows and must not forget.
 

@@ -31,7 +31,6 @@ from tandemmq.consensus.core.messages import (
     Members,
     Message,
     Persist,
-    RaftOptions,
     RaftRole,
     ReadReady,
     ReadRefused,
@@ -45,6 +44,7 @@ from tandemmq.consensus.core.messages import (
     VoteAnswer,
     VoteRequest,
 )
+from tandemmq.consensus.core.options import RaftOptions
 
 _LONG_AGO_MS = -(2**62)
 

@@ -25,7 +25,6 @@ from tandemmq.consensus.core.messages import (
     Members,
     Message,
     Persist,
-    RaftOptions,
     RaftRole,
     ReadReady,
     ReadRefused,
@@ -35,6 +34,7 @@ from tandemmq.consensus.core.messages import (
     new_group,
 )
 from tandemmq.consensus.core.node import ProposalRefusal, RaftNode
+from tandemmq.consensus.core.options import RaftOptions
 from tandemmq.consensus.shell.files import RaftFiles
 from tandemmq.errors import Busy, NotLeader, OutcomeUnknown
 from tandemmq.runtime.ports import Clock, Disk, Random, TimerHandle

@@ -1,5 +1,5 @@
 """The classic replication channel: its bytes in both directions, as incremental decoders (spec replication
-4.2); the handshake by which a slave is admitted; the settings of both ends (`ReplicationOptions`). Pure.
+4.2); and the handshake by which a slave is admitted. Pure.
 
 Slave to master: reports of 8 bytes, the slave's max offset. Master to slave: a head of 12 bytes (offset of
 the first byte, size; size 0 is a heartbeat), then that many raw bytes of the CommitLog. Any cut of the
@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from struct import Struct
 from typing import Final, NamedTuple
@@ -272,61 +270,3 @@ class SlaveHandshake:
 
 def _prove(secret: str, side: bytes, master_nonce: bytes, slave_nonce: bytes) -> bytes:
     return hmac.digest(secret.encode(), side + master_nonce + slave_nonce, "sha256")
-
-
-# Settings: RocketMQ's keys and defaults, units in the names (spec replication 17).
-
-
-class FirstTransfer(Enum):
-    """Where the copy of a slave that reports offset 0 begins."""
-
-    NEGOTIATED = "negotiated"  # a slave of ours gets the first file, one of RocketMQ the last
-    LAST_FILE = "last_file"  # the classic rule: the start of the master's last file (spec replication 4.4)
-    FIRST_FILE = "first_file"  # everything that the master still keeps
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicationOptions:
-    """Settings of both ends of the replication channel."""
-
-    heartbeat_interval_ms: int = 5_000  # haSendHeartbeatInterval
-    silence_ms_max: int = 20_000  # haHousekeepingInterval
-    transfer_bytes_max: int = 32_768  # haTransferBatchSize
-    in_sync_gap_bytes_max: int = 268_435_456  # haMaxGapNotInSync
-    flow_control: bool = False  # haFlowControlEnable
-    sent_bytes_per_second_max: int = 104_857_600  # maxHaTransferByteInSecond, per slave connection
-    connect_timeout_ms: int = 5_000  # fixed in RocketMQ
-    reconnect_delay_ms: int = 5_000  # fixed in RocketMQ
-    first_transfer: FirstTransfer = FirstTransfer.NEGOTIATED  # ours
-    allowed_slaves: tuple[str, ...] = ()  # haAllowedSlaves (ours): networks; empty: everybody, as RocketMQ
-    shared_secret: str = field(default="", repr=False)  # haSharedSecret (ours); empty: none is asked for
-    connection_count_max: int = 256  # ours: slaves and other peers on the replication port
-    record_bytes_max: int = 64 * MIB  # ours: a slave takes a larger record for damage
-    write_buffer_bytes_max: int = 1 * MIB  # ours: above it the master stops reading its log for that slave
-    config_sync_interval_ms: int = 1_000  # ours; RocketMQ: 3 s, then 10 s (spec replication D3)
-    config_sync_timeout_ms: int = 3_000  # fixed in RocketMQ
-
-    def __post_init__(self) -> None:
-        for name in (
-            "heartbeat_interval_ms",
-            "silence_ms_max",
-            "in_sync_gap_bytes_max",
-            "sent_bytes_per_second_max",
-            "connect_timeout_ms",
-            "reconnect_delay_ms",
-            "connection_count_max",
-            "record_bytes_max",
-            "write_buffer_bytes_max",
-            "config_sync_interval_ms",
-            "config_sync_timeout_ms",
-        ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: {getattr(self, name)} must be at least 1")
-        AllowedHosts(self.allowed_slaves)
-        if not 1 <= self.transfer_bytes_max <= BODY_BYTES_MAX:
-            raise ConfigError(f"transfer_bytes_max: {self.transfer_bytes_max} is outside 1..{BODY_BYTES_MAX}")
-        if self.heartbeat_interval_ms >= self.silence_ms_max:
-            raise ConfigError(
-                f"heartbeat_interval_ms: {self.heartbeat_interval_ms} must be below "
-                f"silence_ms_max {self.silence_ms_max}, or a healthy idle peer would be dropped"
-            )

@@ -22,14 +22,8 @@ from tandemmq.replication.core.effects import (
     Send,
     TransferStarted,
 )
-from tandemmq.replication.core.frames import (
-    HEAD_BYTES,
-    TANDEM_BODY_BYTES_MAX,
-    FirstTransfer,
-    ReplicationOptions,
-    ReportDecoder,
-    encode_head,
-)
+from tandemmq.replication.core.frames import HEAD_BYTES, TANDEM_BODY_BYTES_MAX, ReportDecoder, encode_head
+from tandemmq.replication.core.options import FirstTransfer, ReplicationOptions
 from tandemmq.replication.core.progress import (
     MASTER_TRANSITIONS,
     SECOND_MS,

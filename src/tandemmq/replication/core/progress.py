@@ -10,7 +10,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
-from tandemmq.replication.core.frames import FirstTransfer
+from tandemmq.replication.core.options import FirstTransfer
 from tandemmq.units import align_down
 
 SECOND_MS = 1_000

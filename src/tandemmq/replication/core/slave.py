@@ -26,11 +26,11 @@ from tandemmq.replication.core.effects import (
 from tandemmq.replication.core.frames import (
     HEAD_BYTES,
     TANDEM_BODY_BYTES_MAX,
-    ReplicationOptions,
     TransferDecoder,
     TransferHead,
     encode_report,
 )
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import (
     SLAVE_TRANSITIONS,
     RateMeter,

@@ -36,8 +36,9 @@ from tandemmq.replication.core.epochs import (
     encode_term_head,
     encode_term_report,
 )
-from tandemmq.replication.core.frames import ReplicationOptions, TransferDecoder, TransferHead
+from tandemmq.replication.core.frames import TransferDecoder, TransferHead
 from tandemmq.replication.core.master import MasterSession
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import (
     MASTER_TRANSITIONS,
     LogRange,

@@ -15,8 +15,9 @@ from typing import Final, Protocol
 
 from tandemmq.errors import StaleTerm
 from tandemmq.replication.core.epochs import EpochList, Handshake
-from tandemmq.replication.core.frames import NONCE_BYTES, AllowedHosts, MasterHandshake, ReplicationOptions
+from tandemmq.replication.core.frames import NONCE_BYTES, AllowedHosts, MasterHandshake
 from tandemmq.replication.core.master import MasterSession
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import LogRange, SlaveState, StartRule, TransferStart
 from tandemmq.replication.core.sync_state_set import SyncStateSet
 from tandemmq.replication.core.term_sessions import TermMasterSession, TermSlaveSession

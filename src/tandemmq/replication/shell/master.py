@@ -20,8 +20,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
-from tandemmq.replication.core.frames import NONCE_BYTES, AllowedHosts, MasterHandshake, ReplicationOptions
+from tandemmq.replication.core.frames import NONCE_BYTES, AllowedHosts, MasterHandshake
 from tandemmq.replication.core.master import MasterSession
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import (
     LogRange,
     MasterState,

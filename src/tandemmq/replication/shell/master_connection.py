@@ -13,13 +13,8 @@ from typing import Protocol, cast
 
 from tandemmq.errors import ConfigError, RemoteProtocolError
 from tandemmq.remoting.options import parse_address
-from tandemmq.replication.core.frames import (
-    HEAD_BYTES,
-    NONCE_BYTES,
-    TANDEM_BODY_BYTES_MAX,
-    ReplicationOptions,
-    SlaveHandshake,
-)
+from tandemmq.replication.core.frames import HEAD_BYTES, NONCE_BYTES, TANDEM_BODY_BYTES_MAX, SlaveHandshake
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.machine import unpredictable_bytes
 from tandemmq.runtime.ports import Address, Network
 from tandemmq.runtime.tasks import TaskScope

@@ -27,7 +27,7 @@ from tandemmq.replication.core.effects import (
     SlaveEffect,
     Store,
 )
-from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import SlaveState, StartRule
 from tandemmq.replication.core.slave import NEVER_MS, SlaveSession
 from tandemmq.replication.core.term_sessions import TermSlaveSession

@@ -20,8 +20,9 @@ from tandemmq.replication.core.effects import (
     Send,
     TransferStarted,
 )
-from tandemmq.replication.core.frames import TANDEM_BODY_BYTES_MAX, MasterHandshake, ReplicationOptions
+from tandemmq.replication.core.frames import TANDEM_BODY_BYTES_MAX, MasterHandshake
 from tandemmq.replication.core.master import MasterSession
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import LogRange, MasterState, SlaveName, StartRule, TransferStart
 from tandemmq.replication.core.replicas import Connection
 from tandemmq.replication.shell.master_status import FaultGuard, SlaveStatus
