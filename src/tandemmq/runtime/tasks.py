@@ -1,4 +1,5 @@
-"""Named background tasks that fail loudly and stop in order.
+"""Named background tasks that fail loudly and stop in order (`TaskScope`), and callbacks of the event loop
+whose faults are as loud (`FaultGuard`).
 
 The only place that starts asyncio tasks. A task that ends by an exception takes its whole scope down: the
 others are cancelled and the owner is told once, because a role whose flusher or dispatcher is gone must not
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVarTuple
 
 from tandemmq.errors import TandemError
 from tandemmq.telemetry import events
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 OnFailure = Callable[[str, BaseException], None]
 OnFatal = Callable[[BaseException], None]
 """What is called with the error that a part cannot go on after."""
+
+Args = TypeVarTuple("Args")
 
 
 class TaskScope:
@@ -101,3 +104,33 @@ class TaskScope:
             other.cancel()
         if self._on_failure is not None:
             self._on_failure(task.get_name(), error)
+
+
+class FaultGuard:
+    """Runs callbacks of the event loop; faults of ours and fatal errors go to the owner, so that a failed
+    assertion stops the node and does not vanish in the loop's log.
+
+    An error that asyncio catches in a protocol callback only closes that connection, and one in a timer
+    closes nothing; the retry would hide our own fault for ever.
+    """
+
+    __slots__ = ("_on_fatal",)
+
+    def __init__(self, on_fatal: OnFatal | None) -> None:
+        self._on_fatal = on_fatal
+
+    def run(self, fn: Callable[[*Args], None], *args: *Args) -> None:
+        """Call `fn`. Without an owner to tell, the error goes on to the loop."""
+        try:
+            fn(*args)
+        except AssertionError as error:
+            self._tell(error)
+        except TandemError as error:
+            if not error.fatal:
+                raise
+            self._tell(error)
+
+    def _tell(self, error: BaseException) -> None:
+        if self._on_fatal is None:
+            raise error
+        self._on_fatal(error)

@@ -21,12 +21,12 @@ from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import LogRange, SlaveState, StartRule, TransferStart
 from tandemmq.replication.core.sync_state_set import SyncStateSet
 from tandemmq.replication.core.term_sessions import TermMasterSession, TermSlaveSession
-from tandemmq.replication.shell.master_status import FaultGuard, MasterStatus
+from tandemmq.replication.shell.master_status import MasterStatus
 from tandemmq.replication.shell.slave import ReplicationSlave, ReplicationSlaveStatus
 from tandemmq.replication.shell.slave_connection import SlaveConnection
 from tandemmq.runtime.machine import unpredictable_bytes
 from tandemmq.runtime.ports import Address, Clock, Listener, Network, TimerHandle
-from tandemmq.runtime.tasks import OnFatal
+from tandemmq.runtime.tasks import FaultGuard, OnFatal
 from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 from tandemmq.units import ReplicaId

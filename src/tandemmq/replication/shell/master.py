@@ -32,17 +32,11 @@ from tandemmq.replication.core.progress import (
     is_in_sync,
 )
 from tandemmq.replication.core.replicas import ReplicaDirectory
-from tandemmq.replication.shell.master_status import (
-    DepartedSlave,
-    DepartedSlaves,
-    FaultGuard,
-    MasterStatus,
-    SlaveStatus,
-)
+from tandemmq.replication.shell.master_status import DepartedSlave, DepartedSlaves, MasterStatus, SlaveStatus
 from tandemmq.replication.shell.slave_connection import SlaveConnection
 from tandemmq.runtime.machine import unpredictable_bytes
 from tandemmq.runtime.ports import Address, Clock, Listener, Network
-from tandemmq.runtime.tasks import OnFatal
+from tandemmq.runtime.tasks import FaultGuard, OnFatal
 from tandemmq.store.message_store import MessageStore
 from tandemmq.store.options import BrokerRole
 from tandemmq.telemetry import events

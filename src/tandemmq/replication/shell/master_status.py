@@ -1,14 +1,12 @@
 """What a master says of its replication when it is asked (`MasterStatus`), of slaves that are gone, too
-(`DepartedSlaves`); and the guard around whatever the event loop calls in replication (`FaultGuard`).
+(`DepartedSlaves`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, TypeVarTuple
+from typing import Final
 
-from tandemmq.errors import TandemError
 from tandemmq.replication.core.progress import (
     MasterState,
     SlaveName,
@@ -18,7 +16,6 @@ from tandemmq.replication.core.progress import (
     TransferStart,
 )
 from tandemmq.runtime.ports import Address
-from tandemmq.runtime.tasks import OnFatal
 from tandemmq.units import ReplicaId
 
 DEPARTED_COUNT_MAX: Final = 64
@@ -26,8 +23,6 @@ DEPARTED_MS_MAX: Final = 24 * 3600 * 1000
 
 Key = tuple[bool, SlaveName | Address]
 """Whether a name was told, and the name or the address: both are a text and a number."""
-
-Args = TypeVarTuple("Args")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,33 +170,3 @@ class DepartedSlaves:
 
 def _key_of(slave: DepartedSlave) -> Key:
     return slave.name is not None, slave.name or slave.address
-
-
-class FaultGuard:
-    """Runs callbacks of the event loop; faults of ours and fatal errors go to the owner, so that a failed
-    assertion stops the node and does not vanish in the loop's log.
-
-    An error that asyncio catches in a protocol callback only closes that connection, and one in a timer
-    closes nothing; the retry would hide our own fault for ever.
-    """
-
-    __slots__ = ("_on_fatal",)
-
-    def __init__(self, on_fatal: OnFatal | None) -> None:
-        self._on_fatal = on_fatal
-
-    def run(self, fn: Callable[[*Args], None], *args: *Args) -> None:
-        """Call `fn`. Without an owner to tell, the error goes on to the loop."""
-        try:
-            fn(*args)
-        except AssertionError as error:
-            self._tell(error)
-        except TandemError as error:
-            if not error.fatal:
-                raise
-            self._tell(error)
-
-    def _tell(self, error: BaseException) -> None:
-        if self._on_fatal is None:
-            raise error
-        self._on_fatal(error)

@@ -33,9 +33,8 @@ from tandemmq.replication.core.slave import NEVER_MS, SlaveSession
 from tandemmq.replication.core.term_sessions import TermSlaveSession
 from tandemmq.replication.core.verifier import TailOutcome, TailVerdict
 from tandemmq.replication.shell.master_connection import Dialler, MasterConnection
-from tandemmq.replication.shell.master_status import FaultGuard
 from tandemmq.runtime.ports import Address, Clock, Network, TimerHandle
-from tandemmq.runtime.tasks import OnFatal, TaskScope
+from tandemmq.runtime.tasks import FaultGuard, OnFatal, TaskScope
 from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 from tandemmq.units import Buffer, EpochMs

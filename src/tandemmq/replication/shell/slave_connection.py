@@ -25,8 +25,9 @@ from tandemmq.replication.core.master import MasterSession
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import LogRange, MasterState, SlaveName, StartRule, TransferStart
 from tandemmq.replication.core.replicas import Connection
-from tandemmq.replication.shell.master_status import FaultGuard, SlaveStatus
+from tandemmq.replication.shell.master_status import SlaveStatus
 from tandemmq.runtime.ports import Address, Clock, TimerHandle
+from tandemmq.runtime.tasks import FaultGuard
 from tandemmq.telemetry import events
 from tandemmq.units import ReplicaId
 

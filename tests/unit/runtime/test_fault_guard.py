@@ -1,7 +1,7 @@
 import pytest
 
 from tandemmq.errors import FlushFailed, LogDiverged
-from tandemmq.replication.shell.master_status import FaultGuard
+from tandemmq.runtime.tasks import FaultGuard
 
 
 def fail(error: BaseException) -> None:
