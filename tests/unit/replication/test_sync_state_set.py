@@ -36,6 +36,80 @@ def test_who_does_not_reach_it_in_time_is_not_waited_for() -> None:
     assert one.required == frozenset()
 
 
+def test_a_joining_copy_that_falls_silent_is_waited_for_no_longer_than_a_member() -> None:
+    """Whether or not it has reached what it must hold: a proposal may be refused because nobody hears it."""
+    for held in (400, 500):
+        one = SyncStateSet(1, frozenset({1}), 7, now_ms=0, confirm_offset=0, lag_ms_max=2_000)
+        one.on_connected(2, 0, 0)
+        one.on_acknowledged(2, held, 500, 0)
+        assert one.required == {2}
+        one.propose(600, 1_900)
+        one.on_refused(7)
+        assert one.required == {2}
+        assert one.propose(600, 2_001) is None
+        assert one.required == frozenset()
+        one.on_acknowledged(2, 600, 600, 9_000)
+        assert one.propose(600, 9_000) == {1, 2}  # it has come on: it joins again
+
+
+def test_a_joining_copy_that_is_level_while_nothing_is_sent_is_not_silent() -> None:
+    one = SyncStateSet(
+        1, frozenset({1}), 7, now_ms=0, confirm_offset=0, lag_ms_max=2_000, may_join=lambda _one: False
+    )
+    one.on_connected(2, 500, 0)
+    one.on_acknowledged(2, 500, 500, 0)
+    assert one.propose(500, 4_900) is None
+    assert one.propose(600, 5_000) is None
+    assert one.required == {2}
+
+
+def test_what_nobody_asks_for_any_more_is_proposed_again_until_its_outcome_is_known() -> None:
+    """A proposal whose outcome is unknown is counted on: were it left so, every send would wait for a copy
+    that is gone for good.
+    """
+    one = new_set(1, 2)
+    for copy in (2, 3):
+        one.on_connected(copy, 500, 0)
+        one.on_acknowledged(copy, 500, 500, 0)
+    assert one.propose(500, 10) == {1, 2, 3}
+    one.on_closed(2)
+    assert one.propose(500, 2_000) == {1, 3}  # in the place of the one before, whose outcome is unknown
+    one.on_closed(3)
+    one.on_connected(2, 500, 2_100)
+    one.on_acknowledged(2, 500, 500, 2_100)
+    one.on_refused(7)
+    assert one.required == {2, 3}
+    assert one.propose(500, 4_000) == {1, 2, 3}
+    one.on_refused(7)
+    assert not one.has_open_proposal
+    assert one.raise_confirm(500) == 500
+    assert one.propose(600, 6_000) is None
+    one.on_acknowledged(2, 600, 600, 6_000)
+    assert one.confirm_offset == 600
+
+
+def test_a_copy_that_comes_again_beside_its_open_proposal_joins() -> None:
+    one = new_set(1)
+    one.on_connected(2, 500, 0)
+    one.on_acknowledged(2, 500, 500, 0)
+    assert one.propose(500, 10) == {1, 2}
+    one.on_closed(2)
+    one.on_connected(2, 500, 100)
+    one.on_acknowledged(2, 500, 500, 100)
+    one.on_refused(7)
+    assert one.propose(500, 2_000) == {1, 2}
+
+
+def test_who_goes_while_it_is_proposed_leaves_as_soon_as_it_is_a_member() -> None:
+    one = new_set(1)
+    one.on_connected(2, 500, 0)
+    one.on_acknowledged(2, 500, 500, 0)
+    assert one.propose(500, 10) == {1, 2}
+    one.on_closed(2)
+    assert one.on_committed(frozenset({1, 2}), 8)
+    assert one.propose(600, 20) == {1}
+
+
 def test_an_unknown_outcome_keeps_the_union() -> None:
     one = new_set(1, 2)
     one.on_connected(2, 500, 0)

@@ -4,7 +4,8 @@ The master proposes, the controllers decide. Until they have, it counts on the w
 send waits for is the union of the set, of every proposal whose outcome is unknown, and of who is about to
 join. So whoever may be elected holds every message that was confirmed.
 Invariants: one proposal at a time; it differs from the committed set by who came and who went. The union only
-            shrinks when a greater set epoch is seen, or the only proposal was refused for certain.
+            shrinks when a greater set epoch is seen, or a proposal was refused for certain; one whose outcome
+            is unknown is proposed again, until it is known.
             confirmOffset only rises. Learners never count.
 Knows not:  sockets, files. Times are monotonic milliseconds.
 Source:     spec controller 4.8, 4.9, 10.6, 10.8.
@@ -61,6 +62,7 @@ class SyncStateSet:
         self._copies: dict[int, _Copy] = {}
         self._gone: set[int] = set()
         self._proposed: list[frozenset[int]] = []
+        self._asked: frozenset[int] | None = None  # of these, the one that the controllers are asked for
         self._proposed_at_ms = now_ms - PROPOSAL_RETRY_MS
         self.members = members | {own_id}
         self.epoch = epoch
@@ -93,8 +95,8 @@ class SyncStateSet:
             self._gone.discard(one)
 
     def on_closed(self, one: int) -> None:
-        """Its connection has ended; a member leaves at once."""
-        if self._copies.pop(one, None) is not None and one in self.members:
+        """Its connection has ended; a member leaves at once, and who was proposed as soon as it is one."""
+        if self._copies.pop(one, None) is not None and one in self.members.union(*self._proposed):
             self._gone.add(one)
 
     def on_acknowledged(self, one: int, held: int, log_end: int, now_ms: int) -> None:
@@ -106,7 +108,8 @@ class SyncStateSet:
         copy.acknowledged = held
         if held >= self.confirm_offset:
             self._gone.discard(one)
-        if one not in self.required and log_end - held <= JOIN_LAG_BYTES_MAX:
+        is_joining = one in self.members or copy.joins_at is not None
+        if not is_joining and log_end - held <= JOIN_LAG_BYTES_MAX:
             copy.joins_at, copy.join_due_ms = log_end, now_ms + self._join_ms_max
             assert one in self.required, "a send waits for who is about to join"
         self.raise_confirm(log_end)
@@ -141,13 +144,19 @@ class SyncStateSet:
         for one, copy in self._copies.items():
             if copy.joins_at is None:
                 continue
-            if copy.acknowledged >= copy.joins_at and self._may_join(one):
+            if copy.acknowledged >= log_end:
+                copy.level_at_ms = now_ms
+            if now_ms - copy.level_at_ms > self._lag_ms_max:
+                copy.joins_at = None  # silent: sends wait for it no longer than for a member
+            elif copy.acknowledged >= copy.joins_at and self._may_join(one):
                 wanted.add(one)
             elif now_ms > copy.join_due_ms:
                 copy.joins_at = None
+        if wanted == self.members and self._asked is None and self._proposed:
+            wanted = set(self._proposed[-1])
         if wanted == self.members or now_ms - self._proposed_at_ms < PROPOSAL_RETRY_MS:
             return None
-        proposal = frozenset(wanted)
+        proposal = self._asked = frozenset(wanted)
         self._proposed_at_ms = now_ms
         if proposal not in self._proposed:
             self._proposed.append(proposal)
@@ -161,6 +170,7 @@ class SyncStateSet:
             return False
         self.members, self.epoch = members | {self._own_id}, epoch
         self._proposed.clear()
+        self._asked = None
         self._proposed_at_ms = -PROPOSAL_RETRY_MS
         self._gone &= self.members
         for one in self.members & self._copies.keys():
@@ -169,9 +179,10 @@ class SyncStateSet:
         return True
 
     def on_refused(self, epoch: int) -> None:
-        """The last proposal against `epoch` will never be carried out; an earlier one may have been."""
-        if epoch == self.epoch and len(self._proposed) == 1:
-            self._proposed.clear()
+        """The last proposal against `epoch` will never be carried out; an earlier one may be still."""
+        if epoch == self.epoch and self._asked is not None:
+            self._proposed.remove(self._asked)
+            self._asked = None
 
     def _assert_union(self) -> None:
         """A send waits for whoever may be elected, whatever the controllers decide."""
