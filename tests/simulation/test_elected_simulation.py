@@ -20,9 +20,10 @@ from sim.elected.run import ELECTED
 from sim.elected.settings import FAULTS, draw_elected
 from sim.image import Tear
 from tandemmq.api.broker_admin import delete_topic
-from tandemmq.api.controller import vouch
-from tandemmq.broker.autoswitch.controllers import MasterLease
+from tandemmq.api.controller import MasterFacts, vouch
+from tandemmq.broker.autoswitch.controllers import Controllers, MasterLease
 from tandemmq.client import Admin
+from tandemmq.errors import BrokerUnreachable
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.record import decode_record
@@ -391,6 +392,44 @@ def test_a_lease_is_counted_from_the_question(monkeypatch: pytest.MonkeyPatch) -
 
     play(script)
     assert min(late_s[:5]) > 0.19
+
+
+def test_a_lease_from_before_a_hand_over_counts_for_nothing_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The controllers do not wait for the lease of a master that hands over. When it never hears how that
+    ended, it must not go on by a lease that was granted before they were asked.
+    """
+    is_lost = False
+
+    async def script(cluster: ElectedCluster) -> None:
+        await until(cluster, cluster.is_level, "all are in the set")
+        leader = cluster.leader
+        server = leader.server
+        assert server is not None
+        latency_ms = cluster.world.fabric.latency_ms
+
+        async def lose(_self: Controllers, _target: int, _master_epoch: int) -> MasterFacts:
+            nonlocal is_lost
+            server._heartbeats.soon()
+            await cluster.world.clock.sleep(0.05)  # a last lease comes
+            cluster.world.fabric.latency_ms = (100.0, 100.0)
+            is_lost = True
+            raise BrokerUnreachable("the answer is lost")
+
+        monkeypatch.setattr(Controllers, "elect_successor", lose)
+        operator = OperatorNode("op", cluster.world, cluster.admin._namesrv, cluster.ledger, cluster.watch)
+        operator.address = f"{leader.host.ip}:{leader.port}"
+        operator.target = min(leader.members - {server.broker_id})
+        operator.start()
+        await until(cluster, lambda: is_lost and not server._is_handing_over, "it goes on")
+        assert not leader.may_write
+        cluster.world.fabric.latency_ms = latency_ms
+        await is_taken(cluster)
+        assert cluster.leader is leader
+        await operator.end_in_order()
+
+    play(script)
 
 
 def test_a_slave_that_is_taken_for_the_master_has_it_delete_the_topic() -> None:

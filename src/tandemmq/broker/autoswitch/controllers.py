@@ -228,15 +228,19 @@ class MasterLease:
 
     def __init__(self) -> None:
         self._end_s = float("-inf")
+        self._asked_from_s = float("-inf")
         self.is_needed = False
         """Whether the controllers grant leases: those of RocketMQ do not."""
 
     def extend(self, sent_s: float, lease_ms: int) -> None:
         self.is_needed = True
-        self._end_s = max(self._end_s, sent_s + lease_ms / 1000)
+        if sent_s >= self._asked_from_s:
+            self._end_s = max(self._end_s, sent_s + lease_ms / 1000)
 
-    def end(self) -> None:
+    def end(self, now_s: float) -> None:
+        """What was asked for before now is worth nothing, also when its answer comes later."""
         self._end_s = float("-inf")
+        self._asked_from_s = now_s
 
     def is_valid(self, now_s: float) -> bool:
         return now_s < self._end_s

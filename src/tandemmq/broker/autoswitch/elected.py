@@ -379,7 +379,6 @@ class ElectedBroker:
         try:
             await self._wait_for_copies()
             self._is_drained = True
-            self._lease.end()  # the controllers need not wait for it
             successor = await self._controllers.elect_successor(target, epoch)
         except (ClientError, RequestRejected) as error:
             log.warning(events.BROKER_HAND_OVER_FAILED, extra={**facts, "reason": str(error)})
@@ -396,6 +395,9 @@ class ElectedBroker:
             self._note_master(successor)
         finally:
             if self._epoch == epoch and not self._is_replaced(epoch):
+                if self._is_drained:
+                    # The controllers did not wait for it, and what came of the question may be unknown.
+                    self._lease.end(self._clock.monotonic())
                 self._is_handing_over = self._is_drained = False
                 self._serve_parked()
                 self._heartbeats.soon()
@@ -571,7 +573,7 @@ class ElectedBroker:
         self._is_master = False  # nothing is accepted any more under the term that ends
         self._is_handing_over = self._is_drained = False
         self._epoch = facts.master_epoch
-        self._lease.end()
+        self._lease.end(begun_s)
         self._heartbeats.soon()  # a new master needs a lease, and everybody's end of the log is news
         if self._following is not None:
             self._following.cancel()
