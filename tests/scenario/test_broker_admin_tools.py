@@ -353,6 +353,21 @@ async def test_cleaning_by_hand(broker: Broker, peer: Peer) -> None:
     assert pull_response(await peer.pull("T")).max_offset == 1  # nothing that is in use is gone
 
 
+async def test_queues_of_a_topic_that_is_gone_take_the_progress_of_groups_along(
+    broker: Broker, peer: Peer
+) -> None:
+    """The topic made again begins at 0: a group that was at 2 would pass over its first messages."""
+    for _ in range(2):
+        await peer.send_ok("Gone")
+    tables = broker._tables
+    now_ms = 1_700_000_000_000
+    tables.offsets.commit("CG", "Gone", 0, 2, now_ms)
+    tables.topics.remove("Gone", now_ms)
+    assert (await peer.ask(Code.CLEAN_UNUSED_TOPIC)).code == ResponseCode.SUCCESS
+    await peer.send_ok("Gone")
+    assert tables.offsets.committed_queues("CG", "Gone") == {}
+
+
 async def test_master_tells_its_addresses(broker: Broker, peer: Peer) -> None:
     answer = await peer.ask(Code.EXCHANGE_BROKER_HA_INFO, ExchangeHaInfoRequest())
     response = answer.decode(ExchangeHaInfoResponse)

@@ -246,7 +246,7 @@ class Parts:
             items=self.items,
             clock=clock,
         )
-        self.cleaning = CleaningHandlers(store=store, topics=topics)
+        self.cleaning = CleaningHandlers(store=store, topics=topics, offsets=offsets)
         self.group_tools = GroupTools(
             options,
             store=store,

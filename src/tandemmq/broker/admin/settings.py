@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Final
 
 from tandemmq.broker.guards import drop_or_reject, invalid
+from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import OPEN, PERMISSION_MAX, AccessOptions, BrokerOptions
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import BadRequest, ConfigError, NotPermitted, RequestRejected
@@ -382,9 +383,10 @@ class CleaningHandlers:
     Source: spec remoting 8.6, spec store 19.
     """
 
-    def __init__(self, *, store: MessageStore, topics: TopicTable) -> None:
+    def __init__(self, *, store: MessageStore, topics: TopicTable, offsets: OffsetTable) -> None:
         self._store = store
         self._topics = topics
+        self._offsets = offsets
 
     def handle_queues(self, channel: Channel, command: Command) -> Command:
         """CLEAN_EXPIRED_CONSUMEQUEUE (306)."""
@@ -400,12 +402,15 @@ class CleaningHandlers:
         return command.reply()
 
     async def handle_topics(self, channel: Channel, command: Command) -> Command:
-        """CLEAN_UNUSED_TOPIC (316): queues that no topic of the table has; retry and system topics stay.
+        """CLEAN_UNUSED_TOPIC (316): queues that no topic of the table has, and what groups have read of them;
+        retry and system topics stay.
 
         A slave's table may lack a topic that its log has already: there the master says what is gone.
         """
         unused = {topic for topic, _ in self._store.queue_keys() if self._is_unused(topic)}
         await drop_or_reject(self._store, sorted(unused))
+        for topic in unused:  # made again, its queues begin at 0
+            self._offsets.drop_topic(topic)
         extra = {"what": "queues of deleted topics", "count": len(unused), "peer": channel.peer}
         log.info(events.CLEANED_BY_HAND, extra=extra)
         return command.reply()
