@@ -381,6 +381,22 @@ async def test_snapshots_and_restarts_keep_everything() -> None:
     await rig.close()
 
 
+async def test_a_master_that_a_new_leader_has_not_heard_is_not_cleaned(rig: Rig) -> None:
+    """What the leader before granted it may last, and who follows a cleaned master waits for nothing."""
+    one = await rig.broker(1)
+    await rig.broker(2)
+    await one.elect()
+    controller = rig.controllers["n0"]
+    controller._elections._leader_since_s = rig.clock.monotonic()
+    controller.live.keep(GROUP, ())
+    header = headers.CleanBrokerDataRequest(cluster_name=CLUSTER, broker_name=GROUP, ids="1", is_forced=False)
+    answer = await rig.ask(Code.CLEAN_BROKER_DATA, header)
+    assert answer.code == ResponseCode.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
+    group = controller.groups.get(GROUP)
+    assert group is not None
+    assert (group.master_id, group.master_epoch) == (1, 1)
+
+
 async def test_tools_clean_and_change_settings(rig: Rig) -> None:
     one = await rig.broker(1)
     two = await rig.broker(2)

@@ -65,6 +65,8 @@ def test_ids() -> None:
     assert run(groups, apply_id(0)).code == Code.CONTROLLER_BROKER_ID_INVALID
     assert run(groups, apply_id(5)).code == 0
     assert present(groups).next_id == 6
+    assert run(groups, apply_id(3)).code == 0
+    assert present(groups).next_id == 6, "above the largest id that was ever given"
     assert run(groups, Clean("C", NAME, (5,), False, ())).code == 0
     assert present(groups).next_id == 6, "a cleaned id is not proposed again"
     assert present(groups).replicas[1].address == "h1:1"
