@@ -397,6 +397,23 @@ async def test_a_master_that_a_new_leader_has_not_heard_is_not_cleaned(rig: Rig)
     assert (group.master_id, group.master_epoch) == (1, 1)
 
 
+async def test_a_living_master_that_is_cleaned_by_force_is_followed_when_its_lease_has_ended(
+    rig: Rig,
+) -> None:
+    one, two = [await rig.broker(number, is_ours=True) for number in (1, 2)]
+    await one.elect()
+    await one.alter_set(1, 2, set_epoch=1, master_epoch=1)
+    await two.beat()
+    assert "tmLease" in (await one.beat()).fields
+    begun = rig.clock.monotonic()
+    header = headers.CleanBrokerDataRequest(cluster_name=CLUSTER, broker_name=GROUP, ids="1", is_forced=True)
+    cleaning = asyncio.ensure_future(rig.ask(Code.CLEAN_BROKER_DATA, header))
+    await until(lambda: GROUP in rig.controllers["n0"]._elections._open, "the lease is waited for")
+    assert "tmLease" not in (await one.beat()).fields
+    assert (await cleaning).code == 0
+    assert rig.clock.monotonic() - begun > 1.2, "the lease had not ended"
+
+
 async def test_tools_clean_and_change_settings(rig: Rig) -> None:
     one = await rig.broker(1)
     two = await rig.broker(2)

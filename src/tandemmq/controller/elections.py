@@ -16,6 +16,7 @@ from tandemmq.consensus.core.messages import RaftRole, RoleChanged
 from tandemmq.consensus.shell.server import RaftServer
 from tandemmq.controller.groups import (
     NO_ID,
+    Clean,
     CommandOutcome,
     Elect,
     Groups,
@@ -284,6 +285,18 @@ class Elections:
         else:
             cause = "restart" if is_restart else "asked" if caller != NO_ID else "gone"
         self._tell_outcome(group, outcome, cause)
+        return outcome
+
+    async def clean(self, group: ReplicaGroup, command: Clean) -> CommandOutcome:
+        """What became of it. A master that is taken out by force may write until its lease has ended, and who
+        follows it waits for nothing. Raises as `elect`."""
+        self._open[group.name] = self._open.get(group.name, 0) + 1
+        try:
+            if command.is_forced and (not command.ids or group.master_id in command.ids):
+                await self._await_lease(group)
+            outcome: CommandOutcome = await self.raft.propose(encode_command(command), PROPOSAL_TIMEOUT_S)
+        finally:
+            self._close(group.name)
         return outcome
 
     def _close(self, name: str) -> None:

@@ -277,17 +277,20 @@ class ControllerHandlers:
         header = command.decode(headers.CleanBrokerDataRequest)
         self._check_leads()
         group = self._groups.get(header.broker_name)
-        alive = set() if group is None else {one.facts.broker_id for one in self._elections.alive(group)}
-        if group is not None and group.master_id is not None and not self._elections.is_gone(group):
+        if group is None:
+            raise RequestRejected("no such group", code=Code.CONTROLLER_INVALID_CLEAN_BROKER_METADATA)
+        alive = {one.facts.broker_id for one in self._elections.alive(group)}
+        if group.master_id is not None and not self._elections.is_gone(group):
             alive.add(group.master_id)  # this leader may not have heard it yet
-        outcome = await self._propose(
+        outcome = await self._elections.clean(
+            group,
             Clean(
                 cluster=header.cluster_name or "",
                 name=header.broker_name,
                 ids=_parse_ids(header.ids or ""),
                 is_forced=header.is_forced,
                 alive=tuple(sorted(alive)),
-            )
+            ),
         )
         if succeeded(outcome):
             self._live.keep(header.broker_name, outcome.group.replicas if outcome.group else ())
