@@ -97,6 +97,7 @@ def test_a_copy_takes_the_terms_of_its_master_behind_the_point() -> None:
     assert terms("1-0").follow(terms("1-0 3-1200 4-2000")) == terms("1-0 3-1200 4-2000")
     assert terms("1-0").follow(master) == terms("1-0 3-1200 4-2000")
     assert EpochList().follow(master) == master
+    assert terms("0-4096").follow(terms("0-0 1-1000")) == terms("0-0 1-1000"), "a list that rises"
     assert terms("1-0 3-1200 4-2000").follow(terms("1-0 3-1200")) == terms("1-0 3-1200 4-2000")
 
 
