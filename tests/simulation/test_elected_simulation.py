@@ -414,6 +414,8 @@ def test_a_lease_from_before_a_hand_over_counts_for_nothing_after_it(
             server._heartbeats.soon()
             await cluster.world.clock.sleep(0.05)  # a last lease comes
             cluster.world.fabric.latency_ms = (100.0, 100.0)
+            server._heartbeats.soon()
+            await cluster.world.clock.sleep(0.01)  # and another one is asked for
             is_lost = True
             raise BrokerUnreachable("the answer is lost")
 
@@ -423,6 +425,8 @@ def test_a_lease_from_before_a_hand_over_counts_for_nothing_after_it(
         operator.target = min(leader.members - {server.broker_id})
         operator.start()
         await until(cluster, lambda: is_lost and not server._is_handing_over, "it goes on")
+        assert not leader.may_write
+        await cluster.world.clock.sleep(0.25)
         assert not leader.may_write
         cluster.world.fabric.latency_ms = latency_ms
         await is_taken(cluster)
