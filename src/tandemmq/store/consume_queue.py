@@ -305,15 +305,16 @@ class ConsumeQueue:
             return [s for s in self._log.segments if s.end >= begin], self._written
         return [s for s in self._log.segments if s.base < end and s.end > begin], self._written
 
-    def set_synced(self, queue_offset: int) -> None:
-        """Entries below `queue_offset` survive a power cut. When some changed while the files were synced,
-        nobody knows which do, and the next round syncs them again.
+    def set_synced(self, queue_offset: int) -> bool:
+        """Entries below `queue_offset` survive a power cut. False when some changed while the files were
+        synced: nobody knows which do, and the next round syncs them again.
         """
         if self._is_overtaken:
-            return
+            return False
         assert queue_offset <= self._written, (self, queue_offset, self._written)
         self._synced = max(self._synced, queue_offset)
         self._has_stale = False
+        return True
 
     def _recovery_segments(self) -> list[Segment]:
         count = max(RECOVERY_FILE_COUNT, RECOVERY_BYTES // self._log.segment_bytes)

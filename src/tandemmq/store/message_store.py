@@ -809,6 +809,7 @@ class MessageStore:
         if self._indexes is not None:
             self._indexes.cut(point)
         self._queues.deletions.cut(point)
+        self._writers.table_flusher.cut(point)
         self.confirm_offset = min(self.confirm_offset, point)
         self._show()
         stored_at_ms = self._lower_checkpoint(point)

@@ -142,13 +142,13 @@ class TableFlusher:
                 due.append(queue)
         if is_written:
             self._admission.unblock(QUEUE_WRITE_FAILED)
-        await self._sync(due)
+        is_synced = await self._sync(due)
         is_indexed = is_thorough and self._indexes is not None and await self._indexes.flush()
         if self._flusher.is_failed:
             return False
         durable_log_offset = self._flushed_whole_end()
         assert durable_log_offset is None or durable_log_offset <= self._flusher.flushed_end
-        is_complete = is_thorough and is_written
+        is_complete = is_thorough and is_written and is_synced
         if is_complete:
             self.tables_end = self._thorough_end
         self._checkpoint.raise_times(
@@ -185,7 +185,8 @@ class TableFlusher:
             return False
         return True
 
-    async def _sync(self, queues: list[ConsumeQueue]) -> None:
+    async def _sync(self, queues: list[ConsumeQueue]) -> bool:
+        """False when entries changed meanwhile: what is on disk of those is not known."""
         segments = []
         ends = []
         for queue in queues:
@@ -193,8 +194,14 @@ class TableFlusher:
             segments += found
             ends.append((queue, end))
         await sync_segments(self._disk, segments)
-        for queue, end in ends:
-            queue.set_synced(end)
+        overtaken = [queue for queue, end in ends if not queue.set_synced(end)]
+        return not overtaken
+
+    def cut(self, end: int) -> None:
+        """The log ends sooner: behind that, records of another master will end elsewhere."""
+        self._whole_end = min(self._whole_end, end)
+        self._thorough_end = min(self._thorough_end, end)
+        self.tables_end = min(self.tables_end, end)
 
     def halt(self) -> None:
         """Start no more rounds."""

@@ -93,3 +93,20 @@ async def test_the_checkpoint_does_not_vouch_for_what_came_while_the_queues_were
     assert faults.meanwhile is None
     assert queues_ms(store) == stored_at_ms
     await store.close()
+
+
+async def test_the_checkpoint_does_not_vouch_for_entries_that_changed_while_they_were_synced() -> None:
+    rig = Rig()
+    store = await rig.open()
+    rig.put(store, *(record(b"a") for _ in range(3)))
+    queue = store._queues.get_or_create(("T", 0))
+    entry = queue.entry(1)
+    assert entry is not None
+    faults = rig.disk.fault = SlowQueueSync()
+    flusher = store._writers.table_flusher
+    faults.meanwhile = lambda: queue.restore(1, *entry[:2], 99, replaces=True)
+    assert not await flusher.flush(is_thorough=True)
+    assert (queues_ms(store), flusher.tables_end) == (0, 0)
+    assert await flusher.flush(is_thorough=True)
+    assert flusher.tables_end == store.max_log_offset
+    await store.close()

@@ -153,6 +153,19 @@ async def test_the_end_is_cut_at_once_and_stays_cut() -> None:
     await check_cut(rig, point)
 
 
+async def test_no_record_of_the_next_master_need_end_where_one_of_the_cut_part_did() -> None:
+    """What was to become the durable mark, and the end that the tables vouch for, go back with the log."""
+    rig = TermRig()
+    store, point = await open_deposed(rig)
+    flusher = store._writers.table_flusher
+    assert await flusher.flush(is_thorough=True)
+    assert min(flusher.tables_end, flusher._whole_end) > point
+    await store.cut(point, AFTER, "a newer term")
+    assert max(flusher.tables_end, flusher._whole_end) <= point
+    await store.close()
+    await check_cut(rig, point)
+
+
 @pytest.mark.parametrize("dies", ["kill", "power cut"])
 async def test_whenever_it_is_interrupted_nothing_comes_back(dies: str) -> None:
     steps = await count_steps()
