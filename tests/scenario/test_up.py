@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from typing import Any
 import pytest
 
 from tandemmq.errors import ConfigError
-from tandemmq.shell import local
+from tandemmq.shell import local, supervisor
 from waits import PATIENCE_S, until_blocking
 
 pytestmark = pytest.mark.process
@@ -123,9 +125,9 @@ def test_a_cluster_survives_kills_and_leaves_nothing(folder: Path) -> None:
     assert "ended 2 processes of an earlier `up`" in (folder / "up.log").read_text(encoding="utf-8")
     assert set(servers(folder)) == {"name server", "master"}
 
-    supervisor = local.supervisor_pid(folder.resolve())
-    assert supervisor is not None
-    os.kill(supervisor, signal.SIGKILL)
+    pid = local.supervisor_pid(folder.resolve())
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
     until_blocking(lambda: local.supervisor_pid(folder.resolve()) is None)
     assert "stopped 2 processes" in run(folder, "down").stdout
     assert local.server_pids(folder.resolve()) == []
@@ -213,6 +215,59 @@ def test_an_elected_master_that_dies_is_replaced_and_readers_go_on(folder: Path)
     assert {"controller": controller, "key": key, "value": "true"} in settings
     refused = ask("updateControllerConfig", "-a", controller, "-k", "configStorePath", "-v", "x", exit_code=1)
     assert not refused
+
+
+def test_a_file_that_cannot_be_written_ends_no_server(folder: Path) -> None:
+    """As on a full disk: the state of the cluster is not told, and the cluster goes on."""
+    began = run(folder, "up", "--minimal", "--detach", "--port-base", "auto")
+    assert began.returncode == 0, began.stderr
+    (folder / "up.new").mkdir()
+    names, broker = local.server_pids(folder.resolve())
+    os.kill(broker, signal.SIGKILL)
+    until_blocking(lambda: {names} < set(local.server_pids(folder.resolve())) - {broker})
+    assert "up.json cannot be written: Is a directory" in (folder / "up.log").read_text(encoding="utf-8")
+    assert "stopped 2 processes" in run(folder, "down").stdout
+    assert local.server_pids(folder.resolve()) == []
+
+
+def test_of_two_at_once_one_starts_and_both_find_it(folder: Path) -> None:
+    environment = {**os.environ, local.FOLDER_VARIABLE: str(folder)}
+    words = command("up", "--minimal", "--detach", "--port-base", "auto")
+    both = [
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+        for _ in range(2)
+    ]
+    told = [one.communicate(timeout=PATIENCE_S)[0] for one in both]
+    assert [one.returncode for one in both] == [0, 0], told
+    assert sum("runs in" in text for text in told) <= 1
+    assert len(local.server_pids(folder.resolve())) == 2
+
+
+def test_an_address_that_nobody_reaches_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "SLOW_START_S", 0.1)
+    plans = local.make_plan(tmp_path, is_minimal=True, port_base=local.AUTO)
+    never = [replace(one, command=("tail", "Orders", "--namesrv", "127.0.0.1:1")) for one in plans]
+
+    async def told() -> str:
+        line: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        running = asyncio.create_task(
+            supervisor.Supervisor(tmp_path, never, line.set_result).run(lambda _: None)
+        )
+        try:
+            return await line
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+    assert asyncio.run(told()).startswith("not ready after 0.1 s: name server, broker-a master; ")
+    assert local.server_pids(tmp_path) == []
+
+
+@pytest.mark.parametrize("option", ["host", "bind"])
+@pytest.mark.parametrize("address", ["::1", "localhost", "127.1", "10.0.0.300"])
+def test_an_address_is_a_number_of_ipv4(tmp_path: Path, option: str, address: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{option} {address}: must be a numeric IPv4 address"):
+        local.make_plan(tmp_path, port_base=local.AUTO, **{option: address})
 
 
 def test_a_folder_stays_of_the_kind_that_it_began_as(tmp_path: Path) -> None:

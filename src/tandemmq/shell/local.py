@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Final
 
@@ -140,7 +141,9 @@ def make_plan(
         is_elected = was_elected or not (is_minimal or is_old)
     if not 1 <= groups <= GROUPS_MAX:
         raise ConfigError(f"--processes {groups}: must be from 1 to {GROUPS_MAX}")
+    _require_ipv4("--host", host)
     bind = bind or (host if host.startswith("127.") else "0.0.0.0")
+    _require_ipv4("--bind", bind)
     names, brokers = _choose_ports(
         bind, groups, is_minimal=is_minimal, is_elected=is_elected, port_base=port_base
     )
@@ -193,6 +196,14 @@ def make_plan(
             plan = _write_plan(name, role, f"{host}:{port}", "broker", directory, settings)
             (slaves if broker_id else plans).append(plan)
     return plans + slaves
+
+
+def _require_ipv4(option: str, text: str) -> None:
+    """Raises ConfigError for what is not a numeric address of IPv4."""
+    try:
+        IPv4Address(text)
+    except ValueError:
+        raise ConfigError(f"{option} {text}: must be a numeric IPv4 address, as 192.0.2.1") from None
 
 
 def _write_plan(

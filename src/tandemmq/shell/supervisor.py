@@ -33,6 +33,8 @@ LOG_BYTES_MAX: Final = 32 * 1024 * 1024
 """Of one server; at this size the log becomes `log.1`, which replaces the one before it."""
 LOG_LOOK_S: Final = 10.0
 REGISTERED_LOOK_S: Final = 0.05
+SLOW_START_S: Final = 15.0
+"""Then whoever waits is told for what."""
 
 Say = Callable[[str], None]
 
@@ -61,10 +63,12 @@ class SupervisedServer:
         pause_s = RESTART_PAUSE_S_MIN
         while not self._stopping.is_set():
             began = time.monotonic()
-            code = await self._live()
+            try:
+                how = _ending(await self._live())
+            except OSError as error:  # no process or no file can be made now
+                how = f"cannot be started: {error.strerror or error}"
             if self._stopping.is_set():
                 return
-            how = _ending(code)
             if not self.is_ready.is_set():
                 raise ProcessFailed(
                     f"{self.label} did not start: {self._last_words() or how} (log: {self.plan.log_path})"
@@ -153,16 +157,30 @@ class Supervisor:
     """All servers of a folder; the caller holds the folder's lock."""
 
     def __init__(self, folder: Path, plans: Sequence[ServerPlan], say: Say) -> None:
-        self.servers = [SupervisedServer(plan, folder, self._write, say) for plan in plans]
+        self._say = say
+        self._is_told = True
+        self.servers = [SupervisedServer(plan, folder, self._note, say) for plan in plans]
         states = [server.state for server in self.servers]
         self.state = UpState(os.getpid(), str(folder), plans[0].address, _now_ms(), servers=states)
         self._tasks: list[asyncio.Task[None]] = []
 
-    def _write(self) -> None:
-        local.write_state(self.state)
+    def _note(self) -> None:
+        """`up.json` as things are. A full disk must not end what it tells of: the next change tries again."""
+        try:
+            local.write_state(self.state)
+        except OSError as error:
+            if self._is_told:
+                why = error.strerror or error
+                self._say(f"`tandemmq status` is behind: up.json cannot be written: {why}")
+            self._is_told = False
+        else:
+            self._is_told = True
 
     async def run(self, on_ready: Callable[[UpState], None]) -> None:
-        """Until a signal asks for the end. Raises ProcessFailed when a server cannot be started."""
+        """Until a signal asks for the end.
+
+        Raises:  ProcessFailed when a server cannot be started, OSError when the folder cannot be written.
+        """
         due = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -170,15 +188,19 @@ class Supervisor:
                 loop.add_signal_handler(number, due.set)
         ending = asyncio.create_task(due.wait())
         try:
-            self._write()
+            local.write_state(self.state)
             self._tasks = [asyncio.create_task(server.run()) for server in self.servers]
             starting = asyncio.create_task(self._all_ready())
-            await asyncio.wait([starting, ending, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+            begun = [starting, ending, *self._tasks]
+            done, _ = await asyncio.wait(begun, timeout=SLOW_START_S, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                self._say(self._why_not_ready())
+                await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
             self._raise_failures()
             if not due.is_set():
                 await starting
                 self.state.is_ready = True
-                self._write()
+                self._note()
                 on_ready(self.state)
             starting.cancel()
             while not due.is_set():
@@ -208,6 +230,16 @@ class Supervisor:
             groups = Counter(server.plan.name for server in brokers)
             await _registered(names.plan.address, dict.fromkeys(groups, 1) if is_elected else groups)
 
+    def _why_not_ready(self) -> str:
+        late = [server.label for server in self.servers if not server.is_ready.is_set()]
+        if late:
+            names = ", ".join(late)
+            return f"not ready after {SLOW_START_S:g} s: {names}; the logs are in {self.state.folder}"
+        return (
+            f"all servers run, but after {SLOW_START_S:g} s no master of each group is at the name server"
+            f" {self.state.namesrv}: can the servers reach that address, which --host gives?"
+        )
+
     def _raise_failures(self) -> None:
         for task in self._tasks:
             if task.done():
@@ -223,7 +255,7 @@ class Supervisor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._write()
+        self._note()
 
 
 async def _registered(namesrv: str, groups: Mapping[str, int]) -> None:

@@ -124,11 +124,14 @@ def _detach(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
+    # Before the fork, so that whoever asked is told why it cannot be written; appended to, because the child
+    # of a second `up` at the same moment says here that it came too late.
+    log = os.open(folder / "up.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
     child = os.fork()
     if child:
+        os.close(log)
         return child
     os.setsid()
-    log = os.open(folder / "up.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, stream in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(descriptor, stream)
@@ -138,7 +141,10 @@ def _detach(folder: Path) -> int:
 
 
 def _await_ready(folder: Path, child: int) -> None:
-    """Until the supervisor says that all is ready. Raises ProcessFailed when it ends, or takes too long."""
+    """Until the supervisor says that all is ready: this child, or of a second `up` the one that came first.
+
+    Raises:  ProcessFailed when it ends, or takes too long.
+    """
     end = time.monotonic() + DETACH_SECONDS_MAX
     is_running = True
     while is_running and time.monotonic() < end:
@@ -148,6 +154,9 @@ def _await_ready(folder: Path, child: int) -> None:
             return
         time.sleep(_PAUSE_S)
         is_running = os.waitpid(child, os.WNOHANG) == (0, 0)
+    if not is_running and local.supervisor_pid(folder) is not None:
+        _tell_running(folder)
+        return
     text = (folder / "up.log").read_text(encoding="utf-8", errors="replace").strip()
     if is_running:
         raise ProcessFailed(
