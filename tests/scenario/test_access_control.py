@@ -17,6 +17,14 @@ from tandemmq.broker.broker import Broker
 from tandemmq.broker.options import AccessOptions, BrokerOptions
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.client import Heartbeat, encode_heartbeat
+from tandemmq.protocol.bodies.codec import (
+    DENIALS_KEY,
+    NEWEST_DENIAL_KEY,
+    NEWEST_REFUSAL_KEY,
+    REFUSALS_KEY,
+    SEND_REFUSALS_KEY,
+    decode_kv_table,
+)
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command, Header
 from tandemmq.protocol.hashes import java_hash
@@ -130,6 +138,30 @@ class Caller:
             permission=6,
         )
         return (await self.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code
+
+
+async def test_the_runtime_info_tells_who_was_refused(tmp_path: Path) -> None:
+    options = write_rules(tmp_path, RULES)
+    async with guarded(tmp_path, options) as broker, Caller(broker, ADMIN) as admin:
+        assert await admin.create_topic("Orders") == ResponseCode.SUCCESS
+
+        async def told() -> dict[str, str]:
+            return decode_kv_table((await admin.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body)
+
+        before = await told()
+        assert (before[DENIALS_KEY], before[REFUSALS_KEY], before[SEND_REFUSALS_KEY]) == ("0", "0", "")
+        async with Caller(broker, SPY) as spy:
+            assert await spy.send("Orders") == ResponseCode.NO_PERMISSION
+        assert await admin.send("a topic") == ResponseCode.INVALID_PARAMETER
+        await admin.ask(RequestCode.PULL_MESSAGE, pull_header("Nowhere"))
+        after = await told()
+        assert after[DENIALS_KEY] == "1"
+        assert after[NEWEST_DENIAL_KEY].startswith("spy-user from 127.0.0.1:")
+        assert after[NEWEST_DENIAL_KEY].endswith("there is no account with access key spy-user")
+        assert after[SEND_REFUSALS_KEY] == "INVALID_PARAMETER 1"
+        assert after[REFUSALS_KEY] == "1"
+        assert after[NEWEST_REFUSAL_KEY].startswith("PULL_MESSAGE of group ")
+        assert "the topic 'Nowhere' does not exist" in after[NEWEST_REFUSAL_KEY]
 
 
 async def test_accounts_send_pull_and_administer_as_their_rules_say(

@@ -33,6 +33,7 @@ from tandemmq.broker.replica import ReplicaRole, closed_routes
 from tandemmq.broker.stats import SAMPLE_PERIOD_S, StatsItems
 from tandemmq.broker.tables import Tables
 from tandemmq.errors import ConfigError, LocalProtocolError, TandemError
+from tandemmq.protocol.bodies.codec import DENIALS_KEY, NEWEST_DENIAL_KEY, REFUSED_CONNECTIONS_KEY
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.remoting.channel import Channel, FrameBudget
@@ -180,6 +181,7 @@ class Broker:
             own_address=self._advertised_address,
             access=self._access_options,
         )
+        parts.runtime_info.turned_away = self._turned_away
         own = build_routes(parts) | self._access.routes()
         if term is not None:
             await self._start_elected(store, parts, own, term)
@@ -482,6 +484,15 @@ class Broker:
         self._servers.append(server)
         lasting[port] = server
         return address
+
+    def _turned_away(self) -> dict[str, str]:
+        """In the runtime info: whom access control and the listeners' bounds kept from the handlers."""
+        audit = self._access.audit
+        return {
+            DENIALS_KEY: str(audit.denied_count),
+            NEWEST_DENIAL_KEY: audit.newest,
+            REFUSED_CONNECTIONS_KEY: str(sum(server.refused_count for server in self._servers)),
+        }
 
     async def _serve_metrics(self, store: MessageStore, parts: Parts) -> Address:
         # Imported only where it is used: the library costs a broker 30 ms and 4 MiB.

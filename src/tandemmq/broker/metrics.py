@@ -27,7 +27,7 @@ from tandemmq.broker.replica import ReplicaRole
 from tandemmq.broker.replica.ha_status import lag_seconds
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.tables import Tables
-from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.codes import ResponseCode, response_name
 from tandemmq.remoting.http import HttpAnswer, HttpServer
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.replication.core.effects import HaltReason
@@ -122,7 +122,7 @@ def read_traffic(sources: MetricSources) -> Iterator[Sample]:
     yield from _by_code(metrics.SENDS, count_sends(sources.store.recorder.outcomes, stats.send_refusals))
     yield from _by_code(metrics.PULLS, {ResponseCode.SUCCESS: stats.found_count, **stats.pull_endings})
     for (request, code), count in sorted(sources.refusals.counts.items()):
-        yield Sample(metrics.CONSUMER_REFUSALS, count, (request, _name_of(code)))
+        yield Sample(metrics.CONSUMER_REFUSALS, count, (request, response_name(code)))
     yield Sample(metrics.MESSAGES_IN, stats.put_count)
     yield Sample(metrics.BYTES_IN, stats.put_bytes)
     yield Sample(metrics.MESSAGES_OUT, stats.got_count)
@@ -179,14 +179,7 @@ def _read_connections(listeners: Mapping[str, RemotingServer]) -> Iterator[Sampl
 
 def _by_code(metric: metrics.Metric, counts: Mapping[int, int]) -> Iterator[Sample]:
     for code, count in sorted(counts.items()):
-        yield Sample(metric, count, (_name_of(code),))
-
-
-def _name_of(code: int) -> str:
-    try:
-        return ResponseCode(code).name
-    except ValueError:
-        return str(code)
+        yield Sample(metric, count, (response_name(code),))
 
 
 def read_replication(

@@ -278,6 +278,14 @@ class ResponseCode(IntEnum):
     POLICY_NOT_EXIST = 3002
 
 
+def response_name(code: int) -> str:
+    """The name of a response code, else its number."""
+    try:
+        return ResponseCode(code).name
+    except ValueError:
+        return str(code)
+
+
 # First release of each 3.x line: (ordinal, minor, patch). Lines from 3.3 to 3.9 start at patch 1.
 _V3_LINES = (
     (17, 0, 1),

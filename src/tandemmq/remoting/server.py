@@ -83,6 +83,8 @@ class RemotingServer:
         self._listener: Listener | None = None
         self._undecided: dict[FirstByte, None] = {}
         self._channels: dict[Channel, None] = {}
+        self.refused_count = 0
+        """Connections since the start that were one too many."""
         self._none_left = asyncio.Event()
         self._idle = IdleSweep(clock, self._channels, self.options.idle_close_s)
 
@@ -179,6 +181,7 @@ class RemotingServer:
                 events.CHANNEL_REFUSED,
                 extra={"peer": channel.peer, "connections_max": self.options.connections_max},
             )
+            self.refused_count += 1
             channel.abort("too many connections")
             return
         self._channels[channel] = None
@@ -191,6 +194,7 @@ class RemotingServer:
                 events.CHANNEL_REFUSED,
                 extra={"peer": connection.peer, "connections_max": self.options.connections_max},
             )
+            self.refused_count += 1
             connection.abort()
             return
         self._undecided[connection] = None

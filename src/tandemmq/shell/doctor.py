@@ -17,7 +17,15 @@ import typer
 from tandemmq.admin.targets import Target, Tools, open_tools, targets_of
 from tandemmq.api import broker_admin, nameserver
 from tandemmq.client.options import parse_name_servers
-from tandemmq.errors import TandemError
+from tandemmq.errors import NotPermitted, TandemError
+from tandemmq.protocol.bodies.codec import (
+    DENIALS_KEY,
+    NEWEST_DENIAL_KEY,
+    NEWEST_REFUSAL_KEY,
+    REFUSALS_KEY,
+    REFUSED_CONNECTIONS_KEY,
+    SEND_REFUSALS_KEY,
+)
 from tandemmq.protocol.bodies.replica import HaStatus
 from tandemmq.protocol.bodies.route import ClusterInfo
 from tandemmq.protocol.properties_file import parse_properties
@@ -127,6 +135,9 @@ async def _check_up(tools: Tools, target: Target) -> Checkup | DoctorLine:
         replication = await broker_admin.query_ha_status(tools.remoting, target.address)
     except TandemError as error:
         where = f"{target.broker_name} ({target.address})"
+        if isinstance(error, NotPermitted):
+            text = f"{where} lets us see nothing: {error}"
+            return DoctorLine("problem", "clients", text, "docs/security.md tells how tools sign")
         fix = "is it running, and can this machine reach brokerIP1? `tandemmq status` shows the local ones"
         return DoctorLine("problem", "brokers", f"{where} does not answer: {error}", fix)
     settings = {key: one.text for key, one in parse_properties(text.encode(), target.address).items()}
@@ -164,6 +175,7 @@ def judge_broker(one: Checkup, now_ms: int, servers: Sequence[str]) -> Iterator[
     yield from _judge_clock(one, now_ms)
     yield from _judge_disk(one)
     yield from _judge_replication(one)
+    yield from _judge_refusals(one)
     is_elected = one.settings.get("enableControllerMode") == "true"  # it waits for its set, not for a number
     if role == "SYNC_MASTER" and one.settings.get("inSyncReplicas") == "1" and not is_elected:
         fix = "set inSyncReplicas=2, or brokerRole=ASYNC_MASTER if that is what is meant"
@@ -226,6 +238,32 @@ def _judge_replication(one: Checkup) -> Iterator[DoctorLine]:
             )
         else:
             yield DoctorLine("ok", "replication", f"slave {slave.address} follows {one.label}")
+
+
+def _judge_refusals(one: Checkup) -> Iterator[DoctorLine]:
+    """Whom the broker has refused since it started; who is refused often stays silent. Only ours tell it."""
+    if REFUSALS_KEY not in one.facts:
+        return
+    found = []
+    if _whole(one.facts.get(DENIALS_KEY)):
+        text = f"{one.facts[DENIALS_KEY]} requests by access control, last {one.facts[NEWEST_DENIAL_KEY]}"
+        fix = "correct its key, or give it the right (`tandemmq admin createAcl`, or plain_acl.yml)"
+        found.append((text, fix))
+    if _whole(one.facts.get(REFUSED_CONNECTIONS_KEY)):
+        text = f"{one.facts[REFUSED_CONNECTIONS_KEY]} connections above its bound"
+        found.append((text, "find who opens them: each is a `channel.refused` in its log, with the peer"))
+    if _whole(one.facts[REFUSALS_KEY]):
+        text = f"{one.facts[REFUSALS_KEY]} requests of consumers, last {one.facts.get(NEWEST_REFUSAL_KEY)}"
+        found.append((text, "correct that group: `tandemmq admin consumerConnection -g GROUP` has them all"))
+    if one.facts.get(SEND_REFUSALS_KEY):
+        text = f"sends with {one.facts[SEND_REFUSALS_KEY]}"
+        found.append(
+            (text, "the errors of the senders say why: a topic's perm, or the bounds in its settings")
+        )
+    for text, fix in found:
+        yield DoctorLine("warning", "clients", f"{one.label} has refused {text}", fix)
+    if not found:
+        yield DoctorLine("ok", "clients", f"{one.label} has refused nobody since it started")
 
 
 def judge_groups(info: ClusterInfo, checkups: Sequence[Checkup]) -> Iterator[DoctorLine]:

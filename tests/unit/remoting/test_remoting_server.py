@@ -274,6 +274,7 @@ async def test_connection_over_the_bound_is_refused(make: MakePeers) -> None:
     with pytest.raises(BrokerUnreachable):
         await other.request(peers.address, Command.request(ECHO), PATIENCE_S)
     await other.close()
+    assert peers.server.refused_count == 1
     assert (await peers.call(ECHO)).code == 0
 
 

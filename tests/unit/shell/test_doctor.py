@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tandemmq.admin.targets import Target
+from tandemmq.protocol.bodies import codec
 from tandemmq.protocol.bodies.replica import HaClient, HaConnection, HaStatus
 from tandemmq.protocol.bodies.route import BrokerData, ClusterInfo
 from tandemmq.shell.doctor import Checkup, judge_broker, judge_groups, judge_name_servers
@@ -66,6 +69,35 @@ WAITING = HaStatus(is_master=True, waiting="for b-1", connections=(HaConnection(
 def test_faults_of_a_broker(one: Checkup, found: set[tuple[str, str]]) -> None:
     assert levels(one) == found
     assert all(finding.fix for finding in judge_broker(one, NOW_MS, NAMES) if finding.level != "ok")
+
+
+def test_refused_clients_are_told_with_what_to_correct() -> None:
+    def said(**facts: str) -> list[str]:
+        one = checkup()
+        one = replace(one, facts={**one.facts, **facts})
+        return [
+            f"{line.text} {line.fix}" for line in judge_broker(one, NOW_MS, NAMES) if line.area == "clients"
+        ]
+
+    nobody = {codec.REFUSALS_KEY: "0", codec.DENIALS_KEY: "0", codec.REFUSED_CONNECTIONS_KEY: "0"}
+    assert said() == []  # Java's tell nothing of it
+    assert said(**nobody) == ["b (192.0.2.2:10911) has refused nobody since it started "]
+    everything = {
+        codec.REFUSALS_KEY: "3",
+        codec.NEWEST_REFUSAL_KEY: "PULL_MESSAGE of group billing from 192.0.2.9:5: not allowed",
+        codec.DENIALS_KEY: "2",
+        codec.NEWEST_DENIAL_KEY: "mallory from 192.0.2.9:6: the signature of mallory is wrong",
+        codec.REFUSED_CONNECTIONS_KEY: "7",
+        codec.SEND_REFUSALS_KEY: "NO_PERMISSION 4",
+    }
+    denied, connections, consumers, sends = said(**everything)
+    assert "2 requests by access control, last mallory from 192.0.2.9:6" in denied
+    assert "createAcl" in denied
+    assert "7 connections above its bound" in connections
+    assert "channel.refused" in connections
+    assert "3 requests of consumers, last PULL_MESSAGE of group billing" in consumers
+    assert "consumerConnection" in consumers
+    assert "sends with NO_PERMISSION 4" in sends
 
 
 def test_members_of_a_group_must_fit_each_other() -> None:

@@ -44,6 +44,7 @@ log = logging.getLogger("tandemmq.audit")
 
 PERIOD_S: Final = 10.0
 LINES_PER_PERIOD_MAX: Final = 20
+NEWEST_LENGTH_MAX: Final = 512
 
 
 class AccessLog:
@@ -51,11 +52,12 @@ class AccessLog:
 
     At a bound: refusals above LINES_PER_PERIOD_MAX in a period are counted and told in one line at its end,
                 so that a flood of them costs neither disk nor time. Administrative requests are always told.
-    `denied_count` counts all refusals since the start.
+    `denied_count` counts all refusals since the start; `newest` says who was refused last, and why.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.denied_count = 0
+        self.newest = ""
         self._clock = clock
         self._lines = 0
         self._suppressed = 0
@@ -64,13 +66,15 @@ class AccessLog:
     def denied(self, who: str, peer: Address, code: int, resource: str, reason: str) -> None:
         """Log that a request was denied; above `LINES_PER_PERIOD_MAX` lines in a period only count it."""
         self.denied_count += 1
+        facts = _facts(who, peer, code, resource)
+        self.newest = f"{facts['who']} from {facts['peer']}: {reason}"[:NEWEST_LENGTH_MAX]
         if self._timer is None:
             self._timer = self._clock.call_later(PERIOD_S, self._end_period)
         if self._lines >= LINES_PER_PERIOD_MAX:
             self._suppressed += 1
             return
         self._lines += 1
-        log.warning(events.ACCESS_DENIED, extra={**_facts(who, peer, code, resource), "reason": reason})
+        log.warning(events.ACCESS_DENIED, extra={**facts, "reason": reason})
 
     def allowed(self, who: str, peer: Address, code: int, resource: str) -> None:
         """Log that an administrative request was allowed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil, inf
 from operator import sub
 from typing import Final, NamedTuple
@@ -20,8 +20,13 @@ from tandemmq.broker.delay.timers import TIMER_TOPIC
 from tandemmq.broker.offsets.offset_table import DelayOffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.stats import SAMPLE_PERIOD_S, BrokerStats, StatsItems
-from tandemmq.protocol.bodies.codec import REFUSALS_KEY, encode_kv_table
-from tandemmq.protocol.codes import OUR_VERSION, render_version
+from tandemmq.protocol.bodies.codec import (
+    NEWEST_REFUSAL_KEY,
+    REFUSALS_KEY,
+    SEND_REFUSALS_KEY,
+    encode_kv_table,
+)
+from tandemmq.protocol.codes import OUR_VERSION, render_version, response_name
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import CAPABILITY, CLAIM_VERSION
 from tandemmq.protocol.record import RecordError, decode_record
@@ -95,6 +100,8 @@ class RuntimeInfoHandlers:
         self._clock = clock
         self._booted_at_ms = clock.now_ms()
         self.timers: Callable[[], TimerFigures] = TimerFigures
+        self.turned_away: Callable[[], Mapping[str, str]] = dict
+        """Our keys of what never came to a handler; of the broker, which has the doors."""
         self._samples: deque[_Sample] = deque([self._sample()], maxlen=MINUTE_SAMPLES + 1)
 
     def sample(self) -> None:
@@ -150,7 +157,12 @@ class RuntimeInfoHandlers:
             "putMessageSizeTotal": str(put_bytes),
             "putMessageAverageSize": f"{average:.1f}",
             "putMessageFailedTimes": str(stats.refused_count),
+            SEND_REFUSALS_KEY: ", ".join(
+                f"{response_name(code)} {count}" for code, count in sorted(stats.send_refusals.items())
+            ),
             REFUSALS_KEY: str(self._refusals.count),
+            NEWEST_REFUSAL_KEY: self._refusals.newest,
+            **self.turned_away(),
             "msgPutTotalYesterdayMorning": str(stats.put_mornings[0]),
             "msgPutTotalTodayMorning": str(stats.put_mornings[1]),
             "msgGetTotalYesterdayMorning": str(stats.got_mornings[0]),

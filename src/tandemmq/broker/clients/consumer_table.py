@@ -195,6 +195,13 @@ class Refusals:
         """All since the start."""
         return sum(self.counts.values())
 
+    @property
+    def newest(self) -> str:
+        """What was refused last to whom, and why; empty when nothing was."""
+        for kind, refusal in reversed(self._kept.items()):
+            return f"{kind.request} of group {kind.group} from {kind.client}: {refusal.reason}"
+        return ""
+
     def of_group(self, group: str) -> tuple[Refusal, ...]:
         """What is remembered of a group, the newest last."""
         return tuple(refusal for kind, refusal in self._kept.items() if kind.group == group)

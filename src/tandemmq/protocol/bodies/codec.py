@@ -222,6 +222,14 @@ def decode_data_version(data: Buffer | str) -> DataVersion:
 
 REFUSALS_KEY: Final = "tandemConsumerRefusals"
 """Ours, in the runtime info: heartbeats, pulls and pops that were refused since the start."""
+NEWEST_REFUSAL_KEY: Final = "tandemNewestConsumerRefusal"
+SEND_REFUSALS_KEY: Final = "tandemSendRefusals"
+"""Refused sends since the start, by the name of the response code: `NO_PERMISSION 3, MESSAGE_ILLEGAL 1`."""
+DENIALS_KEY: Final = "tandemAccessDenials"
+"""Requests that access control denied since the start."""
+NEWEST_DENIAL_KEY: Final = "tandemNewestAccessDenial"
+REFUSED_CONNECTIONS_KEY: Final = "tandemRefusedConnections"
+"""Connections that were one too many since the start."""
 
 
 def encode_kv_table(table: Mapping[str, str]) -> bytes:
