@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
@@ -20,7 +23,7 @@ from tandemmq.client import (
 )
 from tandemmq.client.blocking import LoopThread
 from tandemmq.errors import BrokerUnreachable, ClientError, MessageIllegal
-from waits import PATIENCE_S
+from waits import PATIENCE_S, until_blocking
 
 FIRST = ConsumerOptions(start_from=StartFrom.FIRST, commit_s=0.1)
 
@@ -119,3 +122,53 @@ def test_all_facades_share_one_thread_that_ends_with_the_last(rig: Rig) -> None:
         (own,) = client_threads() - others
     own.join(PATIENCE_S)
     assert not own.is_alive()
+
+
+def test_what_is_handed_in_while_the_thread_ends_gets_an_answer() -> None:
+    """The loop is busy while it is told to stop, and while more comes; none of it may wait for ever."""
+    thread = LoopThread()
+    is_busy, may_go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        is_busy.set()
+        assert may_go_on.wait(PATIENCE_S)
+
+    async def never() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    thread.call_soon(hold)
+    assert is_busy.wait(PATIENCE_S)
+    waiting = thread.submit(never())
+    stopping = threading.Thread(target=thread.stop)
+    stopping.start()
+    until_blocking(lambda: not thread.is_usable)
+    with pytest.raises(ClientError):
+        thread.call(never())
+    may_go_on.set()
+    with pytest.raises(CancelledError):
+        waiting.result(PATIENCE_S)
+    stopping.join(PATIENCE_S)
+    assert not stopping.is_alive()
+
+
+def test_a_callback_that_exits_leaves_nobody_waiting() -> None:
+    thread = LoopThread()
+
+    async def never() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    caught: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            thread.call(never())
+        except ClientError as error:
+            caught.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    thread.call_soon(sys.exit)
+    waiting.join(PATIENCE_S)
+    assert caught
+    with pytest.raises(ClientError):
+        thread.call(never())

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -23,26 +23,39 @@ from tandemmq.errors import ClientError
 T = TypeVar("T")
 
 
+END_S_MAX = 5.0
+"""For the tasks that still run when the loop ends."""
+
+
 class LoopThread:
-    """A loop that runs in its own thread until `stop`."""
+    """A loop that runs in its own thread until `stop`.
+
+    Invariants: whoever waits for the loop gets an answer or ClientError, also when it ends meanwhile, or a
+                callback of the user ended it (`sys.exit`).
+    """
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
         self._pid = os.getpid()
+        self._lock = threading.Lock()
+        """Nothing is handed to a loop that has begun to end."""
+        self._is_ending = False
         self._thread = threading.Thread(target=self._run, name="tandemmq-client", daemon=True)
         self._thread.start()
 
     @property
     def is_usable(self) -> bool:
         """False after a fork and after `stop`."""
-        return self._pid == os.getpid() and self._thread.is_alive()
+        return self._pid == os.getpid() and not self._is_ending and self._thread.is_alive()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine in the loop; the future is for the calling thread."""
-        if not self.is_usable:
-            work.close()
-            raise ClientError("the client's thread is gone: it was closed, or the process has forked")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        if self.is_usable:
+            with self._lock:
+                if not self._is_ending:
+                    return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        raise ClientError("the client's thread is gone: it was closed, or the process has forked")
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the loop and wait for it; an interrupt of the caller cancels it."""
@@ -52,6 +65,10 @@ class LoopThread:
         future = self.submit(work)
         try:
             return future.result()
+        except CancelledError:
+            raise ClientError(
+                "the client was closed by another thread meanwhile, or its thread ended"
+            ) from None
         except BaseException:
             future.cancel()
             raise
@@ -59,7 +76,9 @@ class LoopThread:
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
         """Run a plain function in the loop, later; does not wait."""
         if self.is_usable:
-            self._loop.call_soon_threadsafe(function, *args)
+            with self._lock:
+                if not self._is_ending:
+                    self._loop.call_soon_threadsafe(function, *args)
 
     def monotonic(self) -> float:
         """Seconds of a clock that only rises, for the calling thread."""
@@ -68,7 +87,10 @@ class LoopThread:
     def stop(self) -> None:
         """End the thread, when nothing uses it."""
         if self.is_usable:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            with self._lock:
+                if not self._is_ending:
+                    self._is_ending = True
+                    self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 
     def _run(self) -> None:
@@ -76,7 +98,19 @@ class LoopThread:
         try:
             self._loop.run_forever()
         finally:
+            with self._lock:
+                self._is_ending = True
+            self._loop.run_until_complete(self._end_tasks())
             self._loop.close()
+
+    async def _end_tasks(self) -> None:
+        """Of what was handed in last, and of what still runs: whoever waits for it must not wait for ever."""
+        await asyncio.sleep(0)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=END_S_MAX)
 
 
 class _SharedThread:
@@ -187,8 +221,11 @@ class Facade(Generic[C]):
         return 0.0 if self._thread is None else self._thread.monotonic()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        assert self._thread is not None
-        return self._thread.call(work)
+        thread = self._thread
+        if thread is None:  # closed by another thread right now
+            work.close()
+            raise ClientError("the client is not started, or closed")
+        return thread.call(work)
 
 
 class WorkerThreads:
