@@ -21,7 +21,7 @@ from tandemmq.client import (
     SendResult,
     StartFrom,
 )
-from tandemmq.client.blocking import LoopThread
+from tandemmq.client.blocking import Facade, LoopThread
 from tandemmq.errors import BrokerUnreachable, ClientError, MessageIllegal
 from waits import PATIENCE_S, until_blocking
 
@@ -151,6 +151,7 @@ def test_what_is_handed_in_while_the_thread_ends_gets_an_answer() -> None:
     assert not stopping.is_alive()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_callback_that_exits_leaves_nobody_waiting() -> None:
     thread = LoopThread()
 
@@ -170,5 +171,25 @@ def test_a_callback_that_exits_leaves_nobody_waiting() -> None:
     thread.call_soon(sys.exit)
     waiting.join(PATIENCE_S)
     assert caught
+    until_blocking(lambda: "tandemmq-client" not in {one.name for one in threading.enumerate()})
     with pytest.raises(ClientError):
         thread.call(never())
+
+
+def test_a_start_that_fails_closes_what_it_began() -> None:
+    class Failing:
+        closed_count = 0
+
+        async def start(self) -> None:
+            raise ClientError("not today")
+
+        async def close(self) -> None:
+            self.closed_count += 1
+
+    client = Failing()
+    facade = Facade(lambda: client)
+    with pytest.raises(ClientError, match="not today"):
+        facade.start()
+    assert client.closed_count == 1
+    facade.close()
+    assert "tandemmq-client" not in {thread.name for thread in threading.enumerate()}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,7 @@ from test_client_orderly import fill_queues
 
 from tandemmq.client import (
     Admin,
+    BlockingPushConsumer,
     ConsumeResult,
     PopConsumer,
     PopOptions,
@@ -29,7 +31,7 @@ from tandemmq.client import (
     StartFrom,
 )
 from tandemmq.client.consumer.workers import Handler
-from tandemmq.errors import TandemError
+from tandemmq.errors import BrokerUnreachable, TandemError
 from tandemmq.protocol.topic_names import dlq_topic
 from tandemmq.testing import Cluster
 from waits import until
@@ -73,6 +75,32 @@ async def test_what_fails_comes_again_and_dies_after_its_limit(tmp_path: Path) -
                 (letter,) = await take(dead, 1)
         assert letter.body == b"3"
         assert all(counts == [0] for body, counts in tried.items() if body not in (b"3", b"5"))
+
+
+async def test_a_handler_in_a_thread_that_exits_is_one_that_fails(tmp_path: Path) -> None:
+    """`sys.exit` ends no program from a thread; nor may it end the loop of all clients."""
+    tried: list[tuple[bytes, int]] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        tried.append((message.body, message.retry_count))
+        if message.retry_count == 0:
+            sys.exit("enough")
+
+    async with running_cluster(tmp_path) as rig:
+        await rig.fill("T", 2)
+        async with push(rig, handle, retry_delay_level=1):
+            await until(lambda: len(tried) == 4)
+    assert sorted(tried) == [(b"0", 0), (b"0", 1), (b"1", 0), (b"1", 1)]
+
+
+async def test_a_consumer_that_never_started_is_closed() -> None:
+    consumer = PushConsumer("CG", "127.0.0.1:1", print)
+    await consumer.close()
+    with pytest.raises(BrokerUnreachable):
+        await PushConsumer("CG", "127.0.0.1:1", print).start()
+    with pytest.raises(BrokerUnreachable):
+        # Its facade closes what did not start, and must tell why it did not.
+        await asyncio.to_thread(BlockingPushConsumer("CG", "127.0.0.1:1", print).start)
 
 
 @pytest.mark.parametrize("is_async", [True, False])

@@ -105,8 +105,8 @@ class Share:
             result, error = None, None
             try:
                 result = self._handler(delivery.message)
-            except Exception as raised:  # noqa: BLE001  # the user's code; what it raises is an outcome
-                error = raised
+            except BaseException as raised:  # noqa: BLE001  # the user's code; what it raises is an outcome
+                error = raised  # also SystemExit, which in a thread ends no program, and would end the loop
             self.current = None
             before_s, now_s = now_s, self._clock.monotonic()
             outcome = HandlerOutcome(result, error, now_s - before_s)
@@ -159,9 +159,10 @@ class Workers:
         """
         if asyncio.current_task() in self._tasks:
             raise ClientError("a handler cannot close its own consumer: have another task do it")
+        if not self._tasks:
+            return  # it was never started
         self._inbox.close()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s)
+        await asyncio.wait(self._tasks, timeout=timeout_s)
 
     async def close_trace(self) -> None:
         """Send what the trace has to tell; the client must be alive."""
