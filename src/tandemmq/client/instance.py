@@ -75,7 +75,7 @@ class Client(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """End everything that was started."""
+        """End everything that was started. Also when it is cancelled: then it waits for less."""
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -158,8 +158,10 @@ class ClientInstance:
 
     async def close(self) -> None:
         """Stop the tasks, then the connections."""
-        await self.tasks.close()
-        await self.remoting.close()
+        try:
+            await self.tasks.close()
+        finally:
+            await self.remoting.close()
 
     def check_alive(self) -> None:
         """Raises ClientError when a background task of this instance has died."""
@@ -280,6 +282,15 @@ class InstanceUse:
         """As `ClientInstance.start`, if it is the client's own."""
         if self._is_own:
             await self.instance.start()
+
+    async def close_member(
+        self, *, producer_group: str | None = None, consumer_group: str | None = None
+    ) -> None:
+        """As `ClientInstance.leave`, then as `close`."""
+        try:
+            await self.instance.leave(producer_group=producer_group, consumer_group=consumer_group)
+        finally:
+            await self.close()
 
     async def close(self) -> None:
         """As `ClientInstance.close`, if it is the client's own."""

@@ -105,9 +105,11 @@ class Tracer:
             return
         self._is_closing = True
         self._is_due.set()
-        await asyncio.wait([self._flushing], timeout=SEND_TIMEOUT_S)
-        await self._tasks.close()
-        self._outbox.close()
+        try:
+            await asyncio.wait([self._flushing], timeout=SEND_TIMEOUT_S)
+        finally:
+            self._outbox.close()
+            await self._tasks.close()
 
     def add(self, topic: str, region: str, keys: Sequence[str], fields: Sequence[str]) -> None:
         """One record; dropped when too many wait."""

@@ -115,9 +115,11 @@ class RemotingClient:
         """Ends running handlers and connection attempts, sends what is queued, closes every connection."""
         self._is_closed = True
         self._idle.stop()
-        await self._scope.close()
-        for channel in list(self._alive):
-            channel.close("the client closes")
+        try:
+            await self._scope.close()
+        finally:
+            for channel in list(self._alive):
+                channel.close("the client closes")
         if self._alive:
             await self._none_left.wait()  # each is gone within close_linger_s
 

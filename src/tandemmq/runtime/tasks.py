@@ -84,11 +84,18 @@ class TaskScope:
             raise error
 
     async def close(self) -> None:
-        """Returns when every task has ended. Safe to call twice; not from a task of the scope itself."""
+        """Returns when every task has ended. Safe to call twice; not from a task of the scope itself.
+
+        Whoever is cancelled meanwhile does not wait any longer, and the tasks end all the same.
+        """
         self._is_closed = True
-        for task in reversed(list(self._tasks)):
-            task.cancel()
-            await asyncio.wait([task])
+        try:
+            for task in reversed(list(self._tasks)):
+                task.cancel()
+                await asyncio.wait([task])
+        finally:
+            for task in reversed(list(self._tasks)):
+                task.cancel()
 
     def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)

@@ -194,11 +194,12 @@ class Membership:
             self._end_route_watch()
         self.inbox.close()
         # First the tasks: a rebalance under way must not take a queue over after the last commit.
-        await self.tasks.close()
-        await self.assignment.close()
-        await self.instance.leave(consumer_group=self.group)
-        self.instance.on_failure.remove(self._on_client_failure)
-        await self._use.close()
+        try:
+            await self.tasks.close()
+            await self.assignment.close()
+        finally:
+            self.instance.on_failure.remove(self._on_client_failure)
+            await self._use.close_member(consumer_group=self.group)
 
     def check_alive(self) -> None:
         """Raises ClientError when a background task has died, or the consumer is not started."""

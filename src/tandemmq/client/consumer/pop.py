@@ -112,9 +112,10 @@ class PopConsumer(Client):
         if not self._is_started:
             return
         self._is_started = False
-        await self._tasks.close()
-        await self._instance.leave(consumer_group=self.group)
-        await self._use.close()
+        try:
+            await self._tasks.close()
+        finally:
+            await self._use.close_member(consumer_group=self.group)
 
     # Messages
 

@@ -79,11 +79,22 @@ class PushConsumer(Client):
 
         Raises:  ClientError when a handler calls it.
         """
-        await self._workers.drain(self.options.drain_s)
-        await self._workers.close_trace()
-        await self._member.close()
-        self._workers.close()
-        self._closed.set()
+        try:
+            await self._workers.drain(self.options.drain_s)
+        except asyncio.CancelledError:
+            await self._leave()
+            raise
+        await self._leave()
+
+    async def _leave(self) -> None:
+        try:
+            await self._workers.close_trace()
+        finally:
+            try:
+                await self._member.close()
+            finally:
+                self._workers.close()
+                self._closed.set()
 
     async def wait_closed(self) -> None:
         """Returns when another task has closed the consumer.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
@@ -83,16 +84,21 @@ class Producer(Client):
         if not self._outbox.is_open:
             return
         try:
-            async with asyncio.timeout(self.options.timeout_s):
-                await self.flush()
-        except TimeoutError:
-            pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.options.timeout_s):
+                    await self.flush()
+        finally:
+            if self._outbox.is_open:  # nobody else has closed it meanwhile
+                await self._leave()
+
+    async def _leave(self) -> None:
         self._outbox.close()
-        if self._tracer is not None:
-            await self._tracer.close()
         self._instance.on_failure.remove(self._on_failure)
-        await self._instance.leave(producer_group=self.group)
-        await self._use.close()
+        try:
+            if self._tracer is not None:
+                await self._tracer.close()
+        finally:
+            await self._use.close_member(producer_group=self.group)
 
     # Sending
 
