@@ -1,0 +1,101 @@
+"""What a supervisor does with servers that die, and with logs that grow; and how `status` judges."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from tandemmq.shell import local, supervisor, up
+from tandemmq.shell.local import ServerPlan, ServerState, UpState
+from tandemmq.shell.supervisor import SupervisedServer
+
+
+def make(tmp_path: Path, lines: list[str]) -> SupervisedServer:
+    plan = ServerPlan("broker-a", "master", "127.0.0.1:1", ("broker",), tmp_path)
+    return SupervisedServer(plan, tmp_path, lambda: None, lines.append)
+
+
+@pytest.mark.parametrize(
+    ("steady_s", "pauses"),
+    [(1e9, ["0.001", "0.002", "0.004", "0.004", "0.004"]), (-1.0, ["0.001"] * 5)],
+    ids=["dies_young", "has_run_for_long"],
+)
+async def test_the_pause_doubles_until_a_life_was_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steady_s: float, pauses: list[str]
+) -> None:
+    monkeypatch.setattr(supervisor, "RESTART_PAUSE_S_MIN", 0.001)
+    monkeypatch.setattr(supervisor, "RESTART_PAUSE_S_MAX", 0.004)
+    monkeypatch.setattr(supervisor, "STEADY_S", steady_s)
+    lines: list[str] = []
+    server = make(tmp_path, lines)
+    server.is_ready.set()
+    lives = 0
+
+    async def live() -> int:
+        nonlocal lives
+        lives += 1
+        if lives == 3:
+            raise OSError(28, "No space left on device")
+        if lives > 5:
+            await server.stop()
+        return -9
+
+    monkeypatch.setattr(server, "_live", live)
+    await asyncio.wait_for(server.run(), 60)
+    assert [line.partition("starts again in ")[2].split()[0] for line in lines] == pauses
+    assert "was ended by SIGKILL" in lines[0]
+    assert "cannot be started: No space left on device" in lines[2]
+    assert server.state.restarts == 5
+
+
+def test_a_log_that_is_too_long_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "LOG_BYTES_MAX", 10)
+    server = make(tmp_path, [])
+    server.bound_log()
+    server.plan.log_path.write_bytes(b"0123456789")
+    server.bound_log()
+    assert server.plan.log_path.read_bytes() == b"0123456789"
+    server.plan.log_path.write_bytes(b"0123456789+")
+    server.bound_log()
+    assert server.plan.log_path.read_bytes() == b""
+    assert (tmp_path / "log.1").read_bytes() == b"0123456789+"
+
+
+def test_servers_that_do_not_listen_are_ended_by_force(tmp_path: Path) -> None:
+    deafen = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    code = f"{deafen}; print(flush=True); time.sleep(600)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=local.environment_of(tmp_path), stdout=subprocess.PIPE
+    ) as deaf:
+        try:
+            assert deaf.stdout is not None
+            assert deaf.stdout.readline()
+            assert local.server_pids(tmp_path) == [deaf.pid]
+            assert local.end_servers(tmp_path, stop_seconds_max=0.1) == 1
+            assert deaf.wait(60) == -signal.SIGKILL
+        finally:
+            deaf.kill()
+
+
+@pytest.mark.parametrize(("wrong", "code"), [("", 0), ("no master is elected", 1)])
+async def test_status_ends_with_1_when_a_broker_says_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: str, code: int
+) -> None:
+    async def ask(_: UpState, server: ServerState) -> tuple[str, tuple[str, int | None, str]]:
+        return server.address, ("slave", 0, wrong)
+
+    monkeypatch.setattr(up, "_ask", ask)
+    servers = [
+        ServerState(name, name, f"127.0.0.1:{port}", "log", state="ready")
+        for name, port in (("n", 1), ("b", 2))
+    ]
+    with pytest.raises(typer.Exit) as ended:
+        await up._show_status(UpState(1, "/f", "127.0.0.1:1", 0, servers=servers), as_json=True)
+    assert ended.value.exit_code == code
+    assert (wrong or "ready") in capsys.readouterr().out
