@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from client_rig import FAST, Rig, running_cluster
 
+from tandemmq.api import broker_consume
 from tandemmq.api.broker_consume import read_popped
 from tandemmq.client import (
     Admin,
@@ -109,6 +110,47 @@ async def test_a_broker_that_is_away_is_passed_over_and_refusals_are_raised(tmp_
             message.handle = message.handle.rsplit(" ", 1)[0] + " 9999"
             with pytest.raises(RequestRejected):
                 await consumer.ack(message)
+
+
+async def test_brokers_take_turns(tmp_path: Path) -> None:
+    """A broker that always has something must not keep the others waiting."""
+    async with running_cluster(tmp_path, queue_count=1) as rig:
+        await rig.start_broker("broker-b")
+        async with Admin(rig.namesrv) as admin:
+            await admin.create_topic("T", queue_count=1)
+        async with pops(rig) as consumer, Producer("P", rig.namesrv) as producer:
+            for queue in await producer.queues("T"):
+                for _ in range(4):
+                    await producer.send(Message(topic="T", body=b"1"), queue=queue)
+            four = [(await receive(consumer, 1, count_max=1))[0].broker_name for _ in range(4)]
+            assert sorted(four) == ["broker-a", "broker-a", "broker-b", "broker-b"]
+
+
+async def test_a_broker_that_holds_no_question_is_not_asked_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    async def wait_for_message(*_: object) -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    monkeypatch.setattr(broker_consume, "wait_for_message", wait_for_message)
+    async with running_cluster(tmp_path, queue_count=1) as rig, pops(rig) as consumer:
+        await rig.fill("T", 1)
+        await consumer.ack(*await receive(consumer, 1))
+        asked = 0
+        assert await consumer.receive(timeout_s=0.2) == []
+        assert asked <= 1
+
+
+def test_brokers_are_told_that_no_queue_is_owned() -> None:
+    consumer = PopConsumer("PG", "127.0.0.1:1")
+    assert consumer.handle_broker_request(Command.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)) is None
+    answer = consumer.handle_broker_request(Command.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT))
+    assert answer is not None
+    assert "owns no queues" in (answer.remark or "")
 
 
 async def test_tags_are_compared_by_text(tmp_path: Path) -> None:

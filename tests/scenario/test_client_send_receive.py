@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from client_rig import numbers, running_cluster, running_rig, take
 
-from tandemmq.api import broker_admin
+from tandemmq.api import broker_admin, broker_consume
 from tandemmq.client import Admin, Message, Producer, ProducerOptions, StartFrom, allocate_by_circle
-from tandemmq.errors import BadRequest, TopicNotFound
-from tandemmq.protocol.bodies.client import RequestMode
+from tandemmq.errors import BadRequest, BrokerUnreachable, RequestRejected, TopicNotFound
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.bodies.client import QueueAssignment, RequestMode
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import render_address
 from waits import until
 
@@ -125,6 +129,47 @@ async def test_the_broker_deals_queues_or_lets_the_group_pop_them(tmp_path: Path
             mode = RequestMode(topic="T", group="CG", mode="POP")
             await broker_admin.set_request_mode(admin._remoting, render_address(broker.address), mode)
             await until(lambda: own(first) == own(second) == 0)
+
+
+@pytest.mark.parametrize("is_old", [True, False], ids=["none_can_deal", "one_does_not_answer"])
+async def test_queues_are_shared_whether_or_not_a_broker_deals_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
+) -> None:
+    real, refused = broker_consume.query_assignment, set()
+
+    async def query(client: RemotingClient, address: str, *rest: Any, **named: Any) -> Any:
+        if is_old:
+            refused.add(address)
+            raise RequestRejected("what is this?", code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+        if not refused or address in refused:
+            refused.add(address)
+            raise BrokerUnreachable(f"{address} is away")
+        return await real(client, address, *rest, **named)
+
+    monkeypatch.setattr(broker_consume, "query_assignment", query)
+    async with running_rig(tmp_path) as rig, Admin(rig.namesrv) as admin:
+        await rig.start_broker()
+        await rig.start_broker("broker-b")
+        await admin.create_topic("T", queue_count=2)
+        async with rig.consumer(server_assignment=True) as consumer:
+            await until(lambda: own(consumer) == 4)
+    assert refused
+
+
+async def test_of_a_topic_that_the_group_pops_no_queue_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a row names no queue: reading it would fail for ever."""
+
+    async def query(*_: Any, **named: Any) -> list[QueueAssignment]:
+        return [QueueAssignment(queue=MessageQueue("T", "broker-a", -1), mode="POP")]
+
+    monkeypatch.setattr(broker_consume, "query_assignment", query)
+    async with running_cluster(tmp_path) as rig, rig.consumer(server_assignment=True) as consumer:
+        await rig.fill("T", 1)
+        view = await consumer.instance.routes.refresh("T")
+        assert view is not None
+        assert await consumer._member.assignment._assigned_by_broker(view) == ()
 
 
 def own(consumer) -> int:  # type: ignore[no-untyped-def]
