@@ -1099,8 +1099,9 @@ _CLIENT: Final = (
     Plant(
         name="a consumer leaves before its last commit",
         path="client/consumer/membership.py",
-        sound="await self.assignment.close()\n        await self.instance.leave(consumer_group=self.group)",
-        bug="await self.instance.leave(consumer_group=self.group)\n        await self.assignment.close()",
+        sound="await self.tasks.close()\n            await self.assignment.close()\n",
+        bug="await self.tasks.close()\n            await self._use.close_member(consumer_group=self.group)\n"
+        "            await self.assignment.close()\n",
         proofs=("unit/client/test_consumer.py",),
     ),
 )
