@@ -99,17 +99,21 @@ class Publisher:
 
     def __init__(self, name_server: str) -> None:
         command = [sys.executable, __file__, "--publish", name_server]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         self.asked = 0
 
     def ask(self, end: int) -> None:
         """Publish the numbers below this one, too."""
         assert self._process.stdin is not None
-        if self._process.poll() is not None:
-            raise AssertionError(f"the publisher ended with {self._process.returncode}")
+        self.check_alive()
         self._process.stdin.write(b"%d %d\n" % (self.asked, end))
         self._process.stdin.flush()
         self.asked = end
+
+    def check_alive(self) -> None:
+        if self._process.poll() is not None:
+            raise AssertionError(f"the publisher ended with {self._process.returncode}")
 
     def __enter__(self) -> Publisher:
         return self
@@ -240,6 +244,7 @@ async def consume(
                 last_count, last_s = handled.count, time.monotonic()
             elif time.monotonic() - last_s > IDLE_S_MAX:
                 raise AssertionError(f"no message for {IDLE_S_MAX:g} s; {handled.count} are handled")
+            publisher.check_alive()
             while publisher.asked < min(handled.total, handled.count + AHEAD_MAX):
                 publisher.ask(min(publisher.asked + CHUNK, handled.total))
             if handled.count * SAMPLES >= len(memory) * handled.total:
