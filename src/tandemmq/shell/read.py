@@ -47,6 +47,8 @@ PULL_COUNT_MAX: Final = 32
 SUSPEND_MS: Final = 15_000
 WAITING_PULLS_MAX: Final = 16
 """Answers of all queues that wait for a slow reader; then the queues wait."""
+_LAST: Final = 10
+"""How many messages `tail` begins with, as the command of that name does with lines."""
 _RETRY_S: Final = 0.5
 _READER_LOOK_S: Final = 0.5
 _TIME_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -217,8 +219,16 @@ def tail(
     topic: Topic,
     namesrv: NameServers = "",
     last: Annotated[
-        int, typer.Option("--last", "-l", help="Begin with the last messages.", min=0, max=100_000)
-    ] = 0,
+        int | None,
+        typer.Option(
+            "--last",
+            "-l",
+            help="Begin with so many of the last messages.",
+            min=0,
+            max=100_000,
+            show_default=f"{_LAST}, none with --since",
+        ),
+    ] = None,
     since: Annotated[
         str, typer.Option("--since", help="Begin so long ago: 90s, 10m, 2h, 7d, or at a time.")
     ] = "",
@@ -229,11 +239,13 @@ def tail(
     meta: Meta = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show messages from now on, of all queues, without a group; goes on while brokers restart."""
+    """Show the last messages of all queues and what comes, without a group; goes on while brokers restart."""
     check_name(topic)
     if last and since:
         raise typer.BadParameter("either --last or --since")
     since_ms = parse_when(since) if since else None
+    if last is None:
+        last = 0 if since else _LAST
     subscription = parse_subscription(topic, tag, 0)
     servers = find_name_servers(namesrv)
 
