@@ -62,7 +62,8 @@ power: setup-dev ## Take the power from real brokers under load 100 times in eac
 	@TANDEMMQ_POWER_CUTS=$(CUTS) $(PY) -m pytest -s tests/crash/test_power_cuts.py $(ARGS)
 
 sim: SEEDS ?= 1000
-sim: setup-dev ## Run 1000 simulated clusters through crashes and partitions (SEEDS=n, ARGS="--seed 7 --trace")
+sim: setup-dev ## Plant ten bugs of elections, then run 1000 simulated clusters (SEEDS=n, ARGS="--seed 7 --trace" runs that alone)
+	@$(if $(ARGS),,$(PY) -m sim.plants --elections)
 	@$(PY) -m sim.cluster.run --seeds $(SEEDS) $(ARGS)
 
 elected: SEEDS ?= 500
@@ -92,7 +93,8 @@ spark: ROWS ?= 1000000
 spark: SEED ?= 1
 spark: AUDIT_ROWS ?= 0
 spark: setup-dev ## Kill the pipelines 20 times under load, count what arrived, audit it, plant faults (KILLS=n ROWS=n SEED=n AUDIT_ROWS=n)
-	@$(PY) -m pytest tests/unit/spark tests/spark
+	@scripts/setup s3
+	@TANDEMMQ_REQUIRE_S3=1 $(PY) -m pytest tests/unit/spark tests/spark
 	@$(PY) -m pytest -s tests/spark_proof/prove_two_workers.py
 	@PYTHONPATH=tests $(PY) tests/spark_proof/prove_spark.py --kills $(KILLS) --rows $(ROWS) --seed $(SEED) --audit-rows $(AUDIT_ROWS) $(ARGS)
 
@@ -114,5 +116,5 @@ bench-quick: setup-demo ## Print messages per second, latency and processor time
 bench-kafka: setup-demo ## Read the same messages with Spark from Kafka and from TandemMQ and compare (needs Maven; about 5 minutes)
 	@$(TANDEMMQ) bench kafka $(ARGS)
 
-clean: ## Remove the virtual environment and caches
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+clean: ## Remove the virtual environments and caches
+	rm -rf .venv .venv-s3 .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

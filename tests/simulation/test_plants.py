@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sim import plants
-from sim.plant_catalogue import PLANTS, Plant
+from sim.plant_catalogue import ELECTION_BUGS, PLANTS, Plant
 from sim.plants import CHECKOUT, HUNTS, SOURCES, plant_into, try_plant
 
 TESTS = Path(__file__).parent.parent
@@ -19,6 +19,7 @@ def test_the_catalogue_is_long_and_its_names_differ() -> None:
     names = [plant.name for plant in PLANTS]
     assert len(names) >= COUNT_MIN
     assert len(set(names)) == len(names)
+    assert set(ELECTION_BUGS) < set(names)
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)

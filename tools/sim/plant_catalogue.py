@@ -1335,6 +1335,28 @@ _ELECTED: Final = (
         proofs=("scenario/test_autoswitch_channel.py", "elected"),
     ),
     Plant(
+        name="a term without a byte keeps the number of the one before",
+        path="replication/core/epochs.py",
+        sound="        kept = [entry for entry in self.entries if entry.epoch < epoch and",
+        bug="        if self.entries and self.entries[-1].start == start:\n            return self\n"
+        "        kept = [entry for entry in self.entries if entry.epoch < epoch and",
+        proofs=("unit/replication/test_epoch_list.py", "elected"),
+    ),
+    Plant(
+        name="what is confirmed sinks when a copy joins",
+        path="replication/core/sync_state_set.py",
+        sound="self.confirm_offset = max(self.confirm_offset, held)",
+        bug="self.confirm_offset = held",
+        proofs=("unit/replication/test_sync_state_set.py", "elected"),
+    ),
+    Plant(
+        name="what is cut is not zeroed",
+        path="store/truncation.py",
+        sound="zeroed += zero_stale(segment, begin, min(segment.size, end - segment.base))",
+        bug="zeroed += begin - begin",
+        proofs=("unit/store/test_truncation.py", "elected"),
+    ),
+    Plant(
         name="nothing is compared below the end of the shorter log",
         path="replication/core/term_sessions.py",
         sound="point = consistent_point(self.epochs, end, answer.epochs, answer.log_end)",
@@ -1526,3 +1548,17 @@ PLANTS: Final[tuple[Plant, ...]] = (
     *_CONSENSUS,
     *_ELECTED,
 )
+
+ELECTION_BUGS: Final = (
+    "a server forgets its vote in a crash",
+    "an acknowledgement of an earlier term counts in the next one",
+    "a term without a byte keeps the number of the one before",
+    "a proposal without an answer no longer counts",
+    "a send does not wait for who is about to join",
+    "a lease is counted from the answer",
+    "what is confirmed sinks when a copy joins",
+    "what is cut is not zeroed",
+    "the same term begins again",
+    "tables of a master that was replaced are taken over",
+)
+"""Those that spec controller 11 asks for, in its order."""

@@ -30,7 +30,7 @@ import tandemmq
 from sim.bit_flips import run_flips
 from sim.cluster.simulation import run_seed as run_cluster
 from sim.elected.run import ELECTED
-from sim.plant_catalogue import PLANTS, Plant
+from sim.plant_catalogue import ELECTION_BUGS, PLANTS, Plant
 from sim.raft.simulation import run_seed as run_raft
 from sim.run import run_seed as run_store
 from sim.seeds import PROCESSES, progress_on, say, without_logging
@@ -249,6 +249,9 @@ def main(arguments: list[str] | None = None) -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(prog="python -m sim.plants", description=__doc__)
     parser.add_argument("--only", default="", help="bugs whose name or file has this text")
+    parser.add_argument(
+        "--elections", action="store_true", help="the ten of elected masters that `make sim` begins with"
+    )
     parser.add_argument("--list", action="store_true", help="name the bugs, plant none")
     parser.add_argument(
         "--hunt", choices=sorted(HUNTS), help="run this proof here until a seed finds something"
@@ -268,6 +271,8 @@ def main(arguments: list[str] | None = None) -> int:
         say(console, "nothing found" if seed is None else f"{FOUND}{seed}")
         return 0 if seed is None else 1
     plants = [plant for plant in PLANTS if options.only in plant.name or options.only in plant.path]
+    if options.elections:
+        plants = [plant for plant in plants if plant.name in ELECTION_BUGS]
     if options.list:
         say(console, *(f"{plant.name} [{plant.path}] by {', '.join(plant.proofs)}" for plant in plants))
         return 0
