@@ -92,9 +92,11 @@ spark: KILLS ?= 20
 spark: ROWS ?= 1000000
 spark: SEED ?= 1
 spark: AUDIT_ROWS ?= 0
-spark: setup-dev ## Kill the pipelines 20 times under load, count what arrived, audit it, plant faults (KILLS=n ROWS=n SEED=n AUDIT_ROWS=n)
+spark: setup-dev ## Kill the pipelines 20 times under load, count what arrived, audit it, plant faults (needs a JDK and Maven; KILLS=n ROWS=n SEED=n AUDIT_ROWS=n)
 	@scripts/setup s3
+	@scripts/setup jdk
 	@TANDEMMQ_REQUIRE_S3=1 $(PY) -m pytest tests/unit/spark tests/spark
+	@$(PY) -m pytest -m interop tests/spark
 	@$(PY) -m pytest -s tests/spark_proof/prove_two_workers.py
 	@PYTHONPATH=tests $(PY) tests/spark_proof/prove_spark.py --kills $(KILLS) --rows $(ROWS) --seed $(SEED) --audit-rows $(AUDIT_ROWS) $(ARGS)
 

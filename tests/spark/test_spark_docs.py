@@ -37,6 +37,8 @@ TOLD = {
 }
 """What a command of the document says here."""
 
+NEEDS_JARS = ("kafka.bootstrap.servers", "from_avro")
+
 
 def _here(text: str, cluster: Cluster, directory: Path) -> str:
     """The document with the addresses and directories of this test."""
@@ -61,12 +63,12 @@ def _commands(text: str) -> list[tuple[list[str], str]]:
 
 
 def _run_blocks(spark: Any, text: str, document: Path) -> dict[str, Any]:
-    """What the Python of a document leaves behind. Queries that need Kafka are run by kafka_copies.py."""
+    """What the Python of a document leaves behind. What needs jars is run by test_spark_with_jars.py."""
     scope: dict[str, Any] = {"spark": spark}
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) >= 5
     for block in blocks:
-        if "kafka.bootstrap.servers" in block:
+        if any(word in block for word in NEEDS_JARS):
             continue
         exec(compile(re.sub(r"spark = build_session.*", "", block), str(document), "exec"), scope)
     return scope

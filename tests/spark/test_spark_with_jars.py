@@ -1,7 +1,8 @@
-"""Beside Kafka: `tandemmq bench kafka` runs, with Kafka's broker and Spark's source for it, and prints all
-its lines; the documented queries copy a topic from Kafka to ours and back.
+"""What needs jars that Spark does not bring. Beside Kafka: `tandemmq bench kafka` runs, with Kafka's broker
+and Spark's source for it, and prints all its lines; the documented queries copy a topic from Kafka to ours
+and back. Spark's own functions read Avro bodies as documented.
 
-Needs Maven and a minute, so it is no part of the usual run: `pytest -m interop tests/spark` runs it.
+Needs Maven and some minutes, so it is no part of the usual run: `make spark` runs it.
 """
 
 from __future__ import annotations
@@ -46,10 +47,21 @@ def test_both_sources_are_compared_over_the_same_messages() -> None:
 @pytest.mark.interop
 @pytest.mark.timeout(900)
 def test_a_topic_is_copied_from_kafka_and_back_by_the_documented_queries(tmp_path: Path) -> None:
+    assert run_document("kafka_copies.py", "coming-from-kafka.md", tmp_path) == "COPIED blocks=2"
+
+
+@pytest.mark.interop
+@pytest.mark.timeout(900)
+def test_avro_bodies_are_read_by_sparks_own_functions_as_documented(tmp_path: Path) -> None:
+    assert run_document("avro_reading.py", "spark.md", tmp_path) == "READ rows=100"
+
+
+def run_document(script: str, document: str, directory: Path) -> str:
+    """The last line of a script of this folder that runs queries of a document."""
     here = Path(__file__)
-    document = here.parents[2] / "docs" / "coming-from-kafka.md"
+    paths = [here.with_name(script), here.parents[2] / "docs" / document, CACHE, directory]
     done = subprocess.run(
-        [sys.executable, str(here.with_name("kafka_copies.py")), str(document), str(CACHE), str(tmp_path)],
+        [sys.executable, *map(str, paths)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -58,4 +70,4 @@ def test_a_topic_is_copied_from_kafka_and_back_by_the_documented_queries(tmp_pat
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    assert done.stdout.splitlines()[-1] == "COPIED blocks=2"
+    return done.stdout.splitlines()[-1]
