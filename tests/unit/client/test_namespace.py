@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from client_fakes import running_cluster
 
@@ -11,6 +13,7 @@ from tandemmq.errors import BadRequest, ConfigError, MessageIllegal
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.record import decode_record
 from tandemmq.protocol.signature import is_signed_with
+from waits import PATIENCE_S
 
 WRAPPED = [
     ("Orders", "shop%Orders"),
@@ -82,6 +85,18 @@ def test_requests_name_the_newer_namespace_below_the_signature() -> None:
     assert is_signed_with(command, b"secret")
 
 
+@pytest.mark.parametrize("linger_ms", [None, 0, 5])
+async def test_a_topic_that_is_too_long_in_the_namespace_is_refused(linger_ms: float | None) -> None:
+    """Also of a batch, which is packed when nobody waits for the call any more."""
+    options = ProducerOptions(client=ClientOptions(namespace="shop"), batch_linger_ms=linger_ms)
+    async with running_cluster() as cluster, Producer("P", cluster.namesrv, options=options) as producer:
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(2):
+                with pytest.raises(MessageIllegal, match="characters"):
+                    await producer.send(Message(topic="T" * 125, body=b"1"))
+        assert producer.in_flight == 0
+
+
 async def test_brokers_see_the_wrapped_name_and_senders_their_own() -> None:
     options = ProducerOptions(client=ClientOptions(namespace="shop"))
     async with (
@@ -99,7 +114,5 @@ async def test_brokers_see_the_wrapped_name_and_senders_their_own() -> None:
         assert {result.queue.topic for result in results} == {"T"}
         stored = [record for queue_id in (0, 1) for record, _ in cluster[0].queue("shop%T", queue_id).records]
         assert [decode_record(record).properties["INSTANCE_ID"] for record in stored] == ["shop"] * 4
-        with pytest.raises(MessageIllegal, match="characters"):
-            await producer.send(Message(topic="T" * 125, body=b"1"))
     with pytest.raises(BadRequest, match="characters"):
         Producer("P" * 118, "127.0.0.1:9876", options=options)

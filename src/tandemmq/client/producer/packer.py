@@ -231,6 +231,7 @@ class Packer:
         Raises:  MessageIllegal when no broker would store it, or not in a batch.
         """
         check_message(message, bytes_max=self._options.message_bytes_max)
+        self._wrap(message.topic)
         if is_delayed(message) or is_retry_topic(message.topic):
             raise MessageIllegal("a batch takes no delayed messages and none for retry topics")
         key = self._instance.unique_keys.next(self._clock.now_ms())
