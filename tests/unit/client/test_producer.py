@@ -447,6 +447,40 @@ async def test_closed_producer_refuses():
             await producer.send(Message(topic="T", body=b"x"))
 
 
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_a_send_without_answer_ends_with_its_producer(is_cancelled: bool):
+    """Its connection is closed then, and no other try can be made."""
+    told = options(timeout_s=0.3)
+    async with running_cluster(T=1) as cluster:
+        producer = await Producer("g", cluster.namesrv, options=told).start()
+        assert (await producer.send(MESSAGE)).is_ok
+        cluster[0].hang = True
+        sending = asyncio.ensure_future(producer.send(MESSAGE, timeout_s=2 * PATIENCE_S))
+        await until(lambda: cluster[0].sends == 2)
+        closing = asyncio.ensure_future(producer.close())
+        if is_cancelled:
+            await asyncio.sleep(0)
+            closing.cancel()
+        await asyncio.wait([closing])
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(ClientError):
+                await sending
+        assert producer.in_flight == 0
+
+
+async def test_a_send_that_pauses_before_another_try_ends_with_its_producer():
+    told = options(timeout_s=0.1, retry_count_max=100)
+    async with running_cluster(T=1) as cluster:
+        producer = await Producer("g", cluster.namesrv, options=told).start()
+        cluster[0].refuse = lambda _: 2
+        sending = asyncio.ensure_future(producer.send(MESSAGE, timeout_s=2 * PATIENCE_S))
+        await until(lambda: cluster[0].sends > 1)
+        await producer.close()
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(ClientError, match="closed"):
+                await sending
+
+
 def test_bad_group_is_refused():
     with pytest.raises(BadRequest):
         Producer("no group", "127.0.0.1:9876")

@@ -98,10 +98,14 @@ class Sender:
         self._under_way: dict[Shipment, tuple[int, str, float]] = {}
         """Sent and not answered, oldest first: the attempt's number, where it went, and when."""
         self._watch: TimerHandle | None = None
-        self._is_closed = False
+        self._end: TandemError | None = None
+        """Why nothing is sent any more; what is under way is answered, or fails."""
 
     def dispatch(self, shipment: Shipment) -> None:
         """Send now, or as soon as route and connection are there; the shipment's waiters get the outcome."""
+        if self._end is not None:
+            self._fail(shipment, self._end)
+            return
         view = self._routes.get(shipment.topic)
         if view is None or not (view.publish_queues or shipment.is_pinned):
             self._await_route(shipment)
@@ -124,8 +128,8 @@ class Sender:
             self._send(shipment, channel, address)
 
     def abandon(self, error: TandemError) -> None:
-        """Fail what still waits for a route or a connection: the producer closes."""
-        self._is_closed = True
+        """Fail what still waits for a route, a connection or another try: the producer closes."""
+        self._end = error
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
@@ -244,16 +248,15 @@ class Sender:
 
     def _may_retry(self, shipment: Shipment) -> bool:
         return (
-            shipment.attempts <= self._options.retry_count_max
+            self._end is None
+            and shipment.attempts <= self._options.retry_count_max
             and self._clock.monotonic() < shipment.deadline_s
         )
 
     def _may_wait(self, shipment: Shipment) -> bool:
         """Whether there is time to see another master of the group, for a caller who wants retries."""
         rest_s = shipment.deadline_s - self._clock.monotonic()
-        return (
-            not self._is_closed and self._options.retry_count_max > 0 and rest_s > OUTAGE_PAUSE_MS[1] / 1000
-        )
+        return self._end is None and self._options.retry_count_max > 0 and rest_s > OUTAGE_PAUSE_MS[1] / 1000
 
     def _dispatch_or_fail(self, shipment: Shipment, error: TandemError) -> None:
         if self._clock.monotonic() < shipment.deadline_s:
