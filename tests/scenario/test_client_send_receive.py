@@ -169,7 +169,7 @@ async def test_of_a_topic_that_the_group_pops_no_queue_is_taken(
         await rig.fill("T", 1)
         view = await consumer.instance.routes.refresh("T")
         assert view is not None
-        assert await consumer._member.assignment._assigned_by_broker(view) == ()
+        assert await consumer._member.assignment._assigned_by_broker(view, ()) == ()
 
 
 def own(consumer) -> int:  # type: ignore[no-untyped-def]

@@ -119,6 +119,15 @@ async def test_a_consumer_leaves_after_its_last_commit():
         assert broker.left_with["g", "T", 0] == 3
 
 
+async def test_queues_are_shared_while_a_slave_of_older_brokers_is_away():
+    """The master answers that it assigns nothing: then what its slave would say does not matter."""
+    master, slave = FakeBroker("a"), FakeBroker("a", broker_id=1)
+    async with running_cluster(master, slave, T=2) as cluster:
+        await slave.server.stop()
+        async with consumer_of(cluster, server_assignment=True) as consumer:
+            await until(lambda: len(consumer.assigned) == 2)
+
+
 async def test_iteration_finishes_a_message_when_the_next_is_asked_for():
     async with running_cluster(T=1) as cluster:
         for i in range(3):

@@ -205,16 +205,13 @@ class Assignment:
         )
         if not ids or instance.client_id not in ids:
             return None
-        if self._seams.options.server_assignment:
-            try:
-                return await self._assigned_by_broker(view)
-            except RequestRejected as error:
-                if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-                    raise
-                # One of RocketMQ 4: the same strategy here gives the same shares.
-        return self._seams.options.allocate(view.subscribe_queues, ids, instance.client_id)
+        own = self._seams.options.allocate(view.subscribe_queues, ids, instance.client_id)
+        return await self._assigned_by_broker(view, own) if self._seams.options.server_assignment else own
 
-    async def _assigned_by_broker(self, view: RouteView) -> Collection[MessageQueue] | None:
+    async def _assigned_by_broker(
+        self, view: RouteView, own: Collection[MessageQueue]
+    ) -> Collection[MessageQueue] | None:
+        """`own`: what the same strategy gives here, for a broker that does not know the question."""
         instance, options = self._seams.instance, self._seams.options
         query = AssignmentQuery(
             client_id=instance.client_id,
@@ -222,19 +219,25 @@ class Assignment:
             strategy_name=SERVER_STRATEGIES[options.allocate],
             topic=view.topic,
         )
-        rows = await self._ask_first(
-            view,
-            lambda address: broker_consume.query_assignment(
-                instance.remoting, address, query, timeout_s=instance.options.call_timeout_s
-            ),
-        )
-        if rows is None:
-            return None
-        if any(row.mode == POP for row in rows):
-            error = f"the brokers let group {query.group!r} pop this topic: use a PopConsumer"
-            log.warning(events.REBALANCE_FAILED, extra={"topic": view.topic, "error": error})
-            return ()
-        return [row.queue for row in rows]
+
+        async def ask(address: str) -> Collection[MessageQueue] | None:
+            try:
+                rows = await broker_consume.query_assignment(
+                    instance.remoting, address, query, timeout_s=instance.options.call_timeout_s
+                )
+            except RequestRejected as error:
+                if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    raise
+                return own  # one of RocketMQ 4, whose group may not wait for brokers that do not answer
+            if rows is None:
+                return None
+            if any(row.mode == POP for row in rows):
+                why = f"the brokers let group {query.group!r} pop this topic: use a PopConsumer"
+                log.warning(events.REBALANCE_FAILED, extra={"topic": view.topic, "error": why})
+                return ()
+            return [row.queue for row in rows]
+
+        return await self._ask_first(view, ask)
 
     async def _ask_first(self, view: RouteView, ask: Callable[[str], Awaitable[T | None]]) -> T | None:
         """What the first broker of the topic says that has an answer; None when none has.
