@@ -65,6 +65,28 @@ async def test_each_queue_comes_in_order_one_message_at_a_time(tmp_path: Path) -
             assert in_order(got)
 
 
+@pytest.mark.parametrize("turns", range(1, 60, 4))
+async def test_a_close_during_a_rebalance_leaves_no_lock(tmp_path: Path, turns: int) -> None:
+    """The next member would wait for it for a minute."""
+    async with running_cluster(tmp_path) as rig:
+        async with Admin(rig.namesrv) as admin:
+            await admin.create_topic("U", queue_count=4)
+        consumer = rig.consumer(orderly=True)
+        async with consumer:
+            queues = {*await consumer.queues("T"), *await consumer.queues("U")}
+            consumer.unsubscribe("T")
+            consumer.subscribe("U")
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        async with Consumer("other", rig.namesrv) as other:
+            await other.queues("T")
+            (address,) = other.instance.heartbeat_addresses(with_slaves=False)
+            locked = await broker_consume.lock_queues(
+                other.instance.remoting, address, "CG", "another", tuple(queues)
+            )
+            assert locked == queues
+
+
 async def test_a_message_that_fails_holds_its_queue_only(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, queue_count=2) as rig:
         await fill_queues(rig, 5, queue_count=2)

@@ -119,6 +119,20 @@ async def test_a_consumer_leaves_after_its_last_commit():
         assert broker.left_with["g", "T", 0] == 3
 
 
+@pytest.mark.parametrize("turns", range(1, 33, 2))
+async def test_a_close_while_queues_are_given_up_commits_them(turns: int):
+    """Also the one whose commit is under way when the rebalance is cancelled."""
+    async with running_cluster(T=4) as cluster:
+        for queue_id in range(4):
+            cluster[0].put("T", queue_id, b"x")
+        async with consumer_of(cluster, commit_s=1000, auto_ack=False) as consumer:
+            consumer.ack_all(await take(consumer, 4))
+            consumer.unsubscribe("T")
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        assert [cluster[0].offsets.get(("g", "T", queue_id)) for queue_id in range(4)] == [1] * 4
+
+
 async def test_queues_are_shared_while_a_slave_of_older_brokers_is_away():
     """The master answers that it assigns nothing: then what its slave would say does not matter."""
     master, slave = FakeBroker("a"), FakeBroker("a", broker_id=1)

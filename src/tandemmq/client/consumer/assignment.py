@@ -313,12 +313,16 @@ class Assignment:
             reader = self.readers.pop(queue)
             task = self._pull_tasks.pop(queue)
             task.cancel()
-            await asyncio.wait([task])
-            reader.drop()
             try:
+                await asyncio.wait([task])
+                reader.drop()
                 await self._write(queue, reader)
             except TandemError as error:
                 self._log_commit_failure(queue, error)
+            except asyncio.CancelledError:
+                # The consumer closes: its last commit must know this queue, too.
+                self.readers[queue], self._pull_tasks[queue] = reader, task
+                raise
             self._leaving_since.pop(queue, None)
             self._lost_locks.discard(queue)
         await self._flush()
@@ -455,6 +459,8 @@ class Assignment:
     async def close(self) -> None:
         """Stop reading and commit for the last time."""
         await self._give_up(list(self.readers))
+        if self._locks is not None:
+            await self._locks.unlock(list(self._locks.held))
 
     async def _write(self, queue: MessageQueue, reader: QueueReader) -> None:
         if queue in self._lost_locks:
@@ -490,11 +496,14 @@ class QueueLockKeeper:
     def __init__(self, seams: ReaderSeams) -> None:
         self._seams = seams
         self._failing: set[str] = set()
+        self.held: set[MessageQueue] = set()
+        """What a broker may hold for us, also when the task that asked it was cancelled meanwhile."""
 
     async def lock(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, bool]:
         """Whether each queue is ours now; queues without an answer are missing."""
         granted: dict[MessageQueue, bool] = {}
         for broker_name, asked in _by_broker(queues).items():
+            self.held.update(asked)
             try:
                 held = await self._ask(broker_name, asked)
             except TandemError as error:
@@ -503,6 +512,7 @@ class QueueLockKeeper:
             if held is not None:
                 self._failing.discard(broker_name)
                 granted |= {queue: queue in held for queue in asked}
+                self.held.difference_update(queue for queue in asked if queue not in held)
         return granted
 
     async def unlock(self, queues: Collection[MessageQueue]) -> None:
@@ -523,6 +533,7 @@ class QueueLockKeeper:
                 )
             except TandemError as error:
                 self._note_failure(broker_name, error)
+            self.held.difference_update(given_up)
 
     async def _ask(self, broker_name: str, queues: list[MessageQueue]) -> frozenset[MessageQueue] | None:
         """None when the broker has no master now."""
