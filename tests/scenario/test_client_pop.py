@@ -24,7 +24,7 @@ from tandemmq.client import (
     Producer,
     StartFrom,
 )
-from tandemmq.errors import ConfigError, RemoteProtocolError, RequestRejected
+from tandemmq.errors import Busy, ConfigError, RemoteProtocolError, RequestRejected
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.consume import PopResponse
@@ -143,6 +143,26 @@ async def test_a_broker_that_holds_no_question_is_not_asked_again_at_once(
         asked = 0
         assert await consumer.receive(timeout_s=0.2) == []
         assert asked <= 1
+
+
+async def test_a_broker_that_promises_and_gives_nothing_is_asked_ever_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose table of leases is full, or whose disk takes no lease."""
+    asked = 0
+
+    async def pop(*_: object) -> list[PoppedMessage]:
+        nonlocal asked
+        asked += 1
+        raise Busy("not now")
+
+    async with running_cluster(tmp_path, queue_count=1) as rig, pops(rig) as consumer:
+        await rig.fill("T", 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(broker_consume, "pop", pop)
+            assert await consumer.receive(timeout_s=0.3) == []
+        assert 3 <= asked <= 8
+        assert bodies(await receive(consumer, 1)) == [b"0"]
 
 
 def test_brokers_are_told_that_no_queue_is_owned() -> None:

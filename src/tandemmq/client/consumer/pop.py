@@ -41,6 +41,10 @@ POLL_S_MAX = 15.0
 """One request is held no longer; then the next one is sent."""
 FAILED_PAUSE_S = 1.0
 """Before a broker that failed is waited for again."""
+FUTILE_PAUSE_S_MIN, FUTILE_PAUSE_S_MAX = 0.01, 0.2
+"""Before the next question when a broker had something, and then gave nothing: another member was faster, or
+the broker gives nothing now. Doubles with each time.
+"""
 ACKS_AT_ONCE = 64
 
 
@@ -73,7 +77,7 @@ class PopConsumer(Client):
         self._tasks = TaskScope(f"pop-consumer-{group}", self._on_failure)
         self._subscriptions: dict[str, Subscription] = {}
         self._turn = 0
-        self._bells: dict[_Target, asyncio.Task[None]] = {}
+        self._bells: dict[_Target, asyncio.Task[bool]] = {}
         self._failure: BaseException | None = None
         self._is_started = False
 
@@ -133,6 +137,7 @@ class PopConsumer(Client):
         clock = self._instance.clock
         ends_s = clock.monotonic() + timeout_s
         invisible_ms = round((self.options.invisible_s if invisible_s is None else invisible_s) * 1000)
+        pause_s = 0.0
         while True:
             self._check_alive()
             targets = await self._targets()
@@ -143,7 +148,10 @@ class PopConsumer(Client):
             left_s = ends_s - clock.monotonic()
             if left_s <= 0:
                 return []
-            await self._wait_for_bell(targets, left_s)
+            if pause_s:
+                await clock.sleep(min(pause_s, left_s))
+            has_rung = await self._wait_for_bell(targets, max(0.0, ends_s - clock.monotonic()))
+            pause_s = min(max(2 * pause_s, FUTILE_PAUSE_S_MIN), FUTILE_PAUSE_S_MAX) if has_rung else 0.0
 
     async def ack(self, *messages: PoppedMessage) -> None:
         """These messages are done with.
@@ -248,8 +256,8 @@ class PopConsumer(Client):
             await self.ack(*(message for message in found if id(message) not in kept))
         return wanted
 
-    async def _wait_for_bell(self, targets: list[_Target], timeout_s: float) -> None:
-        """Returns when one of the brokers may have something, or after the time.
+    async def _wait_for_bell(self, targets: list[_Target], timeout_s: float) -> bool:
+        """Returns when one of the brokers may have something, or after the time; whether one says so.
 
         A question to a broker goes on when another one was faster, so that there is one per broker at most.
         """
@@ -263,13 +271,17 @@ class PopConsumer(Client):
                 self._bells[target] = self._tasks.start(f"bell-{target.broker_name}", self._listen(target))
         if not self._bells:
             await self._instance.clock.sleep(min(timeout_s, FAILED_PAUSE_S))
-            return
-        await asyncio.wait(self._bells.values(), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            return False
+        done, _ = await asyncio.wait(
+            self._bells.values(), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        return any(not bell.cancelled() and bell.exception() is None and bell.result() for bell in done)
 
-    async def _listen(self, target: _Target) -> None:
+    async def _listen(self, target: _Target) -> bool:
+        """Whether the broker has something."""
         subscription = self._subscriptions.get(target.topic)
         if subscription is None:
-            return
+            return False
         header = NotificationRequest(
             consumer_group=self.group,
             topic=target.topic,
@@ -283,7 +295,7 @@ class PopConsumer(Client):
         began_s = self._instance.clock.monotonic()
         try:
             if await broker_consume.wait_for_message(self._instance.remoting, self._address(*target), header):
-                return
+                return True
         except TandemError as error:
             log.warning(
                 events.CLIENT_PULL_FAILED,
@@ -293,6 +305,7 @@ class PopConsumer(Client):
         left_s = began_s + POLL_S_MAX - self._instance.clock.monotonic()
         if left_s > 0:
             await self._instance.clock.sleep(min(left_s, FAILED_PAUSE_S))
+        return False
 
     async def _ack(self, message: PoppedMessage) -> None:
         topic = self._namespace.wrap(message.topic)
