@@ -18,6 +18,7 @@ from tandemmq.client import (
     BlockingProducer,
     ConsumerOptions,
     Message,
+    ProducerOptions,
     SendResult,
     StartFrom,
 )
@@ -174,6 +175,50 @@ def test_a_callback_that_exits_leaves_nobody_waiting() -> None:
     until_blocking(lambda: "tandemmq-client" not in {one.name for one in threading.enumerate()})
     with pytest.raises(ClientError):
         thread.call(never())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_callback_that_exits_ends_the_sending_of_many() -> None:
+    class Silent:
+        options = ProducerOptions()
+
+        async def send_batch(self, _: list[Message]) -> None:
+            asyncio.get_running_loop().call_soon(sys.exit)
+            await asyncio.get_running_loop().create_future()
+
+    producer = BlockingProducer("P", "")
+    producer._thread, producer._client = LoopThread(), Silent()  # type: ignore[assignment]  # what it needs of one
+    with pytest.raises(ClientError):
+        producer.send_many([Message("T", b"1")])
+
+
+def test_an_iteration_ends_when_another_thread_closes_the_consumer(rig: Rig) -> None:
+    """Whatever the iterating thread is doing then."""
+    with BlockingProducer("P", rig.namesrv) as producer:
+        producer.send_many(Message("T", b"%d" % number) for number in range(10))
+    consumer = BlockingConsumer("CG", rig.namesrv, options=FIRST)
+    consumer.subscribe("T")
+    is_handling, is_closed = threading.Event(), threading.Event()
+    outcome: list[object] = []
+
+    def read() -> None:
+        try:
+            for _ in consumer:
+                is_handling.set()
+                is_closed.wait(PATIENCE_S)
+            outcome.append("ended")
+        except ClientError as error:
+            outcome.append(error)
+
+    with consumer:
+        reading = threading.Thread(target=read, daemon=True)
+        reading.start()
+        assert is_handling.wait(PATIENCE_S)
+    is_closed.set()
+    reading.join(PATIENCE_S)
+    assert outcome == ["ended"]
+    with pytest.raises(StopIteration):
+        next(consumer)
 
 
 def test_a_start_that_fails_closes_what_it_began() -> None:

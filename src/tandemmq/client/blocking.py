@@ -64,11 +64,7 @@ class LoopThread:
             raise ClientError("a blocking call from a callback in the client's own thread would never end")
         future = self.submit(work)
         try:
-            return future.result()
-        except CancelledError:
-            raise ClientError(
-                "the client was closed by another thread meanwhile, or its thread ended"
-            ) from None
+            return outcome_of(future)
         except BaseException:
             future.cancel()
             raise
@@ -111,6 +107,14 @@ class LoopThread:
             task.cancel()
         if left:
             await asyncio.wait(left, timeout=END_S_MAX)
+
+
+def outcome_of(future: Future[T]) -> T:
+    """What the coroutine gave or raised. Raises ClientError when the loop has ended it."""
+    try:
+        return future.result()
+    except CancelledError:
+        raise ClientError("the client was closed by another thread meanwhile, or its thread ended") from None
 
 
 class _SharedThread:

@@ -25,11 +25,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from tandemmq.api.broker_admin import END_OF_TIME_MS
 from tandemmq.client.admin import Admin, QueueRange
-from tandemmq.client.blocking import AsyncClient, Facade, in_loop, in_worker
+from tandemmq.client.blocking import AsyncClient, Facade, in_loop, in_worker, outcome_of
 from tandemmq.client.consumer.consumer import Consumer, is_behind
 from tandemmq.client.consumer.membership import queue_of
 from tandemmq.client.consumer.pop import PopConsumer
@@ -105,9 +105,11 @@ class BlockingProducer(Facade[Producer]):
             chunk, future = pending.popleft()
             outcomes: Sequence[Outcome]
             try:
-                outcomes = future.result()
+                stored = outcome_of(future)
             except TandemError as error:
                 outcomes = [error] * len(chunk)
+            else:
+                outcomes = stored
             summary.note(chunk, outcomes, on_result)
 
         for chunk in cut_messages(messages, producer.options):
@@ -295,7 +297,13 @@ class BlockingConsumer(_BlockingMember[Consumer]):
         self._last: ReceivedMessage | None = None
         self._finished: list[ReceivedMessage] = []
         self._acked_at = 0.0
+        self._is_closed = False
         super().__init__(lambda: Consumer(group, namesrv, options=options))
+
+    def start(self) -> Self:
+        """As `Facade.start`."""
+        self._is_closed = False
+        return super().start()
 
     def assign(self, *queues: MessageQueue, tags: str = ALL) -> None:
         """Read exactly these queues instead of a share of subscribed topics."""
@@ -322,17 +330,26 @@ class BlockingConsumer(_BlockingMember[Consumer]):
 
     def __next__(self) -> ReceivedMessage:
         """The next message, whenever it comes; ends when the consumer is closed by another thread."""
+        try:
+            return self._next()
+        except ClientError:
+            if self._is_closed:
+                raise StopIteration from None
+            raise
+
+    def _next(self) -> ReceivedMessage:
         if self._last is not None:
             self._finished.append(self._last)
             self._last = None
-        if not self._fetched:
+        fetched = self._fetched  # which a close of another thread replaces
+        if not fetched:
             self._flush_acks()
-            self._fetched.extend(self._call(self._running.fetch(ITERATION_POLL)))
-            if not self._fetched:
+            fetched.extend(self._call(self._running.fetch(ITERATION_POLL)))
+            if not fetched:
                 raise StopIteration
         elif len(self._finished) >= ACK_COUNT or self._monotonic() - self._acked_at >= ACK_EVERY_S:
             self._flush_acks()
-        message = self._fetched.popleft()
+        message = fetched.popleft()
         if self._is_auto_ack:
             self._last = message
         return message
@@ -340,8 +357,9 @@ class BlockingConsumer(_BlockingMember[Consumer]):
     def close(self) -> None:
         """Commit what is finished and leave the group."""
         self._flush_acks()
+        self._is_closed = True
         self._last = None
-        self._fetched.clear()
+        self._fetched = deque()
         super().close()
 
     def ack(self, *messages: ReceivedMessage) -> None:
