@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from client_fakes import FakeBroker, running_cluster
@@ -61,6 +62,21 @@ async def test_wrong_types_cost_one_send_and_no_room(linger_ms: float | None):
     ):
         with pytest.raises(MessageIllegal, match="body must be bytes, not str"):
             await producer.send(Message(topic="T", body="text"))  # type: ignore[arg-type]
+        no_body: Any = Message(topic="T", body=None)  # type: ignore[arg-type]
+        no_topic: Any = Message(topic=None, body=b"x")  # type: ignore[arg-type]
+        no_message: Any = "text"
+        faults = (
+            (no_body, "body must be bytes"),
+            (no_topic, "topic must be str"),
+            (no_message, "a Message is"),
+        )
+        for wrong, fault in faults:
+            with pytest.raises(MessageIllegal, match=fault):
+                await producer.send(wrong)
+            with pytest.raises(MessageIllegal, match=fault):
+                await producer.send_batch([wrong, wrong])
+            with pytest.raises(MessageIllegal, match=fault):
+                await producer.send_many([wrong])
         with pytest.raises(ClientError, match="queue must be a MessageQueue, not 1"):
             await producer.send(Message(topic="T", body=b"x"), queue=1)  # type: ignore[arg-type]
         assert producer.in_flight == 0

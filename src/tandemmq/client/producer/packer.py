@@ -149,20 +149,27 @@ MESSAGE_OVERHEAD_BYTES = 256
 
 
 def room_of(message: Message) -> int:
-    """What a message takes of the bytes that may be in flight."""
-    return len(message.body) + MESSAGE_OVERHEAD_BYTES
+    """What a message takes of the bytes that may be in flight. Raises MessageIllegal for what is none."""
+    try:
+        return len(message.body) + MESSAGE_OVERHEAD_BYTES
+    except (AttributeError, TypeError):
+        if not isinstance(message, Message):
+            raise MessageIllegal(f"a Message is needed, not {message!r:.64}") from None
+        check_message(message)
+        raise
 
 
 def must_travel_alone(message: Message, options: ProducerOptions) -> bool:
     """True for what cannot or should not be in a batch: delayed, for a retry topic, worth compressing,
     large.
     """
-    size = len(message.body)
+    size = room_of(message) - MESSAGE_OVERHEAD_BYTES
     threshold = options.compress_from_bytes
     return bool(
         is_delayed(message)
         or (threshold and size >= threshold)
         or size >= options.batch_bytes_max
+        or not isinstance(message.topic, str)  # for which it will be refused
         or is_retry_topic(message.topic)
     )
 
