@@ -282,7 +282,23 @@ def test_a_folder_stays_of_the_kind_that_it_began_as(tmp_path: Path) -> None:
         roles(tmp_path / "1", is_elected=True)
     assert roles(tmp_path / "2") == {"name server", local.ELECTED}
     (tmp_path / "2" / "namesrv" / "controller").mkdir()
+    (tmp_path / "2" / "broker-a" / "store").mkdir()
     assert roles(tmp_path / "2") == {"name server", local.ELECTED}
     with pytest.raises(ConfigError, match="are elected"):
         roles(tmp_path / "2", is_elected=False)
     assert roles(tmp_path / "3", is_minimal=True) == {"name server", "master"}
+
+
+def test_a_first_start_that_failed_decides_nothing(tmp_path: Path) -> None:
+    """The controller was there, and no broker got as far as its store."""
+
+    def roles(**options: Any) -> set[str]:
+        return {plan.role for plan in local.make_plan(tmp_path, port_base=local.AUTO, **options)}
+
+    controller = tmp_path / "namesrv" / "controller"
+    controller.mkdir(parents=True)
+    (controller / "meta").write_bytes(b"x")
+    assert roles() == {"name server", local.ELECTED}
+    assert controller.exists()
+    assert roles(is_minimal=True) == {"name server", "master"}
+    assert not controller.exists()

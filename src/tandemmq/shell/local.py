@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import time
@@ -132,7 +133,8 @@ def make_plan(
              folder of the other kind.
     """
     controller_store = folder / "namesrv" / "controller"
-    was_elected, is_old = controller_store.exists(), any(folder.glob("broker-*/store"))
+    is_old = any(folder.glob("broker-*/store"))  # else a start may have failed, which decides nothing
+    was_elected = is_old and controller_store.exists()
     if is_elected and is_old and not was_elected:
         raise ConfigError(f"{folder} holds a cluster whose masters are not elected: give --store another one")
     if is_elected is False and was_elected:
@@ -147,6 +149,8 @@ def make_plan(
     names, brokers = _choose_ports(
         bind, groups, is_minimal=is_minimal, is_elected=is_elected, port_base=port_base
     )
+    if not is_elected:
+        shutil.rmtree(controller_store, ignore_errors=True)
     namesrv = f"{host}:{names}"
     directory = folder / "namesrv"
     settings: dict[str, object] = {
