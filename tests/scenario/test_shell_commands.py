@@ -224,5 +224,7 @@ def test_times_are_read() -> None:
     assert parse_when("1795406662932") == 1795406662932
     assert parse_when("2026-11-23T04:00:00+00:00") == 1795406400000
     assert parse_when("1h") < parse_when("10m") < parse_when("0s")
-    with pytest.raises(typer.BadParameter, match="10m"):
-        parse_when("soon")
+    assert parse_when("9" * 20 + "d") == parse_when("9" * 400 + "d") == 0
+    for text in ("soon", "9" * 23, "9" * 5000):
+        with pytest.raises(typer.BadParameter, match="10m"):
+            parse_when(text)

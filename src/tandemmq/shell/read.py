@@ -51,6 +51,7 @@ _LAST: Final = 10
 """How many messages `tail` begins with, as the command of that name does with lines."""
 _RETRY_S: Final = 0.5
 _READER_LOOK_S: Final = 0.5
+_MS_DIGITS_MAX: Final = 18
 _TIME_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Tag = Annotated[str, typer.Option("--tag", help="Only these tags, separated by ||.", metavar="TAGS")]
@@ -358,12 +359,12 @@ def parse_when(text: str) -> int:
     """
     ago = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if ago:
-        return int((time.time() - float(ago[1]) * _TIME_UNITS[ago[2]]) * 1000)
-    if text.isdecimal() and len(text) > 8:
+        return int(max(0.0, time.time() - float(ago[1]) * _TIME_UNITS[ago[2]]) * 1000)
+    if text.isdecimal() and 8 < len(text) <= _MS_DIGITS_MAX:
         return int(text)
     try:
         return int(datetime.fromisoformat(text).timestamp() * 1000)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise typer.BadParameter(
             f"{text}: so long ago (90s, 10m, 2h, 7d), a time (2026-11-23 14:05) or milliseconds since 1970"
         ) from None
