@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 DETACH_SECONDS_MAX: Final = 60.0
 _PAUSE_S: Final = 0.01
+_RUNS_ALREADY: Final = "a cluster runs in {} already; `tandemmq down` ends it"
 
 Store = Annotated[
     Path | None,
@@ -75,12 +76,13 @@ def up(
     """Start a name server, a master and its slave on this machine, and keep them running."""
     folder = _folder(store)
     if detach:
-        if local.supervisor_pid(folder) is not None:
-            _tell_running(folder)
+        running = local.supervisor_pid(folder)
+        if running is not None:
+            _await_ready(folder, running, is_ours=False)
             return
         child = _detach(folder)
         if child:
-            _await_ready(folder, child)
+            _await_ready(folder, child, is_ours=True)
             return
     from tandemmq.shell.supervisor import Supervisor
 
@@ -140,25 +142,29 @@ def _detach(folder: Path) -> int:
     return 0
 
 
-def _await_ready(folder: Path, child: int) -> None:
-    """Until the supervisor says that all is ready: this child, or of a second `up` the one that came first.
+def _await_ready(folder: Path, supervisor: int, *, is_ours: bool) -> None:
+    """Until the supervisor says that all is ready: our child, or of a second `up` the one that came first.
 
     Raises:  ProcessFailed when it ends, or takes too long.
     """
     end = time.monotonic() + DETACH_SECONDS_MAX
-    is_running = True
-    while is_running and time.monotonic() < end:
+    pid: int | None = supervisor
+    while pid is not None and time.monotonic() < end:
         state = local.read_state(folder)
-        if state is not None and state.pid == child and state.is_ready:
+        if state is not None and state.pid == pid and state.is_ready:
+            if not is_ours:
+                typer.echo(_RUNS_ALREADY.format(folder))
             _print_ready(state, "`tandemmq down`")
             return
         time.sleep(_PAUSE_S)
-        is_running = os.waitpid(child, os.WNOHANG) == (0, 0)
-    if not is_running and local.supervisor_pid(folder) is not None:
-        _tell_running(folder)
-        return
-    text = (folder / "up.log").read_text(encoding="utf-8", errors="replace").strip()
-    if is_running:
+        if is_ours:
+            is_ours = os.waitpid(supervisor, os.WNOHANG) == (0, 0)
+        if not is_ours:
+            pid = local.supervisor_pid(folder)
+    text = ""
+    with suppress(FileNotFoundError):  # of one in a terminal
+        text = (folder / "up.log").read_text(encoding="utf-8", errors="replace").strip()
+    if pid is not None:
         raise ProcessFailed(
             f"not ready within {DETACH_SECONDS_MAX:g} s; it goes on trying: {folder / 'up.log'}"
         )
@@ -166,9 +172,9 @@ def _await_ready(folder: Path, child: int) -> None:
 
 
 def _tell_running(folder: Path) -> None:
-    typer.echo(f"a cluster runs in {folder} already; `tandemmq down` ends it")
+    typer.echo(_RUNS_ALREADY.format(folder))
     state = local.read_state(folder)
-    if state is not None:
+    if state is not None and state.pid == local.supervisor_pid(folder):
         _print_ready(state, "`tandemmq down`")
 
 
