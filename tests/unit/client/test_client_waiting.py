@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from tandemmq.client.route_cache import NameServers
 from tandemmq.errors import BrokerUnreachable, ClientError, ConfigError, TopicNotFound
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.hashes import seal_json
-from waits import PATIENCE_S
+from tandemmq.runtime.disk import RealDisk
+from tandemmq.units import Buffer
+from waits import PATIENCE_S, until
 
 
 async def settled() -> None:
@@ -178,3 +181,34 @@ async def test_no_name_server_at_all_raises_the_last_failure():
 
     with pytest.raises(BrokerUnreachable, match="b:1"):
         await NameServers(None, ["a:1", "b:1"]).ask(question)  # type: ignore[arg-type]
+
+
+async def test_a_write_of_offsets_that_is_given_up_does_not_undo_the_next_one(tmp_path: Path):
+    """A consumer that closes cancels the periodic one, whose thread goes on, and writes for the last time."""
+    is_begun, may_go_on = threading.Event(), threading.Event()
+    written: list[Path] = []
+
+    class Slow(RealDisk):
+        def write_atomically(self, path: Path, data: Buffer, *, keep_backup: bool = False) -> None:
+            is_first = not is_begun.is_set()
+            is_begun.set()
+            if is_first:
+                assert may_go_on.wait(PATIENCE_S)
+            super().write_atomically(path, data, keep_backup=keep_backup)
+            written.append(path)
+
+    disk, queue = Slow(), MessageQueue("T", "a", 3)
+    store = LocalOffsets(disk, tmp_path, "id", "g")
+    await store.write(queue, 1)
+    first = asyncio.ensure_future(store.flush())
+    await until(is_begun.is_set)
+    first.cancel()
+    await store.write(queue, 2)
+    second = asyncio.ensure_future(store.flush())
+    await asyncio.sleep(0.05)
+    may_go_on.set()
+    await asyncio.wait([first, second])
+    assert first.cancelled()
+    second.result()
+    await until(lambda: len(written) == 2)
+    assert await LocalOffsets(RealDisk(), tmp_path, "id", "g").read(queue) == GroupProgress(2)

@@ -5,6 +5,7 @@ local file (broadcasting, `LocalOffsets`). And where a consumer begins in a queu
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Protocol, assert_never
 
@@ -27,6 +28,7 @@ from tandemmq.protocol.bodies.progress import decode_reset_offsets, encode_reset
 from tandemmq.protocol.hashes import seal_json, unseal_json
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.runtime.ports import Disk
+from tandemmq.runtime.tasks import TaskScope
 from tandemmq.units import MASTER_ID
 
 
@@ -115,6 +117,8 @@ class LocalOffsets:
         self._path = directory / client_id / group / "offsets.json"
         self._offsets: dict[MessageQueue, int] | None = None
         self._is_changed = False
+        self._saving = asyncio.Lock()
+        self._scope = TaskScope("offsets")
 
     async def open(self) -> None:
         """Read the file."""
@@ -135,18 +139,23 @@ class LocalOffsets:
             self._is_changed = True
 
     async def flush(self) -> None:
-        """Write the file when anything has changed.
+        """Write the file when anything has changed; one after the other, and none is left half done.
 
         Raises:  ClientError when the disk takes no file now; the next flush writes it.
         """
-        if self._offsets is None or not self._is_changed:
-            return
-        self._is_changed = False
-        try:
-            await self._disk.offload(self._save, encode_reset_offsets(self._offsets))
-        except OSError as error:
-            self._is_changed = True
-            raise ClientError(f"{self._path} cannot be written: {error.strerror or error}") from error
+        async with self._saving:
+            if self._offsets is None or not self._is_changed:
+                return
+            self._is_changed = False
+            data = encode_reset_offsets(self._offsets)
+            try:
+                await self._scope.see_through("save", self._disk.offload(self._save, data))
+            except OSError as error:
+                self._is_changed = True
+                raise ClientError(f"{self._path} cannot be written: {error.strerror or error}") from error
+            except asyncio.CancelledError:
+                self._is_changed = True  # whether it could be written is not known
+                raise
 
     def _load(self) -> dict[MessageQueue, int]:
         """Raises ConfigError when the directory cannot be made, or when there is content and none of it can
