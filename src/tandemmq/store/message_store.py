@@ -754,6 +754,8 @@ class MessageStore:
 
     async def _cut_and_tell(self, point: int, epochs: EpochList, reason: str) -> None:
         try:
+            if self._segment_task is not None:  # its file may have none before it, once the log is cut
+                await asyncio.wait([self._segment_task])
             await self.sync()
             await self._writers.table_flusher.flush_soon()
             self._require_working()

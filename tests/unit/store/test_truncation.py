@@ -340,3 +340,35 @@ async def test_damage_that_is_cut_off_is_none_of_what_comes_in_its_place() -> No
     rig.put(store, *(record(b"new %d" % n) for n in range(3)))
     assert bodies(store) == [b"kept 0", b"kept 1", b"new 0", b"new 1", b"new 2"]
     await store.close()
+
+
+async def test_a_file_that_is_made_ahead_is_waited_for_before_a_cut() -> None:
+    """Else it comes to stand behind a gap, and no start takes up such a log."""
+    rig = TermRig()
+    store = await rig.open(role=BrokerRole.ASYNC_MASTER, warm_segments=True)
+    rig.put(store, record(b"kept"))
+    point = store.max_log_offset
+    offload = rig.disk.offload
+    is_made = asyncio.Event()
+
+    async def make_slowly(fn: Callable[..., object], *args: Any) -> object:
+        if getattr(fn, "__name__", "") == "_make" and args[0].name.endswith("8192"):
+            await is_made.wait()
+        return await offload(fn, *args)
+
+    rig.disk.offload = make_slowly  # type: ignore[method-assign,assignment]
+    while store.max_log_offset < 8000:
+        rig.put(store, record(b"cut"))
+        await rig.clock.pass_time(0)
+    store.set_role(BrokerRole.SLAVE)
+    cut = asyncio.ensure_future(store.cut(point, EpochList(), "its master does not have it"))
+    await rig.clock.pass_time(1)
+    is_made.set()
+    await cut
+    await rig.clock.pass_time(1)
+    assert rig.disk.list(ROOT / "commitlog") == ["00000000000000000000"]
+    assert rig.fatal == []
+    await store.close()
+    store = await rig.open(role=BrokerRole.SLAVE)
+    assert bodies(store) == [b"kept"]
+    await store.close()
