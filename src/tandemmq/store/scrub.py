@@ -330,10 +330,17 @@ class Healer:
         records = list(self._records(damaged, data))
         await self._compare_around(damaged, fetch)
         if damaged not in self._log.damaged:
-            return  # retention took it, or it grew meanwhile
+            return  # retention or a cut took it, or it grew meanwhile
         touched = self._dispatcher.restore(memoryview(data), damaged.begin, records)
-        await self._flush_tables()
-        await self._write(damaged, data)
+        steps: tuple[Callable[[], Awaitable[object]], ...] = (
+            self._flush_tables,
+            partial(self._keep_copy, damaged),
+            partial(self._write, damaged, data),
+        )
+        for step in steps:
+            await step()
+            if damaged not in self._log.damaged:
+                return
         self._log.damaged.remove(damaged)
         self._dispatcher.tell_of(touched)
         log.warning(
@@ -388,8 +395,7 @@ class Healer:
         view = self._log.sound_view(begin, max(0, end - begin))
         return (begin, view) if len(view) else None
 
-    async def _write(self, damaged: DamagedRange, data: bytes) -> None:
-        assert len(data) == damaged.size, (damaged, len(data))
+    async def _keep_copy(self, damaged: DamagedRange) -> None:
         disk = self._log.disk
         now_ms = self._clock.now_ms()
         copy = partial(copy_aside, directory=self._copies, suffix="bad", disk=disk, now_ms=now_ms)
@@ -398,6 +404,9 @@ class Healer:
         except OSError:
             old = [bytes(damaged.size)]  # a sector that cannot be read holds nothing to keep
         await disk.offload(copy, old, damaged.begin, damaged.size)
+
+    async def _write(self, damaged: DamagedRange, data: bytes) -> None:
+        assert len(data) == damaged.size, (damaged, len(data))
         segments = self._log.dirty_segments(damaged.begin, damaged.end)
         for segment in segments:
             begin, end = max(segment.base, damaged.begin), min(segment.end, damaged.end)
@@ -407,7 +416,7 @@ class Healer:
                 segment.file.pwrite(begin - segment.base, (part,))
             except OSError as error:
                 raise DiskFull(f"{segment.path} takes no writes: {error.strerror or error}") from error
-        await sync_segments(disk, segments)
+        await sync_segments(self._log.disk, segments)
 
     def _misfit(self, damaged: DamagedRange, reason: str) -> StoreError:
         directory = self._log.log.directory

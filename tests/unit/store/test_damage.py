@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from store_rig import ROOT, Rig, record
 
@@ -360,4 +363,36 @@ async def test_nothing_is_written_from_a_copy_that_does_not_fit(how: str) -> Non
     assert len(store.damaged_ranges) == 1
     with pytest.raises(ServiceNotAvailable):
         store.append([record()], lambda _: None)
+    await store.close()
+
+
+@pytest.mark.parametrize("turn", range(4))
+async def test_a_range_whose_file_expires_while_it_is_healed_is_forgotten(turn: int) -> None:
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    await filled(rig, 280)
+    at = place(rig, 10)
+    await rig.stores[-1].close()
+    sound = log_bytes(rig)
+    flip(rig, at + 95)
+    store = await rig.open()
+    await rig.clock.pass_time(11)
+    offload = rig.disk.offload
+    turns_left = -1
+
+    async def fetch(log_offset: int, size: int) -> bytes:
+        nonlocal turns_left
+        turns_left = turn
+        return sound[log_offset : log_offset + size]
+
+    async def clean_in_between(fn: Callable[..., object], *args: Any) -> object:
+        nonlocal turns_left
+        turns_left -= 1
+        if turns_left == -1:
+            rig.clock._start_ms += 30 * 24 * HOUR_MS
+            assert store.clean(at_any_hour=True)
+        return await offload(fn, *args)
+
+    rig.disk.offload = clean_in_between  # type: ignore[method-assign,assignment]
+    assert await store.heal(fetch) == 0
+    rig.disk.offload = offload  # type: ignore[method-assign]
     await store.close()

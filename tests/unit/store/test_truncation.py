@@ -372,3 +372,44 @@ async def test_a_file_that_is_made_ahead_is_waited_for_before_a_cut() -> None:
     store = await rig.open(role=BrokerRole.SLAVE)
     assert bodies(store) == [b"kept"]
     await store.close()
+
+
+@pytest.mark.parametrize("turn", range(5))
+async def test_what_is_cut_while_it_is_healed_stays_cut(turn: int) -> None:
+    rig = TermRig()
+    store = await rig.open(role=BrokerRole.ASYNC_MASTER)
+    rig.put(store, *(record(b"kept %d" % n) for n in range(3)))
+    point = store.max_log_offset
+    rig.put(store, *(record(b"cut %d" % n) for n in range(3)))
+    await rig.clock.pass_time(1)
+    at = store.queue_entries("T", 0, 4, 1)[0][0]
+    file = rig.disk.open(ROOT / "commitlog" / "00000000000000000000")
+    sound = file.pread(0, file.size)
+    file.pwrite(at + 4, (b"####",))
+    await store.scrub(0, store.max_log_offset)
+    store.set_role(BrokerRole.SLAVE)
+    offload = rig.disk.offload
+    turns_left = -1
+    cuts: list[asyncio.Task[None]] = []
+
+    async def fetch(log_offset: int, size: int) -> bytes:
+        nonlocal turns_left
+        turns_left = turn
+        return sound[log_offset : log_offset + size]
+
+    async def cut_in_between(fn: Callable[..., object], *args: Any) -> object:
+        nonlocal turns_left
+        turns_left -= 1
+        if turns_left == -1:
+            cuts.append(asyncio.create_task(store.cut(point, EpochList(), "its master does not have it")))
+            for _ in range(99):
+                await asyncio.sleep(0)
+        return await offload(fn, *args)
+
+    rig.disk.offload = cut_in_between  # type: ignore[method-assign,assignment]
+    assert await store.heal(fetch) == 0
+    assert len(cuts) == (turn < 4), "the heal takes so many turns"
+    await asyncio.gather(*cuts)
+    assert store.damaged_ranges == ()
+    assert any(file.pread(point, file.size - point)) == (not cuts)
+    await store.close()
