@@ -112,7 +112,12 @@ class Flusher:
 
     async def flush(self) -> None:
         """One round: everything that is appended now is flushed when it returns, unless an fsync failed."""
-        target = self._appended.value
+        while not await self._flush_once():
+            pass
+
+    async def _flush_once(self) -> bool:
+        """False when the log was cut meanwhile: what stands there now is not what was synced."""
+        target, cut_count = self._appended.value, self._appended.cut_count
         assert self._flushed.value <= target, (self._flushed.value, target)
         stored_at_ms = self._stored_at()
         segments = self._log.dirty_segments(self._flushed.value, target)
@@ -121,11 +126,14 @@ class Flusher:
             await sync_segments(self._disk, segments)
         except OSError as error:
             self.fail(error)
-            return
+            return True
+        if self._appended.cut_count != cut_count:
+            return False
         if segments:
             self._recorder.flush_s.observe(self._clock.monotonic() - begun_at)
         self.flushed_stored_at_ms = max(self.flushed_stored_at_ms, stored_at_ms)
         self._flushed.raise_to(target)
+        return True
 
     def fail(self, error: OSError) -> None:
         """An fsync failed, here or of a derived table: stop for good and say so once."""

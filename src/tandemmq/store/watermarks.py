@@ -18,12 +18,14 @@ Follower = Callable[[int], None]
 class Watermark:
     """An offset that rises; `name` appears in errors."""
 
-    __slots__ = ("_closed", "_followers", "_waiters", "name", "value")
+    __slots__ = ("_closed", "_followers", "_waiters", "cut_count", "name", "value")
 
     def __init__(self, name: str, value: int = 0) -> None:
         assert value >= 0, f"{name}: begins at {value}"
         self.name = name
         self.value = value
+        self.cut_count = 0
+        """How often it was lowered."""
         self._followers: tuple[Follower, ...] = ()
         self._waiters: list[tuple[int, asyncio.Future[int]]] = []
         self._closed = False
@@ -65,6 +67,7 @@ class Watermark:
         """Lower the mark; waiters above it end with Truncated."""
         assert 0 <= value <= self.value, f"{self.name}: truncation to {value}, it stands at {self.value}"
         self.value = value
+        self.cut_count += 1
         self._fail(Truncated(f"{self.name}: the log was cut at {value}"), above=value)
 
     def close(self) -> None:

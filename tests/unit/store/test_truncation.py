@@ -13,7 +13,7 @@ from tests.unit.store.store_rig import ROOT, Rig, bodies, options, record
 from sim.memory import MemoryDisk, NoFault
 from tandemmq.errors import LogDiverged, ServiceNotAvailable, StoreError, TandemError
 from tandemmq.replication.core.epochs import EpochEntry, EpochList
-from tandemmq.store import BrokerRole, MessageStore
+from tandemmq.store import BrokerRole, FlushMode, MessageStore
 from tandemmq.store.scrub import BLOCK_BYTES
 from tandemmq.store.truncation import keep_tail
 from tandemmq.units import MIB
@@ -413,3 +413,35 @@ async def test_what_is_cut_while_it_is_healed_stays_cut(turn: int) -> None:
     assert store.damaged_ranges == ()
     assert any(file.pread(point, file.size - point)) == (not cuts)
     await store.close()
+
+
+@pytest.mark.parametrize("mode", list(FlushMode))
+async def test_a_flush_that_is_under_way_flushes_nothing_of_what_is_cut(mode: FlushMode) -> None:
+    rig = TermRig()
+    store = await rig.open(role=BrokerRole.ASYNC_MASTER, flush_mode=mode)
+    rig.put(store, record(b"kept"))
+    point = store.max_log_offset
+    rig.put(store, record(b"x" * 500))
+    store.set_role(BrokerRole.SLAVE)
+    offload = rig.disk.offload
+    is_begun, is_synced = asyncio.Event(), asyncio.Event()
+
+    async def sync_slowly(fn: Callable[..., object], *args: Any) -> object:
+        if getattr(fn, "__name__", "") == "_sync_all" and not is_begun.is_set():
+            is_begun.set()
+            await is_synced.wait()
+        return await offload(fn, *args)
+
+    rig.disk.offload = sync_slowly  # type: ignore[method-assign,assignment]
+    early = asyncio.create_task(store.sync())
+    await is_begun.wait()
+    await store.cut(point, EpochList(), "its master does not have it")
+    is_synced.set()
+    await early
+    assert store.flushed.value == store.confirmed.value == point
+    store.set_role(BrokerRole.ASYNC_MASTER)
+    rig.put(store, record(b"new"))
+    await store.sync()
+    assert store.flushed.value == store.max_log_offset
+    await store.close()
+    assert rig.fatal == []
