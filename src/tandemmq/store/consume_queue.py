@@ -86,6 +86,17 @@ def valid_units(segment: Segment) -> tuple[int, tuple[int, int, int] | None]:
     return count, last
 
 
+def last_log_offset(segment: Segment) -> int:
+    """Where the record of the last entry of a full file lies that is no filler; -1 without one."""
+    for end in range(segment.size, 0, -SCAN_UNITS * QUEUE_UNIT_BYTES):
+        begin = max(0, end - SCAN_UNITS * QUEUE_UNIT_BYTES)
+        units = np.frombuffer(segment.file.pread(begin, end - begin), dtype=ENTRY)
+        is_real = units["size"] != FILLER_SIZE
+        if is_real.any():
+            return int(units["log_offset"][is_real][-1])
+    return -1
+
+
 # The queue: when its entries are written, and how much of its files recovery reads.
 
 TAIL_BYTES_MAX = 32 * KIB
@@ -469,12 +480,11 @@ class ConsumeQueue:
         return self.max_offset, -1
 
     def drop_files_below(self, log_begin: int) -> int:
-        """Delete leading files whose last record is gone, never the last file; how many."""
+        """Delete leading files whose records are all gone, never the last file; how many."""
         dropped = 0
         segments = self._log.segments
         while len(segments) > 1 and segments[0].end <= self._written * QUEUE_UNIT_BYTES:
-            last = self.entry(segments[0].end // QUEUE_UNIT_BYTES - 1)
-            if last is None or (last[0] >= log_begin and last[1] != FILLER_SIZE):
+            if last_log_offset(segments[0]) >= log_begin:
                 break
             self._log.drop_oldest()
             dropped += 1

@@ -311,6 +311,24 @@ def test_a_gap_longer_than_a_file_begins_the_queue_anew() -> None:
     assert len(disk.list(DIRECTORY)) == 1
 
 
+@pytest.mark.parametrize(("log_begin", "first"), [(0, 0), (20, 2), (21, 6), (60, 6), (61, 11), (110, 11)])
+def test_a_filler_at_the_end_of_a_file_does_not_speak_for_the_entries_before_it(
+    log_begin: int, first: int
+) -> None:
+    """Nobody can make their entries again: the records would be in the log, and no reader would get them."""
+    queue = ConsumeQueue(("T", 0), Path("/q"), 100, OpenFiles(MemoryDisk(), 8), is_schedule=False)
+    for queue_offset in (0, 1, 2, 6, 11):
+        queue.put_at(queue_offset, 10 * queue_offset, 10, 0)
+    queue.write()
+    queue.drop_tail()
+    assert queue.drop_files_below(log_begin) == first // 5
+    queue.raise_min(log_begin)
+    assert queue.min_offset == first
+    entry = queue.entry(first)
+    assert entry is not None
+    assert entry[0] == 10 * first
+
+
 def test_entries_behind_the_log_are_cut() -> None:
     disk = MemoryDisk()
     queue = queue_on(disk)
