@@ -28,7 +28,7 @@ from tandemmq.store.recorder import StoreRecorder
 from tandemmq.store.segmented_log import Segment
 from tandemmq.store.watermarks import Watermark
 from tandemmq.telemetry import events
-from tandemmq.units import KIB, MIB
+from tandemmq.units import KIB, MIB, align_down
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,8 @@ class Scrubber:
 
     Invariants: looked at is what is flushed and dispatched: whole records, which never change. Bytes are
                 damage only when a second look finds no record either, in a file that is still the log's.
-                Sends go on.
+                Where the log was cut meanwhile, records begin elsewhere: the file is looked at again from
+                its start. Sends go on.
     Strategy:   one block at a time, off the loop, then a rest that keeps to the speed; oldest first. Bytes
                 are read, not mapped, so a sector that cannot be read is an error and no signal. What a block
                 cannot tell (a longer record, the end of a file, damage) is looked at in the map, once it was
@@ -103,6 +104,7 @@ class Scrubber:
         self._on_damaged = on_damaged
         self._mend = mend
         self._position = 0  # where the next look begins
+        self._cut_count = 0  # how often the log had been cut when that was a boundary of records
         self._timer: TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
@@ -136,6 +138,9 @@ class Scrubber:
 
     async def _go_on(self) -> None:
         """One look, and the rest behind it; behind the last one of a round a long one."""
+        if self._cut_count != self._flushed.cut_count:
+            self._position = align_down(self._position, self._log.segment_bytes)
+            self._cut_count = self._flushed.cut_count
         try:
             step = await self._look(self._position)
         finally:
@@ -149,14 +154,15 @@ class Scrubber:
         segment = self._log.log.find(log_offset)
         if segment is None:
             return
-        position = segment.base
+        position, cut_count = segment.base, self._flushed.cut_count
         at = max(0, log_offset - self._record_pair_bytes - segment.base)
         try:
             found_at = await self._off_loop(segment, _find_sound, at, log_offset - segment.base)
         except OSError as error:
             self._report_failure(segment, log_offset, str(error))
         else:
-            position += found_at if at and found_at is not None else 0
+            if at and found_at is not None and self._flushed.cut_count == cut_count:
+                position += found_at
         while position < end and not self._is_stopped and (step := await self._look(position)) is not None:
             position = step.position
 
@@ -169,9 +175,12 @@ class Scrubber:
         if segment is None or position >= segment.base + self._limit(segment):
             return None
         at, limit = position - segment.base, self._limit(segment)
+        cut_count = self._flushed.cut_count
         try:
             look = await self._off_loop(segment, _look_at, at, limit)
             self._recorder.scrubbed_bytes += look.read_bytes
+            if self._flushed.cut_count != cut_count:
+                return _Step(segment.base, look.read_bytes)
             position = segment.base + look.end
             if look.block is not None and not self._is_gone(segment):
                 self._mend(look.block)
@@ -193,11 +202,11 @@ class Scrubber:
             return begin  # the next look begins behind it
         if not _sound_end(segment.view(), at, segment.base)[1]:
             return begin  # it was healed meanwhile, or the memory erred
-        limit = self._limit(segment)
-        if limit <= at:
-            return begin  # the log was cut meanwhile: nothing is looked at there
+        limit, cut_count = self._limit(segment), self._flushed.cut_count
         found_at = await self._off_loop(segment, _find_sound, at, limit)
-        if self._is_gone(segment) or self._limit(segment) < limit:
+        if self._flushed.cut_count != cut_count:
+            return segment.base
+        if self._is_gone(segment):
             return begin
         if found_at is None and limit < segment.size and self._flushed.value < self._dispatched.value:
             return None  # whether a record ends at `limit` is not known: next time

@@ -14,7 +14,7 @@ from sim.memory import MemoryDisk, NoFault
 from tandemmq.errors import LogDiverged, ServiceNotAvailable, StoreError, TandemError
 from tandemmq.replication.core.epochs import EpochEntry, EpochList
 from tandemmq.store import BrokerRole, FlushMode, MessageStore
-from tandemmq.store.scrub import BLOCK_BYTES
+from tandemmq.store.scrub import BLOCK_BYTES, FIRST_DELAY_S
 from tandemmq.store.truncation import keep_tail
 from tandemmq.units import MIB
 
@@ -445,3 +445,52 @@ async def test_a_flush_that_is_under_way_flushes_nothing_of_what_is_cut(mode: Fl
     assert store.flushed.value == store.max_log_offset
     await store.close()
     assert rig.fatal == []
+
+
+@pytest.mark.parametrize("looked_at", ["_look_at", "_find_sound", "between"])
+async def test_what_came_in_the_place_of_what_was_cut_is_no_damage(looked_at: str) -> None:
+    """The search for damage goes on in a log that was cut and has grown beyond its old end meanwhile."""
+    rig, other_rig = TermRig(), TermRig()
+    settings = {"role": BrokerRole.ASYNC_MASTER, "commit_log_file_bytes": 4 * MIB}
+    store = await rig.open(**settings, scrub_bytes_per_second=MIB // 10)
+    other = await other_rig.open(**settings)
+    for one, its_rig in ((store, rig), (other, other_rig)):
+        its_rig.put(one, record(b"kept"))
+    point = store.max_log_offset
+    rig.put(store, *(record(b"x" * 60_000) for _ in range(40)))
+    other_rig.put(other, *(record(b"y" * 100_000) for _ in range(30)))
+    end = store.max_log_offset
+    store.set_role(BrokerRole.SLAVE)
+    await rig.clock.pass_time(1)
+    if looked_at == "_find_sound":
+        rig.disk.open(ROOT / "commitlog" / "00000000000000000000").pwrite(2 * BLOCK_BYTES, (bytes(100_000),))
+    offload = rig.disk.offload
+    is_cut = False
+
+    async def cut_first(fn: Callable[..., object], *args: Any) -> object:
+        nonlocal is_cut
+        if getattr(fn, "__name__", "") == looked_at and args[3] > BLOCK_BYTES and not is_cut:
+            is_cut = True
+            await follow()
+        return await offload(fn, *args)
+
+    async def follow() -> None:
+        await store.cut(point, EpochList(), "its master does not have it")
+        store.append_raw(point, other.log_view(point, 4 * MIB))
+        await store.sync()
+
+    rig.disk.offload = cut_first  # type: ignore[method-assign,assignment]
+    if looked_at == "between":
+        await rig.clock.pass_time(FIRST_DELAY_S)
+        read_bytes = store.recorder.scrubbed_bytes
+        assert 0 < read_bytes < end
+        await follow()
+        await rig.clock.pass_time(60)
+        assert store.recorder.scrubbed_bytes - read_bytes > store.max_log_offset - BLOCK_BYTES
+    else:
+        await store.scrub(0, end)
+        assert is_cut
+    assert store.max_log_offset > end
+    assert store.damaged_ranges == ()
+    await store.close()
+    await other.close()
