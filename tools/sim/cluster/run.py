@@ -7,6 +7,7 @@ life is told event by event.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import sys
 from collections import Counter
@@ -16,6 +17,7 @@ from functools import partial
 
 from rich.console import Console
 
+from sim.cluster.cluster import SETTLE_TIMEOUT_S
 from sim.cluster.simulation import CLASSIC, Kind, SeedResult, run_seed
 from sim.cluster.world import Findings
 from sim.seeds import Life, new_processes, progress_on, run_command, say
@@ -24,6 +26,7 @@ FAILED_SEEDS_SHOWN = 10
 FINDINGS_SHOWN = 3
 TRACE_LINES_SHOWN = 30
 MODULE = "sim.cluster.run"
+EXTREMES_SHOWN = 3
 LINE_EVERY = 50
 """Seeds, when the output is no terminal."""
 
@@ -36,6 +39,8 @@ class Summary:
     seed_count: int = 0
     acknowledged_count: int = 0
     virtual_s: float = 0.0
+    processor_s: dict[int, float] = field(default_factory=dict)
+    settle_s: dict[int, float] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     failed: dict[int, Findings] = field(default_factory=dict)
@@ -44,6 +49,8 @@ class Summary:
 
     def add(self, result: SeedResult) -> None:
         self.seed_count += 1
+        self.processor_s[result.seed] = result.processor_s
+        self.settle_s[result.seed] = result.settle_s
         self.acknowledged_count += result.acknowledged_count
         self.virtual_s += result.virtual_s
         self.counts.update(result.counts)
@@ -66,6 +73,9 @@ class Summary:
         """The report; the verdict last."""
         counts = ", ".join(f"{name}: {count}" for name, count in sorted(self.counts.items()))
         yield f"virtual time: {self.virtual_s / 3600:.1f} h; {counts}"
+        yield f"most processor time: {_longest(self.processor_s)}"
+        bound = f"longest to settle, of {SETTLE_TIMEOUT_S:.0f} s at most"
+        yield f"nearest to failing ({bound}): {_longest(self.settle_s)}"
         if self.failed:
             yield f"the end of seed {next(iter(self.failed))}:"
             yield from self.story
@@ -82,6 +92,11 @@ class Summary:
         else:
             seeds = ",".join(map(str, sorted(self.failed)))
             yield f"SIM FAILED {verdict} broken={self.kinds['broken']} seeds: {seeds}"
+
+
+def _longest(seconds: dict[int, float]) -> str:
+    longest = heapq.nlargest(EXTREMES_SHOWN, seconds.items(), key=lambda pair: pair[1])
+    return ", ".join(f"seed {seed} {length:.1f} s" for seed, length in longest)
 
 
 def _run_without_trace(seed: int, kind: Kind) -> SeedResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import time
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -41,6 +42,9 @@ class SeedResult:
     counts: dict[str, int] = field(default_factory=dict)
     trace: list[str] = field(default_factory=list)
     virtual_s: float = 0.0
+    settle_s: float = 0.0
+    """Virtual time from the end of the trouble until everybody had everything."""
+    processor_s: float = 0.0
     digest: int = 0
 
 
@@ -93,6 +97,7 @@ class Simulation:
         logger.setLevel(logging.ERROR)
         was_collecting = gc.isenabled()
         gc.disable()  # when finalizers run must not depend on how much memory others use
+        begun_s = time.process_time()
         try:
             run_simulated(self._main)
         except Exception:  # noqa: BLE001 (whatever it is, it is a finding)
@@ -104,6 +109,7 @@ class Simulation:
             if was_collecting:
                 gc.enable()
             gc.collect()
+            self.result.processor_s = time.process_time() - begun_s
         return self.result
 
     async def _main(self, loop: SimLoop) -> None:
@@ -149,7 +155,10 @@ class Simulation:
             if world.findings:
                 return
             world.note(f"-- {name}")
+            begun_s = world.loop.time()
             await phase()
+            if name == "settle":
+                self.result.settle_s = world.loop.time() - begun_s
             if name == "check":
                 tending.cancel()
 
