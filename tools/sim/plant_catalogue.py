@@ -188,9 +188,45 @@ _STORE: Final = (
     Plant(
         name="a healed range has no queue entries on disk",
         path="store/scrub.py",
-        sound="        await self._flush_tables()\n",
+        sound="            self._flush_tables,\n",
         bug="",
         proofs=("unit/store/test_damage.py",),
+    ),
+    Plant(
+        name="a heal goes on though its range is gone",
+        path="store/scrub.py",
+        sound="            if damaged not in self._log.damaged:\n                return\n        self",
+        bug="        self",
+        proofs=("unit/store/test_damage.py", "unit/store/test_truncation.py"),
+    ),
+    Plant(
+        name="a flush flushes what was cut while it ran",
+        path="store/flusher.py",
+        sound="if self._appended.cut_count != cut_count:",
+        bug="if cut_count < 0:",
+        proofs=("unit/store/test_truncation.py",),
+    ),
+    Plant(
+        name="a cut does not wait for the file that is being made ahead",
+        path="store/message_store.py",
+        sound="                await asyncio.wait([self._segment_task])\n            await self.sync()\n",
+        bug="                pass\n            await self.sync()\n",
+        proofs=("unit/store/test_truncation.py",),
+    ),
+    Plant(
+        name="the search for damage goes on where records began before a cut",
+        path="store/scrub.py",
+        sound="self._position = align_down(self._position, self._log.segment_bytes)",
+        bug="pass",
+        proofs=("unit/store/test_truncation.py",),
+    ),
+    Plant(
+        name="a queue file whose last entry is a filler is deleted",
+        path="store/consume_queue.py",
+        sound="if last_log_offset(segments[0]) >= log_begin:",
+        bug="last = self.entry(segments[0].end // QUEUE_UNIT_BYTES - 1)\n"
+        "            if last is not None and last[0] >= log_begin and last[1] != FILLER_SIZE:",
+        proofs=("unit/store/test_store_files.py",),
     ),
     Plant(
         name="a damaged range is healed though nothing around it could be compared",
