@@ -70,6 +70,27 @@ def test_partitions_become_directories_that_readers_understand(tmp_path: Path) -
     assert [row["dt"] for row in rows] == ["2025-01-31"] * 60 + ["2025-02-01"] * 60
 
 
+def test_values_that_share_a_directory_keep_all_their_rows(tmp_path: Path) -> None:
+    tags = [None, "", "a", "__HIVE_DEFAULT_PARTITION__", None, ""]
+    batch = pa.record_batch({"queueOffset": pa.array(range(6), pa.int64()), "tags": pa.array(tags)})
+    options = ParquetOptions(partition_by=("tags",))
+    stager = ParquetStager(tmp_path, batch_id=7, partition_id=3, schema=batch.schema, options=options)
+    stager.write(batch)
+    files = stager.finish()
+    assert [(file.target, file.rows) for file in files] == [
+        ("tags=__HIVE_DEFAULT_PARTITION__/part-00003.parquet", 5),
+        ("tags=a/part-00003.parquet", 1),
+    ]
+    commit_batch(tmp_path, 7, "q", files)
+    assert pq.read_table(tmp_path / "batch=00000007" / files[0].target)["queueOffset"].to_pylist() == [
+        0,
+        1,
+        3,
+        4,
+        5,
+    ]
+
+
 def test_the_names_do_not_depend_on_how_rows_were_cut_into_batches(tmp_path: Path) -> None:
     whole, pieces = _stager(tmp_path / "a", "tags"), _stager(tmp_path / "b", "tags")
     whole.write(_batch(0, 60))

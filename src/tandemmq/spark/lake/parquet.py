@@ -214,9 +214,12 @@ def split_by_partition(batch: Any, partition_by: Sequence[str]) -> Iterator[tupl
         values = [_render_partition(name, value) for value in encoded.dictionary.to_pylist()]
         codes = codes * len(values) + np.asarray(encoded.indices)
         labels.append(values)
-    groups = {_directory(code, labels): np.flatnonzero(codes == code) for code in np.unique(codes).tolist()}
+    # Several values may share a directory: null and an empty text do.
+    groups: dict[str, list[int]] = {}
+    for code in np.unique(codes).tolist():
+        groups.setdefault(_directory(code, labels), []).append(code)
     for directory in sorted(groups):
-        rows = groups[directory]
+        rows = np.flatnonzero(np.isin(codes, groups[directory]))
         yield directory, batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
 
 
