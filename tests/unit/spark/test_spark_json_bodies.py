@@ -125,6 +125,22 @@ def test_rescuing_changes_no_digit() -> None:
     )
 
 
+def test_half_a_character_is_an_ordinary_body() -> None:
+    schema = _schema(n="long", t="string")
+    reason = explain_body(r'{"n": "\ud83d"}', schema)
+    assert reason.encode() == rb'n: expected a whole number (bigint), got "\ud83d"'
+    text, rescue = split_body(rb'{"n": "x\ud83d", "t": "\ude00", "\ud83d": [1.10, {"a": "\ud83d"}]}', schema)
+    assert text == r'{"t":"\ude00"}'
+    assert rescue == '{"n":"x\\ud83d","\N{REPLACEMENT CHARACTER}":[1.10,{"a":"\\ud83d"}]}'
+    assert split_body(rb'{"n": 1, "more": "\ud83d\ude00"}', schema) == ('{"n":1}', '{"more":"😀"}')
+
+
+def test_numbers_that_are_words_are_rescued_as_words() -> None:
+    schema = _schema(d="double", n="long")
+    body = b'{"d": NaN, "n": Infinity, "more": [-Infinity, 1]}'
+    assert split_body(body, schema) == ('{"d":"NaN"}', '{"n":"Infinity","more":["-Infinity",1]}')
+
+
 def test_a_schema_grows_and_keeps_what_it_has() -> None:
     inner = {"type": "struct", "fields": [_long("A"), _long("b")]}
     found = parse_schema(

@@ -359,7 +359,9 @@ def _fits_decimal(value: Any, precision: int, scale: int) -> bool:
 def _mismatch(value: Any, wanted: str, place: str) -> str:
     shown = json.dumps(value, ensure_ascii=False, default=str)
     shown = shown if len(shown) <= 60 else shown[:59] + "…"
-    return f"{place or 'the body'}: expected {wanted}, got {shown}"
+    told = f"{place or 'the body'}: expected {wanted}, got {shown}"
+    # JSON can spell half a character, which no column can hold.
+    return told.encode("utf-8", "backslashreplace").decode()
 
 
 def _as_object(body: bytes | None) -> dict[str, Any] | None:
@@ -428,7 +430,8 @@ def _splitter(schema: StructType) -> Any:
 def split_body(body: bytes | None, schema: StructType) -> tuple[str | None, str | None]:
     """What fits, None where that is the body as it is, and what does not, None where there is nothing."""
     try:
-        value = json.loads((body or b"").decode(), parse_float=Decimal)
+        # Spark reads NaN and its like as words, too; as numbers they would become nulls.
+        value = json.loads((body or b"").decode(), parse_float=Decimal, parse_constant=str)
     except (ValueError, RecursionError):
         return None, None
     if not isinstance(value, dict):
@@ -436,7 +439,31 @@ def split_body(body: bytes | None, schema: StructType) -> tuple[str | None, str 
     fits, rest = _split(value, schema)
     if rest is _NOTHING:
         return None, None
-    return _ENCODER.encode(fits).decode(), _ENCODER.encode(rest).decode()
+    return _encode(fits), _encode(rest)
+
+
+def _encode(value: Any) -> str:
+    try:
+        return _ENCODER.encode(value).decode()
+    except UnicodeEncodeError:
+        return _ENCODER.encode(_escape_halves(value)).decode()
+
+
+def _escape_halves(value: Any) -> Any:
+    """The same value with texts that hold half a character (`\\ud83d` alone) spelled as they came; in a name
+    it becomes U+FFFD.
+    """
+    if isinstance(value, dict):
+        return {_mend(name): _escape_halves(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_escape_halves(item) for item in value]
+    if isinstance(value, str) and _mend(value) != value:
+        return msgspec.Raw(json.dumps(value).encode())
+    return value
+
+
+def _mend(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _split(value: Any, wanted: Any) -> tuple[Any, Any]:
