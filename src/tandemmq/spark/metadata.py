@@ -38,7 +38,7 @@ from tandemmq.protocol.requests.consume import (
 )
 from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION
 from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
-from tandemmq.spark.offsets import Mark, Positions, QueueKey
+from tandemmq.spark.offsets import ANY_BROKER, Mark, Positions, QueueKey, render_queues
 from tandemmq.spark.options import PULL_GROUP, ReadPreference, SourceOptions
 from tandemmq.spark.wire import POOL, UNREACHABLE, BlockingNameServers, accept
 from tandemmq.telemetry import events
@@ -433,6 +433,26 @@ def require_queues(topology: Topology, options: SourceOptions) -> None:
         return
     what = ", ".join(options.topics) or options.topic_pattern or "the assigned queues"
     raise NoRoute(f"no readable queue of {what} is known to {', '.join(options.name_servers)}")
+
+
+def require_named(topology: Topology, options: SourceOptions) -> None:
+    """Raises NoRoute when something is missing that the options name, a topic or an assigned queue; if losses
+    are allowed only when all is.
+    """
+    require_queues(topology, options)
+    there = {queue.topic for queue in topology.queues}
+    known = {known for queue in topology.queues for known in (queue, queue._replace(broker=ANY_BROKER))}
+    missing = [topic for topic in options.topics if topic not in there]
+    missing += [render_queues([queue]) for queue in options.assigned if queue not in known]
+    if not missing:
+        return
+    if not options.fail_on_data_loss:
+        log.warning(events.QUEUES_MISSED, extra={"queues": ", ".join(missing)})
+        return
+    raise NoRoute(
+        f"no readable queue of {', '.join(missing)} is known to {', '.join(options.name_servers)}: the query"
+        " names it, so its messages would be missing. Set failOnDataLoss=false to go on without it."
+    )
 
 
 def wait_before(attempt: int, options: SourceOptions) -> None:

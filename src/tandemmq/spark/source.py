@@ -21,7 +21,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.topic_names import is_system_topic
 from tandemmq.spark.columns import Projection, project_schema, render_ddl, select_columns
-from tandemmq.spark.metadata import QueriedCluster, Topology, require_queues
+from tandemmq.spark.metadata import QueriedCluster, Topology, require_named
 from tandemmq.spark.offsets import OffsetRange, QueueKey
 from tandemmq.spark.options import KAFKA, SourceOptions, parse_options
 from tandemmq.spark.pushdown import CLOCK_SLACK_MS, Pushed, plan_pushdown
@@ -115,7 +115,7 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
         show_warnings()
         options = self._options
         cluster = QueriedCluster(options)
-        require_queues(cluster.describe(), options)
+        require_named(cluster.describe(), options)
         topology, bounds = describe_all(cluster, options)
         begin, end = resolve_range(cluster, topology, bounds, options)
         ranges = [

@@ -504,6 +504,29 @@ def test_a_batch_query_of_an_unknown_topic_fails_at_once(net: FakeNet) -> None:
         _batch().partitions()
 
 
+@pytest.mark.parametrize(
+    ("raw", "missing"),
+    [
+        ({"topic": "T,Typo"}, "Typo"),
+        ({"assign": '{"T": [0, 7]}'}, "T@:7"),
+        ({"assign": '{"T": {"b": [0], "c": [0]}}'}, "T@c:0"),
+    ],
+)
+def test_a_batch_query_does_not_leave_out_what_it_names(
+    net: FakeNet, raw: dict[str, str], missing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    net.add_master(T_0=FakeQueue(0, 2))
+
+    def batch(**more: str) -> TopicReader:
+        return TopicReader(parse_options({"nameserver": "ns:1", **raw, **more}, is_streaming=False), COLUMNS)
+
+    with pytest.raises(NoRoute, match=f"no readable queue of {missing} is known"):
+        batch().partitions()
+    reader = batch(failOnDataLoss="false")
+    assert _rows(reader, reader.partitions()) == [(0, 0), (0, 1)]
+    assert [(r.message, r.queues) for r in caplog.records] == [(events.QUEUES_MISSED, missing)]  # type: ignore[attr-defined]
+
+
 def test_an_empty_batch_query_has_one_task_without_ranges(net: FakeNet) -> None:
     net.add_master(T_0=FakeQueue(0, 0))
     reader = _batch()
