@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from spark_fakes import FakeNet, FakeQueue
 
-from tandemmq.errors import ConfigError
+from tandemmq.errors import ConfigError, OffsetOutOfRange
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, SUMMARY_FILE, batch_dir
-from tandemmq.spark.lake.formats import note_summary
-from tandemmq.spark.lake.view import view_lake
-from tandemmq.spark.offsets import QueueKey, StreamOffset, encode_offset
+from tandemmq.spark.lake.formats import LakeFormat, note_summary
+from tandemmq.spark.lake.view import LakeView, view_lake
+from tandemmq.spark.offsets import Mark, QueueKey, StreamOffset, encode_offset
+from tandemmq.spark.options import parse_options
 from tandemmq.spark.pipelines.audit import AuditOptions, run_audit
 from tandemmq.spark.pipelines.events import SilentReporter
-from tandemmq.spark.pipelines.history import find_seam
+from tandemmq.spark.pipelines.history import Seam, bound_live, find_seam
 from tandemmq.spark.pipelines.replay import ReplayOptions, run_replay
 
 
@@ -71,6 +74,30 @@ def test_bad_records_count_as_far_as_the_lake_has_their_batch(tmp_path: Path) ->
     (batch_dir(tmp_path, 0) / SUMMARY_FILE).write_text('{"rows": 1, "bytes": 1, "batches": [0, 1]}')
     (first, second) = view_lake(tmp_path).pieces
     assert (first.name, len(first.bad_places), second.name) == ("0", 2, "2")
+
+
+def _bound(seam: Seam, **raw: str) -> tuple[dict[int, int], dict[int, int]]:
+    options = parse_options({"nameserver": "ns:1", "topic": "T", **raw}, is_streaming=False)
+    starts, ends = bound_live(options, seam)
+    return tuple({queue.queue_id: at for queue, at in found.items()} for found in (starts, ends))  # type: ignore[return-value]
+
+
+def test_a_topic_made_anew_is_not_taken_for_what_follows_the_lake(net: FakeNet, tmp_path: Path) -> None:
+    queue = FakeQueue(0, 60)
+    net.add_master(T_0=queue, T_1=FakeQueue(0, 10))
+    first, second = (QueueKey("T", "b", number) for number in (0, 1))
+    mark = Mark(queue_offset=49, log_offset=4900, stored_at_ms=2_049)
+    landed = StreamOffset(positions={first: 50, second: 10}, marks={first: mark})
+    seam = Seam(view=LakeView(root=tmp_path, kind=LakeFormat.PARQUET), end=landed)
+    assert _bound(seam) == ({0: 50, 1: 10}, {0: 60, 1: 10})
+    queue.end, queue.time_of = 80, lambda offset: 500_000 + offset
+    with pytest.raises(OffsetOutOfRange, match=r"at queue offset 50, .* another message than was read"):
+        _bound(seam)
+    assert _bound(seam, failOnDataLoss="false") == ({0: 0, 1: 10}, {0: 80, 1: 10})
+    net.queue_counts["T"]["b"] = 1
+    with pytest.raises(OffsetOutOfRange, match=r"T@b:1.* the queue is gone"):
+        _bound(replace(seam, end=replace(landed, marks={})))
+    assert _bound(seam, failOnDataLoss="false") == ({0: 0}, {0: 80})
 
 
 def test_what_is_no_lake_is_refused(tmp_path: Path) -> None:

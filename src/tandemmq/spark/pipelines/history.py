@@ -5,9 +5,9 @@
     orders = history(spark, lake="/data/orders", name_servers="127.0.0.1:9876")
 
 What the lake has is read from its files, everything behind from the brokers. A topic that lost messages
-between the two fails the query unless `failOnDataLoss=false`. Spark's checkpoint says where each batch ends.
-Only batches that are in the lake count, all of one look at it; so a landing that goes on meanwhile changes
-nothing.
+between the two, or was made anew, fails the query unless `failOnDataLoss=false`. Spark's checkpoint says
+where each batch ends. Only batches that are in the lake count, all of one look at it; so a landing that goes
+on meanwhile changes nothing.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tandemmq.errors import ConfigError, TandemError
+from tandemmq.errors import BrokerUnreachable, ConfigError, TandemError
 from tandemmq.spark.columns import COLUMNS
 from tandemmq.spark.lake.view import LakeView, view_lake
-from tandemmq.spark.offsets import Positions, decode_offset, nest_positions
-from tandemmq.spark.options import parse_options
+from tandemmq.spark.offsets import Positions, StreamOffset, decode_offset, nest_positions, render_queues
+from tandemmq.spark.options import SourceOptions, parse_options
 from tandemmq.spark.pipelines.events import BarChart, Reporter, Started, Stopped, Totals, make_batch_done
 from tandemmq.spark.pipelines.lake_job import CHECKPOINT_DIR, read_rows
 from tandemmq.spark.pipelines.runner import Interrupted, Jobs, StopFlag, explain_failure, open_session
@@ -34,10 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seam:
-    """`view`: what is read of the lake; `positions`: of each queue the first offset that it has not."""
+    """`view`: what is read of the lake; `end`: of each queue the first offset that it has not."""
 
     view: LakeView
-    positions: Positions
+    end: StreamOffset
+
+    @property
+    def positions(self) -> Positions:
+        return self.end.positions
 
 
 def find_seam(lake: Path, checkpoint: Path | None = None) -> Seam:
@@ -47,7 +51,7 @@ def find_seam(lake: Path, checkpoint: Path | None = None) -> Seam:
     """
     view = view_lake(lake)
     if view.last_batch is None:
-        return Seam(view=view, positions={})
+        return Seam(view=view, end=StreamOffset())
     directory = checkpoint or lake / CHECKPOINT_DIR
     document = _read_end(directory / "offsets", view.last_batch)
     if document is None:
@@ -55,7 +59,7 @@ def find_seam(lake: Path, checkpoint: Path | None = None) -> Seam:
             f"{directory} does not tell where batch {view.last_batch} of {lake} ends: give the checkpoint of"
             " its landing"
         )
-    return Seam(view=view, positions=decode_offset(document).positions)
+    return Seam(view=view, end=decode_offset(document))
 
 
 def _read_end(offsets: Path, batch: int) -> dict[str, object] | None:
@@ -121,6 +125,30 @@ def _choose_columns(landed: DataFrame | None, columns: Sequence[str], root: Path
     return list(columns) or common
 
 
+def bound_live(options: SourceOptions, seam: Seam) -> tuple[Positions, Positions]:
+    """Where the brokers' part begins in queues that the lake knows, and where it ends in all of them.
+
+    Raises:  OffsetOutOfRange when messages are lost between the two, or the topic was made anew: numbers
+             behind the seam would be of other messages than follow it. BrokerUnreachable when only a slave
+             is there, which shows such a topic.
+    """
+    from tandemmq.spark.metadata import QueriedCluster
+    from tandemmq.spark.resolve import describe_all, find_losses
+
+    cluster = QueriedCluster(options)
+    topology, bounds = describe_all(cluster, options, may_be_absent=bool(seam.positions))
+    known = {queue: at for queue, at in seam.positions.items() if queue.topic in options.topics}
+    end = replace(seam.end, positions=known)
+    losses = find_losses(cluster, topology, bounds, end, options, looks_everywhere=True)
+    if losses.doubted:
+        raise BrokerUnreachable(
+            f"{render_queues(losses.doubted)}: a slave has other messages than were landed, and its master"
+            " does not answer"
+        )
+    starts = {queue: at for queue, at in known.items() if queue not in losses.gone} | dict(losses.moved)
+    return starts, {queue: max(limits.end, starts.get(queue, 0)) for queue, limits in bounds.items()}
+
+
 def _read_live(
     spark: SparkSession,
     source: dict[str, str],
@@ -128,13 +156,7 @@ def _read_live(
     landed: DataFrame | None,
     columns: Sequence[str],
 ) -> DataFrame:
-    from tandemmq.spark.metadata import QueriedCluster
-    from tandemmq.spark.resolve import describe_all
-
-    parsed = parse_options(source, is_streaming=False)
-    _, bounds = describe_all(QueriedCluster(parsed), parsed, may_be_absent=bool(seam.positions))
-    ends = {queue: max(limits.end, seam.positions.get(queue, 0)) for queue, limits in bounds.items()}
-    starts = {queue: at for queue, at in seam.positions.items() if queue.topic in parsed.topics}
+    starts, ends = bound_live(parse_options(source, is_streaming=False), seam)
     types = dict(landed.dtypes) if landed is not None else {name: _TYPES[name][0] for name in columns}
     given = {"startingOffsets": json.dumps(nest_positions(starts))} if starts else {}
     return (
