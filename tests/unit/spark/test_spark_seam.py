@@ -100,6 +100,17 @@ def test_a_topic_made_anew_is_not_taken_for_what_follows_the_lake(net: FakeNet, 
     assert _bound(seam, failOnDataLoss="false") == ({0: 0}, {0: 80})
 
 
+def test_the_brokers_part_is_filtered_as_the_landing_was(net: FakeNet, tmp_path: Path) -> None:
+    net.add_master(T_0=FakeQueue(0, 60))
+    tags = parse_options({"nameserver": "ns:1", "topic": "T", "tags": "a"}, is_streaming=False)
+    end = StreamOffset(positions={QueueKey("T", "b", 0): 50}, filter_hash=tags.filter_hash)
+    seam = Seam(view=LakeView(root=tmp_path, kind=LakeFormat.PARQUET), end=end)
+    assert _bound(seam, tags="a") == ({0: 50}, {0: 60})
+    for other in ({}, {"tags": "b"}, {"filter": "n > 1"}):
+        with pytest.raises(ConfigError, match="differs from the landing's"):
+            _bound(seam, **other)
+
+
 def test_what_is_no_lake_is_refused(tmp_path: Path) -> None:
     options = AuditOptions(topic="T", name_servers="h:1", lakes=(tmp_path,))
     with pytest.raises(ConfigError, match="is no lake"):

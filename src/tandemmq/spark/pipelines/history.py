@@ -128,13 +128,16 @@ def _choose_columns(landed: DataFrame | None, columns: Sequence[str], root: Path
 def bound_live(options: SourceOptions, seam: Seam) -> tuple[Positions, Positions]:
     """Where the brokers' part begins in queues that the lake knows, and where it ends in all of them.
 
-    Raises:  OffsetOutOfRange when messages are lost between the two, or the topic was made anew: numbers
-             behind the seam would be of other messages than follow it. BrokerUnreachable when only a slave
+    Raises:  ConfigError for other tags, or another filter, than the landing's. OffsetOutOfRange when messages
+             are lost between the two, or the topic was made anew: numbers behind the seam would be of other
+             messages than follow it. BrokerUnreachable when only a slave
              is there, which shows such a topic.
     """
     from tandemmq.spark.metadata import QueriedCluster
     from tandemmq.spark.resolve import describe_all, find_losses
 
+    if seam.positions and seam.end.filter_hash != options.filter_hash:
+        raise ConfigError("the option tags or filter differs from the landing's: give the same in options")
     cluster = QueriedCluster(options)
     topology, bounds = describe_all(cluster, options, may_be_absent=bool(seam.positions))
     known = {queue: at for queue, at in seam.positions.items() if queue.topic in options.topics}
