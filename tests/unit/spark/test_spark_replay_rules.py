@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ import pytest
 import tandemmq.spark.sink.writer
 from tandemmq.errors import ConfigError
 from tandemmq.spark.command_watch import parse_time
+from tandemmq.spark.lake.files import claim_lake
+from tandemmq.spark.pipelines.dead_letters import DeadLetterOptions
 from tandemmq.spark.pipelines.replay import ReplayOptions, load_state
 from tandemmq.spark.sink.options import parse_sink_options
 from tandemmq.spark.sink.writer import Pace
@@ -34,6 +38,35 @@ def test_another_plan_is_refused_and_another_rate_is_not(tmp_path: Path) -> None
     load_state(options.state_path, make(tmp_path, rate=7).plan())
     with pytest.raises(ConfigError, match=r"other options \(where\)"):
         load_state(options.state_path, make(tmp_path, where="x = 1").plan())
+
+
+def test_another_lake_or_cluster_has_nothing_done(tmp_path: Path) -> None:
+    one, other, state = tmp_path / "one", tmp_path / "other", tmp_path / "state.json"
+    claim_lake(one, "q1")
+    claim_lake(other, "q2")
+    base = replace(make(one), name_servers="h:1;i:1", state=state)
+    load_state(state, base.plan()).mark("0", 1, 1)
+    moved = tmp_path / "moved"
+    one.rename(moved)
+    for same in (replace(base, lake=moved), replace(base, lake=moved, name_servers="i:1;j:1")):
+        assert load_state(state, same.plan()).rows == 1
+    with pytest.raises(ConfigError, match=r"other options \(lake\)"):
+        load_state(state, replace(base, lake=other).plan())
+    with pytest.raises(ConfigError, match="belongs to the cluster of h:1;i:1, this is k:1"):
+        load_state(state, replace(base, lake=moved, name_servers="k:1").plan())
+    # A file of a version that did not write them down.
+    document = json.loads(state.read_text())
+    del document["plan"]["lake"], document["plan"]["namesrv"]
+    state.write_text(json.dumps(document))
+    assert load_state(state, replace(base, lake=other, name_servers="k:1").plan()).rows == 1
+
+
+def test_the_dead_letters_of_another_cluster_are_not_sent_yet(tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    options = DeadLetterOptions(name_servers="h:1", group="g", resend=True, state=state)
+    load_state(state, options.plan()).mark("%DLQ%g/b/0/7", 1, 1)
+    with pytest.raises(ConfigError, match="belongs to the cluster of h:1"):
+        load_state(state, replace(options, name_servers="i:1").plan())
 
 
 def test_times() -> None:

@@ -29,7 +29,7 @@ from tandemmq.spark.pipelines.events import (
     Totals,
     make_batch_done,
 )
-from tandemmq.spark.pipelines.replay import ReplayState, load_state
+from tandemmq.spark.pipelines.replay import NAME_SERVERS, ReplayState, load_state
 from tandemmq.spark.pipelines.runner import Interrupted, Jobs, StopFlag, explain_failure, open_session, repeat
 from tandemmq.spark.sink.options import parse_sink_options
 
@@ -124,7 +124,7 @@ class DeadLetterOptions:
 
     def plan(self) -> dict[str, str]:
         """What decides where a dead letter goes; which ones are chosen may change from run to run."""
-        return {"group": self.group, "topic": self.to_topic}
+        return {"group": self.group, "topic": self.to_topic, NAME_SERVERS: self.name_servers}
 
 
 def run_dead_letters(options: DeadLetterOptions, reporter: Reporter) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.files import CONTROL_DIR, sync_dir, sync_file
+from tandemmq.spark.lake.files import CONTROL_DIR, read_owner, sync_dir, sync_file
 from tandemmq.spark.lake.view import LakePiece, LakeView, view_lake
 from tandemmq.spark.pipelines.events import Reporter, Started, Stopped, Totals, make_batch_done
 from tandemmq.spark.pipelines.lake_job import read_rows
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 
 PLACE = ("topic", "brokerName", "queueId", "queueOffset")
+NAME_SERVERS = "namesrv"
+"""In a plan: where the messages go. A cluster may get and lose name servers, but not all at once."""
+
 TASKS = 2
 """Senders at a time; the rate is shared out between them."""
 
@@ -71,6 +75,8 @@ class ReplayOptions:
             "until": str(self.end_ms),
             "where": self.where,
             "keys": self.keys.value,
+            "lake": read_owner(self.lake) or "",
+            NAME_SERVERS: self.name_servers,
         }
 
     def sink_options(self) -> dict[str, str]:
@@ -285,7 +291,14 @@ def load_state(path: Path, plan: Mapping[str, str]) -> ReplayState:
         raise ConfigError(f"{path} is no record of a replay: {error}") from error
     if document.get("version") != VERSION:
         raise ConfigError(f"{path} has version {document.get('version')!r}; this version knows {VERSION}")
-    changed = sorted(name for name in plan if document["plan"].get(name) != plan[name])
+    # What an earlier version did not write down cannot be compared.
+    known = {name: str(value) for name, value in document["plan"].items()}
+    changed = sorted(name for name in plan if name in known and not _is_same(name, known[name], plan[name]))
+    if changed == [NAME_SERVERS]:
+        raise ConfigError(
+            f"{path} belongs to the cluster of {known[NAME_SERVERS]}, this is {plan[NAME_SERVERS]}: give"
+            f" another file with --state; or, if it is the same cluster, correct {NAME_SERVERS} in the file"
+        )
     if changed:
         raise ConfigError(
             f"{path} belongs to a replay with other options ({', '.join(changed)}); give them again, or "
@@ -293,3 +306,10 @@ def load_state(path: Path, plan: Mapping[str, str]) -> ReplayState:
         )
     done = {part: (int(rows), int(size)) for part, (rows, size) in document["done"].items()}
     return ReplayState(path=path, plan=plan, done=done)
+
+
+def _is_same(name: str, known: str, wanted: str) -> bool:
+    if name != NAME_SERVERS:
+        return known == wanted
+    one, other = (set(re.split(r"[;,\s]+", text)) for text in (known, wanted))
+    return bool((one & other) - {""})
