@@ -91,6 +91,30 @@ def test_values_that_share_a_directory_keep_all_their_rows(tmp_path: Path) -> No
     ]
 
 
+def test_times_are_in_utc_whatever_the_session_says(tmp_path: Path) -> None:
+    moment = dt.datetime(2025, 1, 31, 23, 30, tzinfo=dt.UTC)
+    local = pa.timestamp("us", "America/New_York")
+    items = pa.list_(pa.struct([("at", local)]))
+    batch = pa.record_batch(
+        {
+            "storeTimestamp": pa.array([moment], local),
+            "json": pa.array(
+                [{"at": moment, "items": [{"at": moment}, None]}],
+                pa.struct([("at", local), ("items", items)]),
+            ),
+            "times": pa.array([[("a", moment)]], pa.map_(pa.string(), local)),
+        }
+    )
+    options = ParquetOptions(partition_by=("dt",))
+    stager = ParquetStager(tmp_path, batch_id=7, partition_id=3, schema=batch.schema, options=options)
+    stager.write(batch)
+    (file,) = stager.finish()
+    assert file.target.startswith("dt=2025-01-31/")
+    table = pq.read_table(tmp_path / file.staged)
+    assert "New_York" not in str(table.schema)
+    assert table.to_pylist() == batch.to_pylist()
+
+
 def test_the_names_do_not_depend_on_how_rows_were_cut_into_batches(tmp_path: Path) -> None:
     whole, pieces = _stager(tmp_path / "a", "tags"), _stager(tmp_path / "b", "tags")
     whole.write(_batch(0, 60))

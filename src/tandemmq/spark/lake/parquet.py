@@ -93,6 +93,7 @@ class ParquetStager:
         self._batch_id = batch_id
         self._partition_id = partition_id
         self._options = options
+        schema = with_utc(schema)
         check_partition_columns(schema.names, options.partition_by)
         left_out = () if options.keeps_partition_columns else options.partition_by
         self._file_schema = pa.schema([f for f in schema if f.name not in left_out])
@@ -104,7 +105,8 @@ class ParquetStager:
         """Adds the rows of one RecordBatch."""
         for directory, rows in split_by_partition(batch, self._options.partition_by):
             file = self._open.get(directory) or self._create(directory)
-            file.pending.append(rows.select(self._file_schema.names))
+            rows = rows.select(self._file_schema.names)
+            file.pending.append(rows if rows.schema == self._file_schema else rows.cast(self._file_schema))
             file.pending_rows += rows.num_rows
             file.pending_bytes += rows.nbytes
             if file.pending_rows >= ROW_GROUP_ROWS or file.pending_bytes >= ROW_GROUP_BYTES:
@@ -196,6 +198,25 @@ def check_partition_columns(names: Sequence[str], partition_by: Sequence[str]) -
             raise ConfigError(f"partition by {name}: it is made from {TIME_COLUMN}, which is not written")
     if partition_by and not set(names) - set(partition_by):
         raise ConfigError("partition by: at least one column must remain in the files")
+
+
+def with_utc(schema: Any) -> Any:
+    """The same columns with times in UTC: Spark names the zone of its session, which tables of Delta and
+    Iceberg refuse, and which would make files of other sessions differ. The instants are the same.
+    """
+    return pa.schema([field.with_type(_in_utc(field.type)) for field in schema])
+
+
+def _in_utc(kind: Any) -> Any:
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_utc(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_field, kind.item_field.with_type(_in_utc(kind.item_type)))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_utc(kind.value_type)))
+    return kind
 
 
 def split_by_partition(batch: Any, partition_by: Sequence[str]) -> Iterator[tuple[str, Any]]:
