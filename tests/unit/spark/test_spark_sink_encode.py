@@ -66,6 +66,25 @@ def test_a_row_becomes_a_message() -> None:
     ]
 
 
+def test_arrows_large_types_say_the_same() -> None:
+    columns = {
+        "body": pa.array([b"one", b"two"], pa.binary()),
+        "keys": pa.array([["k1", None, "k2"], None], pa.list_(pa.string())),
+        "shardingKey": pa.array([b"a", b"k\xc3\xa9"], pa.binary()),
+        "tags": pa.array(["t", None], pa.string()),
+        "properties": pa.array([[("x", "1")], None], pa.map_(pa.string(), pa.string())),
+    }
+    large = {
+        "body": pa.large_binary(),
+        "keys": pa.list_(pa.large_string()),
+        "shardingKey": pa.large_binary(),
+        "tags": pa.large_string(),
+        "properties": pa.map_(pa.large_string(), pa.large_string()),
+    }
+    wide = encode({name: pa.array(column.to_pylist(), large[name]) for name, column in columns.items()})
+    assert [(s.queue, bytes(s.body)) for s in wide] == [(s.queue, bytes(s.body)) for s in encode(columns)]
+
+
 def test_keys_name_the_row_and_repeat() -> None:
     keys = [key.decode() for key in make_keys(PREFIX, 65_534, 4).to_pylist()]
     assert [key[:20] for key in keys] == [PREFIX.decode()] * 4

@@ -208,7 +208,8 @@ def _as_binary(values: Any) -> Any:
 
 def _join_texts(lists: Any) -> Any:
     """Each row's texts with a space between them; those that are null or empty are left out."""
-    texts, rows = lists.flatten(), pc.list_parent_indices(lists)
+    # Spark can be told to use Arrow's large types, which cannot be joined.
+    texts, rows = lists.flatten().cast(pa.string()), pc.list_parent_indices(lists)
     is_there = pc.fill_null(pc.greater(pc.binary_length(texts), 0), False)
     counts = np.bincount(rows.filter(is_there), minlength=len(lists))
     offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])

@@ -112,7 +112,7 @@ def _choose_slots(
             values = values.take(rows)
         if values.null_count == len(values):
             continue
-        if pa.types.is_binary(values.type):
+        if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
             values = _as_text(values)
         encoded = values.dictionary_encode()
         known = queues(topic)
