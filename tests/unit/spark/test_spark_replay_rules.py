@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ import tandemmq.spark.sink.writer
 from tandemmq.errors import ConfigError
 from tandemmq.spark.command_watch import parse_time
 from tandemmq.spark.lake.files import claim_lake
-from tandemmq.spark.pipelines.dead_letters import DeadLetterOptions
+from tandemmq.spark.pipelines.dead_letters import DeadLetterOptions, _tell
 from tandemmq.spark.pipelines.replay import ReplayOptions, load_state
 from tandemmq.spark.sink.options import parse_sink_options
 from tandemmq.spark.sink.writer import Pace
@@ -67,6 +70,23 @@ def test_the_dead_letters_of_another_cluster_are_not_sent_yet(tmp_path: Path) ->
     load_state(state, options.plan()).mark("%DLQ%g/b/0/7", 1, 1)
     with pytest.raises(ConfigError, match="belongs to the cluster of h:1"):
         load_state(state, replace(options, name_servers="i:1").plan())
+
+
+@pytest.fixture
+def new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as zone:
+        zone.setenv("TZ", "America/New_York")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("new_york")
+def test_when_a_letter_died_is_told_in_utc() -> None:
+    row = dict.fromkeys(("origin", "originId", "keys", "error", "body", "reconsumeTimes"))
+    # As Spark's rows tell it.
+    row["storeTimestamp"] = datetime.fromtimestamp(1_700_000_000)  # type: ignore[assignment]
+    assert _tell(row).stored_at == "2023-11-14 22:13:20"
 
 
 def test_times() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -384,7 +385,8 @@ def _show_errors(groups: list[Any]) -> BarChart:
 def _tell(row: Any) -> DeadLetter:
     body = bytes(row["body"] or b"")[:120].decode("utf-8", "replace")
     return DeadLetter(
-        stored_at=row["storeTimestamp"].strftime("%Y-%m-%d %H:%M:%S"),
+        # Spark's rows tell times in the zone of this process, and do not say so.
+        stored_at=row["storeTimestamp"].astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S"),
         origin=row["origin"] or "",
         id=row["originId"] or "",
         keys=row["keys"] or "",
