@@ -95,6 +95,32 @@ def test_compaction_changes_files_and_no_row(kind: LakeFormat, tmp_path: Path) -
     assert offsets(kind, root) == list(range(60))
 
 
+@pytest.mark.skipif(find_spec("pyiceberg") is None, reason="no pyiceberg")
+def test_what_others_write_while_a_table_is_compacted_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tandemmq.spark.lake import iceberg
+
+    root = tmp_path / "lake"
+    for batch in range(3):
+        write_batch(LakeFormat.ICEBERG, root, batch)
+    merge, is_first = iceberg.merge_files, [True]
+
+    def merge_slowly(*args: Any) -> None:
+        merge(*args)
+        if is_first:
+            is_first.clear()
+            # A stream of one's own into the sink takes no lock, nor does who shares a table of a catalog.
+            write_batch(LakeFormat.ICEBERG, root, 3)
+
+    monkeypatch.setattr(iceberg, "merge_files", merge_slowly)
+    compact_lake(root)
+    assert offsets(LakeFormat.ICEBERG, root) == list(range(48))
+    before, after = compact_lake(root)
+    assert after < before
+    assert offsets(LakeFormat.ICEBERG, root) == list(range(48))
+
+
 @pytest.mark.parametrize("kind", ALL)
 def test_old_days_expire_and_the_rest_stays(kind: LakeFormat, tmp_path: Path) -> None:
     root = tmp_path / "lake"

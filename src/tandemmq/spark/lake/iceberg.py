@@ -164,10 +164,12 @@ def _create(root: Path, schema: pa.Schema) -> Table:
 def compact_iceberg(root: Path, target_bytes: int) -> None:
     """One file for each partition and set of columns, one commit per partition with several small ones.
 
-    Files of at least half of `target_bytes` stay as they are.
+    Files of at least half of `target_bytes` stay as they are, and so does a partition to which somebody wrote
+    while its files were merged: it would lose those rows.
     """
     table, data = require_iceberg(root), find_files(root)
-    for (topic, day), files in sorted(_list_partitions(table, data).items()):
+    present, seen = _list_partitions(table, data), table.metadata.current_snapshot_id
+    for (topic, day), files in sorted(present.items()):
         small = [name for name, size in files if size < target_bytes // 2]
         if len(small) < 2:
             continue
@@ -176,9 +178,16 @@ def compact_iceberg(root: Path, target_bytes: int) -> None:
             continue
         kept = [name for name, size in files if size >= target_bytes // 2]
         table.refresh()
+        if table.metadata.current_snapshot_id != seen:
+            present, seen = _list_partitions(table, data), table.metadata.current_snapshot_id
+        if present.get((topic, day)) != files:
+            for name in merged:
+                data.delete(name)
+            continue
         with table.transaction() as change:
             change.delete(f"topic = '{topic}' and {_since(day)} and {_until(day + timedelta(days=1))}")
             change.add_files([data.uri(name) for name in (*kept, *merged)], check_duplicate_files=False)
+        seen = table.metadata.current_snapshot_id
 
 
 def _list_partitions(table: Table, data: DataFiles) -> dict[tuple[str, datetime], list[tuple[str, int]]]:
