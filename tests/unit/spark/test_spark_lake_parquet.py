@@ -91,6 +91,24 @@ def test_values_that_share_a_directory_keep_all_their_rows(tmp_path: Path) -> No
     ]
 
 
+def test_directories_are_spelled_as_spark_reads_them(tmp_path: Path) -> None:
+    tags = ["über/x", "日本", "a%b", "😀"]
+    batch = pa.record_batch({"queueOffset": pa.array(range(4), pa.int64()), "tags": pa.array(tags)})
+    options = ParquetOptions(partition_by=("tags",))
+    stager = ParquetStager(tmp_path, batch_id=7, partition_id=3, schema=batch.schema, options=options)
+    stager.write(batch)
+    files = stager.finish()
+    # Spark's own names: the bytes of "ü" as %C3%BC would be two characters to it.
+    assert {file.target.split("/")[0] for file in files} == {
+        "tags=über%2Fx",
+        "tags=日本",
+        "tags=a%25b",
+        "tags=😀",
+    }
+    commit_batch(tmp_path, 7, "q", files)
+    assert sorted(pq.read_table(tmp_path)["tags"].to_pylist()) == sorted(tags)
+
+
 def test_times_are_in_utc_whatever_the_session_says(tmp_path: Path) -> None:
     moment = dt.datetime(2025, 1, 31, 23, 30, tzinfo=dt.UTC)
     local = pa.timestamp("us", "America/New_York")

@@ -260,5 +260,8 @@ def _partition_values(batch: Any, name: str) -> Any:
 
 
 def _render_partition(name: str, value: object) -> str:
-    text = NULL_PARTITION if value is None or value == "" else quote(str(value), safe=" ,;@+()!~$&-_.")
-    return f"{name}={text}"
+    if value is None or value == "":
+        return f"{name}={NULL_PARTITION}"
+    # Spark takes each %XX for a character, not for a byte of one: so only ASCII may be spelled like that.
+    parts = [char if ord(char) > 0x7F else quote(char, safe=" ,;@+()!~$&-_.") for char in str(value)]
+    return f"{name}={''.join(parts)}"
