@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 from spark_fakes import FakeNet, FakeQueue
 
-from tandemmq.errors import ConfigError, OffsetOutOfRange
+from tandemmq.errors import ConfigError, NoRoute, OffsetOutOfRange
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, SUMMARY_FILE, batch_dir
 from tandemmq.spark.lake.formats import LakeFormat, note_summary
 from tandemmq.spark.lake.view import LakeView, view_lake
 from tandemmq.spark.offsets import Mark, QueueKey, StreamOffset, encode_offset
 from tandemmq.spark.options import parse_options
-from tandemmq.spark.pipelines.audit import AuditOptions, run_audit
+from tandemmq.spark.pipelines.audit import Audit, AuditOptions, run_audit
 from tandemmq.spark.pipelines.events import SilentReporter
 from tandemmq.spark.pipelines.history import Seam, bound_live, find_seam
 from tandemmq.spark.pipelines.replay import ReplayOptions, run_replay
+from tandemmq.spark.pipelines.runner import StopFlag
 
 
 def _write(lake: Path, batch: int, end: int) -> None:
@@ -109,6 +110,18 @@ def test_the_brokers_part_is_filtered_as_the_landing_was(net: FakeNet, tmp_path:
     for other in ({}, {"tags": "b"}, {"filter": "n > 1"}):
         with pytest.raises(ConfigError, match="differs from the landing's"):
             _bound(seam, **other)
+
+
+def test_an_audit_leaves_out_no_topic_that_it_names(net: FakeNet, tmp_path: Path) -> None:
+    net.add_master(T_0=FakeQueue(0, 60))
+
+    def sides(topic: str) -> list[str]:
+        options = AuditOptions(topic=topic, name_servers="ns:1", lakes=(tmp_path,))
+        return [side.name for side in Audit(None, options, SilentReporter(), StopFlag())._find_sides()]  # type: ignore[arg-type]
+
+    assert sides("T") == ["master", f"lake {tmp_path}"]
+    with pytest.raises(NoRoute, match="no readable queue of Typo"):
+        sides("T,Typo")
 
 
 def test_what_is_no_lake_is_refused(tmp_path: Path) -> None:

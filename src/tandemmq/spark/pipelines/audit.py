@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.view import view_lake
-from tandemmq.spark.metadata import Bounds, QueriedCluster, require_queues
+from tandemmq.spark.metadata import Bounds, QueriedCluster, require_named
 from tandemmq.spark.offsets import QueueKey
 from tandemmq.spark.options import SourceOptions, parse_options
 from tandemmq.spark.pipelines.audit_events import (
@@ -203,7 +203,7 @@ class Audit:
         if options.name_servers:
             source = self._source_options()
             topology = QueriedCluster(source).describe()
-            require_queues(topology, source)
+            require_named(topology, source)
             ids = sorted({number for replicas in topology.replicas.values() for number in replicas})
             sides = [Side(name=f"slave {n}" if n else "master", replica=n) for n in ids]
         sides += [Side(name=f"store {path}", store=path, broker=broker) for broker, path in options.stores]
