@@ -87,7 +87,7 @@ def test_bad_bodies_are_kept_apart_with_their_reason_and_are_messages_all_the_sa
     lake_spark: Any, cluster: Any, tmp_path: Path, run_pipeline: Callable[..., list[dict[str, Any]]]
 ) -> None:
     first = [b'{"n":7,"n":8,"in":{"A":1,"A":2}}', b'{"N":1,"in":{"a":5}}', b'{"n":9,"in":{"A":1}}']
-    bad = [b"no json", b"[1]", b"\xff\xfe", b"\x00"]
+    bad = [b"no json", b"[1]", b"\xff\xfe", b"\x00", b'{"n":1}\n{"n":2}', b'{"n":3} x']
     with BlockingProducer("spark-tests", cluster.namesrv) as producer:
         for body in first:
             producer.send(Message(topic="Parsed", body=body))
@@ -118,6 +118,7 @@ def test_bad_bodies_are_kept_apart_with_their_reason_and_are_messages_all_the_sa
     assert reasons[b"[1]"] == "the body: expected an object, got [1]"
     assert reasons[b"\xff\xfe"].startswith("not UTF-8")
     assert reasons[b"no json"].startswith("no JSON: ")
+    assert reasons[b'{"n":1}\n{"n":2}'].startswith("no JSON: Extra data")
 
     told = read_topic(
         lake_spark, cluster.namesrv, "ParsedBad", columns="msgId,tags,properties,body"

@@ -11,6 +11,7 @@ from tandemmq.errors import ConfigError
 from tandemmq.spark.pipelines.json_bodies import (
     choose_spellings,
     explain_body,
+    find_more,
     merge_schemas,
     parse_schema,
     split_body,
@@ -133,6 +134,15 @@ def test_half_a_character_is_an_ordinary_body() -> None:
     assert text == r'{"t":"\ude00"}'
     assert rescue == '{"n":"x\\ud83d","\N{REPLACEMENT CHARACTER}":[1.10,{"a":"\\ud83d"}]}'
     assert split_body(rb'{"n": 1, "more": "\ud83d\ude00"}', schema) == ('{"n":1}', '{"more":"😀"}')
+
+
+def test_more_than_one_object_is_no_json() -> None:
+    assert find_more('{"n": 1}{"n": 2}') == "no JSON: Extra data: line 1 column 9 (char 8)"
+    assert find_more('{"n": 1}\n{"n": 2}\n') == "no JSON: Extra data: line 2 column 1 (char 9)"
+    assert find_more('{"n": 1} x') == "no JSON: Extra data: line 1 column 10 (char 9)"
+    # What Spark reads though it is no JSON stays good.
+    for text in ('{"n": "}{"}', " {} \n", "{'n': 1}", None):
+        assert find_more(text) is None
 
 
 def test_numbers_that_are_words_are_rescued_as_words() -> None:

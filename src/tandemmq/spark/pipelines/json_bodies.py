@@ -50,6 +50,9 @@ BAD_COLUMN = "badReason"
 SCHEMA_FILE = "json-schema.json"
 _CORRUPT = "_tandemmq_corrupt"
 _OF_STREAMS = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "startingOffsets", "group", "commitProgress")
+_MAY_BE_MORE = r"\}\s*\{|[^}\s]\s*\z"
+"""Texts that may be more than one object; a text in an object may hold `}{`, too."""
+
 _WHOLE_BITS = {"byte": 8, "short": 16, "integer": 32, "long": 64}
 _NUMBER_WORDS = ("NaN", "INF", "Infinity", "+INF", "+Infinity", "-INF", "-Infinity")
 _TIMES = ("timestamp", "timestamp_ntz", "date")
@@ -242,19 +245,40 @@ def parse_bodies(frame: DataFrame, schema: StructType, *, is_rescued: bool = Fal
 
     read = StructType([*schema.fields]).add(_CORRUPT, StringType())
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    text = f.col("body").cast("string")
-    if is_rescued:
-        frame, text = add_rescue(frame, schema), f.col("text")
-    parsed = f.from_json(text, read, options)
+    frame = (
+        add_rescue(frame, schema) if is_rescued else frame.withColumn("text", f.col("body").cast("string"))
+    )
+    parsed = f.from_json("text", read, options)
     is_bad = f.col("parsed").isNull() | f.col(f"parsed.{_CORRUPT}").isNotNull()
     explain = f.arrow_udf(_explainer(schema), "string")
+    find_more = f.arrow_udf(_find_more, "string")
     bad_body = f.when(is_bad, f.coalesce(f.col("body").cast("binary"), f.lit(b"")))
+    # Spark reads the first object of a body and passes over what is behind it.
+    doubtful = f.when(~is_bad & f.col("text").rlike(_MAY_BE_MORE), f.col("text"))
     return (
         frame.withColumn("parsed", parsed)
-        .withColumn(JSON_COLUMN, f.when(~is_bad, f.col("parsed").dropFields(_CORRUPT)))
-        .withColumn(BAD_COLUMN, explain(bad_body))
+        .withColumn(BAD_COLUMN, f.coalesce(explain(bad_body), find_more(doubtful)))
+        .withColumn(JSON_COLUMN, f.when(f.col(BAD_COLUMN).isNull(), f.col("parsed").dropFields(_CORRUPT)))
         .drop("parsed", "text")
     )
+
+
+def _find_more(texts: pa.Array) -> pa.Array:
+    """Why texts that begin with a JSON object are no JSON, if there is more behind it; else null."""
+    return pa.array([find_more(text) for text in texts.to_pylist()], pa.string())
+
+
+def find_more(text: str | None) -> str | None:
+    """What is wrong with a text that has more than one JSON value; None for any other."""
+    if text is None:
+        return None
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return f"no JSON: {error}" if error.msg == "Extra data" else None
+    except (ValueError, RecursionError):
+        pass
+    return None
 
 
 def _explainer(schema: StructType) -> Any:
