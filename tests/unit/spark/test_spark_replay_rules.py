@@ -8,15 +8,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
 import tandemmq.spark.sink.writer
 from tandemmq.errors import ConfigError
 from tandemmq.spark.command_watch import parse_time
-from tandemmq.spark.lake.files import claim_lake
+from tandemmq.spark.lake.files import SUMMARY_FILE, batch_dir, claim_lake
+from tandemmq.spark.lake.view import view_lake
 from tandemmq.spark.pipelines.dead_letters import DeadLetterOptions, _tell
-from tandemmq.spark.pipelines.replay import ReplayOptions, load_state
+from tandemmq.spark.pipelines.events import SilentReporter
+from tandemmq.spark.pipelines.replay import Replay, ReplayOptions, load_state
+from tandemmq.spark.pipelines.runner import StopFlag
 from tandemmq.spark.sink.options import parse_sink_options
 from tandemmq.spark.sink.writer import Pace
 
@@ -41,6 +45,35 @@ def test_another_plan_is_refused_and_another_rate_is_not(tmp_path: Path) -> None
     load_state(options.state_path, make(tmp_path, rate=7).plan())
     with pytest.raises(ConfigError, match=r"other options \(where\)"):
         load_state(options.state_path, make(tmp_path, where="x = 1").plan())
+
+
+def test_a_compaction_in_the_middle_of_a_replay_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    monkeypatch.setattr(Replay, "_send", lambda self, view, piece, *args, **more: sent.append(piece.name))
+    options = make(tmp_path)
+    state = load_state(options.state_path, options.plan())
+    replay = Replay(None, options, state, SilentReporter(), StopFlag())  # type: ignore[arg-type]
+
+    def send_all(*ranges: tuple[int, int]) -> None:
+        for batch, last in ranges:
+            directory = batch_dir(tmp_path, batch)
+            directory.mkdir(exist_ok=True)
+            (directory / "part.parquet").touch()
+            summary = {"rows": 1, "bytes": 1, "batches": [batch, last]}
+            (directory / SUMMARY_FILE).write_text(json.dumps(summary))
+        assert replay._send_all(view_lake(tmp_path)) == ("done", "")
+
+    for batch in (0, 1):
+        state.mark(str(batch), 1, 1)
+    send_all((0, 0), (1, 1), (2, 2))
+    assert sent == ["2"]
+    # What was sent as a whole may become one; batches without rows have no directory.
+    rmtree(batch_dir(tmp_path, 1))
+    send_all((0, 1), (2, 2))
+    with pytest.raises(ConfigError, match="batch 0, which is sent, now holds those up to 2"):
+        send_all((0, 2), (3, 3))
 
 
 def test_another_lake_or_cluster_has_nothing_done(tmp_path: Path) -> None:

@@ -33,11 +33,13 @@ class LakePiece:
 
     `name` says which it is, to a replay that remembers what it has sent. `places`: what Spark is to read,
     files (paths or addresses) or the directory of a batch; `bad_places`: the same of `_bad_records`.
+    `last`: of a batch that upkeep has made of several the number of the last one, else its own.
     """
 
     name: str
     places: tuple[Path | str, ...] = ()
     bad_places: tuple[Path, ...] = ()
+    last: int = -1
 
     @property
     def is_batch(self) -> bool:
@@ -127,7 +129,12 @@ def _add_bad_records(
             home = next((other for other, covered in ranges.items() if batch in covered), batch)
             bad.setdefault(home, []).append(batch_dir(bad_root, batch))
     return tuple(
-        LakePiece(name=str(batch), places=tuple(good.get(batch, ())), bad_places=tuple(bad.get(batch, ())))
+        LakePiece(
+            name=str(batch),
+            places=tuple(good.get(batch, ())),
+            bad_places=tuple(bad.get(batch, ())),
+            last=ranges.get(batch, range(batch, batch + 1))[-1],
+        )
         for batch in sorted({*good, *bad})
     )
 

@@ -155,7 +155,8 @@ class Replay:
     def _send_all(self, view: LakeView) -> tuple[str, str]:
         """How it ended: `done`, `signal` or `error`, and the error.
 
-        Raises:  ConfigError for a lake that was compacted meanwhile: some of it would be sent twice.
+        Raises:  ConfigError for a lake that was compacted meanwhile: some of it would be sent twice, or not
+                 at all.
         """
         waiting = [piece for piece in view.pieces if piece.name not in self._state.done]
         gone = set(self._state.done) - {piece.name for piece in view.pieces}
@@ -163,6 +164,15 @@ class Replay:
             raise ConfigError(
                 f"{view.root} was compacted since this replay began: it cannot go on without sending twice"
             )
+        # Batches are sent in their order, so all up to the last that is done are.
+        last_done = max((int(name) for name in self._state.done if name.isdecimal()), default=-1)
+        for piece in view.pieces:
+            if piece.name in self._state.done and piece.last > last_done >= 0:
+                raise ConfigError(
+                    f"{view.root} was compacted since this replay began: batch {piece.name}, which is sent,"
+                    f" now holds those up to {piece.last}, which are not. Begin anew with another --state:"
+                    " what is sent again has the same unique keys"
+                )
         try:
             for number, piece in enumerate(waiting):
                 self._send(view, piece, number, left=len(waiting) - number - 1)
