@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 from tandemmq.errors import ConfigError
 from tandemmq.spark.command import app
 from tandemmq.spark.lake import merge
-from tandemmq.spark.lake.files import CommitOutcome, batch_dir, list_batches
+from tandemmq.spark.lake.files import BAD_RECORDS_DIR, CommitOutcome, batch_dir, list_batches
 from tandemmq.spark.lake.formats import LakeFormat, commit_files, list_live_files, plan_files
 from tandemmq.spark.lake.merge import merge_batches
 from tandemmq.spark.lake.parquet import ParquetStager
 from tandemmq.spark.lake.upkeep import check_lake, compact_lake, expire_lake
+from tandemmq.spark.lake.view import view_lake
 from tandemmq.spark.pipelines.lake_job import hold_directory
 
 NOW = datetime(2025, 1, 10, 12, tzinfo=UTC)
@@ -134,6 +135,19 @@ def test_old_days_expire_and_the_rest_stays(kind: LakeFormat, tmp_path: Path) ->
     compact_lake(root)
     assert offsets(kind, root) == kept
     assert check_lake(root).faults == ()
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_bad_records_expire_with_the_rest(kind: LakeFormat, tmp_path: Path) -> None:
+    root, bad = tmp_path / "lake", tmp_path / "lake" / BAD_RECORDS_DIR
+    for batch in range(3):
+        write_batch(LakeFormat.PARQUET, bad, batch)
+        write_batch(kind, root, batch)
+    expire_lake(root, 1, now=NOW)
+    assert offsets(LakeFormat.PARQUET, bad) == [n for n in range(36) if n % 3 < 2 or n >= 24]
+    expire_lake(root, 0, now=NOW + timedelta(days=9))
+    assert offsets(LakeFormat.PARQUET, bad) == list(range(24, 36))
+    assert [len(piece.bad_places) for piece in view_lake(root).pieces if piece.bad_places] == [1]
 
 
 @pytest.mark.parametrize("step", ["before exchange", "after exchange"])

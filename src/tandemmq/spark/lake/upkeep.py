@@ -15,7 +15,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.files import batch_dir, list_batches, read_owner, read_summary, staging_dir
+from tandemmq.spark.lake.files import (
+    BAD_RECORDS_DIR,
+    batch_dir,
+    list_batches,
+    read_owner,
+    read_summary,
+    staging_dir,
+)
 from tandemmq.spark.lake.formats import LakeFormat, find_kind, list_live_files
 from tandemmq.spark.lake.home import DataFiles, find_files
 from tandemmq.spark.lake.merge import EXPIRED_MARK, TARGET_BYTES, data_files, merge_batches
@@ -69,13 +76,17 @@ def compact_lake(root: Path, *, target_bytes: int = TARGET_BYTES) -> tuple[int, 
 
 
 def expire_lake(root: Path, days: int, *, now: datetime | None = None) -> int:
-    """How many files went: those with rows stored before the last `days` days (UTC) only, and orphans."""
+    """How many files went: those with rows stored before the last `days` days (UTC) only, of `_bad_records`,
+    too, and orphans.
+    """
     kind = require_kind(root)
     today = (now or datetime.now(UTC)).replace(hour=0, minute=0, second=0, microsecond=0)
     before = today - timedelta(days=days)
     with nullcontext() if kind is LakeFormat.DELTA else hold_directory(root):
+        bad = root / BAD_RECORDS_DIR
+        gone = _expire_files(bad, before) + (0 if kind is LakeFormat.DELTA else _discard_staged(bad))
         if kind is LakeFormat.PARQUET:
-            return _expire_files(root, before)
+            return gone + _expire_files(root, before) + _discard_staged(root)
         count = len(list_live_files(kind, root))
         if kind is LakeFormat.DELTA:
             from tandemmq.spark.lake.delta import expire_delta
@@ -85,7 +96,7 @@ def expire_lake(root: Path, days: int, *, now: datetime | None = None) -> int:
             from tandemmq.spark.lake.iceberg import expire_iceberg
 
             expire_iceberg(root, before)
-        return count - len(list_live_files(kind, root)) + _remove_orphans(kind, root)
+        return gone + count - len(list_live_files(kind, root)) + _remove_orphans(kind, root)
 
 
 def check_lake(root: Path) -> LakeState:
@@ -149,10 +160,15 @@ def _expire_files(root: Path, before: datetime) -> int:
             (directory / EXPIRED_MARK).touch()
             path.unlink()
             count += 1
-    for path in staging_dir(root).glob("*.staged") if staging_dir(root).is_dir() else ():
-        path.unlink()
-        count += 1
     return count
+
+
+def _discard_staged(root: Path) -> int:
+    """Removes what killed tasks have left; nobody may be writing."""
+    staged = list(staging_dir(root).glob("*.staged")) if staging_dir(root).is_dir() else []
+    for path in staged:
+        path.unlink()
+    return len(staged)
 
 
 def _newest_row(path: Path) -> datetime | None:

@@ -125,7 +125,7 @@ def _add_bad_records(
     bad: dict[int, list[Path]] = {}
     bad_root = root / BAD_RECORDS_DIR
     for batch in list_batches(bad_root):
-        if last is not None and batch <= last:
+        if last is not None and batch <= last and _has_files(batch_dir(bad_root, batch)):
             home = next((other for other, covered in ranges.items() if batch in covered), batch)
             bad.setdefault(home, []).append(batch_dir(bad_root, batch))
     return tuple(
