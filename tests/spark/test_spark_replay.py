@@ -41,6 +41,16 @@ def test_a_replay_sends_once_and_repeats_with_the_same_keys(
         reason="done", rows_total=450, bytes_total=sum(len(body) for body in bodies[1::2])
     )
     assert not [event for event in _replay(spark, options) if isinstance(event, BatchDone)]
+    # Those of each queue are in their order.
+    for queue in range(4):
+        before, after = (
+            [bytes(row.body) for row in rows.where(f"queueId = {queue}").orderBy("queueOffset").collect()]
+            for rows in (
+                read_topic(spark, cluster.namesrv, "ReplayFrom", tags="b"),
+                read_topic(spark, cluster.namesrv, "ReplayTo"),
+            )
+        )
+        assert before == after, queue
 
     # As if it had been killed before the last batch was written down.
     document = json.loads(options.state_path.read_text())

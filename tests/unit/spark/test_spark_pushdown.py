@@ -166,6 +166,8 @@ def test_tags_are_asked_of_the_broker(net: FakeNet) -> None:
     assert len(rest) == 1
     assert {row["tags"] for row in rows} == {"a"}
     assert {row["tags"] for row in _rows([In(("tags",), ("a", "b"))], tags="b || c")[0]} == {"b"}
+    # A condition that no wanted tag fulfils must not take the option's place: Spark would keep its rows.
+    assert {row["tags"] for row in _rows([EqualTo(("tags",), "a")], tags="b || c")[0]} <= {"b", "c"}
 
 
 def test_a_key_is_looked_up_and_what_is_not_indexed_yet_is_read(net: FakeNet) -> None:

@@ -6,12 +6,15 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from spark_fakes import FakeNet, FakeQueue
 
 from tandemmq.errors import ConfigError, NoRoute, OffsetOutOfRange
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, SUMMARY_FILE, batch_dir
 from tandemmq.spark.lake.formats import LakeFormat, note_summary
+from tandemmq.spark.lake.parquet import ParquetOptions, ParquetStager
+from tandemmq.spark.lake.sink import LakeWriter, TaskFiles
 from tandemmq.spark.lake.view import LakeView, view_lake
 from tandemmq.spark.offsets import Mark, QueueKey, StreamOffset, encode_offset
 from tandemmq.spark.options import parse_options
@@ -75,6 +78,22 @@ def test_bad_records_count_as_far_as_the_lake_has_their_batch(tmp_path: Path) ->
     (batch_dir(tmp_path, 0) / SUMMARY_FILE).write_text('{"rows": 1, "bytes": 1, "batches": [0, 1]}')
     (first, second) = view_lake(tmp_path).pieces
     assert (first.name, len(first.bad_places), second.name) == ("0", 2, "2")
+
+
+def test_a_batch_of_bad_records_alone_is_a_batch_of_the_lake(tmp_path: Path) -> None:
+    rows = pa.record_batch({"body": [b"no json"], "badReason": ["no JSON"]})
+    options = ParquetOptions()
+    for batch in (0, 1):
+        bad = tmp_path / BAD_RECORDS_DIR
+        stager = ParquetStager(bad, batch_id=batch, partition_id=0, schema=rows.schema, options=options)
+        stager.write(rows)
+        task = TaskFiles(query_id="q", files=(), bad_files=stager.finish())
+        writer = LakeWriter(tmp_path, partition_by=(), compression="zstd", bad_column="badReason")
+        writer.commit([task], batch)
+        _write(tmp_path, batch, 10 * (batch + 1))
+    seam = find_seam(tmp_path)
+    assert [(piece.name, len(piece.bad_places)) for piece in seam.view.pieces] == [("0", 1), ("1", 1)]
+    assert seam.positions == {QueueKey("T", "b", 0): 20}
 
 
 def _bound(seam: Seam, **raw: str) -> tuple[dict[int, int], dict[int, int]]:

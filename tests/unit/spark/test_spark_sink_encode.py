@@ -85,6 +85,15 @@ def test_arrows_large_types_say_the_same() -> None:
     assert [(s.queue, bytes(s.body)) for s in wide] == [(s.queue, bytes(s.body)) for s in encode(columns)]
 
 
+def test_what_lies_behind_a_null_map_is_of_no_row() -> None:
+    whole = pa.array([[("a", "1")], [("b", "2")], [("c", "3")]], pa.map_(pa.string(), pa.string()))
+    _, offsets, *_ = whole.buffers()
+    pairs = pa.StructArray.from_arrays([whole.keys, whole.items], fields=list(whole.type.field(0).type))
+    masked = pa.Array.from_buffers(whole.type, 3, [pa.py_buffer(b"\x05"), offsets], children=[pairs])
+    (shipment,) = encode({"body": pa.array([b"1", b"2", b"3"]), "properties": masked})
+    assert [sorted(set(found) - {"UNIQ_KEY"}) for _, _, found in unpack(shipment)] == [["a"], [], ["c"]]
+
+
 def test_keys_name_the_row_and_repeat() -> None:
     keys = [key.decode() for key in make_keys(PREFIX, 65_534, 4).to_pylist()]
     assert [key[:20] for key in keys] == [PREFIX.decode()] * 4
