@@ -9,6 +9,7 @@ import pytest
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.pipelines.json_bodies import (
+    as_object,
     choose_spellings,
     explain_body,
     find_more,
@@ -36,6 +37,18 @@ def test_of_names_that_differ_in_case_the_commonest_stays() -> None:
     assert objects == [{"in": {"A": 1}}, {"id": 2, "in": {}}, {"id": 3, "l": [{"a": 1}, {}]}]
     assert left_out == ("ID", "Id", "in.a", "l.A")
     assert choose_spellings([{"n": 1}]) == ([{"n": 1}], ())
+
+
+def test_a_body_nested_too_deeply_does_not_keep_others_from_a_schema() -> None:
+    deep = b'{"a":' + b"[" * 700 + b"]" * 700 + b"}"
+    assert [as_object(body) for body in (deep, deep.decode(), b'{"a": [[1]]}', '{"b": 2}', b"[]", None)] == [
+        None,
+        None,
+        {"a": [[1]]},
+        {"b": 2},
+        None,
+        None,
+    ]
 
 
 def test_a_schema_with_names_that_no_column_can_hold_is_refused() -> None:

@@ -184,7 +184,7 @@ def infer_schema(spark: SparkSession, source: Mapping[str, str]) -> tuple[Struct
     # A sample needs neither all topics nor all messages.
     own = {**own, "columns": "body", "failOnDataLoss": "false"}
     frame = spark.read.format("tandemmq").options(**own).load().limit(SAMPLE_ROWS)
-    found = [value for row in frame.collect() if (value := _as_object(row.body)) is not None]
+    found = [value for row in frame.collect() if (value := as_object(row.body)) is not None]
     if not found:
         raise ConfigError("no JSON objects in the topic to infer a schema from; give one with --json-schema")
     objects, left_out = choose_spellings(found)
@@ -390,13 +390,20 @@ def _mismatch(value: Any, wanted: str, place: str) -> str:
     return told.encode("utf-8", "backslashreplace").decode()
 
 
-def _as_object(body: bytes | None) -> dict[str, Any] | None:
-    """The body if it is a JSON object; of a name that it repeats the last one."""
+def as_object(body: bytes | str | None) -> dict[str, Any] | None:
+    """The body if it is a JSON object that a schema can be told from; of a name that it repeats the last
+    one.
+    """
     try:
-        value = json.loads((body or b"").decode())
+        value = json.loads(body.decode() if isinstance(body, (bytes, bytearray)) else body or "")
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and _is_within(value, NESTED_MAX) else None
+
+
+def _is_within(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(_is_within(item, levels - 1) for item in inner)
 
 
 def show_bad_records(root: Path) -> ReportTable:
@@ -422,6 +429,9 @@ def show_bad_records(root: Path) -> ReportTable:
 # batch that is repeated after a kill is split into good and bad rows as it was before.
 
 RESCUE_COLUMN = "jsonRescue"
+NESTED_MAX = 100
+"""Values within so many others have no part in a schema: reading them would end in a RecursionError."""
+
 GROW_SAMPLE = 2_000
 """So many rescued values of a batch are looked at."""
 
@@ -541,7 +551,8 @@ def _read_texts(files: DataFiles, names: Iterable[str]) -> Iterator[str]:
 
 def grow_schema(spark: SparkSession, schema: StructType, rescued: Sequence[str]) -> StructType:
     """The schema with the names that were rescued; the same one when those were all known."""
-    objects, _ = choose_spellings([json.loads(text) for text in rescued])
+    found = [value for text in rescued if (value := as_object(text)) is not None]
+    objects, _ = choose_spellings(found)
     if not objects:
         return schema
     texts = [json.dumps(value) for value in objects]
