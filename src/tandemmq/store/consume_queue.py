@@ -268,7 +268,7 @@ class ConsumeQueue:
     @property
     def begin_log_offset(self) -> int:
         """Where the record of the first entry lies that is no filler; -1 without one."""
-        return self._first_real(self.min_offset)[1]
+        return self.first_real(self.min_offset)[1]
 
     @property
     def unwritten_bytes(self) -> int:
@@ -457,22 +457,24 @@ class ConsumeQueue:
             low = max(low, self._log.segments[0].base // QUEUE_UNIT_BYTES)
         while low < high:
             middle = (low + high) // 2
-            at, log_offset = self._first_real(middle)
+            at, log_offset = self.first_real(middle)
             assert at >= middle, (self, middle, at)
             if at >= high or log_offset >= log_begin:
                 high = middle
             else:
                 low = at + 1
-        self.min_offset = self._first_real(low)[0]
+        self.min_offset = self.first_real(low)[0]
         assert self.min_offset <= self.max_offset, self
 
-    def _first_real(self, queue_offset: int) -> tuple[int, int]:
-        """Queue offset and log offset of the first entry from `queue_offset` on that is no filler."""
+    def first_real(self, queue_offset: int, log_begin: int = 0) -> tuple[int, int]:
+        """Queue offset and log offset of the first entry from `queue_offset` on that is no filler, and whose
+        record lies at `log_begin` or behind it.
+        """
         while queue_offset < self.max_offset:
             units = np.frombuffer(self.entries(queue_offset, SCAN_UNITS), dtype=ENTRY)
             if not len(units):
                 break
-            is_real = units["size"] != FILLER_SIZE
+            is_real = (units["size"] != FILLER_SIZE) & (units["log_offset"] >= log_begin)
             if is_real.any():
                 index = int(is_real.argmax())
                 return queue_offset + index, int(units["log_offset"][index])

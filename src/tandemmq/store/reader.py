@@ -454,13 +454,35 @@ class Reader:
         if queue is None:
             return 0
         low, high = queue.min_offset, queue.max_offset
-        # Store times rise with the offset; an unreadable entry (-1) is an old one.
+        # Store times rise with the offset.
         target = time_ms + 1 if upper else time_ms
         while low < high:
             middle = (low + high) // 2
-            if self._stored_at(queue, middle) < target:
-                low = middle + 1
+            at, stored_at_ms = self._first_stored(queue, middle)
+            assert at >= middle, (queue, middle, at)
+            if at < high and stored_at_ms < target:
+                low = at + 1
             else:
                 high = middle
         assert queue.min_offset <= low <= queue.max_offset, (queue, low)
         return max(low - 1, queue.min_offset) if upper else low
+
+    def _first_stored(self, queue: ConsumeQueue, offset: int) -> tuple[int, int]:
+        """The first queue offset from `offset` on whose record can be read, and when that was stored; the
+        queue's max and -1 without one. Fillers and damaged records say nothing of those around them.
+        """
+        stored_at_ms = self._stored_at(queue, offset)  # mostly that is it
+        if stored_at_ms >= 0:
+            return offset, stored_at_ms
+        readable = self._log.begin
+        while offset < queue.max_offset:
+            offset, log_offset = queue.first_real(offset, readable)
+            stored_at_ms = self._log.stored_at(log_offset)
+            if stored_at_ms >= 0:
+                return offset, stored_at_ms
+            damaged = self._log.damaged.find(log_offset, log_offset + 1)
+            if damaged is not None:
+                readable = damaged.end
+            else:
+                offset += 1
+        return queue.max_offset, -1

@@ -396,3 +396,39 @@ async def test_a_range_whose_file_expires_while_it_is_healed_is_forgotten(turn: 
     assert await store.heal(fetch) == 0
     rig.disk.offload = offload  # type: ignore[method-assign]
     await store.close()
+
+
+@pytest.mark.parametrize("is_filler", [False, True])
+@pytest.mark.parametrize("damaged", [range(3, 5), range(6), range(5, 8), range(2, 8)])
+async def test_a_damaged_message_does_not_hide_those_around_it_from_a_search_by_time(
+    damaged: range, is_filler: bool
+) -> None:
+    """Whatever the search looks at first: no readable message of the wanted time is passed over."""
+    rig = Rig(commit_log_file_bytes=FILE_BYTES, flush_mode=FlushMode.SYNC_FLUSH)
+    store = await rig.open()
+    for number in range(8):
+        rig.put(store, record(b"%03d" % number))
+        await rig.clock.pass_time(1)
+    rig.stores.append(store)
+    size = store.get("T", 0, 0, count_max=1).bytes
+    start = store.stored_at("T", 0, 0)
+    times = {number: store.stored_at("T", 0, number) for number in range(8)}
+    places = [place(rig, number) for number in damaged]
+    if is_filler:
+        await store.close()
+        without_queues(rig)
+    for at in places:
+        flip(rig, at + FIELDS["offset"])
+    if is_filler:
+        store = await rig.open()
+    else:
+        await store.scrub(0, store.max_log_offset)
+    assert sum(end - begin for begin, end, _ in store.damaged_ranges) == len(damaged) * size
+    kept = [number for number in times if number not in damaged]
+    for time_ms in range(start - 500, start + 9000, 500):
+        first = store.offset_by_time("T", 0, time_ms)
+        assert [n for n in kept if n >= first] == [n for n in kept if times[n] >= time_ms]
+        last = store.offset_by_time("T", 0, time_ms, upper=True)
+        before = [n for n in kept if times[n] <= time_ms]
+        assert last == (before[-1] if before else store.queue_min("T", 0))
+    await store.close()
