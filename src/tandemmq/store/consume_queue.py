@@ -45,7 +45,9 @@ def pack_entries(log_offsets: Ints, sizes: Ints, tag_hashes: Ints) -> bytes:
 
 
 def units_below(segment: Segment, log_offset: int) -> int:
-    """How many entries of a file, from its start without a gap, are well-formed and of records below."""
+    """How many entries of a file, from its start without a gap, are well-formed and of records below; fillers
+    count where such an entry follows.
+    """
     first, size, _ = UNIT.unpack(segment.file.pread(0, QUEUE_UNIT_BYTES))
     if size <= 0 or (first >= log_offset and size != FILLER_SIZE):
         return 0
@@ -55,7 +57,14 @@ def units_below(segment: Segment, log_offset: int) -> int:
     # A torn offset above 4 GiB can look like a small one, but then it is not above those before it.
     is_falling = offsets < np.maximum.accumulate(offsets)
     is_bad = (offsets < 0) | (units["size"] <= 0) | ((offsets >= log_offset) | is_falling) & ~is_filler
-    return int(is_bad.argmax()) if is_bad.any() else len(units)
+    is_good = ~is_filler[: int(is_bad.argmax()) if is_bad.any() else len(units)]
+    return len(is_good) - int(is_good[::-1].argmax()) if is_good.any() else 0
+
+
+def head_fillers(segment: Segment) -> int:
+    """How many fillers a file begins with."""
+    is_filler = np.frombuffer(segment.file.pread(0, segment.size), dtype=ENTRY)["size"] == FILLER_SIZE
+    return len(is_filler) if is_filler.all() else int(is_filler.argmin())
 
 
 def torn_units(segment: Segment, count: int) -> int:
@@ -401,16 +410,23 @@ class ConsumeQueue:
         self._tail = bytearray()
 
     def truncate(self, log_end: int) -> int:
-        """Drop entries whose records end behind `log_end`; how many. All must be in the files."""
+        """Drop entries whose records end behind `log_end`; how many. All must be in the files.
+
+        Fillers behind the last entry that is kept go, too: what stands for a record that is cut would be in
+        the way of another record.
+        """
         assert self._written == self.max_offset
         before = self.max_offset
         first = self.first_offset
-        end = self.max_offset
-        while end > first:
-            entry = self.entry(end - 1)
-            if entry is not None and (entry[1] == FILLER_SIZE or entry[0] + entry[1] <= log_end):
-                break
-            end -= 1
+        end = at = self.max_offset
+        while at > first:
+            entry = self.entry(at - 1)
+            if entry is None or entry[1] != FILLER_SIZE:
+                if entry is not None and entry[0] + entry[1] <= log_end:
+                    end = at
+                    break
+                end = at - 1
+            at -= 1
         if end < before:
             self._cut(end * QUEUE_UNIT_BYTES, self._log.segment_bytes)
             self.min_offset = min(self.min_offset, end)
@@ -423,16 +439,22 @@ class ConsumeQueue:
 
         Whatever is below was synced long ago. Behind it a power cut may have left any part of what was
         written: holes, halves of entries, files that had been deleted. All must be in the files.
+
+        Fillers say nothing of the records before them, so those behind the last entry that is kept go; the
+        scan puts them there again. Where none is kept, the queue begins behind its first fillers, as before.
         """
         assert self._written == self.max_offset
+        segments = self._log.segments
         end = 0
-        for segment in reversed(self._log.segments):
+        for segment in reversed(segments):
             # A first entry lies in one sector, so it is whole or missing; others may be torn.
             count = units_below(segment, log_offset)
+            if not count and segment is segments[0]:
+                count = head_fillers(segment)
             end = segment.base + count * QUEUE_UNIT_BYTES
             if count:
                 break
-        if self._log.segments:
+        if segments:
             self._cut(end, self._log.segment_bytes)
             self._note_end()
             self.min_offset = min(self.min_offset, self.max_offset)

@@ -65,10 +65,10 @@ async def test_a_hole_many_files_before_the_end_of_a_queue_is_filled() -> None:
     await store.close()
 
 
-def queue_with(entries: bytes) -> ConsumeQueue:
+def queue_with(*files: bytes) -> ConsumeQueue:
     disk = MemoryDisk()
-    file = disk.create(QUEUE / f"{0:020d}", 200)
-    file.pwrite(0, (entries,))
+    for number, entries in enumerate(files):
+        disk.create(QUEUE / f"{number * 200:020d}", 200).pwrite(0, (entries,))
     queue = ConsumeQueue(("T", 0), QUEUE, 200, OpenFiles(disk, 8), is_schedule=False)
     queue.load(stale_bytes_max=200)
     return queue
@@ -94,6 +94,20 @@ def test_fillers_are_no_reason_for_distrust() -> None:
     queue = queue_with(UNIT.pack(100, 100, 0) + FILLER * 2 + UNIT.pack(200, 100, 0))
     queue.distrust(10_000)
     assert (queue.max_offset, queue.end_log_offset) == (4, 300)
+
+
+def test_fillers_before_a_dropped_entry_are_no_reason_for_trust() -> None:
+    """Neither in its file, nor where a file begins with them."""
+    real = [UNIT.pack(100 * n, 100, 0) for n in range(30)]
+    within = queue_with(b"".join(real[:3]) + FILLER * 2 + real[5])
+    within.distrust(300)
+    assert (within.max_offset, within.end_log_offset) == (3, 300)
+    file_of_others = queue_with(b"".join(real[:10]), FILLER * 2 + b"".join(real[12:15]))
+    file_of_others.distrust(400)
+    assert (file_of_others.max_offset, file_of_others.end_log_offset) == (4, 400)
+    begun_there = queue_with(FILLER * 2 + b"".join(real[2:4]))
+    begun_there.distrust(100)
+    assert (begun_there.max_offset, begun_there.end_log_offset) == (2, -1)
 
 
 async def test_bytes_that_were_perhaps_never_synced_are_written_again() -> None:

@@ -265,10 +265,32 @@ def test_fillers_at_the_end_do_not_hide_which_records_are_there() -> None:
     queue.put_at(1, 10, 10, 8)
     queue.put_at(5, 20, 10, 9)
     queue.write()
-    queue.truncate(20)
+    disk.open(DIRECTORY / offset_file_name(0)).pwrite(100, (bytes(20),))  # a power cut took the last one
+    queue = reloaded(disk)
     assert (queue.max_offset, queue.end_log_offset) == (5, 20)
     assert queue.put_at(1, 10, 10, 8) == queue.put_at(5, 20, 10, 9) == 0
     assert queue.entry(1) == (10, 10, 8)
+
+
+def test_a_cut_takes_the_fillers_behind_what_is_kept_along() -> None:
+    """The next record may have the number of one of them. Behind its first fillers a queue begins, though."""
+    disk = MemoryDisk()
+    queue = queue_on(disk)
+    queue.put_at(0, 0, 10, 7)
+    queue.put_at(1, 10, 10, 8)
+    queue.put_at(5, 20, 10, 9)
+    queue.put_at(6, 30, 10, 9)
+    queue.write()
+    assert queue.truncate(30) == 1
+    assert queue.truncate(29) == 4
+    assert (queue.max_offset, queue.next_offset, queue.end_log_offset) == (2, 2, 20)
+    assert queue.put_at(3, 20, 10, 10) == 1
+    assert [queue.entry(n) for n in (0, 1, 3)] == [(0, 10, 7), (10, 10, 8), (20, 10, 10)]
+    late = queue_on(MemoryDisk())
+    late.put_at(23, 5000, 10, 7)
+    late.write()
+    assert late.truncate(4000) == 1
+    assert (late.min_offset, late.max_offset, late.end_log_offset) == (23, 23, -1)
 
 
 def test_a_queue_that_begins_late_is_filled_from_the_start_of_its_file() -> None:

@@ -342,6 +342,43 @@ async def test_damage_that_is_cut_off_is_none_of_what_comes_in_its_place() -> No
     await store.close()
 
 
+@pytest.mark.parametrize("damaged", [(5, 6), (8,), (3, 5, 8)])
+async def test_a_cut_takes_what_stands_for_damaged_messages_along(damaged: tuple[int, ...]) -> None:
+    """Their fillers would be in the way of the new master's messages, and of those that were kept."""
+    new = TermRig()
+    master = await new.open(role=BrokerRole.ASYNC_MASTER)
+    new.put(master, *(record(b"kept %d" % n) for n in range(3)))
+    point = master.max_log_offset
+    new.put(master, *(record(b"new %d" % n) for n in range(4)))
+    rig = TermRig()
+    old = await rig.open(role=BrokerRole.ASYNC_MASTER)
+    rig.put(old, *(record(b"kept %d" % n) for n in range(3)), *(record(b"cut %d" % n) for n in range(7)))
+    await old.save_epochs(BEFORE)
+    places = [log_offset for log_offset, _, _ in old.queue_entries("T", 0, 0, 10)]
+    await old.close()
+    rig.kill()
+    queue = ROOT / "consumequeue" / "T" / "0"
+    for name in rig.disk.list(queue):
+        rig.disk.remove(queue / name)  # so that it is built anew, with fillers
+    rig.disk.remove(queue)
+    rig.disk.remove(queue.parent)
+    for number in damaged:
+        rig.disk.open(ROOT / "commitlog" / f"{0:020d}").pwrite(places[number] + 4, (b"####",))
+    slave = await rig.open(role=BrokerRole.SLAVE)
+    assert slave.damaged_ranges
+    await slave.cut(places[2] if 3 in damaged else point, AFTER, "a newer term")
+    begin = slave.max_log_offset
+    slave.append_raw(begin, bytes(master.log_view(begin, 4096)))
+    await rig.clock.pass_time(1)
+    assert bodies(slave) == bodies(master)
+    assert slave.queue_min("T", 0) == 0
+    await slave.close()
+    slave = await rig.open(role=BrokerRole.SLAVE)
+    assert bodies(slave) == bodies(master)
+    await slave.close()
+    await master.close()
+
+
 async def test_a_file_that_is_made_ahead_is_waited_for_before_a_cut() -> None:
     """Else it comes to stand behind a gap, and no start takes up such a log."""
     rig = TermRig()
