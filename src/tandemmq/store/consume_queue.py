@@ -234,6 +234,8 @@ class ConsumeQueue:
         if queue_offset >= self.max_offset:
             self.put_at(queue_offset, log_offset, size, tag_hash)
             return
+        if self._written < self.tail_start:
+            self.write()  # the fillers that the queue begins with are nowhere yet
         old = self.entry(queue_offset)
         if old is None or (old[1] != FILLER_SIZE and not replaces):
             return

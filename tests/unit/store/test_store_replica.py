@@ -290,3 +290,36 @@ async def test_store_times_do_not_fall_when_a_slave_becomes_master() -> None:
     assert slave.stored_at("T", 2, 1) == newest_ms
     await master.close()
     await slave.close()
+
+
+async def test_the_first_message_of_a_queue_is_healed_right_behind_the_second_one() -> None:
+    """Its filler is not in a file yet, and the entry must stand there all the same."""
+    rig, slave_rig = Rig(), Rig(**SLAVE, flush_mode=FlushMode.SYNC_FLUSH)
+    master = await master_with(rig, 6)
+    first = master.max_log_offset
+    rig.put(master, record(b"first", topic="New"))
+    slave = await slave_rig.open()
+    copy(master, slave)
+    await slave_rig.clock.pass_time(1)
+    await slave.close()
+    slave_rig.disk.open(ROOT / "commitlog" / f"{0:020d}").pwrite(first + 4, (b"####",))
+    queue = ROOT / "consumequeue" / "New" / "0"
+    slave_rig.disk.remove(queue / f"{0:020d}")
+    slave_rig.disk.remove(queue)
+    slave = await slave_rig.open()
+    assert [begin for begin, _, _ in slave.damaged_ranges] == [first]
+    rig.put(master, record(b"second", topic="New"))
+    copy(master, slave)
+    await slave_rig.clock.pass_time(0.01)
+    assert bodies(slave, "New") == [b"second"]
+
+    async def fetch(log_offset: int, size: int) -> bytes:
+        return bytes(master.log_view(log_offset, size))
+
+    assert await slave.heal(fetch) == 0
+    assert bodies(slave, "New") == [b"first", b"second"]
+    await slave.close()
+    slave = await slave_rig.open()
+    assert bodies(slave, "New") == [b"first", b"second"]
+    await slave.close()
+    await master.close()
