@@ -249,7 +249,8 @@ class Dispatcher:
             checked = check_record(view, position - base, log_offset=position, check_crc=False)
             outcome = checked.outcome
             if outcome is RecordOutcome.BLANK:
-                return base + self._log.segment_bytes
+                # A part of it may be all that has come yet.
+                return base + len(view) if len(view) == self._log.segment_bytes else position
             if outcome is not RecordOutcome.OK:
                 if outcome not in (RecordOutcome.TRUNCATED, RecordOutcome.END):
                     self._stop(position, outcome)

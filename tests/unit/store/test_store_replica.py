@@ -323,3 +323,31 @@ async def test_the_first_message_of_a_queue_is_healed_right_behind_the_second_on
     assert bodies(slave, "New") == [b"first", b"second"]
     await slave.close()
     await master.close()
+
+
+@pytest.mark.parametrize("role", [BrokerRole.SLAVE, BrokerRole.ASYNC_MASTER])
+async def test_a_part_of_the_end_of_a_file_is_no_end_yet(role: BrokerRole) -> None:
+    """A chunk may end in a BLANK, too: a slave that stops or leads then goes on before it."""
+    rig, slave_rig = Rig(), Rig(**SLAVE, flush_mode=FlushMode.SYNC_FLUSH)
+    master = await rig.open()
+    while master.max_log_offset < 4096:
+        blank = master.max_log_offset
+        rig.put(master, record(b"x" * 300))
+    assert 4096 - blank > 100
+    slave = await slave_rig.open()
+    copy(master, slave, end=blank + 20)
+    await slave_rig.clock.pass_time(0.1)
+    assert slave.dispatched.value == blank
+    if role is BrokerRole.SLAVE:
+        await slave.close()
+        slave = await slave_rig.open()
+        copy(master, slave)
+        await slave_rig.clock.pass_time(0.1)
+        assert bodies(slave) == bodies(master)
+    else:
+        slave.set_role(role)
+        slave_rig.put(slave, record(b"new"))
+        await slave_rig.clock.pass_time(0.1)
+        assert bodies(slave) == [*bodies(master)[:-1], b"new"]
+    await slave.close()
+    await master.close()
