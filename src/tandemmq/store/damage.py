@@ -35,6 +35,8 @@ from tandemmq.units import GIB, MIB
 
 DAMAGED_RANGES_MAX = 1024
 COPIES_BYTES_MAX = GIB
+DAMAGED = "damaged"
+"""Why messages are refused while a start has found damage that is there still."""
 BLANK_SOUND_MS = -1
 """A BLANK has no store time."""
 SEAL_TOPIC = "TANDEM_DAMAGED_LOG"
@@ -104,7 +106,11 @@ class DamagedRanges:
 
     def drop_below(self, log_begin: int) -> None:
         """Forget what is not in the log any more."""
-        self._ranges = [damaged for damaged in self._ranges if damaged.end > log_begin]
+        self._ranges = [
+            damaged._replace(begin=max(damaged.begin, log_begin))
+            for damaged in self._ranges
+            if damaged.end > log_begin
+        ]
 
     def drop_behind(self, log_end: int) -> None:
         """Forget what was cut off: other bytes will stand there."""

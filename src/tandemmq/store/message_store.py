@@ -36,7 +36,7 @@ from tandemmq.store.commit_log import CommitLog, Warmth
 from tandemmq.store.confirm import AckTable, OnDone
 from tandemmq.store.consume_queue import UNIT, ConsumeQueue
 from tandemmq.store.consume_queues import ConsumeQueues, QueueKey
-from tandemmq.store.damage import DamagedRange
+from tandemmq.store.damage import DAMAGED, DamagedRange
 from tandemmq.store.dispatcher import Dispatcher, DispatchListener
 from tandemmq.store.failed_writes import FailStopClock
 from tandemmq.store.flusher import PAGE_BYTES
@@ -78,7 +78,6 @@ _CLOSED = "closed"
 _FAILED = "failed"
 _ROLE = "role"
 _DOUBT = "doubt"
-_DAMAGED = "damaged"
 _FEW_COPIES = "few copies"
 
 
@@ -276,7 +275,7 @@ class MessageStore:
         self._end_cut()
         self._marks.write_abort()
         if recovered.has_damage:
-            self._admission.block(_DAMAGED, self._damage_remark())
+            self._admission.block(DAMAGED, self._damage_remark())
         self._connect()
         self._assert_marks()
         self._is_open = True
@@ -804,7 +803,7 @@ class MessageStore:
         assert self.appended.value == point, (self.appended.value, point)
         self._log.cut_at(point)
         if not self._log.damaged:
-            self._admission.unblock(_DAMAGED)
+            self._admission.unblock(DAMAGED)
         for queue in self._queues:
             queue.write()
         self._queues.truncate(point)
@@ -949,7 +948,7 @@ class MessageStore:
                     self._writers.flusher.fail(error)
                     raise FlushFailed(f"fsync failed, the store must be recovered: {error}") from error
         if not self._log.damaged:
-            self._admission.unblock(_DAMAGED)
+            self._admission.unblock(DAMAGED)
         elif failure is not None:
             raise failure
         return len(self._log.damaged)

@@ -21,6 +21,7 @@ from tandemmq.runtime.ports import Clock, Disk, TimerHandle
 from tandemmq.store.admission import Admission
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queues import ConsumeQueues
+from tandemmq.store.damage import DAMAGED
 from tandemmq.store.key_indexes import KeyIndexes
 from tandemmq.store.options import StoreOptions
 from tandemmq.store.watermarks import Watermark
@@ -161,6 +162,8 @@ class Cleaner:
         begin = self._log.begin
         assert begin <= self._log.end, (begin, self._log.end)
         self._log.damaged.drop_below(begin)
+        if not self._log.damaged:
+            self._admission.unblock(DAMAGED)
         for queue in self._queues:
             queue.drop_files_below(begin)
             queue.raise_min(begin)

@@ -10,7 +10,7 @@ from store_rig import ROOT, Rig, record
 
 from tandemmq.errors import Corrupt, ServiceNotAvailable
 from tandemmq.protocol.record import decode_records, record_size
-from tandemmq.store import FlushMode, GetStatus, MessageStore
+from tandemmq.store import FlushMode, GetStatus, MessageStore, PutStatus
 from tandemmq.store.retention import HOUR_MS
 
 LOG = ROOT / "commitlog"
@@ -431,4 +431,46 @@ async def test_a_damaged_message_does_not_hide_those_around_it_from_a_search_by_
         last = store.offset_by_time("T", 0, time_ms, upper=True)
         before = [n for n in kept if times[n] <= time_ms]
         assert last == (before[-1] if before else store.queue_min("T", 0))
+    await store.close()
+
+
+async def test_messages_are_taken_again_when_the_damage_has_expired() -> None:
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    await filled(rig, 280)
+    at = place(rig, 10)
+    await rig.stores[-1].close()
+    flip(rig, at + 95)
+    store = await rig.open()
+    await rig.clock.pass_time(11)
+    with pytest.raises(ServiceNotAvailable, match="damaged"):
+        store.append([record()], lambda _: None)
+    rig.clock._start_ms += 30 * 24 * HOUR_MS
+    assert store.clean(at_any_hour=True) > 0
+    assert store.damaged_ranges == ()
+    assert rig.put(store, record(b"new")) == [PutStatus.PUT_OK]
+    await store.close()
+
+
+async def test_what_is_left_of_a_range_whose_first_file_is_forced_out_is_healed() -> None:
+    """Nothing sound lies between the two files: they are one range."""
+    rig = Rig(commit_log_file_bytes=FILE_BYTES, clean_forcibly_enable=True, delete_file_count_max=1)
+    await filled(rig, 280)
+    number = next(n for n in range(280) if place(rig, n) == FILE_BYTES)
+    last = place(rig, number - 1)
+    await rig.stores[-1].close()
+    sound = log_bytes(rig)
+    rig.disk.open(LOG / f"{0:020d}").pwrite(last + 4, (bytes(FILE_BYTES - last - 4),))
+    flip(rig, FILE_BYTES + 95)
+    store = await rig.open()
+    ((begin, end, _),) = store.damaged_ranges
+    assert begin == last < FILE_BYTES < end
+    await rig.clock.pass_time(11)
+    room, rig.disk.total_bytes = rig.disk.total_bytes, 1
+    assert store.clean() == 1
+    rig.disk.total_bytes = room
+    assert store.clean() == 0
+    assert [(begin, end) for begin, end, _ in store.damaged_ranges] == [(FILE_BYTES, end)]
+    assert await healed(store, sound) == 0
+    assert read(store) == list(range(number, 280))
+    assert rig.put(store, record(b"280")) == [PutStatus.PUT_OK]
     await store.close()
