@@ -414,8 +414,8 @@ class ConsumeQueue:
     def truncate(self, log_end: int) -> int:
         """Drop entries whose records end behind `log_end`; how many. All must be in the files.
 
-        Fillers behind the last entry that is kept go, too: what stands for a record that is cut would be in
-        the way of another record.
+        Fillers before an entry that goes do so, too: what stands for a record that is cut would be in the way
+        of another record. Others keep numbers that were given out (a repair puts them there).
         """
         assert self._written == self.max_offset
         before = self.max_offset
@@ -425,7 +425,7 @@ class ConsumeQueue:
             entry = self.entry(at - 1)
             if entry is None or entry[1] != FILLER_SIZE:
                 if entry is not None and entry[0] + entry[1] <= log_end:
-                    end = at
+                    end = at if end < before else before
                     break
                 end = at - 1
             at -= 1

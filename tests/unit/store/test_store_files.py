@@ -282,7 +282,8 @@ def test_a_cut_takes_the_fillers_behind_what_is_kept_along() -> None:
     queue.put_at(6, 30, 10, 9)
     queue.write()
     assert queue.truncate(30) == 1
-    assert queue.truncate(29) == 4
+    assert queue.truncate(29) == 4  # with the fillers 2, 3 and 4
+    assert queue.truncate(29) == 0
     assert (queue.max_offset, queue.next_offset, queue.end_log_offset) == (2, 2, 20)
     assert queue.put_at(3, 20, 10, 10) == 1
     assert [queue.entry(n) for n in (0, 1, 3)] == [(0, 10, 7), (10, 10, 8), (20, 10, 10)]
