@@ -46,17 +46,22 @@ class Plant:
         return reasons
 
 
-def flip_bit(log: Path, body: bytes) -> None:
-    """Changes one bit in the middle of a body in the files of a CommitLog."""
+def find_middle(log: Path, body: bytes) -> tuple[Path, int]:
+    """Where the middle of a body lies in the files of a CommitLog."""
     for path in sorted(log.iterdir()):
-        data = path.read_bytes()
-        at = data.find(body)
+        at = path.read_bytes().find(body)
         if at >= 0:
-            with path.open("r+b") as file:
-                file.seek(at + len(body) // 2)
-                file.write(bytes([body[len(body) // 2] ^ 1]))
-            return
+            return path, at + len(body) // 2
     raise AssertionError(f"no file of {log} holds {body!r}")
+
+
+def flip_bit(path: Path, at: int) -> None:
+    """Changes one bit of a file; a second time changes it back."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        (old,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([old ^ 1]))
 
 
 def copy_lake(lake: Path, target: Path) -> Path:

@@ -32,7 +32,7 @@ from proof_brokers import BROKER, Brokers, running_brokers
 from proof_counts import Counts, count_lake, read_numbers
 from proof_formats import Declarative, FormatFailed, run_connect
 from proof_pipelines import PipelineProof
-from proof_plants import Plant, copy_lake, cut_record, double_file, flip_bit
+from proof_plants import Plant, copy_lake, cut_record, double_file, find_middle, flip_bit
 from proof_processes import Event, Pipeline, Standalone, kill, standalone
 from proof_publisher import Publisher
 from proof_silence import SilenceProof
@@ -269,14 +269,15 @@ class Proof:
         doubled = copy_lake(self.lake, self._directory / "doubled")
         number = self._chance.randrange(self._publisher.sent)
         # The file of the running slave, whose pages it shares.
-        flip_bit(self._brokers.store("slave") / "commitlog", b"%012d" % number)
+        place = find_middle(self._brokers.store("slave") / "commitlog", b"%012d" % number)
+        flip_bit(*place)
         plants = [
             Plant(side="slave 1", problem="differs", differing=1),
             Plant(side=f"lake {cut}", problem="missing", missing=1, place=cut_record(cut)),
             Plant(side=f"lake {doubled}", problem="repeated", repeated=double_file(doubled)),
         ]
         self._check_plants([cut, doubled, self.lake], plants, healthy={"master", f"lake {self.lake}"})
-        flip_bit(self._brokers.store("slave") / "commitlog", _flipped(b"%012d" % number))
+        flip_bit(*place)
 
     def _audit_behind(self) -> None:
         brokers = self._brokers
@@ -370,11 +371,6 @@ class Proof:
 
 def _is_batch(event: Event, at_least: int) -> bool:
     return bool(event["event"] == "batch" and event["batch"] >= at_least)
-
-
-def _flipped(body: bytes) -> bytes:
-    middle = len(body) // 2
-    return body[:middle] + bytes([body[middle] ^ 1]) + body[middle + 1 :]
 
 
 def prove(directory: Path, options: argparse.Namespace) -> int:
