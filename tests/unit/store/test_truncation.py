@@ -445,6 +445,7 @@ async def test_what_is_cut_while_it_is_healed_stays_cut(turn: int) -> None:
 
     rig.disk.offload = cut_in_between  # type: ignore[method-assign,assignment]
     assert await store.heal(fetch) == 0
+    rig.disk.offload = offload  # type: ignore[method-assign]
     assert len(cuts) == (turn < 4), "the heal takes so many turns"
     await asyncio.gather(*cuts)
     assert store.damaged_ranges == ()
