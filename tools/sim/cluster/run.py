@@ -39,7 +39,7 @@ class Summary:
     seed_count: int = 0
     acknowledged_count: int = 0
     virtual_s: float = 0.0
-    processor_s: dict[int, float] = field(default_factory=dict)
+    life_s: dict[int, float] = field(default_factory=dict)
     settle_s: dict[int, float] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
@@ -49,7 +49,7 @@ class Summary:
 
     def add(self, result: SeedResult) -> None:
         self.seed_count += 1
-        self.processor_s[result.seed] = result.processor_s
+        self.life_s[result.seed] = result.virtual_s
         self.settle_s[result.seed] = result.settle_s
         self.acknowledged_count += result.acknowledged_count
         self.virtual_s += result.virtual_s
@@ -73,7 +73,7 @@ class Summary:
         """The report; the verdict last."""
         counts = ", ".join(f"{name}: {count}" for name, count in sorted(self.counts.items()))
         yield f"virtual time: {self.virtual_s / 3600:.1f} h; {counts}"
-        yield f"most processor time: {_longest(self.processor_s)}"
+        yield f"longest lives: {_longest(self.life_s)}"
         bound = f"longest to settle, of {SETTLE_TIMEOUT_S:.0f} s at most"
         yield f"nearest to failing ({bound}): {_longest(self.settle_s)}"
         if self.failed:

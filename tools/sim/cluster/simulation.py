@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import time
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -44,7 +43,6 @@ class SeedResult:
     virtual_s: float = 0.0
     settle_s: float = 0.0
     """Virtual time from the end of the trouble until everybody had everything."""
-    processor_s: float = 0.0
     digest: int = 0
 
 
@@ -97,7 +95,6 @@ class Simulation:
         logger.setLevel(logging.ERROR)
         was_collecting = gc.isenabled()
         gc.disable()  # when finalizers run must not depend on how much memory others use
-        begun_s = time.process_time()
         try:
             run_simulated(self._main)
         except Exception:  # noqa: BLE001 (whatever it is, it is a finding)
@@ -109,7 +106,6 @@ class Simulation:
             if was_collecting:
                 gc.enable()
             gc.collect()
-            self.result.processor_s = time.process_time() - begun_s
         return self.result
 
     async def _main(self, loop: SimLoop) -> None:
