@@ -98,9 +98,11 @@ class Link:
         if self._server is not None:
             self._server.close()
         await self._cut()
+        await _take_turns()  # what was accepted just now begins, so that it can be ended
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await _take_turns()  # connections close a turn after they were aborted
 
     async def _cut(self) -> None:
         self._is_cut = True
@@ -192,6 +194,11 @@ class Links:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _take_turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 def _set_event() -> asyncio.Event:
