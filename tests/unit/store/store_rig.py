@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,34 @@ def bodies(
         assert len(records) == result.count
         found += [r.body for r in records]
         at = result.next_offset
+
+
+async def heal_disturbed(
+    rig: Rig, store: MessageStore, sound: bytes, turn: int, disturb: Callable[[], Awaitable[object]]
+) -> int:
+    """How many damaged ranges are left of a heal from `sound`, the bytes of the log. `disturb` happens before
+    the work of the disk that follows the fetch after `turn` others, if there are so many.
+    """
+    offload = rig.disk.offload
+    turns_left = -1
+
+    async def fetch(log_offset: int, size: int) -> bytes:
+        nonlocal turns_left
+        turns_left = turn
+        return sound[log_offset : log_offset + size]
+
+    async def disturb_in_turn(fn: Callable[..., object], *args: Any) -> object:
+        nonlocal turns_left
+        turns_left -= 1
+        if turns_left == -1:
+            await disturb()
+        return await offload(fn, *args)
+
+    rig.disk.offload = disturb_in_turn  # type: ignore[method-assign,assignment]
+    try:
+        return await store.heal(fetch)
+    finally:
+        rig.disk.offload = offload  # type: ignore[method-assign]
 
 
 def stored(store: MessageStore, log_offset: int) -> Any:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
-from store_rig import ROOT, Rig, record
+from store_rig import ROOT, Rig, heal_disturbed, record
 
 from tandemmq.errors import Corrupt, ServiceNotAvailable
 from tandemmq.protocol.record import decode_records, record_size
@@ -302,8 +299,8 @@ async def test_what_was_healed_survives_a_power_cut(has_queues: bool) -> None:
     await store.close()
 
 
-async def test_a_range_that_retention_takes_while_it_is_fetched_is_over() -> None:
-    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+async def damaged_store(rig: Rig) -> tuple[MessageStore, bytes]:
+    """A store of several files with one message in the first one damaged, and the log as it was before."""
     await filled(rig, 280)
     at = place(rig, 10)
     await rig.stores[-1].close()
@@ -311,6 +308,12 @@ async def test_a_range_that_retention_takes_while_it_is_fetched_is_over() -> Non
     flip(rig, at + 95)
     store = await rig.open()
     await rig.clock.pass_time(11)
+    return store, sound
+
+
+async def test_a_range_that_retention_takes_while_it_is_fetched_is_over() -> None:
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    store, sound = await damaged_store(rig)
     deleted: list[int] = []
 
     async def fetch(log_offset: int, size: int) -> bytes:
@@ -369,32 +372,13 @@ async def test_nothing_is_written_from_a_copy_that_does_not_fit(how: str) -> Non
 @pytest.mark.parametrize("turn", range(4))
 async def test_a_range_whose_file_expires_while_it_is_healed_is_forgotten(turn: int) -> None:
     rig = Rig(commit_log_file_bytes=FILE_BYTES)
-    await filled(rig, 280)
-    at = place(rig, 10)
-    await rig.stores[-1].close()
-    sound = log_bytes(rig)
-    flip(rig, at + 95)
-    store = await rig.open()
-    await rig.clock.pass_time(11)
-    offload = rig.disk.offload
-    turns_left = -1
+    store, sound = await damaged_store(rig)
 
-    async def fetch(log_offset: int, size: int) -> bytes:
-        nonlocal turns_left
-        turns_left = turn
-        return sound[log_offset : log_offset + size]
+    async def expire() -> None:
+        rig.clock._start_ms += 30 * 24 * HOUR_MS
+        assert store.clean(at_any_hour=True)
 
-    async def clean_in_between(fn: Callable[..., object], *args: Any) -> object:
-        nonlocal turns_left
-        turns_left -= 1
-        if turns_left == -1:
-            rig.clock._start_ms += 30 * 24 * HOUR_MS
-            assert store.clean(at_any_hour=True)
-        return await offload(fn, *args)
-
-    rig.disk.offload = clean_in_between  # type: ignore[method-assign,assignment]
-    assert await store.heal(fetch) == 0
-    rig.disk.offload = offload  # type: ignore[method-assign]
+    assert await heal_disturbed(rig, store, sound, turn, expire) == 0
     await store.close()
 
 
@@ -436,12 +420,7 @@ async def test_a_damaged_message_does_not_hide_those_around_it_from_a_search_by_
 
 async def test_messages_are_taken_again_when_the_damage_has_expired() -> None:
     rig = Rig(commit_log_file_bytes=FILE_BYTES)
-    await filled(rig, 280)
-    at = place(rig, 10)
-    await rig.stores[-1].close()
-    flip(rig, at + 95)
-    store = await rig.open()
-    await rig.clock.pass_time(11)
+    store, _ = await damaged_store(rig)
     with pytest.raises(ServiceNotAvailable, match="damaged"):
         store.append([record()], lambda _: None)
     rig.clock._start_ms += 30 * 24 * HOUR_MS

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.store.store_rig import ROOT, Rig, bodies, options, record
+from tests.unit.store.store_rig import ROOT, Rig, bodies, heal_disturbed, options, record
 
 from sim.memory import MemoryDisk, NoFault
 from tandemmq.errors import LogDiverged, ServiceNotAvailable, StoreError, TandemError
@@ -425,27 +425,14 @@ async def test_what_is_cut_while_it_is_healed_stays_cut(turn: int) -> None:
     file.pwrite(at + 4, (b"####",))
     await store.scrub(0, store.max_log_offset)
     store.set_role(BrokerRole.SLAVE)
-    offload = rig.disk.offload
-    turns_left = -1
     cuts: list[asyncio.Task[None]] = []
 
-    async def fetch(log_offset: int, size: int) -> bytes:
-        nonlocal turns_left
-        turns_left = turn
-        return sound[log_offset : log_offset + size]
+    async def cut_meanwhile() -> None:
+        cuts.append(asyncio.create_task(store.cut(point, EpochList(), "its master does not have it")))
+        for _ in range(99):
+            await asyncio.sleep(0)
 
-    async def cut_in_between(fn: Callable[..., object], *args: Any) -> object:
-        nonlocal turns_left
-        turns_left -= 1
-        if turns_left == -1:
-            cuts.append(asyncio.create_task(store.cut(point, EpochList(), "its master does not have it")))
-            for _ in range(99):
-                await asyncio.sleep(0)
-        return await offload(fn, *args)
-
-    rig.disk.offload = cut_in_between  # type: ignore[method-assign,assignment]
-    assert await store.heal(fetch) == 0
-    rig.disk.offload = offload  # type: ignore[method-assign]
+    assert await heal_disturbed(rig, store, sound, turn, cut_meanwhile) == 0
     assert len(cuts) == (turn < 4), "the heal takes so many turns"
     await asyncio.gather(*cuts)
     assert store.damaged_ranges == ()
