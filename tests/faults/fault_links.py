@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from tandemmq.runtime.machine import close_server
 from waits import PATIENCE_S
 
 T = TypeVar("T")
@@ -87,18 +88,18 @@ class Link:
         self._server = await asyncio.start_server(self._on_accepted, *self._near)
 
     async def _refuse(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        await close_server(server)
+        await _take_turns()  # what was accepted just now begins, so that it can be ended
 
     async def _hold_from(self, dialler: str) -> None:
         self._flows_of[dialler].clear()
 
     async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        await self._refuse()
         await self._cut()
-        await _take_turns()  # what was accepted just now begins, so that it can be ended
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

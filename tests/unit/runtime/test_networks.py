@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -160,3 +162,29 @@ async def test_abort_is_seen_by_the_other_end_in_memory() -> None:
     assert isinstance(pair.server.lost[0], ConnectionResetError)
     assert pair.server.received == b""
     await pair.close()
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_listener_that_closes_leaves_no_connection_without_an_owner(turns: int) -> None:
+    """It closes just before, while and after a connection is accepted."""
+
+    async def close_while_accepting() -> None:
+        accepted: list[Recorder] = []
+
+        def accept() -> Recorder:
+            accepted.append(Recorder())
+            return accepted[-1]
+
+        listener = await TcpNetwork().listen("127.0.0.1", 0, accept)
+        with socket.create_connection(listener.address, PATIENCE_S) as dialled:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await listener.close()
+            for end in accepted:
+                end.transport.abort()
+                await end.until(lambda end=end: bool(end.lost))  # type: ignore[misc]  # bound at once
+            with contextlib.suppress(ConnectionResetError):  # what was not accepted is refused
+                assert dialled.recv(1) == b""
+
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(close_while_accepting())
