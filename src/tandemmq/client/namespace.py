@@ -17,41 +17,28 @@ from tandemmq.client.options import ClientOptions
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import INSTANCE_ID, encode_properties
-from tandemmq.protocol.topic_names import (
-    DLQ_PREFIX,
-    RETRY_PREFIX,
-    SYSTEM_GROUP_PREFIX,
-    is_system_topic,
-)
+from tandemmq.protocol.topic_names import unwrap_name, wrap_name
 
-SEPARATOR: Final = "%"
 _ENDPOINT: Final = re.compile(r"(?:\w+://)?(MQ_INST_\w+_\w+)\.")
 
 
 class Namespace:
     """The names of one namespace; without a name every other one stays as it is."""
 
-    __slots__ = ("_prefix", "mark", "name")
+    __slots__ = ("mark", "name")
 
     def __init__(self, name: str = "") -> None:
         self.name = name
-        self._prefix = name + SEPARATOR
         self.mark = encode_properties({INSTANCE_ID: name})
         """The property of each message that is sent here; empty without a name."""
 
     def wrap(self, name: str) -> str:
         """A topic or group as brokers know it. What is wrapped, and what the system has, stays as it is."""
-        if not self.name or not name or _is_system(name):
-            return name
-        prefix, bare = _split(name)
-        return name if bare.startswith(self._prefix) else prefix + self._prefix + bare
+        return wrap_name(self.name, name) if self.name else name
 
     def unwrap(self, name: str) -> str:
         """The name as the application knows it; one of another namespace stays as it is."""
-        if not self.name:
-            return name
-        prefix, bare = _split(name)
-        return prefix + bare[len(self._prefix) :] if bare.startswith(self._prefix) else name
+        return unwrap_name(self.name, name) if self.name else name
 
     def wrap_queue(self, queue: MessageQueue) -> MessageQueue:
         """The queue with the name of its topic wrapped."""
@@ -87,15 +74,3 @@ def _mark(name: str, sign: Callable[[Command], None] | None, command: Command) -
     command.extra_fields = {**(command.extra_fields or {}), "nsd": "true", "ns": name}
     if sign is not None:
         sign(command)
-
-
-def _split(name: str) -> tuple[str, str]:
-    """The prefix of a retry or dead letter topic, or nothing, and what is behind it."""
-    for prefix in (RETRY_PREFIX, DLQ_PREFIX):
-        if name.startswith(prefix):
-            return prefix, name[len(prefix) :]
-    return "", name
-
-
-def _is_system(name: str) -> bool:
-    return is_system_topic(name) or name.startswith(SYSTEM_GROUP_PREFIX)

@@ -1,7 +1,7 @@
-"""Names of topics and groups: which are allowed, which belong to the system, which are derived from a group;
-and the delay levels of topic SCHEDULE_TOPIC_XXXX.
+"""Names of topics and groups: which are allowed, which belong to the system, which are derived from a group,
+how a namespace is written into them; and the delay levels of topic SCHEDULE_TOPIC_XXXX.
 
-Source: spec semantics 1.1 and 1.5; spec store 5 (tagsCode), 15.
+Source: spec semantics 1.1, 1.5 and 2.5; spec store 5 (tagsCode), 15.
 """
 
 from __future__ import annotations
@@ -124,6 +124,37 @@ def holds_other_topics(topic: str) -> bool:
 def is_system_group(group: str) -> bool:
     """True for the groups of tools and of the broker itself."""
     return group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX)
+
+
+# Namespaces: an application says `Orders`, brokers know `shop%Orders`.
+
+NAMESPACE_SEPARATOR: Final = "%"
+
+
+def wrap_name(namespace: str, name: str) -> str:
+    """A topic or group of the namespace as brokers know it: `%RETRY%Billing` is `%RETRY%shop%Billing`.
+
+    An empty name, one that is wrapped already and the system's stay as they are.
+    """
+    if not name or is_system_topic(name) or name.startswith(SYSTEM_GROUP_PREFIX):
+        return name
+    prefix, bare = _split_derived(name)
+    inside = namespace + NAMESPACE_SEPARATOR
+    return name if bare.startswith(inside) else prefix + inside + bare
+
+
+def unwrap_name(namespace: str, name: str) -> str:
+    """The topic or group as the namespace's applications know it; one of another namespace stays as it is."""
+    prefix, bare = _split_derived(name)
+    return prefix + bare.removeprefix(namespace + NAMESPACE_SEPARATOR)
+
+
+def _split_derived(name: str) -> tuple[str, str]:
+    """The prefix of a retry or dead letter topic, or nothing, and what is behind it."""
+    for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+        if name.startswith(prefix):
+            return prefix, name[len(prefix) :]
+    return "", name
 
 
 # A handler asks once per message for the same few names.

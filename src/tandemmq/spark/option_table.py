@@ -279,7 +279,8 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "namespace",
         "",
         "SB",
-        "put before the names of topics and group: `namespace%name`; the column `topic` shows the whole name",
+        "put before the names of topics and group: `namespace%name`, `%DLQ%namespace%name`; "
+        "the column `topic` shows the whole name",
     ),
     OptionRow(
         "accessKey",

@@ -19,6 +19,7 @@ from enum import Enum
 from typing import Any
 
 from tandemmq.errors import ConfigError
+from tandemmq.protocol.topic_names import NAMESPACE_SEPARATOR, wrap_name
 from tandemmq.spark.offsets import ANY_BROKER, EARLIEST, LATEST, Positions, QueueKey, flatten_positions
 from tandemmq.spark.option_table import (
     OPTION_TABLE,
@@ -229,7 +230,7 @@ def parse_options(raw: Mapping[str, str], *, is_streaming: bool | None) -> Sourc
 
 
 def _enter_namespace(options: SourceOptions, namespace: str) -> SourceOptions:
-    """The options with every name of a topic or group as servers know it: `namespace%name`."""
+    """The options with every name of a topic or group as servers know it."""
 
     def wrap_rule(rule: PositionRule) -> PositionRule:
         return replace(rule, offsets=wrap_all(rule.offsets), timestamps=wrap_all(rule.timestamps))
@@ -238,17 +239,17 @@ def _enter_namespace(options: SourceOptions, namespace: str) -> SourceOptions:
         return {wrap_queue(queue): at for queue, at in positions.items()}
 
     def wrap_queue(queue: QueueKey) -> QueueKey:
-        return queue._replace(topic=f"{namespace}%{queue.topic}")
+        return queue._replace(topic=wrap_name(namespace, queue.topic))
 
     pattern = options.topic_pattern
     return replace(
         options,
-        topics=tuple(f"{namespace}%{topic}" for topic in options.topics),
-        topic_pattern=f"{re.escape(namespace)}%(?:{pattern})" if pattern else "",
+        topics=tuple(wrap_name(namespace, topic) for topic in options.topics),
+        topic_pattern=f"{re.escape(namespace + NAMESPACE_SEPARATOR)}(?:{pattern})" if pattern else "",
         assigned=tuple(wrap_queue(queue) for queue in options.assigned),
         start=wrap_rule(options.start) if options.start is not None else None,
         end=wrap_rule(options.end),
-        group=f"{namespace}%{options.group}" if options.group else "",
+        group=wrap_name(namespace, options.group),
     )
 
 

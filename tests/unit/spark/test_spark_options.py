@@ -200,6 +200,15 @@ def test_a_namespace_is_part_of_every_name() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("topic", "known"),
+    [("%DLQ%G", "%DLQ%N%G"), ("%RETRY%G", "%RETRY%N%G"), ("N%T", "N%T"), ("TBW102", "TBW102")],
+)
+def test_a_namespace_stands_where_the_clients_put_it(topic: str, known: str) -> None:
+    raw = {"nameserver": "h:1", "topic": topic, "namespace": "N"}
+    assert parse_options(raw, is_streaming=True).topics == (known,)
+
+
 def test_a_minimum_per_trigger_and_its_delay() -> None:
     options = _parse(minoffsetspertrigger="5", maxtriggerdelay="30s", maxoffsetspertrigger="9")
     assert (options.trigger_records_min, options.trigger_delay_s) == (5, 30.0)
