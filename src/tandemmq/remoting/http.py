@@ -1,9 +1,10 @@
-"""HttpServer: answers GET requests for a few pages, for scrapers and health checks.
+"""HttpServer: answers GET and HEAD requests for a few pages, for scrapers and health checks.
 
-Just enough of HTTP/1.1 (RFC 9112) for that: one request per connection, no body is read, the answer closes.
-At a bound: a head longer than `head_bytes_max` is answered 431, a connection too many is closed at once, and
-            one that is not done within `connection_s_max` is cut off, whether it sends its request slowly or
-            does not take its answer. What cannot be a request is cut off at its first bytes.
+`h11` reads and writes HTTP/1.1; here is what a server of pages adds: one request per connection, no body is
+read, the answer closes.
+At a bound: a head that has not ended after `head_bytes_max` is answered 431, a connection too many is closed
+            at once, and one that is not done within `connection_s_max` is cut off, whether it sends its
+            request slowly or does not take its answer.
 Knows not:  what the pages say. A page that raises is answered 500; nothing else stops.
 """
 
@@ -11,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Final, NamedTuple, cast
+
+import h11
 
 from tandemmq.errors import ConfigError
 from tandemmq.runtime.ports import Address, Clock, Listener, Network, TimerHandle
@@ -24,20 +27,7 @@ from tandemmq.units import KIB
 log = logging.getLogger(__name__)
 
 PLAIN_TEXT: Final = "text/plain; charset=utf-8"
-_HEAD_END: Final = b"\r\n\r\n"
-_REQUEST_LINE: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}) (/[\x21-\x7e]*) HTTP/1\.[0-9]")
-_HEADER_LINE: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
-_METHOD_BYTES_MAX: Final = 32
-_FIRST_BYTES: Final = re.compile(rb"[A-Z]{1,32}(?: .*)?", re.DOTALL)
-_REASONS: Final = {
-    200: "OK",
-    400: "Bad Request",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
+_METHODS: Final = ("GET", "HEAD")
 
 
 class HttpAnswer(NamedTuple):
@@ -63,32 +53,6 @@ class HttpOptions:
         for name in self.__slots__:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, not {getattr(self, name)}")
-
-
-def parse_request(head: bytes) -> tuple[str, str]:
-    """Method and path of a request head without its empty line; the query is dropped.
-
-    Raises:  ValueError for what is no HTTP/1 request.
-    """
-    request_line, *headers = head.split(b"\r\n")
-    matched = _REQUEST_LINE.fullmatch(request_line)
-    if matched is None or not all(map(_HEADER_LINE.fullmatch, headers)):
-        raise ValueError
-    path = matched[2].partition(b"?")[0]
-    return matched[1].decode("ascii"), path.decode("ascii")
-
-
-def render_answer(answer: HttpAnswer) -> bytes:
-    """The whole response."""
-    status, body = answer.status, answer.body
-    allow = "Allow: GET\r\n" if status == 405 else ""
-    head = (
-        f"HTTP/1.1 {status} {_REASONS[status]}\r\n"
-        f"Content-Type: {answer.content_type}\r\n"
-        f"Content-Length: {len(body)}\r\n"
-        f"Cache-Control: no-store\r\n{allow}Connection: close\r\n\r\n"
-    )
-    return head.encode("ascii") + body
 
 
 class HttpServer:
@@ -139,14 +103,11 @@ class HttpServer:
     def on_lost(self, connection: HttpConnection) -> None:
         self._connections.pop(connection, None)
 
-    def answer(self, head: bytes) -> HttpAnswer:
-        """The answer to one request."""
-        try:
-            method, path = parse_request(head)
-        except ValueError:
-            return _refusal(400, "this is no HTTP/1.1 request")
-        if method != "GET":
-            return _refusal(405, "only GET is served")
+    def answer(self, request: h11.Request) -> HttpAnswer:
+        """The answer to one request; the query is dropped."""
+        if request.method.decode("ascii") not in _METHODS:
+            return _refusal(405, "only GET and HEAD are served")
+        path = request.target.partition(b"?")[0].decode("ascii")
         page = self._pages.get(path)
         if page is None:
             return _refusal(404, f"pages: {' '.join(self._pages)}")
@@ -160,11 +121,13 @@ class HttpServer:
 class HttpConnection(asyncio.Protocol):
     """One connection: one request, one answer, the end."""
 
-    __slots__ = ("_received", "_server", "_timer", "_transport")
+    __slots__ = ("_http", "_server", "_timer", "_transport")
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
-        self._received: bytearray | None = bytearray()  # None once it was answered
+        self._http: h11.Connection | None = h11.Connection(
+            h11.SERVER, max_incomplete_event_size=server.options.head_bytes_max
+        )  # None once it was answered
         self._transport: asyncio.Transport | None = None
         self._timer: TimerHandle | None = None
 
@@ -176,18 +139,17 @@ class HttpConnection(asyncio.Protocol):
         self._timer = self._server.clock.call_later(self._server.options.connection_s_max, self.cut_off)
 
     def data_received(self, data: bytes) -> None:
-        received = self._received
-        if received is None:
+        http = self._http
+        if http is None:
             return  # a body, or another request: the connection is closing
-        searched = max(0, len(received) - len(_HEAD_END) + 1)
-        received += data
-        end = received.find(_HEAD_END, searched, self._server.options.head_bytes_max)
-        if end >= 0:
-            self._end(self._server.answer(bytes(received[:end])))
-        elif len(received) >= self._server.options.head_bytes_max:
-            self._end(_refusal(431, "the request's head is too long"))
-        elif _FIRST_BYTES.fullmatch(received, 0, _METHOD_BYTES_MAX + 1) is None:
-            self._end(_refusal(400, "this is no HTTP/1.1 request"))
+        try:
+            http.receive_data(data)
+            event = http.next_event()
+        except h11.RemoteProtocolError as error:
+            self._end(http, _refusal(error.error_status_hint, f"this is no HTTP/1.1 request: {error}"))
+            return
+        if isinstance(event, h11.Request):
+            self._end(http, self._server.answer(event), has_body=event.method != b"HEAD")
 
     def eof_received(self) -> bool:
         return False  # the transport sends what is left and closes itself
@@ -204,10 +166,22 @@ class HttpConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _end(self, answer: HttpAnswer) -> None:
+    def _end(self, http: h11.Connection, answer: HttpAnswer, *, has_body: bool = True) -> None:
         assert self._transport is not None
-        self._received = None
-        self._transport.write(render_answer(answer))
+        self._http = None
+        headers = [
+            ("Content-Type", answer.content_type),
+            ("Content-Length", str(len(answer.body))),
+            ("Cache-Control", "no-store"),
+            ("Connection", "close"),
+        ]
+        if answer.status == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers.append(("Allow", ", ".join(_METHODS)))
+        reason = HTTPStatus(answer.status).phrase
+        head = h11.Response(status_code=answer.status, headers=headers, reason=reason)
+        body = [h11.Data(data=answer.body)] if has_body else []
+        for event in (head, *body, h11.EndOfMessage()):
+            self._transport.write(http.send(event) or b"")
         self._transport.close()
 
 
