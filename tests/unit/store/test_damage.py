@@ -282,9 +282,12 @@ async def test_a_range_is_healed_from_another_copy_while_the_store_is_open(
 async def test_what_was_healed_survives_a_power_cut(has_queues: bool) -> None:
     """Its queue entries as well: a restart makes none for what lies so far below the end."""
     rig = Rig(commit_log_file_bytes=FILE_BYTES)
-    await filled(rig)
+    await filled(rig, 280)
+    store = rig.stores[-1]
+    rig.put(store, *(record(b"%03d" % n + b"x" * 100) for n in range(280, 360)))
+    await rig.clock.pass_time(11)
     at = place(rig, 10)
-    await rig.stores[-1].close()
+    await store.close()
     sound = log_bytes(rig)
     flip(rig, at + 95)
     if not has_queues:
@@ -294,7 +297,7 @@ async def test_what_was_healed_survives_a_power_cut(has_queues: bool) -> None:
     assert await healed(store, sound) == 0
     rig.power_cut()
     store = await rig.open()
-    assert read(store) == list(range(COUNT))
+    assert read(store) == list(range(360))
     assert log_bytes(rig) == sound
     await store.close()
 
