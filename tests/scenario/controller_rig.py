@@ -10,6 +10,7 @@ from tandemmq.controller.controller import Controller
 from tandemmq.controller.options import ControllerOptions
 from tandemmq.protocol.bodies.replica import SyncStateSetAnswer, decode_sync_state_set, encode_sync_state_set
 from tandemmq.protocol.codes import RequestCode as Code
+from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command, Header
 from tandemmq.protocol.requests import controller as headers
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
@@ -87,8 +88,14 @@ class Rig:
     async def ask(
         self, code: Code, header: Header | None = None, *, body: bytes = b"", to: str | None = None
     ) -> Command:
-        name = to or await self.leader()
-        return await self.client.request(self.address(name), Command.request(code, header, body=body), 8)
+        """The answer of `to`, or of the leader; a busy machine may have another one a moment later."""
+        while True:
+            name = to or await self.leader()
+            answer = await self.client.request(
+                self.address(name), Command.request(code, header, body=body), 8
+            )
+            if to is not None or answer.code != ResponseCode.CONTROLLER_NOT_LEADER:
+                return answer
 
     async def broker(self, broker_id: int, **facts: Any) -> FakeBroker:
         broker = FakeBroker(self, broker_id, **facts)
