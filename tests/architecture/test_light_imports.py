@@ -9,9 +9,16 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
-HEAVY = ("pyarrow", "pandas", "pyspark", "typer", "rich", "yaml", "lark", "prometheus_client")
+HEAVY = ("matplotlib", "pyarrow", "pandas", "pyspark", "typer", "rich", "yaml", "lark", "prometheus_client")
 SPARK = "import tandemmq.spark.source, tandemmq.spark.stream, tandemmq.spark.lake.sink"
 """What Spark's short-lived processes load for every question they ask; it stands on pyspark."""
+REPORT = "import tandemmq.spark.pipelines.report"
+"""Loaded when a pipeline begins; what draws the report's charts, when it has ended."""
+CHART = (
+    "from tandemmq.spark.pipelines import charts, events; "
+    "charts.draw_bars(events.BarChart(title='t', unit='', bars=(('a', 1.0),)))"
+)
+"""Drawn without what holds figures for a whole process."""
 STATEMENTS = {
     "import tandemmq.client": ("numpy", "asyncio", "msgspec"),
     "from tandemmq.client import Message, Producer": ("numpy", "tandemmq.client.consumer.consumer"),
@@ -21,8 +28,10 @@ STATEMENTS = {
     "import tandemmq.pytest_plugin": ("numpy", "msgspec"),
     "import tandemmq.__main__ as m; sys.argv[1:] = ['--version']; m.main()": ("numpy", "asyncio", "msgspec"),
     SPARK: ("numpy", "asyncio"),
+    REPORT: ("tandemmq.spark.pipelines.charts",),
+    CHART: ("matplotlib.pyplot",),
 }
-ALLOWED = {SPARK: ("pyspark",)}
+ALLOWED = {SPARK: ("pyspark",), REPORT: ("rich",), CHART: ("rich", "matplotlib")}
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)

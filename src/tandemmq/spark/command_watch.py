@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -143,9 +144,11 @@ def run_pipeline(name: str, subject: str, watch: Watch, work: Callable[[Reporter
 def build_reporters(name: str, subject: str, watch: Watch, command: str) -> Reporter:
     """Progress, metrics and report as one reporter.
 
-    Raises:  ConfigError for a port that cannot be had.
+    Raises:  ConfigError for a port that cannot be had, or a report that cannot be drawn.
     """
     reporters: list[Reporter] = []
+    if watch.report is not None and find_spec("matplotlib") is None:
+        raise ConfigError("--report needs matplotlib: pip install 'tandemmq[spark]'")
     if watch.metrics_port is not None:
         from tandemmq.spark.pipelines.meters import MetricsReporter
 

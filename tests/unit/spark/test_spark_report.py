@@ -1,4 +1,4 @@
-"""Reports, charts and metrics of pipelines: complete, self-contained, and safe with any text."""
+"""Reports and metrics of pipelines: complete, self-contained, and safe with any text."""
 
 from __future__ import annotations
 
@@ -23,19 +23,7 @@ from tandemmq.spark.pipelines.events import (
     Stopped,
 )
 from tandemmq.spark.pipelines.meters import MetricsReporter
-from tandemmq.spark.pipelines.report import (
-    POINTS_MAX,
-    SAMPLES_MAX,
-    WIDTH,
-    ReportReporter,
-    draw_bars,
-    draw_lines,
-    find_ticks,
-    find_time_ticks,
-    render_number,
-    render_seconds,
-    thin,
-)
+from tandemmq.spark.pipelines.report import SAMPLES_MAX, ReportReporter
 
 
 def _batch(number: int, lag: int | None = 0) -> BatchDone:
@@ -90,37 +78,6 @@ def test_a_bad_end_looks_bad_and_a_long_run_stays_bounded(tmp_path: Path) -> Non
     assert len(page) < 200_000
 
 
-@pytest.mark.parametrize(("high", "ticks"), [(9, [0, 2, 4, 6, 8, 10]), (0, [0, 1]), (0.3, 4), (1e9, 6)])
-def test_ticks_are_round_and_reach_the_top(high: float, ticks: list[float] | int) -> None:
-    found = find_ticks(0, high)
-    assert found[-1] >= high
-    assert found == ticks if isinstance(ticks, list) else len(found) == ticks
-
-
-def test_time_ticks_lie_within() -> None:
-    assert find_time_ticks(3, 62) == [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]
-    assert len(find_time_ticks(0, 40 * 86_400)) <= 7
-    assert render_seconds(45) == "45 s"
-    assert render_seconds(3725) == "1:02:05"
-    assert render_number(1_500_000) == "1.5M"
-
-
-def test_thinning_keeps_the_peaks() -> None:
-    points = [(float(n), 1000.0 if n == 5_001 else float(n % 7)) for n in range(20_000)]
-    kept = thin(points, POINTS_MAX)
-    assert len(kept) <= POINTS_MAX
-    assert (5_001.0, 1000.0) in kept
-    assert kept[0] == points[0]
-
-
-def test_charts_of_nothing_and_of_one_point_say_so() -> None:
-    assert "nothing to plot" in draw_lines(LineChart(title="t", unit="", lines=(Line("a", ()),)))
-    assert "nothing to plot" in draw_bars(BarChart(title="t", unit="", bars=()))
-    assert "<circle" in draw_lines(LineChart(title="t", unit="", lines=(Line("a", ((1.0, 0.0),)),)))
-    many = draw_bars(BarChart(title="t", unit="", bars=tuple((f"b{n}", 1.0) for n in range(30))))
-    assert "and 10 more" in many
-
-
 def test_curves_begin_with_the_run_and_long_lines_are_wrapped(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     report = ReportReporter(path, title="Landing", command="landing " + "x" * 300)
@@ -129,14 +86,30 @@ def test_curves_begin_with_the_run_and_long_lines_are_wrapped(tmp_path: Path) ->
     report.close()
     page = path.read_text()
     total = page[page.index("<h2>Total") :]
-    # Two points, the first at nothing: without the start one batch is a dot.
-    (points,) = re.findall(r'points="([^"]+)"', total)
-    assert len(points.split()) == 2
+    # A line from what was there at the start: without it one batch is a dot.
+    (path,) = re.findall(r' d="([^"]+)"[^>]*><title>Total<', total)
+    start, end = re.findall(r"[ML] ([\d.]+ [\d.]+)", path)
+    assert start != end
     (cell,) = [rule for rule in page.splitlines() if rule.startswith("td:only-child")]
     assert "overflow-wrap: anywhere" in cell
-    drawn = draw_lines(LineChart(title="t", unit="", lines=(Line("a", ((50.0, 1.0), (100.0, 2.0))),)))
-    (points,) = re.findall(r'points="([\d.]+),', drawn)
-    assert float(points) > WIDTH / 3
+
+
+def test_every_colour_is_one_of_the_page_on_light_and_dark_screens(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    report = ReportReporter(path, title="Landing", command="")
+    report.report(_batch(0))
+    report.report(_batch(1))
+    report.report(BarChart(title="Bars", unit="B", bars=(("a", 2.0),)))
+    lines = tuple(Line(f"l{n}", ((0.0, 1.0), (1.0, float(n)))) for n in range(8))
+    report.report(LineChart(title="Lines", unit="", lines=lines))
+    report.close()
+    page = path.read_text()
+    light, dark = (set(re.findall(r"(--\w+): #", rule)) for rule in re.findall(r":root \{([^}]+)\}", page))
+    assert light == dark
+    body = page[page.index("<main>") :]
+    assert {"--soft", "--rule", "--c0", "--c5"} <= set(re.findall(r"var\((--\w+)\)", body)) <= light
+    assert not re.search(r"(fill|stroke|color): (?!none|var)", body)
+    assert body.count("<svg") == 6
 
 
 def test_metrics_are_served_while_the_pipeline_runs() -> None:
@@ -165,6 +138,14 @@ def test_metrics_are_served_while_the_pipeline_runs() -> None:
 def test_what_is_secret_is_not_in_the_report() -> None:
     shown = _render_command(["landing", "--option", "secretKey=abc", "--option", "accessKey=d e", "--x=1"])
     assert shown == "landing --option secretKey=... --option accessKey=... --x=1"
+
+
+def test_a_report_that_cannot_be_drawn_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tandemmq.spark.command_watch.find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match="matplotlib: pip install"):
+        build_reporters("one", "T", Watch(report=Path("report.html")), "")
 
 
 def test_a_taken_port_is_refused_before_anything_starts() -> None:
