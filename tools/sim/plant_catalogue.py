@@ -193,6 +193,20 @@ _STORE: Final = (
         proofs=("unit/store/test_damage.py",),
     ),
     Plant(
+        name="a record's number is believed though the next one of its queue says otherwise",
+        path="store/consume_queues.py",
+        sound="        if continues_held and not continues_queue:\n",
+        bug="        if True:\n",
+        proofs=("flips", "unit/store/test_damage.py"),
+    ),
+    Plant(
+        name="a number that is used already is believed",
+        path="store/consume_queues.py",
+        sound="        if place.queue_offset == queue.max_offset - 1:\n",
+        bug="        if False:\n",
+        proofs=("unit/store/test_damage.py",),
+    ),
+    Plant(
         name="a heal goes on though its range is gone",
         path="store/scrub.py",
         sound="            if damaged not in self._log.damaged:\n                return\n        self",

@@ -10,15 +10,16 @@ Knows not:  the log; who appends or reads.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.runtime.ports import Disk
 from tandemmq.store.checkpoint import queues_digest
 from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.deletions import Deletions
-from tandemmq.store.options import StoreOptions, StorePaths, parse_queue_id
+from tandemmq.store.options import QUEUE_UNIT_BYTES, StoreOptions, StorePaths, parse_queue_id
 from tandemmq.store.segmented_log import OpenFiles
 from tandemmq.telemetry import events
 
@@ -28,10 +29,102 @@ log = logging.getLogger(__name__)
 QueueKey = tuple[str, int]
 
 
+class Place(NamedTuple):
+    """The entry that a record names by itself."""
+
+    queue_offset: int
+    log_offset: int
+    size: int
+    tag_hash: int
+
+
+class Doubts:
+    """While queues are built from the log: records whose number is not the next one of their queue.
+
+    No checksum covers the number of a record, and one that is believed can make its queue begin anew. So the
+    record waits for the next one of its queue: what that continues is right. A number that is denied costs
+    its own message: a filler stands in its place.
+    Believed at once is what the log explains: number 0, which a topic that was made again begins with;
+    damage, or bytes that are gone, between the queue's last record and this one; numbers that only fillers
+    have.
+    """
+
+    __slots__ = ("_held", "_is_damaged", "_log_begin")
+
+    def __init__(self, log_begin: int, is_damaged: Callable[[int, int], bool]) -> None:
+        self._log_begin = log_begin
+        self._is_damaged = is_damaged
+        self._held: dict[ConsumeQueue, Place] = {}
+
+    def __contains__(self, queue: ConsumeQueue) -> bool:
+        """True while a record of the queue waits."""
+        return queue in self._held
+
+    def judge(self, queue: ConsumeQueue, place: Place) -> Sequence[Place]:
+        """What is to be put into the queue now, in this order."""
+        held = self._held.pop(queue, None)
+        if held is None:
+            return self._judge_alone(queue, place)
+        number, end = place.queue_offset, queue.max_offset
+        is_rise = held.queue_offset > end
+        continues_queue = end <= number <= end + 1
+        continues_held = number == held.queue_offset + 1 or (is_rise and number > held.queue_offset)
+        if continues_held and not continues_queue:
+            return held, place
+        _deny(queue, held)
+        return (place,) if continues_queue else self._judge_alone(queue, place)
+
+    def finish(self, queue: ConsumeQueue, gap_max: int) -> Sequence[Place]:
+        """What is to be put when no more records come: a gap of up to `gap_max` takes nothing away."""
+        held = self._held.pop(queue)
+        if 0 < held.queue_offset - queue.max_offset <= gap_max:
+            return (held,)
+        _deny(queue, held)
+        return ()
+
+    @property
+    def queues(self) -> Sequence[ConsumeQueue]:
+        """Those of which a record waits."""
+        return tuple(self._held)
+
+    def _judge_alone(self, queue: ConsumeQueue, place: Place) -> Sequence[Place]:
+        if self._is_explained(queue, place):
+            return (place,)
+        if place.queue_offset == queue.max_offset - 1:
+            # The next record continues both: this number is used.
+            _deny(queue, place)
+        else:
+            self._held[queue] = place
+        return ()
+
+    def _is_explained(self, queue: ConsumeQueue, place: Place) -> bool:
+        number, last_end = place.queue_offset, queue.end_log_offset
+        return (
+            number in (0, queue.max_offset)
+            or not 0 <= self._log_begin <= last_end <= place.log_offset
+            or self._is_damaged(last_end, place.log_offset)
+            or (number < queue.max_offset and queue.first_real(max(number, queue.min_offset))[1] < 0)
+        )
+
+
+def _deny(queue: ConsumeQueue, place: Place) -> None:
+    log.error(
+        events.QUEUE_NUMBER_DENIED,
+        extra={
+            "topic": queue.key[0],
+            "queue_id": queue.key[1],
+            "queue_offset": place.queue_offset,
+            "log_offset": place.log_offset,
+            "size_bytes": place.size,
+            "queue_end": queue.max_offset,
+        },
+    )
+
+
 class ConsumeQueues:
     """The queues by (topic, queue_id)."""
 
-    __slots__ = ("_disk", "_files", "_options", "_paths", "deletions", "on_deleted", "table")
+    __slots__ = ("_disk", "_files", "_options", "_paths", "deletions", "doubts", "on_deleted", "table")
 
     def __init__(self, options: StoreOptions, paths: StorePaths, disk: Disk, files: OpenFiles) -> None:
         self._options = options
@@ -40,6 +133,8 @@ class ConsumeQueues:
         self._files = files
         self.deletions = Deletions(paths.deletions, disk)
         self.table: dict[QueueKey, ConsumeQueue] = {}
+        self.doubts: Doubts | None = None
+        """While the queues are built from a log of which nobody vouches for each byte."""
         self.on_deleted: Callable[[str], None] = lambda _topic: None
         """Told of a topic that was deleted, as its records show, and made again."""
 
@@ -78,11 +173,39 @@ class ConsumeQueues:
     def put_at(
         self, queue: ConsumeQueue, queue_offset: int, log_offset: int, size: int, tag_hash: int
     ) -> None:
-        """Append the entry that a record names by itself.
+        """Append the entry that a record names by itself; with `doubts`, when it is believed.
 
         A queue that begins anew at 0 shows that its topic was deleted, though nobody has told: what the topic
         had before goes from its other queues, too.
         """
+        place = Place(queue_offset, log_offset, size, tag_hash)
+        if self.doubts is None or log_offset < queue.end_log_offset:
+            self._put(queue, place)
+        else:
+            self._put_all(queue, self.doubts.judge(queue, place))
+
+    def is_in_doubt(self, queue: ConsumeQueue) -> bool:
+        """True while a record of the queue waits for the next one."""
+        return self.doubts is not None and queue in self.doubts
+
+    def settle_doubts(self) -> None:
+        """No more records come. Raises OSError as `put_at`."""
+        doubts, self.doubts = self.doubts, None
+        if doubts is not None:
+            gap_max = self._options.consume_queue_file_bytes // QUEUE_UNIT_BYTES
+            for queue in doubts.queues:
+                self._put_all(queue, doubts.finish(queue, gap_max))
+
+    def _put_all(self, queue: ConsumeQueue, places: Sequence[Place]) -> None:
+        """An entry whose file takes no write is kept in memory, and the next one as well."""
+        if places:
+            try:
+                self._put(queue, places[0])
+            finally:
+                self._put_all(queue, places[1:])
+
+    def _put(self, queue: ConsumeQueue, place: Place) -> None:
+        queue_offset, log_offset, size, tag_hash = place
         is_made_again = _begins_anew(queue, queue_offset, log_offset)
         if is_made_again:
             self._note_deletion(queue)

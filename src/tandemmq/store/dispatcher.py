@@ -525,7 +525,8 @@ class BlockDispatch:
             # Breaks between queues lie at their ends, others within.
             is_one_run = breaks.searchsorted(first, side="right") == breaks.searchsorted(last)
             continues = offsets[first] == queue.max_offset and log_offsets[first] >= queue.end_log_offset
-            if is_one_run and continues and not queue.is_schedule:
+            is_sure = not queue.is_schedule and not self._queues.is_in_doubt(queue)
+            if is_one_run and continues and is_sure:
                 part = entries[first * QUEUE_UNIT_BYTES : last * QUEUE_UNIT_BYTES]
                 self._put_many(queue, part, int(block.ends[rows[-1]]))
             else:

@@ -21,7 +21,7 @@ import numpy as np
 from tandemmq.protocol.record import RecordCheck, RecordOutcome, check_record, decode_record
 from tandemmq.runtime.ports import Clock
 from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.consume_queues import ConsumeQueues
+from tandemmq.store.consume_queues import ConsumeQueues, Doubts
 from tandemmq.store.damage import DamagedRange, Sound, data_end, next_sound
 from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.record_block import RecordBlock, read_block
@@ -86,6 +86,15 @@ class RecoveryScan:
 
         Raises:  OSError; Corrupt when too much is damaged.
         """
+        damaged = self._log.damaged
+        self._queues.doubts = Doubts(self._log.begin, lambda begin, end: damaged.find(begin, end) is not None)
+        end = await self._walk(position)
+        self._queues.settle_doubts()
+        if self._is_safe:
+            self._leave_safety(end)
+        return end
+
+    async def _walk(self, position: int) -> int:
         while (segment := self._log.log.find(position)) is not None:
             position, is_filled = await self._scan_segment(segment, position - segment.base)
             if is_filled:
@@ -96,8 +105,6 @@ class RecoveryScan:
             assert end > position, (position, end)
             self._note_damage(segment, position, end)
             position = end
-        if self._is_safe:
-            self._leave_safety(position)
         return position
 
     def _damage_from(self, segment: Segment, position: int) -> int | None:

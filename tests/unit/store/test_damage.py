@@ -30,12 +30,12 @@ def place(rig: Rig, number: int) -> int:
     return rig.stores[-1].queue_entries("T", 0, number, 1)[0][0]
 
 
-def flip(rig: Rig, log_offset: int) -> None:
+def flip(rig: Rig, log_offset: int, mask: int = 1) -> None:
     """Turn one bit over."""
     path = LOG / f"{log_offset // FILE_BYTES * FILE_BYTES:020d}"
     file = rig.disk.open(path)
     at = log_offset % FILE_BYTES
-    file.pwrite(at, (bytes([file.pread(at, 1)[0] ^ 1]),))
+    file.pwrite(at, (bytes([file.pread(at, 1)[0] ^ mask]),))
     file.close()
 
 
@@ -455,4 +455,30 @@ async def test_what_is_left_of_a_range_whose_first_file_is_forced_out_is_healed(
     assert await healed(store, sound) == 0
     assert read(store) == list(range(number, 280))
     assert rig.put(store, record(b"280")) == [PutStatus.PUT_OK]
+    await store.close()
+
+
+NUMBER_AT = 20
+"""Where a record says the number that it has in its queue."""
+
+
+@pytest.mark.parametrize("has_queues", [True, False])
+@pytest.mark.parametrize("number", [10, 11, COUNT - 2])
+@pytest.mark.parametrize("bit", range(64))
+async def test_a_turned_bit_in_a_record_s_number_costs_that_message_alone(
+    bit: int, number: int, has_queues: bool
+) -> None:
+    """No checksum covers it."""
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    await filled(rig)
+    flip(rig, place(rig, number) + NUMBER_AT + 7 - bit // 8, 1 << bit % 8)
+    if not has_queues:
+        without_queues(rig)
+    rig.kill()
+    store = await rig.open()
+    assert read(store) == [n for n in range(COUNT) if n != number]
+    rig.put(store, record(b"%03d" % COUNT + b"x" * 100))
+    await rig.clock.pass_time(11)
+    assert read(store)[-1] == COUNT
+    assert store.queue_max("T", 0) == COUNT + 1
     await store.close()
