@@ -194,6 +194,8 @@ class ConsumeQueues:
         if doubts is not None:
             gap_max = self._options.consume_queue_file_bytes // QUEUE_UNIT_BYTES
             for queue in doubts.queues:
+                if queue.is_dropped:
+                    continue  # of a former life of its topic
                 self._put_all(queue, doubts.finish(queue, gap_max))
 
     def _put_all(self, queue: ConsumeQueue, places: Sequence[Place]) -> None:

@@ -198,13 +198,15 @@ def choose_start(heads: Sequence[FileHead], scan_from: ScanFrom, *, dispatched_e
     assert all(before.base < after.base for before, after in pairwise(heads)), heads
     if scan_from is ScanFrom.BEGINNING:
         return 0
-    for index in range(len(heads) - 1, 0, -1):
+    count = len(heads)
+    if scan_from is ScanFrom.CHECKPOINT:
+        # No checksum covers a time: an old one behind a newer one says nothing of the files before it.
+        count = next((index for index, head in enumerate(heads) if head.stored_at_ms > safe_ms), count)
+    for index in range(count - 1, 0, -1):
         head = heads[index]
         if not head.is_valid or head.stored_at_ms == 0:
             continue
-        if scan_from is ScanFrom.DISPATCHED and head.base <= dispatched_end:
-            return index
-        if scan_from is ScanFrom.CHECKPOINT and head.stored_at_ms <= safe_ms:
+        if scan_from is ScanFrom.CHECKPOINT or head.base <= dispatched_end:
             return index
     return 0
 

@@ -3,7 +3,7 @@
 Invariants: the last file is never deleted, nor one that is not yet flushed with its entries in the queues;
             oldest first, and not beyond the first that must stay. Views that readers hold stay valid.
 Strategy:   facts -> `plan_cleaning` (pure) -> files deleted, queues and key index cut at the new beginning.
-            A file's age is that of the first record behind it, which, unlike its mtime, a copy keeps.
+            A file's age is that of the first records behind it, which, unlike its mtime, a copy keeps.
 Source:     spec store 19.
 """
 
@@ -17,6 +17,7 @@ from datetime import datetime
 from itertools import islice, pairwise
 from pathlib import Path
 
+from tandemmq.protocol.record import RecordOutcome
 from tandemmq.runtime.ports import Clock, Disk, TimerHandle
 from tandemmq.store.admission import Admission
 from tandemmq.store.commit_log import CommitLog
@@ -24,12 +25,15 @@ from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.damage import DAMAGED
 from tandemmq.store.key_indexes import KeyIndexes
 from tandemmq.store.options import StoreOptions
+from tandemmq.store.segmented_log import Segment
 from tandemmq.store.watermarks import Watermark
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
 HOUR_MS = 3_600_000
+RECORDS_ASKED = 3
+"""How many records at the beginning of a file tell when the one before it was full."""
 USE_UNKNOWN = -1
 """Then files that are old enough go, but none is forced out (spec store 19)."""
 _DISK_FULL = "disk full"
@@ -185,7 +189,7 @@ class Cleaner:
         candidates = islice(pairwise(self._log.log.segments), self._options.delete_file_count_max)
         # A file behind which a damaged record begins is as young as the next one, which the plan asks about.
         times = [
-            self._log.stored_at(after.base)
+            self._begun_at(after)
             for segment, after in candidates
             if segment.end <= safe and after.base < self._log.end
         ]
@@ -193,6 +197,22 @@ class Cleaner:
             if times[index] < 0:
                 times[index] = times[index + 1] if index + 1 < len(times) else self._clock.now_ms()
         return times
+
+    def _begun_at(self, segment: Segment) -> int:
+        """When the first records of a file were stored; -1 when the first one is damaged.
+
+        No checksum covers a time: of three records the middle one counts, so that a turned bit makes no file
+        old before its time, nor keeps it for ever.
+        """
+        times: list[int] = []
+        at = segment.base
+        while at < segment.end and len(times) < RECORDS_ASKED:
+            record = self._log.check(at)
+            if record.outcome is not RecordOutcome.OK:
+                break
+            times.append(record.stored_at_ms)
+            at += record.size
+        return sorted(times)[len(times) // 2] if times else -1
 
     def _set_full(self, is_full: bool) -> None:
         if is_full == self._admission.is_blocked(_DISK_FULL):

@@ -90,6 +90,13 @@ def test_scan_begins_in_the_newest_file_that_qualifies(
     assert choose_start(heads, scan_from, dispatched_end=dispatched_end, safe_ms=safe_ms) == start
 
 
+def test_a_time_that_is_too_old_skips_no_file() -> None:
+    """A turned bit; what the files before it hold may be unsafe all the same."""
+    times_ms = (10, 20, 30, 1, 50)
+    heads = [FileHead(base=at, is_valid=True, stored_at_ms=ms) for at, ms in enumerate(times_ms)]
+    assert choose_start(heads, ScanFrom.CHECKPOINT, dispatched_end=0, safe_ms=25) == 1
+
+
 async def test_a_clean_stop_leaves_full_files_and_no_abort_mark() -> None:
     rig = Rig()
     store = await filled(rig, 60)

@@ -9,6 +9,7 @@ from store_rig import ROOT, Rig, bodies, options, record
 
 from tandemmq.errors import ServiceNotAvailable
 from tandemmq.protocol.record import decode_records
+from tandemmq.protocol.record_layout import STORED_AT_V4
 from tandemmq.store import BrokerRole, GetStatus, MessageStore, PutStatus
 from tandemmq.store.retention import HOUR_MS, plan_cleaning
 
@@ -174,4 +175,22 @@ async def test_files_stay_whose_entries_could_be_lost_with_the_power() -> None:
     rig.disk.total_bytes = 1 << 40
     store = await rig.open(commit_log_file_bytes=1024)
     assert (store.queue_min("T", 0) > 0, store.queue_max("T", 0)) == (True, 20)
+    await store.close()
+
+
+@pytest.mark.parametrize("bit", range(64))
+async def test_a_turned_bit_in_a_record_s_time_makes_no_file_old_and_keeps_none_for_ever(bit: int) -> None:
+    """No checksum covers the time."""
+    rig = Rig()
+    store = await rig.open(
+        commit_log_file_bytes=1024, consume_queue_file_bytes=60, queue_flush_thorough_interval_ms=1000
+    )
+    rig.put(store, *(record(b"%03d" % n + b"x" * 200) for n in range(20)))
+    await rig.clock.pass_time(11)
+    file = rig.disk.open(LOG / f"{1024:020d}")
+    at = STORED_AT_V4 + 7 - bit // 8
+    file.pwrite(at, (bytes([file.pread(at, 1)[0] ^ 1 << bit % 8]),))
+    assert store.clean(at_any_hour=True) == 0
+    rig.clock._start_ms += 7 * 24 * HOUR_MS
+    assert store.clean(at_any_hour=True) > 0
     await store.close()
