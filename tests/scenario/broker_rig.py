@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -36,6 +37,20 @@ from waits import PATIENCE_S
 
 TIMEOUT_S = PATIENCE_S
 MESSAGE_BYTES_MAX = 32 * 1024
+
+
+def copy_as_killed(root: Path, copy: Path) -> None:
+    """What a kill would leave now of the running broker below `root`."""
+
+    def copy_file(source: str, target: str) -> None:
+        try:
+            shutil.copy2(source, target)
+        except FileNotFoundError:  # it has got its name since the folder was listed
+            named = Path(source), Path(target)
+            assert named[0].suffix == ".tmp", source
+            shutil.copy2(*(one.with_suffix("") for one in named))
+
+    shutil.copytree(root, copy, ignore=shutil.ignore_patterns("lock"), copy_function=copy_file)
 
 
 def make_broker(

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
-from broker_rig import Peer, consumer, make_broker, records_of, running_broker, running_name_server
+from broker_rig import (
+    Peer,
+    consumer,
+    copy_as_killed,
+    make_broker,
+    records_of,
+    running_broker,
+    running_name_server,
+)
 
 from ports import free_port
 from tandemmq.api.nameserver import query_route
@@ -414,9 +421,7 @@ async def test_a_group_made_again_begins_anew_also_after_a_kill(tmp_path: Path) 
         await broker._tables.saver.save(broker._tables.offset_file)
         deletion = DeleteGroupRequest(group="G", cleans_offsets=True)
         assert (await peer.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, deletion)).code == ResponseCode.SUCCESS
-        shutil.copytree(
-            tmp_path / "first", left, ignore=shutil.ignore_patterns("lock")
-        )  # as a kill leaves it
+        copy_as_killed(tmp_path / "first", left)
     async with running_broker(left) as broker, Peer(broker) as peer:
         question = QueryOffsetRequest(consumer_group="G", topic="T1", queue_id=0, zero_if_missing=False)
         answer = await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, question)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-from broker_rig import Peer, records_of, running_broker, send_header
+from broker_rig import Peer, copy_as_killed, records_of, running_broker, send_header
 from client_rig import running_rig
 from msgspec.structs import replace
 
@@ -161,7 +160,7 @@ async def test_a_log_that_was_copied_in_the_middle_of_a_write_is_gone_on_with(tm
     async with running_broker(tmp_path / "a") as broker, Peer(broker) as peer:
         answer = await send_rows(peer, [0, 1, 2, 3])
         last = int(answer.decode(SendResponse).message_id.split(",")[-1][-16:], 16)
-        shutil.copytree(tmp_path / "a", tmp_path / "b", ignore=shutil.ignore_patterns("lock"))
+        copy_as_killed(tmp_path / "a", tmp_path / "b")
     [segment] = (tmp_path / "b" / "commitlog").iterdir()
     with segment.open("r+b") as file:
         file.seek(last)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from broker_rig import Peer, consumer, make_broker, running_broker
+from broker_rig import Peer, consumer, copy_as_killed, running_broker
 from client_rig import running_rig
 from pop_rig import Popped, ack, ack_in_batch, change, pop, pop_all, pop_header, popped_of
 
@@ -125,19 +125,13 @@ async def test_the_same_attempt_gets_the_same_messages(peer: Peer) -> None:
 
 
 async def test_ordered_progress_outlives_a_kill(tmp_path: Path) -> None:
-    import shutil
-
     store = {"flush_mode": FlushMode.SYNC_FLUSH}
-    broker = make_broker(tmp_path / "a", store=store)
-    await broker.start()
-    async with Peer(broker) as peer:
+    async with running_broker(tmp_path / "a", store=store) as broker, Peer(broker) as peer:
         await fill(peer, 5)
         for _ in range(3):
             [message] = await pop_all(peer, "T", 1, count_max=1, is_ordered=True)
             assert await ack(peer, message) == 0
-        shutil.copytree(tmp_path / "a", tmp_path / "b")
-        (tmp_path / "b" / "abort").write_text("")
-    await broker.stop()
+        copy_as_killed(tmp_path / "a", tmp_path / "b")
     async with running_broker(tmp_path / "b", store=store) as broker, Peer(broker) as peer:
         rest = await pop_all(peer, "T", 2, is_ordered=True)
         assert [message.body for message in rest] == [b"3", b"4"]

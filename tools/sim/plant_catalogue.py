@@ -200,6 +200,20 @@ _STORE: Final = (
         proofs=("flips", "unit/store/test_damage.py"),
     ),
     Plant(
+        name="one record's time says how old a file is",
+        path="store/retention.py",
+        sound="RECORDS_ASKED = 3\n",
+        bug="RECORDS_ASKED = 1\n",
+        proofs=("unit/store/test_store_retention.py",),
+    ),
+    Plant(
+        name="a start passes over files in front of one that says an old time",
+        path="store/recovery.py",
+        sound="    if scan_from is ScanFrom.CHECKPOINT:\n",
+        bug="    if False:\n",
+        proofs=("unit/store/test_store_recovery.py",),
+    ),
+    Plant(
         name="a number that is used already is believed",
         path="store/consume_queues.py",
         sound="        if place.queue_offset == queue.max_offset - 1:\n",

@@ -85,15 +85,17 @@ class TcpListener:
 
 async def close_server(server: asyncio.Server) -> None:
     """Listen no longer. What is accepted by then has its protocol, which owns it; it is not waited for."""
-    if isinstance(server, asyncio.Server):  # uvloop's is another one
-        # Python's server accepts in one turn of the loop and makes the transport in the next. Closed in
-        # between, it refuses the transport, and the connection stays open without an owner.
-        for listener in server.sockets:
-            server.get_loop().remove_reader(listener.fileno())
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-    # wait_closed would, from Python 3.12 on, also wait for every accepted connection.
-    server.close()
+    try:
+        if isinstance(server, asyncio.Server):  # uvloop's is another one
+            # Python's server accepts in one turn of the loop and makes the transport in the next. Closed in
+            # between, it refuses the transport, and the connection stays open without an owner.
+            for listener in server.sockets:
+                server.get_loop().remove_reader(listener.fileno())
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+    finally:
+        # wait_closed would, from Python 3.12 on, also wait for every accepted connection.
+        server.close()
 
 
 class TcpNetwork:
