@@ -187,8 +187,10 @@ class _FlipRun:
             return None
         send = self.dice.pick(sends)
         begin, stop = self.dice.pick(_HEAD_FIELDS)
-        if send.record.body and self.dice.happens(75):
+        if send.record.body and self.dice.happens(60):
             begin, stop = 88, 88 + len(send.record.body)
+        elif begin == _NUMBER.start:
+            send = self.dice.pick(sends[-RECORDS:])  # a start believes the entries of older ones
         checkpoint = self.machine.disk.image.files.get(self.options.root / "checkpoint")
         times = CheckpointTimes() if checkpoint is None else decode_checkpoint(bytes(checkpoint.data))
         flip = Flip(

@@ -214,13 +214,6 @@ _STORE: Final = (
         proofs=("unit/store/test_store_recovery.py",),
     ),
     Plant(
-        name="a number that is used already is believed",
-        path="store/consume_queues.py",
-        sound="        if place.queue_offset == queue.max_offset - 1:\n",
-        bug="        if False:\n",
-        proofs=("unit/store/test_damage.py",),
-    ),
-    Plant(
         name="a heal goes on though its range is gone",
         path="store/scrub.py",
         sound="            if damaged not in self._log.damaged:\n                return\n        self",

@@ -90,11 +90,7 @@ class Doubts:
     def _judge_alone(self, queue: ConsumeQueue, place: Place) -> Sequence[Place]:
         if self._is_explained(queue, place):
             return (place,)
-        if place.queue_offset == queue.max_offset - 1:
-            # The next record continues both: this number is used.
-            _deny(queue, place)
-        else:
-            self._held[queue] = place
+        self._held[queue] = place
         return ()
 
     def _is_explained(self, queue: ConsumeQueue, place: Place) -> bool:
