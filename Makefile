@@ -21,8 +21,8 @@ setup-dev:
 demo: setup-demo ## Run the main job: 336,776 flights through master, slave and Spark into a table (ARGS="--chaos")
 	@$(TANDEMMQ) demo $(ARGS)
 
-test: JOBS ?= 4
-test: setup-dev ## Run the tests of every part, in JOBS=4 processes, which wait more than they compute (ARGS="tests/unit -k name" for some, JOBS=0 in this one)
+test: JOBS ?= 2
+test: setup-dev ## Run the tests of every part, in JOBS=2 processes (ARGS="tests/unit -k name" for some, JOBS=0 in this one)
 	@$(PYTEST) $(if $(ARGS),$(ARGS),-m "not interop and not long")
 
 test-long: JOBS ?= 2
