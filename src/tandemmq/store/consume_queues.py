@@ -75,9 +75,13 @@ class Doubts:
         return (place,) if continues_queue else self._judge_alone(queue, place)
 
     def finish(self, queue: ConsumeQueue, gap_max: int) -> Sequence[Place]:
-        """What is to be put when no more records come: a gap of up to `gap_max` takes nothing away."""
+        """What is to be put when no more records come: a gap of up to `gap_max` takes nothing away, and no
+        turned bit makes one of which several bits differ: there were records, which a repair gave up.
+        """
         held = self._held.pop(queue)
-        if 0 < held.queue_offset - queue.max_offset <= gap_max:
+        number, end = held.queue_offset, queue.max_offset
+        is_turned = 1 in ((number ^ end).bit_count(), (number ^ end + 1).bit_count())
+        if 0 < number - end <= gap_max or (number > end and not is_turned):
             return (held,)
         _deny(queue, held)
         return ()

@@ -557,7 +557,8 @@ class BlockDispatch:
             self._queues.put_at(queue, *place)
         except OSError as error:
             self._on_failed(queue, error)
-        return queue.max_offset == place[0] + 1
+        # One that waits may have a used number, that of the queue's last entry.
+        return queue.max_offset == place[0] + 1 and not self._queues.is_in_doubt(queue)
 
     def _put_many(self, queue: ConsumeQueue, entries: bytes, end_log_offset: int) -> None:
         try:

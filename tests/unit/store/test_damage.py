@@ -8,6 +8,7 @@ from store_rig import ROOT, Rig, heal_disturbed, record
 from tandemmq.errors import Corrupt, ServiceNotAvailable
 from tandemmq.protocol.record import decode_records, record_size
 from tandemmq.store import FlushMode, GetStatus, MessageStore, PutStatus
+from tandemmq.store.damage import seal
 from tandemmq.store.retention import HOUR_MS
 
 LOG = ROOT / "commitlog"
@@ -481,4 +482,23 @@ async def test_a_turned_bit_in_a_record_s_number_costs_that_message_alone(
     await rig.clock.pass_time(11)
     assert read(store)[-1] == COUNT
     assert store.queue_max("T", 0) == COUNT + 1
+    await store.close()
+
+
+async def test_a_message_behind_sealed_ones_is_kept_though_no_other_follows_it() -> None:
+    """More messages were given up than a queue file has entries: no turned bit makes such a number."""
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    store = await rig.open()
+    rig.stores.append(store)
+    rig.put(store, *(record(b"%03d" % n) for n in range(19)))
+    await rig.clock.pass_time(2)
+    begin, end = place(rig, 5), place(rig, 18)
+    raw = seal(begin, end - begin, reaches_file_end=False, stored_at_ms=rig.clock.now_ms())
+    file = rig.disk.open(LOG / f"{0:020d}")
+    file.pwrite(begin, (raw,))
+    file.close()
+    rig.kill()
+    store = await rig.open()
+    assert read(store)[-1] == 18
+    assert store.queue_max("T", 0) == 19
     await store.close()

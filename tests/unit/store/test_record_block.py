@@ -15,7 +15,7 @@ from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.record import NewRecord, RecordCheck, RecordOutcome, check_record, encode_record
 from tandemmq.store.admission import Admission
 from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.consume_queues import ConsumeQueues
+from tandemmq.store.consume_queues import ConsumeQueues, Doubts
 from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.key_indexes import KeyIndexes
 from tandemmq.store.options import StoreOptions, StorePaths
@@ -203,6 +203,28 @@ def test_tables_fed_with_blocks_are_those_fed_one_by_one(seed: int) -> None:
         assert {queue.key for queue in touched} == {key for key, _ in block.queues(0, len(block))}
         begin = block.end
     assert by_block.content() == one_by_one.content()
+
+
+def test_a_used_number_waits_in_a_block_as_it_does_alone() -> None:
+    """The number of a last record that was denied is given again: then both are of one run."""
+    log = bytearray()
+    for offset in (*range(9), 8, 9, 10, 11, 9, 13):
+        new = NewRecord(
+            topic="a", queue_id=0, body=b"x", properties=b"", born_at_ms=1, born_host=HOSTS[0], sys_flag=0
+        )
+        log += encode_record(
+            new, queue_offset=offset, log_offset=len(log), stored_at_ms=1, store_host=HOSTS[0]
+        )
+    one_by_one, by_block = Tables(options()), Tables(options())
+    for tables in (one_by_one, by_block):
+        tables.queues.doubts = Doubts(0, lambda _begin, _end: False)
+    one_by_one.put_one_by_one(bytes(log), leading(bytes(log), 0), 0)
+    block = read_block(memoryview(bytes(log)), log_offset=0, check_crc=True)
+    by_block.dispatcher.put_block(block, 0, len(block))
+    for tables in (one_by_one, by_block):
+        tables.queues.settle_doubts()
+    assert by_block.content() == one_by_one.content()
+    assert by_block.queues.table["a", 0].min_offset == 0
 
 
 class NoRoom(NoFault):
