@@ -189,7 +189,7 @@ class Cleaner:
         candidates = islice(pairwise(self._log.log.segments), self._options.delete_file_count_max)
         # A file behind which a damaged record begins is as young as the next one, which the plan asks about.
         times = [
-            self._begun_at(after)
+            self._left_for(segment, after)
             for segment, after in candidates
             if segment.end <= safe and after.base < self._log.end
         ]
@@ -198,21 +198,29 @@ class Cleaner:
                 times[index] = times[index + 1] if index + 1 < len(times) else self._clock.now_ms()
         return times
 
-    def _begun_at(self, segment: Segment) -> int:
-        """When the first records of a file were stored; -1 when the first one is damaged.
+    def _left_for(self, segment: Segment, after: Segment) -> int:
+        """When the log left the file for the one after it; -1 when that begins with damage.
 
         No checksum covers a time: of three records the middle one counts, so that a turned bit makes no file
-        old before its time, nor keeps it for ever.
+        old before its time, nor keeps it for ever. Where fewer are behind the file its own first one helps.
         """
+        times = self._first_times(after, RECORDS_ASKED)
+        if not times:
+            return -1
+        if len(times) < RECORDS_ASKED:
+            times += self._first_times(segment, 1)
+        return sorted(times)[len(times) // 2]
+
+    def _first_times(self, segment: Segment, count: int) -> list[int]:
         times: list[int] = []
         at = segment.base
-        while at < segment.end and len(times) < RECORDS_ASKED:
+        while at < segment.end and len(times) < count:
             record = self._log.check(at)
             if record.outcome is not RecordOutcome.OK:
                 break
             times.append(record.stored_at_ms)
             at += record.size
-        return sorted(times)[len(times) // 2] if times else -1
+        return times
 
     def _set_full(self, is_full: bool) -> None:
         if is_full == self._admission.is_blocked(_DISK_FULL):
