@@ -81,7 +81,8 @@ class Doubts:
         held = self._held.pop(queue)
         number, end = held.queue_offset, queue.max_offset
         is_turned = 1 in ((number ^ end).bit_count(), (number ^ end + 1).bit_count())
-        if 0 < number - end <= gap_max or (number > end and not is_turned):
+        is_second = number < end == queue.min_offset + 1  # then the first one may as well be wrong
+        if is_second or 0 < number - end <= gap_max or (number > end and not is_turned):
             return (held,)
         _deny(queue, held)
         return ()
