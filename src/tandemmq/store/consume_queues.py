@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 QueueKey = tuple[str, int]
 
 
-class Place(NamedTuple):
+class QueuePlace(NamedTuple):
     """The entry that a record names by itself."""
 
     queue_offset: int
@@ -54,13 +54,13 @@ class Doubts:
     def __init__(self, log_begin: int, is_damaged: Callable[[int, int], bool]) -> None:
         self._log_begin = log_begin
         self._is_damaged = is_damaged
-        self._held: dict[ConsumeQueue, Place] = {}
+        self._held: dict[ConsumeQueue, QueuePlace] = {}
 
     def __contains__(self, queue: ConsumeQueue) -> bool:
         """True while a record of the queue waits."""
         return queue in self._held
 
-    def judge(self, queue: ConsumeQueue, place: Place) -> Sequence[Place]:
+    def judge(self, queue: ConsumeQueue, place: QueuePlace) -> Sequence[QueuePlace]:
         """What is to be put into the queue now, in this order."""
         held = self._held.pop(queue, None)
         if held is None:
@@ -74,7 +74,7 @@ class Doubts:
         _deny(queue, held)
         return (place,) if continues_queue else self._judge_alone(queue, place)
 
-    def finish(self, queue: ConsumeQueue, gap_max: int) -> Sequence[Place]:
+    def finish(self, queue: ConsumeQueue, gap_max: int) -> Sequence[QueuePlace]:
         """What is to be put when no more records come: a gap of up to `gap_max` takes nothing away, and no
         turned bit makes one of which several bits differ: there were records, which a repair gave up.
         """
@@ -92,13 +92,13 @@ class Doubts:
         """Those of which a record waits."""
         return tuple(self._held)
 
-    def _judge_alone(self, queue: ConsumeQueue, place: Place) -> Sequence[Place]:
+    def _judge_alone(self, queue: ConsumeQueue, place: QueuePlace) -> Sequence[QueuePlace]:
         if self._is_explained(queue, place):
             return (place,)
         self._held[queue] = place
         return ()
 
-    def _is_explained(self, queue: ConsumeQueue, place: Place) -> bool:
+    def _is_explained(self, queue: ConsumeQueue, place: QueuePlace) -> bool:
         number, last_end = place.queue_offset, queue.end_log_offset
         return (
             number in (0, queue.max_offset)
@@ -108,7 +108,7 @@ class Doubts:
         )
 
 
-def _deny(queue: ConsumeQueue, place: Place) -> None:
+def _deny(queue: ConsumeQueue, place: QueuePlace) -> None:
     log.error(
         events.QUEUE_NUMBER_DENIED,
         extra={
@@ -179,7 +179,7 @@ class ConsumeQueues:
         A queue that begins anew at 0 shows that its topic was deleted, though nobody has told: what the topic
         had before goes from its other queues, too.
         """
-        place = Place(queue_offset, log_offset, size, tag_hash)
+        place = QueuePlace(queue_offset, log_offset, size, tag_hash)
         if self.doubts is None or log_offset < queue.end_log_offset:
             self._put(queue, place)
         else:
@@ -199,7 +199,7 @@ class ConsumeQueues:
                     continue  # of a former life of its topic
                 self._put_all(queue, doubts.finish(queue, gap_max))
 
-    def _put_all(self, queue: ConsumeQueue, places: Sequence[Place]) -> None:
+    def _put_all(self, queue: ConsumeQueue, places: Sequence[QueuePlace]) -> None:
         """An entry whose file takes no write is kept in memory, and the next one as well."""
         if places:
             try:
@@ -207,7 +207,7 @@ class ConsumeQueues:
             finally:
                 self._put_all(queue, places[1:])
 
-    def _put(self, queue: ConsumeQueue, place: Place) -> None:
+    def _put(self, queue: ConsumeQueue, place: QueuePlace) -> None:
         queue_offset, log_offset, size, tag_hash = place
         is_made_again = _begins_anew(queue, queue_offset, log_offset)
         if is_made_again:
