@@ -46,7 +46,10 @@ class Doubts:
     its own message: a filler stands in its place.
     Believed at once is what the log explains: number 0, which a topic that was made again begins with;
     damage, or bytes that are gone, between the queue's last record and this one; numbers that only fillers
-    have.
+    have. So is the first record of a queue, because nothing is before it that tells.
+    `is_damaged(begin, end)` says whether bytes between these log offsets are known to be damaged; the log
+    begins at `log_begin`.
+    Source: spec store 3 (what the checksum covers), 5.
     """
 
     __slots__ = ("_held", "_is_damaged", "_log_begin")
@@ -61,7 +64,7 @@ class Doubts:
         return queue in self._held
 
     def judge(self, queue: ConsumeQueue, place: QueuePlace) -> Sequence[QueuePlace]:
-        """What is to be put into the queue now, in this order."""
+        """What is to be put into the queue now, in this order; nothing while the record waits."""
         held = self._held.pop(queue, None)
         if held is None:
             return self._judge_alone(queue, place)
@@ -75,8 +78,10 @@ class Doubts:
         return (place,) if continues_queue else self._judge_alone(queue, place)
 
     def finish(self, queue: ConsumeQueue, gap_max: int) -> Sequence[QueuePlace]:
-        """What is to be put when no more records come: a gap of up to `gap_max` takes nothing away, and no
-        turned bit makes one of which several bits differ: there were records, which a repair gave up.
+        """What is to be put when no more records come, nothing when the number is denied.
+
+        A gap of up to `gap_max` entries takes nothing away. A larger one is believed where several bits
+        differ: one turned bit does not make it, but records that a repair gave up.
         """
         held = self._held.pop(queue)
         number, end = held.queue_offset, queue.max_offset
