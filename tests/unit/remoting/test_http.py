@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from sim.memory import ManualClock, MemoryNetwork
 from tandemmq.errors import ConfigError
 from tandemmq.remoting.http import (
     HttpAnswer,
+    HttpConnection,
     HttpOptions,
     HttpServer,
 )
@@ -33,6 +37,59 @@ PAGES: dict[str, Callable[[], HttpAnswer]] = {
     "/sick": lambda: HttpAnswer(b"no\n", status=503),
     "/broken": broken,
 }
+
+
+class Sink(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.is_closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.is_closed
+        self.written += data
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.close()
+
+
+def feed(*pieces: bytes) -> None:
+    """The server answers these bytes once and with a whole answer, or waits for more."""
+    clock = ManualClock()
+    server = HttpServer(PAGES, network=MemoryNetwork(clock), clock=clock)
+    server.on_connected = lambda _: True  # type: ignore[method-assign]
+    connection, sink = HttpConnection(server), Sink()
+    connection.connection_made(sink)
+    for piece in pieces:
+        connection.data_received(piece)
+    connection.connection_lost(None)
+    assert sink.is_closed == bool(sink.written)
+    head, _, body = sink.written.partition(b"\r\n\r\n")
+    length = re.search(rb"Content-Length: (\d+)", head)
+    assert not sink.written or (length is not None and int(length[1]) >= len(body))
+
+
+REQUEST_PARTS = (
+    *(b"GET", b"HEAD", b"CONNECT", b" ", b"/page", b"*", b"a:1", b" HTTP/1.1", b" HTTP/1.0", b" HTTP/2.0"),
+    *(b"\r\n", b"\n", b"\0", b"Host: a", b"Connection: upgrade", b"Upgrade: h2c", b"Expect: 100-continue"),
+    *(b"Content-Length: 5", b"Content-Length: -1", b"Transfer-Encoding: chunked", b"Transfer-Encoding: x"),
+)
+
+
+@given(st.lists(st.one_of(st.sampled_from(REQUEST_PARTS), st.binary(min_size=1, max_size=40)), max_size=12))
+@example([b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n"])
+@example([b"GET /page HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n", b"12345"])
+@example([b"GET /page HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"])
+@example([b"GET /page HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: x\r\n\r\n"])
+def test_any_bytes_are_answered_once_or_waited_for(pieces: list[bytes]) -> None:
+    feed(*pieces)
+    if pieces:
+        feed(b"".join(pieces))
 
 
 @pytest.mark.parametrize("name", ["connections_max", "head_bytes_max", "connection_s_max"])
@@ -152,7 +209,7 @@ async def test_what_cannot_be_a_request_is_cut_off_at_once(server: HttpServer, f
     assert status_of(await exchange(address, first)) == 400
 
 
-async def test_only_one_request_is_answered(server: HttpServer) -> None:
+async def test_only_one_request_feed(server: HttpServer) -> None:
     address = await server.start("127.0.0.1", 0)
     assert (await exchange(address, GET + GET)).count(b"HTTP/1.1 200") == 1
 
