@@ -46,7 +46,7 @@ class Doubts:
     its own message: a filler stands in its place.
     Believed at once is what the log explains: number 0, which a topic that was made again begins with;
     damage, or bytes that are gone, between the queue's last record and this one; numbers that only fillers
-    have. So is the first record of a queue, because nothing is before it that tells.
+    have; the first record of a queue, where the log has lost its beginning.
     `is_damaged(begin, end)` says whether bytes between these log offsets are known to be damaged; the log
     begins at `log_begin`.
     Source: spec store 3 (what the checksum covers), 5.
@@ -86,7 +86,8 @@ class Doubts:
         held = self._held.pop(queue)
         number, end = held.queue_offset, queue.max_offset
         is_turned = 1 in ((number ^ end).bit_count(), (number ^ end + 1).bit_count())
-        is_second = number < end == queue.min_offset + 1  # then the first one may as well be wrong
+        # Of two that contradict each other the first one may as well be wrong.
+        is_second = number < end == queue.min_offset + 1
         if is_second or 0 < number - end <= gap_max or (number > end and not is_turned):
             return (held,)
         _deny(queue, held)
@@ -105,6 +106,8 @@ class Doubts:
 
     def _is_explained(self, queue: ConsumeQueue, place: QueuePlace) -> bool:
         number, last_end = place.queue_offset, queue.end_log_offset
+        if queue.max_offset == 0:
+            return number == 0 or self._log_begin > 0 or self._is_damaged(0, place.log_offset)
         return (
             number in (0, queue.max_offset)
             or not 0 <= self._log_begin <= last_end <= place.log_offset
