@@ -573,11 +573,19 @@ async def test_who_has_the_log_and_not_the_tables_is_no_member_yet(
         propose(members, set_epoch)
 
     first.on_propose = note
+    vouching, asked, may_join = group.brokers[1]._vouching, asyncio.Event(), first.may_join
+
+    def watched(broker_id: int) -> bool:
+        if broker_id in vouching:
+            asked.set()
+        return may_join(broker_id)
+
+    first.may_join = watched
     await group.start(2)
     await group.caught_up()
-    await until(lambda: group.brokers[2].broker_id in group.brokers[1]._vouching, "the slave speaks")
+    await until(lambda: group.brokers[2].broker_id in vouching, "the slave speaks")
     assert (await group.send(1, b"more", "T")).code == ResponseCode.SUCCESS
-    await group.caught_up()
+    await until(asked.is_set, "the master asks whether it may join")
     arrives.set()
     await group.in_set(1, 2)
     assert had_topic == [True]
