@@ -5,7 +5,7 @@ TANDEMMQ := .venv/bin/tandemmq
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-all interop client-both client-soak lint types contracts check crash power sim elected raft plants fuzz soak failover spark bench bench-quick bench-kafka setup-demo setup-dev clean
+.PHONY: help demo test test-long test-all interop client-both client-soak lint types contracts check crash power sim elected raft plants fuzz soak failover spark costs bench bench-quick bench-kafka setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -105,6 +105,9 @@ fuzz: setup-dev ## Send a million mutated frames to a name server, a broker and 
 	@$(PY) -m sim.fuzz.run --frames $(FRAMES) $(ARGS)
 
 check: lint types contracts test ## All of the above
+
+costs: setup-dev ## Count the steps a broker takes per message, beside what it took before (seconds, on any machine; ARGS="--where pull")
+	@$(PY) -m costs $(ARGS)
 
 bench: ROUNDS ?= 3
 bench: CASES ?=

@@ -39,8 +39,10 @@ LONG = (
     "faults/test_failover.py",
     "faults/test_process_faults.py",
     "faults/test_soak.py",
+    "scenario/test_cli_document.py",
     "simulation/test_reconnect_for_ever.py",
     "spark/test_spark_audit.py",
+    "spark/test_spark_bench.py",
     "spark/test_spark_contract.py",
     "spark/test_spark_dead_letters.py",
     "spark/test_spark_docs.py",
@@ -49,9 +51,14 @@ LONG = (
     "spark/test_spark_lake_formats.py",
     "spark/test_spark_landing.py",
     "spark/test_spark_pipeline_processes.py",
+    "spark/test_spark_replay.py",
+    "spark/test_spark_tables.py",
     "spark/test_spark_transactional.py",
+    "unit/sim/test_planted_bugs.py",
 )
-"""Real processes that are killed, and Spark sessions: few tests, and more than half of the time of all."""
+"""Real processes that are killed, and Spark sessions: few tests, and more than half of the time of all. Single
+tests of other files have the mark `long` themselves.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

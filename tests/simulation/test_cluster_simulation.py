@@ -77,6 +77,7 @@ def test_a_broker_that_does_not_find_numbered_sends_again_is_found(monkeypatch: 
     assert seeds_until_found(range(5), "numbered sends cannot go on", with_losses) <= 5
 
 
+@pytest.mark.long
 def test_seed_repeats_exactly_whatever_the_hash_seed() -> None:
     def run(hash_seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

@@ -385,6 +385,7 @@ for batch in range(int(done.read_text()), 12):
 """Commits batches as Spark does: its own log of them is written after each commit."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ALL)
 def test_a_writer_that_is_killed_again_and_again_writes_every_row_once(
     kind: LakeFormat, tmp_path: Path

@@ -443,6 +443,7 @@ print("done")
 """
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.parametrize("way", ["exchange", "no exchange"])
 def test_kill_anywhere_leaves_old_or_new_files_and_a_rerun_finishes(

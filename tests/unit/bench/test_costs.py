@@ -1,0 +1,52 @@
+"""The guard of what a message costs counts the package's own steps, and says when they are far more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import costs
+from costs import PACKAGE, Case, Cost, counting_steps, measure_all
+
+CASE = Case(name="one", frames=[], messages=1, steps=100, loops=10)
+
+
+def function_of(path: str, rounds: int) -> object:
+    """A function that loops, as if it stood in the file."""
+    names: dict[str, object] = {}
+    source = f"def loop():\n    for _ in range({rounds}): pass\n"
+    exec(compile(source, path, "exec"), names)
+    return names["loop"]
+
+
+def steps_of(path: str, rounds: int) -> int:
+    loop = function_of(path, rounds)
+    with counting_steps() as steps:
+        loop()  # type: ignore[operator]
+    return steps.total()
+
+
+def test_a_longer_loop_takes_more_steps_and_others_take_none() -> None:
+    ours = f"{PACKAGE}/broker/some.py"
+    assert steps_of(ours, 200) - steps_of(ours, 100) in range(100, 400)
+    assert steps_of("/elsewhere.py", 200) == 0
+
+
+@pytest.mark.parametrize(
+    ("steps", "loops", "is_far_more"), [(129, 19, False), (131, 10, True), (100, 21, True), (50, 5, False)]
+)
+def test_a_large_regression_is_told_from_noise(steps: float, loops: float, is_far_more: bool) -> None:
+    cost = Cost(case=CASE, steps=steps, loops=loops, by_function=Counter())
+    assert cost.is_far_more is is_far_more
+
+
+async def test_the_same_requests_take_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else the machine does; what is timed beside them decides nothing here."""
+    monkeypatch.setattr(costs, "TIMED_ROUNDS", 1)
+    first, second = [await measure_all(tmp_path / name) for name in ("first", "second")]
+    for one, other in zip(first, second, strict=True):
+        assert one.steps == pytest.approx(other.steps, rel=0.02)
+        assert not replace(one, loops=0.0).is_far_more

@@ -1,0 +1,329 @@
+"""`python -m costs`: how many steps a broker takes per message, beside what it took when this was written.
+
+A step is one bytecode instruction of the package that the event loop's thread executes. A broker runs in this
+process over connections in memory, so that the same requests take the same steps on a busy machine and on a
+fast one. What the steps call (checksums, copies, the kernel) is seen in the second figure: the thread's
+processor time, in rounds of a fixed loop that is timed in turns with it; the least of many counts.
+
+The last line is `COSTS OK` or, when a case takes far more than it did, `COSTS FAILED` with exit code 1. Both
+limits leave room for other versions of Python and for noise: `tandemmq bench` tells small differences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+import tandemmq
+from sim.memory import MemoryNetwork
+from tandemmq.bench.generator import send_frames
+from tandemmq.broker.broker import Broker
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.protocol.batch import encode_batch
+from tandemmq.protocol.codes import RequestCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.frame import encode_frame
+from tandemmq.protocol.properties import encode_properties
+from tandemmq.protocol.requests.consume import PullRequest
+from tandemmq.protocol.requests.send import SendRequestV2
+from tandemmq.runtime.disk import RealDisk
+from tandemmq.runtime.machine import LoopClock, SeededRandom
+from tandemmq.store import StoreOptions
+
+PACKAGE: Final = str(Path(tandemmq.__file__).parent)
+TOPIC: Final = "Costs"
+BODY_BYTES: Final = 1024
+PULLED: Final = 32
+TAGS: Final = ("TagA", "TagB", "TagC", "TagD")
+STEPS_RISE_MAX: Final = 1.3
+TIME_RISE_MAX: Final = 2.0
+TIMED_ROUNDS: Final = 40
+FIXED_LOOP_ROUNDS: Final = 20_000
+SHOWN_FUNCTIONS: Final = 25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One way to use a broker: `frames` are written at once, and `messages` are what their answers are about.
+
+    `steps` and `loops`, per message, are from Python 3.11.
+    """
+
+    name: str
+    frames: Sequence[bytes]
+    messages: int
+    steps: float
+    loops: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a case takes now, per message: steps, and processor time in rounds of the fixed loop."""
+
+    case: Case
+    steps: float
+    loops: float
+    by_function: Counter[CodeType]
+
+    @property
+    def is_far_more(self) -> bool:
+        """Whether it is a large regression."""
+        return self.steps > self.case.steps * STEPS_RISE_MAX or self.loops > self.case.loops * TIME_RISE_MAX
+
+
+def cases() -> list[Case]:
+    """In this order: what is pulled was sent before."""
+    sends = send_frames(TOPIC, 1, BODY_BYTES, 64)
+    return [
+        Case(name="send a batch of 16", frames=[_batch_frame(16)], messages=16, steps=447, loops=85),
+        Case(name="send, one in flight", frames=sends[:1], messages=1, steps=2297, loops=460),
+        Case(name="send, 64 in flight", frames=sends, messages=64, steps=1021, loops=120),
+        Case(name="pull", frames=[_pull_frame()], messages=PULLED, steps=196, loops=26),
+        Case(name="pull one tag of four", frames=[_pull_frame("TagA")], messages=PULLED, steps=529, loops=44),
+        Case(
+            name="pull by SQL92, one of four",
+            frames=[_pull_frame("TAGS = 'TagA'", "SQL92")],
+            messages=PULLED,
+            steps=1808,
+            loops=145,
+        ),
+    ]
+
+
+def _send_header(*, is_batch: bool) -> SendRequestV2:
+    return SendRequestV2(
+        producer_group="costs",
+        topic=TOPIC,
+        default_topic="TBW102",
+        default_topic_queue_count=4,
+        queue_id=0,
+        sys_flag=0,
+        born_at_ms=1_700_000_000_000,
+        flag=0,
+        is_batch=is_batch,
+    )
+
+
+def _batch_frame(count: int) -> bytes:
+    """Messages as those of the single sends are; each tag in turn."""
+    body = b"x" * BODY_BYTES
+    items = []
+    for number in range(count):
+        properties = {"UNIQ_KEY": f"7F0000010001{number:020X}", "WAIT": "true", "TAGS": TAGS[number % 4]}
+        items.append((0, body, encode_properties(properties)))
+    command = Command.request(
+        RequestCode.SEND_BATCH_MESSAGE, _send_header(is_batch=True), body=encode_batch(items)
+    )
+    return encode_frame(command)
+
+
+def _pull_frame(subscription: str = "*", expression_type: str = "TAG") -> bytes:
+    header = PullRequest(
+        consumer_group="costs",
+        topic=TOPIC,
+        queue_id=0,
+        queue_offset=0,
+        count_max=PULLED,
+        sys_flag=0x4,
+        committed_offset=0,
+        suspend_timeout_ms=0,
+        subscription_version=0,
+        subscription=subscription,
+        expression_type=expression_type,
+    )
+    return encode_frame(Command.request(RequestCode.PULL_MESSAGE, header))
+
+
+class Asker(asyncio.Protocol):
+    """The client's end of a connection: it counts answers, with nothing of the package."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._wanted = 0
+        self._all_here = asyncio.Event()
+        self._transport: asyncio.WriteTransport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while len(self._received) >= 4:
+            size = 4 + int.from_bytes(self._received[:4], "big")
+            if len(self._received) < size:
+                return
+            if b'"code":0,' not in self._received[:size]:
+                raise RuntimeError(f"the broker refuses: {bytes(self._received[8:size])!r}")
+            del self._received[:size]
+            self._wanted -= 1
+        if self._wanted == 0:
+            self._all_here.set()
+
+    async def ask(self, frames: bytes, count: int) -> None:
+        """Send `count` requests in one piece and wait until all are answered."""
+        self._wanted = count
+        self._all_here.clear()
+        self._transport.write(frames)
+        await self._all_here.wait()
+
+
+@contextmanager
+def counting_steps() -> Iterator[Counter[CodeType]]:
+    """Grows with each instruction of the package that this thread executes, by function."""
+    steps: Counter[CodeType] = Counter()
+
+    def count(frame: FrameType, event: str, _argument: object) -> Any:
+        if event == "opcode":
+            steps[frame.f_code] += 1
+        return count
+
+    def enter(frame: FrameType, _event: str, _argument: object) -> Any:
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        return count
+
+    traced_before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        yield steps
+    finally:
+        sys.settrace(traced_before)
+
+
+def fixed_loop() -> int:
+    """What a round of the loop does is what a broker does most: look up, compare, add, make bytes."""
+    table, total = {number: number for number in range(8)}, 0
+    for number in range(FIXED_LOOP_ROUNDS):
+        total += len(table[number & 7].to_bytes(8, "big"))
+    return total
+
+
+def _loop_seconds() -> float:
+    begun_at = time.thread_time()
+    fixed_loop()
+    return (time.thread_time() - begun_at) / FIXED_LOOP_ROUNDS
+
+
+async def measure(case: Case, asker: Asker) -> Cost:
+    """Both figures. The case runs a few times first: tables and caches are as in a running broker."""
+    frames, count = b"".join(case.frames), len(case.frames)
+    for _ in range(3):
+        await asker.ask(frames, count)
+    counts = []
+    for _ in range(5):
+        with counting_steps() as counted:
+            await asker.ask(frames, count)
+        counts.append(counted)
+    least = min(counts, key=Counter.total)
+    seconds, loop_seconds = [], []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(TIMED_ROUNDS):
+            loop_seconds.append(_loop_seconds())
+            begun_at = time.thread_time()
+            for _ in range(4):
+                await asker.ask(frames, count)
+            seconds.append((time.thread_time() - begun_at) / 4)
+    finally:
+        gc.enable()
+    return Cost(
+        case=case,
+        steps=least.total() / case.messages,
+        loops=min(seconds) / min(loop_seconds) / case.messages,
+        by_function=least,
+    )
+
+
+async def measure_all(root: Path) -> list[Cost]:
+    """Of all cases, on one broker whose store lies below `root`."""
+    network = MemoryNetwork(LoopClock())
+    broker = Broker(
+        BrokerOptions(listen_host="127.0.0.1", listen_port=0, property_filter_enable=True),
+        StoreOptions(root=root, commit_log_file_bytes=256 << 20),
+        network=network,
+        disk=RealDisk(),
+        clock=LoopClock(),
+        chance=SeededRandom(1),
+    )
+    await broker.start()
+    try:
+        asker = Asker()
+        transport = await network.connect("127.0.0.1", broker.address[1], lambda: asker, 10.0)
+        found = [await measure(case, asker) for case in cases()]
+        transport.close()
+    finally:
+        await broker.stop()
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(prog="python -m costs", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print the figures for a program")
+    parser.add_argument("--where", default="", help="print which functions take the steps of this case")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="tandemmq-costs-") as directory:
+        found = asyncio.run(measure_all(Path(directory)))
+    console = Console()
+    if options.json:
+        rows = {one.case.name: {"steps": round(one.steps, 1), "loops": round(one.loops, 2)} for one in found}
+        console.print_json(json.dumps(rows))
+    else:
+        console.print(report(found))
+    for one in found:
+        if options.where and options.where in one.case.name:
+            console.print(where(one))
+    failed = [one.case.name for one in found if one.is_far_more]
+    verdict = f"COSTS FAILED: far more than before: {', '.join(failed)}" if failed else "COSTS OK"
+    console.print(verdict, soft_wrap=True)
+    return 1 if failed else 0
+
+
+def report(found: Sequence[Cost]) -> Table:
+    """What each case takes, and took."""
+    table = Table(title="per message")
+    table.add_column("case")
+    for name in ("steps", "before", "fixed loops", "before"):
+        table.add_column(name, justify="right")
+    for one in found:
+        table.add_row(
+            one.case.name,
+            f"{one.steps:.0f}",
+            f"{one.case.steps:.0f}",
+            f"{one.loops:.1f}",
+            f"{one.case.loops:.1f}",
+        )
+    return table
+
+
+def where(cost: Cost) -> Table:
+    """The functions that take the most."""
+    table = Table(title=f"steps per message: {cost.case.name}")
+    table.add_column("function")
+    table.add_column("steps", justify="right")
+    for code, steps in cost.by_function.most_common(SHOWN_FUNCTIONS):
+        path = Path(code.co_filename).relative_to(PACKAGE)
+        table.add_row(f"{path}: {code.co_qualname}", f"{steps / cost.case.messages:.1f}")
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())
