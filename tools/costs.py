@@ -17,6 +17,7 @@ import gc
 import json
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -187,7 +188,12 @@ class Asker(asyncio.Protocol):
 def counting_steps() -> Iterator[Counter[CodeType]]:
     """Grows with each instruction of the package that this thread executes, by function."""
     steps: Counter[CodeType] = Counter()
+    with _monitoring(steps) if sys.version_info >= (3, 12) else _tracing(steps):
+        yield steps
 
+
+@contextmanager
+def _tracing(steps: Counter[CodeType]) -> Iterator[None]:
     def count(frame: FrameType, event: str, _argument: object) -> Any:
         if event == "opcode":
             steps[frame.f_code] += 1
@@ -202,9 +208,33 @@ def counting_steps() -> Iterator[Counter[CodeType]]:
     traced_before = sys.gettrace()
     sys.settrace(enter)
     try:
-        yield steps
+        yield
     finally:
         sys.settrace(traced_before)
+
+
+@contextmanager
+def _monitoring(steps: Counter[CodeType]) -> Iterator[None]:
+    """As `_tracing`, which misses most instructions from Python 3.12 on."""
+    monitoring: Any = vars(sys)["monitoring"]  # Python 3.11, for which types are checked, lacks it
+    tool, thread = monitoring.PROFILER_ID, threading.get_ident()
+
+    def count(code: CodeType, _offset: int) -> object:
+        if not code.co_filename.startswith(PACKAGE):
+            return monitoring.DISABLE
+        if threading.get_ident() == thread:
+            steps[code] += 1
+        return None
+
+    monitoring.use_tool_id(tool, "costs")
+    monitoring.register_callback(tool, monitoring.events.INSTRUCTION, count)
+    monitoring.set_events(tool, monitoring.events.INSTRUCTION)
+    try:
+        yield
+    finally:
+        monitoring.set_events(tool, monitoring.events.NO_EVENTS)
+        monitoring.free_tool_id(tool)
+        monitoring.restart_events()
 
 
 def fixed_loop() -> int:
