@@ -56,8 +56,8 @@ LONG = (
     "spark/test_spark_transactional.py",
     "unit/sim/test_planted_bugs.py",
 )
-"""Real processes that are killed, and Spark sessions: few tests, and more than half of the time of all. Single
-tests of other files have the mark `long` themselves.
+"""Real processes that are killed, and Spark sessions: few tests, and more than half of the time of all. Some
+tests of other files have the mark themselves.
 """
 
 

