@@ -397,6 +397,26 @@ async def test_a_master_that_a_new_leader_has_not_heard_is_not_cleaned(rig: Rig)
     assert (group.master_id, group.master_epoch) == (1, 1)
 
 
+async def test_a_silent_master_may_write_for_as_long_as_the_leader_before_has_granted(rig: Rig) -> None:
+    """A new leader replaces it not, and lets nobody clean it, until that must have ended."""
+    one, two = [await rig.broker(number, is_ours=True) for number in (1, 2)]
+    await one.elect()
+    await one.alter_set(1, 2, set_epoch=1, master_epoch=1)
+    await two.beat()
+    controller = rig.controllers["n0"]
+    controller._elections._leader_since_s = rig.clock.monotonic() + 3600
+    one.timeout_ms = 1
+    await one.beat()
+    await until(lambda: not controller.live.is_alive(GROUP, 1, rig.clock.monotonic()), "it is silent")
+    header = headers.CleanBrokerDataRequest(cluster_name=CLUSTER, broker_name=GROUP, ids="1", is_forced=False)
+    answer = await rig.ask(Code.CLEAN_BROKER_DATA, header)
+    assert answer.code == ResponseCode.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
+    assert GROUP not in controller._elections._open
+    assert epochs(rig) == (1, 1, (1, 2), 2)
+    controller._elections._leader_since_s = rig.clock.monotonic() - elections.LEASE_END_S
+    await until(lambda: epochs(rig)[:2] == (2, 2), "it is replaced")
+
+
 async def test_a_living_master_that_is_cleaned_by_force_is_followed_when_its_lease_has_ended(
     rig: Rig,
 ) -> None:

@@ -1432,7 +1432,7 @@ _ELECTED: Final = (
         path="replication/core/term_sessions.py",
         sound="return [Align(point, self.epochs.cut",
         bug="return [Send(self._report()), Align(point, self.epochs.cut",
-        proofs=("elected", "unit/replication/test_term_sessions.py"),
+        proofs=("unit/replication/test_term_sessions.py", "elected"),
     ),
     Plant(
         name="a new leader of the controllers waits for no lease of the one before",
