@@ -37,6 +37,7 @@ class Copier:
         self.on_propose: Callable[[frozenset[int], int], None] = lambda _members, _epoch: None
         self.may_join: Callable[[int], bool] = lambda _broker_id: True
         self.on_halted: Callable[[], None] = lambda: None
+        self.on_following: Callable[[], None] = lambda: None
         self.members: frozenset[int] = frozenset()
         self.set_epoch = -1
         self.epoch: int | None = None

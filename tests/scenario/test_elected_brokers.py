@@ -19,8 +19,9 @@ from tandemmq.api.broker_admin import create_topic
 from tandemmq.api.broker_consume import commit_offset
 from tandemmq.api.controller import ControllerHeartbeat, hand_over, hand_over_group
 from tandemmq.api.nameserver import query_cluster_info
-from tandemmq.api.replica import MasterPlace
+from tandemmq.api.replica import FetchedTable, HeldTable, MasterPlace, fetch_topics
 from tandemmq.broker.autoswitch import elected
+from tandemmq.broker.replica import config_sync
 from tandemmq.broker.replica.config_sync import ConfigSync
 from tandemmq.controller.elections import LEASE_MS
 from tandemmq.errors import (
@@ -43,6 +44,7 @@ from tandemmq.protocol.requests.controller import MasterResponse
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
 from tandemmq.protocol.requests.send import SendResponse
 from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET
+from tandemmq.remoting import RemotingClient
 from tandemmq.remoting.options import render_address
 from waits import until
 
@@ -589,3 +591,26 @@ async def test_who_has_the_log_and_not_the_tables_is_no_member_yet(
     arrives.set()
     await group.in_set(1, 2)
     assert had_topic == [True]
+
+
+async def test_a_copy_that_begins_again_is_told_everything_again(
+    group: Elected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was told of the log before may be cut off with it, say that a topic was deleted."""
+    skips: list[bool] = []
+
+    async def noted(client: RemotingClient, master: str, held: HeldTable) -> FetchedTable[TopicConfig]:
+        skips.append(held.can_skip)
+        return await fetch_topics(client, master, held)
+
+    monkeypatch.setattr(config_sync, "fetch_topics", noted)
+    for number in (1, 2):
+        await group.start(number)
+        await group.master()
+    await group.in_set(1, 2)
+    group.brokers[2].broker._elected._config_sync.wake()  # type: ignore[union-attr]
+    await until(lambda: skips[-1:] == [True], "it asks for what has changed only")
+    before = len(skips)
+    copier(group, 2).on_following()
+    await until(lambda: len(skips) > before, "it asks again")
+    assert not skips[before]

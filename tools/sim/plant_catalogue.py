@@ -1502,7 +1502,7 @@ _ELECTED: Final = (
         path="controller/groups.py",
         sound="members = {key: one for key, one in live.items() if key in group.sync_set}",
         bug="members = dict(live)",
-        proofs=("elected", "unit/controller/test_groups.py"),
+        proofs=("unit/controller/test_groups.py", "elected"),
     ),
     Plant(
         name="a broker without its tail registers like any other",
@@ -1523,7 +1523,7 @@ _ELECTED: Final = (
         path="broker/autoswitch/term.py",
         sound="if told is not None and told.code == ResponseCode.SUCCESS:",
         bug="if told is None:",
-        proofs=("elected",),
+        proofs=("unit/broker/test_term_routes.py", "elected"),
     ),
     Plant(
         name="a copy that follows nobody shows what may be cut",
@@ -1586,7 +1586,7 @@ _ELECTED: Final = (
         path="broker/autoswitch/term.py",
         sound="        copying.on_following = self._config_sync.begin_copy\n",
         bug="",
-        proofs=("elected",),
+        proofs=("scenario/test_elected_brokers.py", "elected"),
     ),
 )
 

@@ -1,0 +1,65 @@
+"""What a broker of a group with controllers does around its handlers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tandemmq.broker.autoswitch.term import TABLE_CHANGES, copied_routes
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Command
+from waits import until
+
+REQUEST = Command.request(RequestCode.DELETE_TOPIC_IN_BROKER)
+CHANNEL: Any = None
+
+
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+@pytest.mark.parametrize("code", sorted(TABLE_CHANGES))
+async def test_a_change_of_tables_is_answered_when_the_next_master_has_it(
+    code: int, is_asynchronous: bool
+) -> None:
+    steps: list[str] = []
+    may_go_on = asyncio.Event()
+
+    def change(_channel: object, command: Command) -> Any:
+        steps.append("changed")
+
+        async def later() -> Command:
+            return command.reply()
+
+        return later() if is_asynchronous else command.reply()
+
+    async def wait_copied() -> None:
+        steps.append("waits")
+        await may_go_on.wait()
+        steps.append("copied")
+
+    handler = copied_routes({code: change}, wait_copied)[code]
+    answer = asyncio.ensure_future(handler(CHANNEL, REQUEST))  # type: ignore[arg-type]
+    await until(lambda: len(steps) == 2 or answer.done())
+    assert not answer.done()
+    may_go_on.set()
+    assert (await answer).code == ResponseCode.SUCCESS  # type: ignore[union-attr]
+    assert steps == ["changed", "waits", "copied"]
+
+
+async def test_what_changed_nothing_and_what_is_no_table_waits_for_nobody() -> None:
+    async def wait_copied() -> None:
+        raise AssertionError("nothing is to be copied")
+
+    def refuse(_channel: object, command: Command) -> Command:
+        return command.reply(ResponseCode.SYSTEM_ERROR)
+
+    def stay_silent(_channel: object, _command: Command) -> None:
+        return None
+
+    code = RequestCode.DELETE_TOPIC_IN_BROKER
+    refused = await copied_routes({code: refuse}, wait_copied)[code](CHANNEL, REQUEST)  # type: ignore[misc]
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    silent = copied_routes({code: stay_silent}, wait_copied)[code](CHANNEL, REQUEST)
+    assert await silent is None  # type: ignore[misc]
+    routes = copied_routes({RequestCode.SEND_MESSAGE: refuse}, wait_copied)
+    assert routes[RequestCode.SEND_MESSAGE] is refuse
