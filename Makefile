@@ -4,6 +4,8 @@ PY := .venv/bin/python
 TANDEMMQ := .venv/bin/tandemmq
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 ARGS ?=
+# Without compiled files each process that a test starts would compile the whole package again.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long test-all interop client-both client-soak lint types contracts check crash power sim elected raft plants fuzz soak failover spark costs bench bench-quick bench-kafka setup-demo setup-dev clean
 
@@ -21,8 +23,8 @@ setup-dev:
 demo: setup-demo ## Run the main job: 336,776 flights through master, slave and Spark into a table (ARGS="--chaos")
 	@$(TANDEMMQ) demo $(ARGS)
 
-test: JOBS ?= 2
-test: setup-dev ## Run the tests of every part, in JOBS=2 processes (ARGS="tests/unit -k name" for some, JOBS=0 in this one)
+test: JOBS ?= 3
+test: setup-dev ## Run the tests of every part, in JOBS=3 processes (ARGS="tests/unit -k name" for some, JOBS=0 in this one)
 	@$(PYTEST) $(if $(ARGS),$(ARGS),-m "not interop and not long")
 
 test-long: JOBS ?= 2

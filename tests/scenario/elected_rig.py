@@ -81,8 +81,9 @@ class Copier:
             data = bytes(master.store.log_view(end, 1 << 20)) if end < master.store.max_log_offset else b""
             if data:
                 self.store.append_raw(end, data)
-            elif (
-                self.broker_id not in master.members
+            if (
+                self.store.max_log_offset == master.store.max_log_offset
+                and self.broker_id not in master.members
                 and master._proposed != master.set_epoch
                 and master.may_join(self.broker_id)
             ):
