@@ -52,7 +52,7 @@ BODY_BYTES: Final = 1024
 PULLED: Final = 32
 TAGS: Final = ("TagA", "TagB", "TagC", "TagD")
 STEPS_RISE_MAX: Final = 1.3
-TIME_RISE_MAX: Final = 2.0
+TIME_RISE_MAX: Final = 3.0
 TIMED_ROUNDS: Final = 40
 FIXED_LOOP_ROUNDS: Final = 20_000
 SHOWN_FUNCTIONS: Final = 25
@@ -62,14 +62,15 @@ SHOWN_FUNCTIONS: Final = 25
 class Case:
     """One way to use a broker: `frames` are written at once, and `messages` are what their answers are about.
 
-    `steps` and `loops`, per message, are from Python 3.11.
+    `steps` and `loops`, per message, are from Python 3.11. `loops` None: its time says nothing, because most of
+    it is the event loop that falls asleep and wakes up.
     """
 
     name: str
     frames: Sequence[bytes]
     messages: int
     steps: float
-    loops: float
+    loops: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,9 @@ class Cost:
     @property
     def is_far_more(self) -> bool:
         """Whether it is a large regression."""
-        return self.steps > self.case.steps * STEPS_RISE_MAX or self.loops > self.case.loops * TIME_RISE_MAX
+        if self.steps > self.case.steps * STEPS_RISE_MAX:
+            return True
+        return self.case.loops is not None and self.loops > self.case.loops * TIME_RISE_MAX
 
 
 def cases() -> list[Case]:
@@ -92,7 +95,7 @@ def cases() -> list[Case]:
     sends = send_frames(TOPIC, 1, BODY_BYTES, 64)
     return [
         Case(name="send a batch of 16", frames=[_batch_frame(16)], messages=16, steps=447, loops=85),
-        Case(name="send, one in flight", frames=sends[:1], messages=1, steps=2297, loops=460),
+        Case(name="send, one in flight", frames=sends[:1], messages=1, steps=2297, loops=None),
         Case(name="send, 64 in flight", frames=sends, messages=64, steps=1021, loops=120),
         Case(name="pull", frames=[_pull_frame()], messages=PULLED, steps=196, loops=26),
         Case(name="pull one tag of four", frames=[_pull_frame("TagA")], messages=PULLED, steps=529, loops=44),
@@ -339,7 +342,7 @@ def report(found: Sequence[Cost]) -> Table:
             f"{one.steps:.0f}",
             f"{one.case.steps:.0f}",
             f"{one.loops:.1f}",
-            f"{one.case.loops:.1f}",
+            "" if one.case.loops is None else f"{one.case.loops:.1f}",
         )
     return table
 
