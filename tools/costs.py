@@ -62,8 +62,8 @@ SHOWN_FUNCTIONS: Final = 25
 class Case:
     """One way to use a broker: `frames` are written at once, and `messages` are what their answers are about.
 
-    `steps` and `loops`, per message, are from Python 3.11. `loops` None: its time says nothing, because most of
-    it is the event loop that falls asleep and wakes up.
+    `steps` and `loops`, per message, are from Python 3.11. `loops` None: its time says nothing, because most
+    of it is the event loop that falls asleep and wakes up.
     """
 
     name: str
