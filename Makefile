@@ -76,7 +76,7 @@ raft: SEEDS ?= 2000
 raft: setup-dev ## Run 2000 simulated Raft groups through crashes and partitions (SEEDS=n, ARGS="--seed 7 --trace")
 	@$(PY) -m sim.raft.run --seeds $(SEEDS) $(ARGS)
 
-plants: setup-dev ## Plant bugs of one line, one at a time, and have the proofs find each (hours; ARGS="--only text")
+plants: setup-dev ## Plant bugs of one line, one at a time, and have the proofs find each (half an hour or more; ARGS="--only text")
 	@$(PY) -m sim.plants $(ARGS)
 
 soak: MINUTES ?= 10
@@ -106,7 +106,7 @@ fuzz: FRAMES ?= 1000000
 fuzz: setup-dev ## Send a million mutated frames to a name server, a broker and its HA port (FRAMES=n, ARGS="--seed 7")
 	@$(PY) -m sim.fuzz.run --frames $(FRAMES) $(ARGS)
 
-check: lint types contracts test ## All of the above
+check: lint types contracts costs test ## All of the above
 
 costs: setup-dev ## Count the steps a broker takes per message, beside what it took before (seconds, on any machine; ARGS="--where pull")
 	@$(PY) -m costs $(ARGS)

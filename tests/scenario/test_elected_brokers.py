@@ -19,7 +19,7 @@ from tandemmq.api.broker_admin import create_topic
 from tandemmq.api.broker_consume import commit_offset
 from tandemmq.api.controller import ControllerHeartbeat, hand_over, hand_over_group
 from tandemmq.api.nameserver import query_cluster_info
-from tandemmq.api.replica import FetchedTable, HeldTable, MasterPlace, fetch_topics
+from tandemmq.api.replica import FetchedTable, HeldTable, MasterPlace
 from tandemmq.broker.autoswitch import elected
 from tandemmq.broker.replica import config_sync
 from tandemmq.broker.replica.config_sync import ConfigSync
@@ -597,20 +597,30 @@ async def test_a_copy_that_begins_again_is_told_everything_again(
     group: Elected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it was told of the log before may be cut off with it, say that a topic was deleted."""
-    skips: list[bool] = []
+    skips: dict[str, list[bool]] = {"fetch_topics": [], "fetch_groups": []}
 
-    async def noted(client: RemotingClient, master: str, held: HeldTable) -> FetchedTable[TopicConfig]:
-        skips.append(held.can_skip)
-        return await fetch_topics(client, master, held)
+    def noted(name: str) -> Any:
+        fetch = getattr(config_sync, name)
 
-    monkeypatch.setattr(config_sync, "fetch_topics", noted)
+        async def note(client: RemotingClient, master: str, held: HeldTable) -> FetchedTable[Any]:
+            skips[name].append(held.can_skip)
+            found: FetchedTable[Any] = await fetch(client, master, held)
+            return found
+
+        return note
+
+    for name in skips:
+        monkeypatch.setattr(config_sync, name, noted(name))
     for number in (1, 2):
         await group.start(number)
         await group.master()
     await group.in_set(1, 2)
-    group.brokers[2].broker._elected._config_sync.wake()  # type: ignore[union-attr]
-    await until(lambda: skips[-1:] == [True], "it asks for what has changed only")
-    before = len(skips)
+    assert group.brokers[2].broker._elected is not None
+    sync = group.brokers[2].broker._elected._config_sync
+    sync.wake()
+    await until(lambda: all(asked[-1:] == [True] for asked in skips.values()), "it asks for changes only")
+    before = {name: len(asked) for name, asked in skips.items()}
     copier(group, 2).on_following()
-    await until(lambda: len(skips) > before, "it asks again")
-    assert not skips[before]
+    assert sync.held is None, "what is held is of the log before"
+    await until(lambda: all(len(asked) > before[name] for name, asked in skips.items()), "it asks again")
+    assert not any(asked[before[name]] for name, asked in skips.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 import costs
 from costs import PACKAGE, Case, Cost, counting_steps, measure_all
+from tandemmq.bench.generator import send_frames
 
 CASE = Case(name="one", frames=[], messages=1, steps=100, loops=10)
 
@@ -52,3 +54,18 @@ async def test_the_same_requests_take_the_same_steps(tmp_path: Path, monkeypatch
     for one, other in zip(first, second, strict=True):
         assert one.steps == pytest.approx(other.steps, rel=0.02)
         assert not replace(one, loops=0.0).is_far_more
+
+
+@pytest.mark.parametrize(
+    ("topic", "bytes_min", "says"),
+    [("%no topic%", 0, "the broker refuses"), (costs.TOPIC, 1 << 20, "bytes came")],
+)
+async def test_a_broker_that_does_something_else_is_no_cheap_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topic: str, bytes_min: int, says: str
+) -> None:
+    frames = send_frames(topic, 1, 10, 1)
+    case = Case(name="other", frames=frames, messages=1, steps=1, loops=None, answer_bytes_min=bytes_min)
+    monkeypatch.setattr(costs, "cases", lambda: [case])
+    with pytest.raises(RuntimeError, match=says):
+        await measure_all(tmp_path)
+    assert await asyncio.to_thread(costs.main, []) == 1

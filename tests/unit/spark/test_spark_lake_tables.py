@@ -261,7 +261,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(catalogs, "_ENV_CONFIG", Config())
     catalog = catalogs.load_catalog("shop")
     yield catalog
-    catalog.close()
+    catalog.engine.dispose()
 
 
 def land(root: Path, home: TableHome, batch_id: int, rows: Any, query: str = "q") -> CommitOutcome:

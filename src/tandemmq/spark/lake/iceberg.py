@@ -142,9 +142,11 @@ def _load_catalog(name: str) -> Catalog:
 
 
 def _without_pool(catalog: SqlCatalog) -> SqlCatalog:
-    """It closes each connection after use: tables keep their catalog, and nobody closes it."""
-    catalog.engine.dispose()
-    catalog.engine = create_engine(catalog.engine.url, poolclass=NullPool)
+    """With a SQLite file each connection ends after its use: a table keeps its catalog, nobody closes it."""
+    engine = catalog.engine
+    if engine.dialect.name == "sqlite" and engine.url.database not in (None, "", ":memory:"):
+        engine.dispose()
+        catalog.engine = create_engine(engine.url, echo=engine.echo, poolclass=NullPool)
     return catalog
 
 
