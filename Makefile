@@ -106,10 +106,10 @@ fuzz: FRAMES ?= 1000000
 fuzz: setup-dev ## Send a million mutated frames to a name server, a broker and its HA port (FRAMES=n, ARGS="--seed 7")
 	@$(PY) -m sim.fuzz.run --frames $(FRAMES) $(ARGS)
 
-check: lint types contracts costs test ## All of the above
-
 costs: setup-dev ## Count the steps a broker takes per message, beside what it took before (seconds, on any machine; ARGS="--where pull")
 	@$(PY) -m costs $(ARGS)
+
+check: lint types contracts costs test ## Lint, types, contracts, costs and tests
 
 bench: ROUNDS ?= 3
 bench: CASES ?=

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import sys
 import tempfile
 import threading
@@ -173,7 +172,7 @@ class Asker(asyncio.Protocol):
     def __init__(self) -> None:
         self._received = bytearray()
         self._wanted = self._answer_bytes = 0
-        self._answered: asyncio.Future[None]
+        self._answered: asyncio.Future[None] | None = None
         self._transport: asyncio.WriteTransport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -194,11 +193,11 @@ class Asker(asyncio.Protocol):
             del self._received[:size]
             self._wanted -= 1
             self._answer_bytes += size
-        if self._wanted == 0 and not self._answered.done():
+        if self._wanted == 0 and self._answered is not None and not self._answered.done():
             self._answered.set_result(None)
 
     def _fail(self, reason: str) -> None:
-        if not self._answered.done():
+        if self._answered is not None and not self._answered.done():
             self._answered.set_exception(RuntimeError(reason))
 
     async def ask(self, frames: bytes, count: int) -> int:
@@ -284,7 +283,7 @@ def _loop_seconds() -> float:
 async def measure(case: Case, asker: Asker) -> Cost:
     """Both figures. The case runs a few times first: tables and caches are as in a running broker.
 
-    Raises:  RuntimeError when the broker does not what the case is about.
+    Raises:  RuntimeError when the broker does not do what the case is about.
     """
     frames, count = b"".join(case.frames), len(case.frames)
     for _ in range(3):
@@ -345,7 +344,6 @@ async def measure_all(root: Path) -> list[Cost]:
 def main(arguments: list[str] | None = None) -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(prog="python -m costs", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print the figures for a program")
     parser.add_argument("--where", default="", help="print which functions take the steps of this case")
     options = parser.parse_args(arguments)
     console = Console()
@@ -355,11 +353,7 @@ def main(arguments: list[str] | None = None) -> int:
         except (RuntimeError, TimeoutError) as error:
             console.print(f"COSTS FAILED: {error or 'the broker does not answer'}", soft_wrap=True)
             return 1
-    if options.json:
-        rows = {one.case.name: {"steps": round(one.steps, 1), "loops": round(one.loops, 2)} for one in found}
-        console.print_json(json.dumps(rows))
-    else:
-        console.print(report(found))
+    console.print(report(found))
     for one in found:
         if options.where and options.where in one.case.name:
             console.print(where(one))

@@ -159,8 +159,9 @@ def test_an_elected_master_that_dies_is_replaced_and_readers_go_on(folder: Path)
     until_blocking(lambda: is_well(folder))
     before = servers(folder)
     assert set(before) == {"name server", "master", "slave"}
-    healthy = run(folder, "doctor")
-    assert "0 problems, 0 warnings" in healthy.stdout, healthy.stdout
+    healthy = json.loads(run(folder, "doctor", "--json").stdout)
+    ills = [one for one in healthy["findings"] if one["level"] != "ok" and one["area"] != "disk"]
+    assert ills == [], healthy  # how full the disk is says nothing of the cluster
     host, _, port = before["name server"]["address"].partition(":")
     controller = f"{host}:{int(port) + local.CONTROLLER_DISTANCE}"
     group = json.loads(
