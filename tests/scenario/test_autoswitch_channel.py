@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,14 @@ import pytest
 from replica_pair import FAST, SEGMENT, log_bytes
 
 from tandemmq.broker.durable import Writer
-from tandemmq.errors import RequestRejected, StaleTerm
+from tandemmq.errors import FlushFailed, RequestRejected, StaleTerm
 from tandemmq.protocol.record import NewRecord
 from tandemmq.replication.core.epochs import Handshake, encode_handshake, encode_term_report
-from tandemmq.replication.core.progress import LogRange
+from tandemmq.replication.core.progress import LogRange, SlaveState
 from tandemmq.replication.shell import AutoSwitchReplication
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
-from tandemmq.store import BrokerRole, GetStatus, MessageStore, PutStatus, StoreOptions
+from tandemmq.store import BrokerRole, FlushMode, GetStatus, MessageStore, PutStatus, StoreOptions
 from waits import until
 
 
@@ -33,6 +33,7 @@ class Node:
         self.decides = True
         self.copy_count_min = 1
         self.replication = FAST
+        self.disk = RealDisk()
         self.proposals: list[frozenset[int]] = []
 
     async def start(self) -> None:
@@ -44,7 +45,7 @@ class Node:
             **self.changes,
         )
         clock = LoopClock()
-        self.store = await MessageStore.open(options, disk=RealDisk(), clock=clock, has_terms=True)
+        self.store = await MessageStore.open(options, disk=self.disk, clock=clock, has_terms=True)
         self.channel = AutoSwitchReplication(
             self.store,
             self.id,
@@ -88,6 +89,26 @@ class Node:
     async def stop(self) -> None:
         await self.channel.stop()
         await self.store.close()
+
+
+class SlowDisk(RealDisk):
+    """A disk on which what is written is synced once `may_sync` is set, or not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_sync = asyncio.Event()
+        self.may_sync.set()
+        self.waiting_count = 0
+        self.is_sick = False
+
+    async def offload(self, fn: Callable[..., Any], *args: Any) -> Any:
+        if fn.__name__ == "_sync_all":
+            self.waiting_count += 1
+            await self.may_sync.wait()
+            self.waiting_count -= 1
+            if self.is_sick:
+                raise OSError("I/O error")
+        return await super().offload(fn, *args)
 
 
 def _record(body: bytes) -> NewRecord:
@@ -435,3 +456,70 @@ async def test_readers_of_a_master_see_what_every_member_holds(nodes: tuple[Node
     await until(lambda: one.store.max_log_offset == two.store.max_log_offset)
     assert log_bytes(one.store) == log_bytes(two.store)
     assert one.store.queue_max("T", 0) == two.store.queue_max("T", 0) == 3
+
+
+async def inherit_unsynced(nodes: Sequence[Node], *, is_told: bool) -> tuple[SlowDisk, int]:
+    """The first of three led and is gone; the second has all that was acknowledged, and its disk has not yet.
+    `is_told`: the slaves know that it was confirmed. The disk of the second, and where all logs end.
+    """
+    one, two, three = nodes
+    disk = two.disk = SlowDisk()
+    for node in nodes:
+        node.changes["flush_mode"] = FlushMode.SYNC_FLUSH
+        node.replication = replace(FAST, heartbeat_interval_ms=600_000, silence_ms_max=1_200_000)
+        await node.start()
+    await one.lead(1, 1, 2, 3)
+    for slave in (two, three):
+        await slave.follow(one, 1)
+    assert await one.send(b"on every disk") == [PutStatus.PUT_OK]
+    await until(lambda: two.store.flushed.value == one.store.max_log_offset)
+    disk.may_sync.clear()
+    assert await one.send(*[b"acknowledged" * 50] * 5) == [PutStatus.PUT_OK] * 5
+    end = one.store.max_log_offset
+    if is_told:
+        await until(lambda: three.store.confirm_offset == end)
+    await one.channel.end_term()
+    assert two.store.flushed.value < two.store.max_log_offset == three.store.max_log_offset == end
+    assert (three.store.confirm_offset == end) is is_told
+    return disk, end
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "not told"])
+async def test_a_slave_keeps_what_a_new_master_has_and_its_disk_has_not_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool
+) -> None:
+    """Slaves are told that a log ends where it is synced: such a slave would halt, or cut the rest."""
+    if not is_told:
+        monkeypatch.setattr("tandemmq.replication.shell.autoswitch.CONFIRM_TOLD_MS", 600_000)
+    nodes = _, two, three = [Node(tmp_path / str(n), n) for n in (1, 2, 3)]
+    disk, end = await inherit_unsynced(nodes, is_told=is_told)
+    leading = asyncio.ensure_future(two.lead(2, 2, 3))
+    try:
+        await until(lambda: leading.done() or disk.waiting_count == 2, "the term waits for the disk, too")
+        await three.follow(two, 2)
+        answered = (SlaveState.PAUSED, SlaveState.HALTED, SlaveState.TRANSFERRING)
+        await until(lambda: three.channel.slave_status().state in answered)  # type: ignore[union-attr]
+        assert three.channel.halt_reason == ""
+        assert three.store.max_log_offset == end
+    finally:
+        disk.may_sync.set()  # else nothing can be stopped
+    await leading
+    assert two.store.confirmed.value == end
+    assert await two.send(b"newer") == [PutStatus.PUT_OK]
+    assert log_bytes(three.store) == log_bytes(two.store)
+    assert [tuple(entry) for entry in three.channel.epochs.entries] == [(1, 0), (2, end)]
+    for node in nodes:
+        await node.stop()
+
+
+async def test_no_term_begins_over_a_log_that_cannot_be_synced(tmp_path: Path) -> None:
+    """The others have it on their disks, and one of them is elected then."""
+    nodes = _, two, _ = [Node(tmp_path / str(n), n) for n in (1, 2, 3)]
+    disk, _ = await inherit_unsynced(nodes, is_told=True)
+    disk.is_sick = True
+    disk.may_sync.set()
+    with pytest.raises(FlushFailed):
+        await two.lead(2, 2, 3)
+    assert (two.store.epochs.last_epoch, two.channel.required) == (1, None)
+    for node in nodes:
+        await node.stop()

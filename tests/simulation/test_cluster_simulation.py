@@ -110,12 +110,11 @@ def test_finds_an_acknowledgement_before_the_store(monkeypatch: pytest.MonkeyPat
 
 
 def test_finds_a_slave_that_does_not_check_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
-    def trust(self: SlaveSession, head: TransferHead, now_ms: int) -> list[SlaveEffect]:
+    def trust(self: SlaveSession, head: TransferHead) -> None:
         if self._is_empty:
             self._received_to = head[0]
             self._verifier = self._new_verifier(head[0])
             self._is_empty = head[1] == 0
-        return []
 
     async def compare_nothing(self: TailCheck, log_end: int) -> TailVerdict:
         return TailVerdict(outcome=TailOutcome.SAME, log_offset=log_end)

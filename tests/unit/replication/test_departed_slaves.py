@@ -113,9 +113,19 @@ def test_a_name_that_looks_like_an_address_is_none() -> None:
 def test_a_connection_that_ended_before_its_name_came_gets_it() -> None:
     table = DepartedSlaves()
     table.note(departed(port=1))
-    table.note_name(("192.0.2.1", 1), ONE)
-    table.note_name(("192.0.2.1", 2), TWO)
+    table.note_name(("192.0.2.1", 1), ONE, 0)
+    table.note_name(("192.0.2.1", 2), TWO, 0)
     assert [slave.name for slave in table.list(0)] == [ONE]
+
+
+def test_a_slave_that_tells_its_name_was_heard_of_then() -> None:
+    table = DepartedSlaves()
+    table.note(departed(port=1))
+    table.note(departed(port=2, left_at_ms=10))
+    table.note_name(("192.0.2.1", 1), ONE, 20)
+    times = [(slave.name, slave.left_at_ms, slave.heard_at_ms) for slave in table.list(20)]
+    assert times == [(None, 10, 10), (ONE, 0, 20)]
+    assert [slave.name for slave in table.list(DEPARTED_MS_MAX + 11)] == [ONE]
 
 
 def test_why_a_slave_halted_is_kept_whether_it_tells_before_or_after_its_connection_ends() -> None:

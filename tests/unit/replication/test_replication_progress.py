@@ -1,6 +1,11 @@
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 from tandemmq.errors import ConfigError
+from tandemmq.replication.core.effects import TransferStarted
+from tandemmq.replication.core.frames import encode_report
 from tandemmq.replication.core.options import FirstTransfer, ReplicationOptions
 from tandemmq.replication.core.progress import (
     LogRange,
@@ -9,7 +14,9 @@ from tandemmq.replication.core.progress import (
     is_in_sync,
     plan_start,
 )
-from tandemmq.replication.shell.master import KnownAhead
+from tandemmq.replication.shell.master import KnownAhead, ReplicationMaster
+from tandemmq.runtime.ports import Clock, Network
+from tandemmq.store.message_store import MessageStore
 
 SEGMENT = 1024
 LAST, FIRST = FirstTransfer.LAST_FILE, FirstTransfer.FIRST_FILE
@@ -54,6 +61,29 @@ def test_a_copy_that_the_master_has_taken_over_is_ahead_no_more() -> None:
         known.note("10.0.0.1", plan_start(end, LogRange(0, 60), segment_bytes=SEGMENT, first_transfer=LAST))
     known.forget_below(500)
     assert known.ends_of("10.0.0.1") == {501: 60}
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_whether_a_copy_is_known_to_be_ahead_is_asked_when_it_reports(is_known: bool) -> None:
+    """Not when its connection is accepted: in between a master may settle, or refuse the copy elsewhere."""
+    store = SimpleNamespace(options=SimpleNamespace(commit_log_file_bytes=SEGMENT), max_log_offset=500)
+    master = ReplicationMaster(
+        cast(MessageStore, store),
+        ReplicationOptions(),
+        network=cast(Network, None),
+        clock=cast(Clock, None),
+    )
+    refused = plan_start(100, LogRange(0, 60), segment_bytes=SEGMENT, first_transfer=LAST)
+    if not is_known:
+        master._known_ahead.note("10.0.0.1", refused)
+    session = master.new_session("10.0.0.1", 0)
+    if is_known:
+        master._known_ahead.note("10.0.0.1", refused)
+    else:
+        master.on_settled()
+    started = session.on_data(encode_report(100), LogRange(0, 500), 1)[0]
+    assert isinstance(started, TransferStarted)
+    assert started.start.rule is (StartRule.SLAVE_AHEAD if is_known else StartRule.RESUMED)
 
 
 def test_in_sync_gap_is_strict() -> None:

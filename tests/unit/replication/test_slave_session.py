@@ -171,6 +171,42 @@ def test_damage_is_not_stored_and_asked_for_again_once() -> None:
     assert subject.halt.log_offset == offsets[1]
 
 
+@pytest.mark.parametrize(
+    "head",
+    [encode_head(SEGMENT, 1), encode_head(SEGMENT - 8, 100)],
+    ids=["at the wrong place", "across files"],
+)
+def test_of_damage_and_a_refused_head_behind_it_in_one_read_the_damage_decides(head: bytes) -> None:
+    log, offsets = make_log([10, 20], segment_bytes=SEGMENT)
+    damaged = bytearray(log)
+    damaged[offsets[1] + 95] ^= 1
+    subject = connected(0)
+    store, report, damage, closing = subject.on_data(frame(0, bytes(damaged)) + head, 1)
+    assert store == Store(0, memoryview(log[: offsets[1]]))
+    assert report == Send(encode_report(offsets[1]))
+    assert isinstance(damage, RefusedBytes)
+    assert (damage.log_offset, damage.is_final) == (offsets[1], False)
+    assert isinstance(closing, Disconnect)
+    assert (subject.state, subject.halt) == (SlaveState.PAUSED, None)
+
+    assert subject.on_tick(5_001) == [Dial(MASTER)]
+    subject.on_connected(offsets[1], 5_001)
+    effects = subject.on_data(frame(offsets[1], bytes(damaged[offsets[1] :])) + head, 5_002)
+    assert kinds(effects) == [RefusedBytes, Halt, Disconnect]
+    assert subject.halt is not None
+    assert (subject.halt.reason, subject.halt.log_offset) == (HaltReason.DAMAGED, offsets[1])
+
+
+def test_what_is_sound_before_a_frame_across_files_is_stored_before_the_halt() -> None:
+    log, _ = make_log([10, 20], segment_bytes=SEGMENT)
+    subject = connected(0)
+    effects = subject.on_data(frame(0, log) + encode_head(SEGMENT - 8, 100), 1)
+    assert effects[:2] == [Store(0, memoryview(log)), Send(encode_report(len(log)))]
+    assert kinds(effects[2:]) == [Halt, Disconnect]
+    assert subject.halt is not None
+    assert subject.halt.reason is HaltReason.FILE_SIZES_DIFFER
+
+
 def test_damage_on_the_way_heals_by_asking_again() -> None:
     log, _ = make_log([10], segment_bytes=SEGMENT)
     damaged = bytearray(log)

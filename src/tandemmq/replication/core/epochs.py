@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.hashes import crc32
-from tandemmq.replication.core.frames import BODY_BYTES_MAX, HEAD_BYTES
+from tandemmq.replication.core.frames import BODY_BYTES_MAX, HEAD_BYTES, TANDEM_BODY_BYTES_MAX
 
 EPOCH_COUNT_MAX: Final = 1_000
 """More a RocketMQ master cannot tell its slaves."""
@@ -72,16 +72,22 @@ class EpochList:
         assert epoch >= EPOCH_BEFORE_TERMS, epoch
         assert start >= 0, start
         kept = [entry for entry in self.entries if entry.epoch < epoch and entry.start < start]
+        assert self.entries[: len(kept)] == tuple(kept), "what a new term contradicts is the end of the list"
         return EpochList((*kept, EpochEntry(epoch, start))[-EPOCH_COUNT_MAX:])
 
     def cut_suffix(self, log_end: int) -> EpochList:
         """The log was cut at `log_end`."""
-        return EpochList(tuple(entry for entry in self.entries if entry.start < log_end))
+        assert log_end >= 0, log_end
+        kept = tuple(entry for entry in self.entries if entry.start < log_end)
+        assert kept == self.entries[: len(kept)], (kept, log_end)
+        return EpochList(kept)
 
     def cut_prefix(self, log_begin: int) -> EpochList:
         """The log begins at `log_begin` now; the entry that covers its first byte stays."""
+        assert log_begin >= 0, log_begin
         ends = [entry.start for entry in self.entries[1:]]
         gone = sum(end < log_begin for end in ends)
+        assert not gone or self.entries[gone - 1] != self.find(log_begin), (gone, log_begin)
         return EpochList(self.entries[gone:]) if gone else self
 
     def find(self, log_offset: int) -> EpochEntry | None:
@@ -107,7 +113,9 @@ class EpochList:
         newer = [entry for entry in master.entries if entry.epoch > last]
         if self.entries and newer and newer[0].start <= self.entries[-1].start:
             return master
-        return EpochList((*self.entries, *newer)[-EPOCH_COUNT_MAX:])
+        followed = EpochList((*self.entries, *newer)[-EPOCH_COUNT_MAX:])
+        assert followed.last_epoch == max(last, master.last_epoch), (followed.last_epoch, last)
+        return followed
 
 
 def consistent_point(ours: EpochList, our_end: int, theirs: EpochList, their_end: int) -> int | None:
@@ -117,6 +125,8 @@ def consistent_point(ours: EpochList, our_end: int, theirs: EpochList, their_end
     Two logs that begin at 0 in different terms have nothing in common: the first master was replaced before
     anybody had copied a byte.
     """
+    assert our_end >= 0, our_end
+    assert their_end >= 0, their_end
     if our_end == 0:
         return 0
     if not ours.has_terms and (not theirs or theirs.entries[0].epoch != EPOCH_BEFORE_TERMS):
@@ -141,6 +151,7 @@ def consistent_point(ours: EpochList, our_end: int, theirs: EpochList, their_end
 
 def encode_epochs(epochs: EpochList) -> bytes:
     """The text of `epochFileCheckpoint`."""
+    assert epochs, "a file without an entry cannot be read again"
     lines = b"".join(b"%d-%d\n" % entry for entry in epochs.entries)
     return b"%d\n%d\n" % (len(epochs.entries), crc32(lines) & _CRC_MASK) + lines
 
@@ -205,6 +216,8 @@ TERM_BODY_BYTES_MAX: Final = BODY_BYTES_MAX + HEAD_BYTES - TERM_HEAD_BYTES
 """What the receive buffer of a RocketMQ slave can hold."""
 NO_FILE: Final = -1
 """The offset in heartbeats of a RocketMQ master whose log has no file yet."""
+assert _STATE.size < _REPORT.size < _HANDSHAKE.size, "a slave's decoder holds less than a handshake"
+assert TANDEM_BODY_BYTES_MAX <= TERM_BODY_BYTES_MAX < BODY_BYTES_MAX, "the longer head takes room"
 
 
 class Handshake(NamedTuple):
@@ -245,6 +258,7 @@ def encode_handshake(handshake: Handshake) -> bytes:
 
 
 def encode_term_report(log_offset: int) -> bytes:
+    assert log_offset >= 0, log_offset
     return _REPORT.pack(_TRANSFERRING, log_offset)
 
 
@@ -252,6 +266,7 @@ def encode_answer(answer: EpochsAnswer) -> bytes:
     entries = answer.epochs.entries
     assert len(entries) <= EPOCH_COUNT_MAX, len(entries)
     assert answer.log_end >= 0, answer.log_end
+    assert not entries or entries[-1].start <= answer.log_end, (entries[-1], answer.log_end)
     head = _ANSWER.pack(
         _HANDSHAKING, _TERM_ENTRY.size * len(entries), answer.log_end, answer.epochs.last_epoch
     )
@@ -260,6 +275,7 @@ def encode_answer(answer: EpochsAnswer) -> bytes:
 
 def encode_term_head(head: TermHead) -> bytes:
     assert 0 <= head.size_bytes <= TERM_BODY_BYTES_MAX
+    assert head.confirm_offset >= 0, head
     assert not head.size_bytes or head.entry.start <= head.log_offset, "a byte belongs to its term"
     return _HEAD.pack(_TRANSFERRING, head.size_bytes, head.log_offset, *head.entry, head.confirm_offset)
 
@@ -339,6 +355,7 @@ class MasterFrameDecoder:
                 continue
             wanted = _frame_bytes(self._rest)
             taken = wanted - len(self._rest)
+            assert taken > 0, "a frame that is whole is taken out at once"
             self._rest += bytes(view[:taken])
             view = view[taken:]
             if len(self._rest) < wanted or _frame_bytes(self._rest) > wanted:

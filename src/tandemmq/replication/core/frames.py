@@ -124,6 +124,7 @@ class TransferDecoder:
             _check_head(head)
             events.append(head)
             self._body_left = head.size_bytes
+        assert position == end, (position, end)
         assert 0 <= self._body_left <= BODY_BYTES_MAX, self._body_left
         assert not self._head or not self._body_left, "a head comes behind a body"
         return events
@@ -165,6 +166,10 @@ _GREETING_BYTES: Final = len(GREETING_HEAD) + NONCE_BYTES
 _ANSWER_BYTES: Final = len(_ANSWER_HEAD) + NONCE_BYTES + _PROOF_BYTES
 GREETING_OFFSET: Final = int.from_bytes(GREETING_HEAD[:8], "big", signed=True)
 """What the greeting looks like to a slave that expects a frame."""
+assert len(GREETING_HEAD) == HEAD_BYTES, "a slave without a secret reads the greeting as a head"
+assert GREETING_OFFSET < 0, "and takes it for no place in a log"
+assert len(_ANSWER_HEAD) == REPORT_BYTES, "a master without a secret reads the answer as a report"
+assert TANDEM_BODY_BYTES_MAX <= BODY_BYTES_MAX, "a frame of ours is none that a slave refuses"
 
 
 class AllowedHosts:
@@ -201,6 +206,7 @@ class MasterHandshake:
     __slots__ = ("_buffer", "_nonce", "_secret")
 
     def __init__(self, secret: str, nonce: bytes) -> None:
+        assert secret, "everybody knows an empty secret"
         assert len(nonce) == NONCE_BYTES
         self._secret = secret
         self._nonce = nonce
@@ -235,6 +241,7 @@ class SlaveHandshake:
     __slots__ = ("_buffer", "_expected", "_nonce", "_secret")
 
     def __init__(self, secret: str, nonce: bytes) -> None:
+        assert secret, "everybody knows an empty secret"
         assert len(nonce) == NONCE_BYTES
         self._secret = secret
         self._nonce = nonce
@@ -269,4 +276,7 @@ class SlaveHandshake:
 
 
 def _prove(secret: str, side: bytes, master_nonce: bytes, slave_nonce: bytes) -> bytes:
-    return hmac.digest(secret.encode(), side + master_nonce + slave_nonce, "sha256")
+    assert len(master_nonce) == len(slave_nonce) == NONCE_BYTES, "each byte is of one part only"
+    proof = hmac.digest(secret.encode(), side + master_nonce + slave_nonce, "sha256")
+    assert len(proof) == _PROOF_BYTES, len(proof)
+    return proof

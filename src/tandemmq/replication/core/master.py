@@ -10,7 +10,7 @@ Source:     spec replication 4.2 to 4.8, 4.10; spec decisions 2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from tandemmq.errors import RemoteProtocolError
@@ -70,8 +70,9 @@ class MasterSession:
         options: ReplicationOptions,
         segment_bytes: int,
         now_ms: int,
-        known_ahead: Mapping[int, int] = MappingProxyType({}),
+        known_ahead: Callable[[], Mapping[int, int]] = lambda: MappingProxyType({}),
     ) -> None:
+        """`known_ahead`: what `plan_start` asks for, as it is when the first report is answered."""
         assert segment_bytes > 0, segment_bytes
         self._options = options
         self._known_ahead = known_ahead
@@ -119,6 +120,7 @@ class MasterSession:
 
     def on_tick(self, log: LogRange, now_ms: int, *, can_write: bool) -> list[MasterEffect]:
         """Time passed; `can_write` is False while earlier frames wait for the socket."""
+        assert now_ms >= self._read_at_ms, (now_ms, self._read_at_ms)
         if self.state is MasterState.CLOSED:
             return []
         if now_ms - self._read_at_ms > self._options.silence_ms_max:
@@ -138,6 +140,7 @@ class MasterSession:
     def heartbeat(self, now_ms: int) -> Send:
         """A head without bytes."""
         assert self.start is not None, "nothing is sent before the first report"
+        assert now_ms >= self._wrote_at_ms, (now_ms, self._wrote_at_ms)
         self._wrote_at_ms = now_ms
         return Send(self._head(self.next_offset, 0))
 
@@ -205,14 +208,16 @@ class MasterSession:
             segment_bytes=self._segment_bytes,
             first_transfer=self._options.first_transfer,
             is_tandem=self.is_tandem,
-            known_ahead=self._known_ahead,
+            known_ahead=self._known_ahead(),
         )
+        assert self.next_offset == 0, "nothing was sent before"
         self.start = start
         self.next_offset = start.log_offset
         self.state = next_state(MASTER_TRANSITIONS, self.state, _CAUSES[start.rule])
         return [TransferStarted(start)]
 
     def _note_hello(self, reports: tuple[int, ...], now_ms: int) -> None:
+        assert reports, "a slave that says nothing says no hello"
         if self._first_report is None:
             self._first_report, self._heard_at_ms = reports[0], now_ms
             reports = reports[1:]
@@ -243,6 +248,7 @@ class MasterSession:
         return max(self._options.sent_bytes_per_second_max - self.rate.this_second(now_ms), 0)
 
     def _end(self, reason: str) -> list[MasterEffect]:
+        assert reason, "whoever looks for a lost slave asks why"
         self.state = next_state(MASTER_TRANSITIONS, self.state, MasterCause.ENDED)
         return [Disconnect(reason)]
 
@@ -254,3 +260,5 @@ _CAUSES = {
     StartRule.SLAVE_AHEAD: MasterCause.FOUND_AHEAD,
     StartRule.SLAVE_TOO_OLD: MasterCause.FOUND_TOO_OLD,
 }
+assert _CAUSES.keys() == set(StartRule), _CAUSES
+assert MASTER_TRANSITIONS[MasterState.SUBSCRIBING].keys() >= set(_CAUSES.values()), _CAUSES

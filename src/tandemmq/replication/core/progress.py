@@ -64,6 +64,7 @@ def plan_start(
     """
     assert segment_bytes > 0, segment_bytes
     assert reported >= 0, reported
+    assert log.start <= log.end, log
     master_end = known_ahead.get(reported, log.end)
     wants_all = first_transfer is FirstTransfer.FIRST_FILE or (
         is_tandem and first_transfer is FirstTransfer.NEGOTIATED
@@ -78,6 +79,8 @@ def plan_start(
         rule, start = StartRule.SLAVE_TOO_OLD, reported
     else:
         rule, start = StartRule.RESUMED, reported
+    is_refused = rule in (StartRule.SLAVE_AHEAD, StartRule.SLAVE_TOO_OLD)
+    assert is_refused or log.start <= start <= log.end, (reported, start, log)
     return TransferStart(reported=reported, log_offset=start, rule=rule, master_end=master_end)
 
 
@@ -229,6 +232,11 @@ SLAVE_TRANSITIONS: Mapping[SlaveState, Mapping[SlaveCause, SlaveState]] = Mappin
         _S.STOPPED: {_SC.STOPPED: _S.STOPPED},
     }
 )
+
+assert MASTER_TRANSITIONS.keys() == set(MasterState), MASTER_TRANSITIONS
+assert all(row[_MC.ENDED] is _M.CLOSED for row in MASTER_TRANSITIONS.values()), "a connection may end always"
+assert SLAVE_TRANSITIONS.keys() == set(SlaveState), SLAVE_TRANSITIONS
+assert all(row[_SC.STOPPED] is _S.STOPPED for row in SLAVE_TRANSITIONS.values()), "a slave may stop always"
 
 State = TypeVar("State", MasterState, SlaveState)
 Cause = TypeVar("Cause", MasterCause, SlaveCause)

@@ -58,7 +58,9 @@ class ReplicaDirectory:
         `log_begin`: below it nothing is kept.
         """
         assert connection.id is None, "a connection makes its first report once"
+        assert connection not in self._connections, connection.host
         self._note_begin(connection.host, begins_at, log_begin)
+        assert all(begin > log_begin for begin in self._late_hosts.values()), (self._late_hosts, log_begin)
         for other in self._connections:
             if other.host == connection.host:
                 other.alive_above = other.sent
@@ -101,6 +103,7 @@ class ReplicaDirectory:
                 positions[connection.id] = connection.acknowledged
         for connection in self._connections:
             if connection.twin is not None:
+                assert connection.twin.twin is None, "who is in doubt is the twin of nobody"
                 fullest = max(self._candidates(connection), key=lambda other: other.acknowledged)
                 assert fullest.id is not None
                 positions[fullest.id] = max(positions[fullest.id], connection.acknowledged)
@@ -118,6 +121,7 @@ class ReplicaDirectory:
 
     def _note_begin(self, host: str, begins_at: int | None, log_begin: int) -> None:
         late = self._late_hosts
+        assert begins_at is None or begins_at >= 0, (host, begins_at)
         for other in [other for other, start in late.items() if start <= log_begin]:
             del late[other]
         if self._start_of_others <= log_begin:
@@ -156,6 +160,7 @@ class ReplicaDirectory:
             if other is connection:
                 break
             if other.host == connection.host and other.alive_above is not None:
+                assert other.twin is None, "the oldest that is in doubt is sure of its id"
                 connection.twin, connection.id = other, other.id
                 return
         connection.twin = None

@@ -4,8 +4,8 @@ Owns: when to dial, what a frame must look like, what is stored, what is reporte
 Invariants: a byte is stored once, at exactly the log's end, after it was verified; a report stands behind
             the stores that it acknowledges; retries never end, except after a halt, which only a person
             should undo.
-Knows not:  sockets, files. Times are monotonic milliseconds. The shell carries effects out in order; if one
-            of them fails it drops the rest and calls `on_failed`.
+Knows not:  sockets, files. Times are monotonic milliseconds. The shell carries effects out in order; if a
+            store fails it drops the stores and the reports behind it and calls `on_failed`.
 Source:     spec replication 4.2, 4.5 to 4.7, 4.10; spec decisions 2, 4, 9.
 """
 
@@ -111,6 +111,7 @@ class SlaveSession:
         A connection that works is kept when the address changes (spec replication 4.6); `on_tick` tells
         what works from what is only held up by heartbeats.
         """
+        assert self.address is not None or self.state in (SlaveState.UNASSIGNED, SlaveState.STOPPED)
         if address == self.address or self.state is SlaveState.STOPPED:
             return []
         self.address = address
@@ -124,6 +125,7 @@ class SlaveSession:
     def on_connected(self, log_end: int, now_ms: int) -> list[SlaveEffect]:
         """The connection is up; `log_end` is what the own log holds."""
         assert log_end >= 0, log_end
+        assert self._dialled is not None, "it is connected to whom it has dialled"
         self._begin_copy(log_end)
         self.reported = log_end
         self.start_rule = None
@@ -157,11 +159,12 @@ class SlaveSession:
 
         `room`: so many bytes at the beginning of `data` are none, but may be written over.
         """
+        assert 0 <= room <= len(data), (room, len(data))
         if self.state is not SlaveState.TRANSFERRING:
             return []
         self._read_at_ms = now_ms
         pieces: list[memoryview] = []
-        refusal: list[SlaveEffect] = []
+        refusal: Halt | str | None = None
         try:
             events = self._decoder.feed(memoryview(data)[room:] if room else data)
             for event in events:
@@ -169,17 +172,19 @@ class SlaveSession:
                     pieces.append(event)
                     self._received_to += len(event)
                     continue
-                refusal = self._refuse_head(event, now_ms)
-                if refusal:
+                refusal = self._refuse_head(event)
+                if refusal is not None:
                     break
         except RemoteProtocolError as error:
             return self._fail(str(error), now_ms)
         is_one = len(pieces) == 1 and events[-1] is pieces[0] and not self._decoder.buffered_bytes
         around = memoryview(data) if room and is_one else None
         effects, bad = self._take(pieces, around, now_ms)
-        if bad is not None:
+        if bad is not None:  # it lies before the head that was refused, if one was
             return effects + self._refuse_record(bad, now_ms)
-        return effects + refusal
+        if isinstance(refusal, Halt):
+            return effects + self._halt(refusal.reason, refusal.log_offset, refusal.detail)
+        return effects if refusal is None else effects + self._fail(refusal, now_ms)
 
     def on_tick(self, now_ms: int) -> list[SlaveEffect]:
         """Time passed: heartbeat, a silent master, or the end of a pause."""
@@ -215,6 +220,7 @@ class SlaveSession:
     def next_tick_ms(self) -> int:
         """When `on_tick` has something to do at the earliest; NEVER_MS if only events can change anything."""
         if self.state is SlaveState.PAUSED:
+            assert self._resume_at_ms < NEVER_MS, "a pause ends"
             return self._resume_at_ms
         if self.state is not SlaveState.TRANSFERRING:
             return NEVER_MS
@@ -230,6 +236,7 @@ class SlaveSession:
         return self._dialled != self.address
 
     def _report_first(self, now_ms: int) -> list[SlaveEffect]:
+        assert self.reported == self._received_to == self._verifier.log_offset, (self.reported, now_ms)
         self._read_at_ms = self._wrote_at_ms = self._copied_at_ms = now_ms
         if not self._is_empty:
             self.start_rule = StartRule.RESUMED
@@ -254,31 +261,33 @@ class SlaveSession:
             log_offset, segment_bytes=self._segment_bytes, record_bytes_max=self._options.record_bytes_max
         )
 
-    def _refuse_head(self, head: TransferHead, now_ms: int) -> list[SlaveEffect]:
-        """Empty if the frame may follow what was received; checked before its body is (spec replication
-        4.5)."""
+    def _refuse_head(self, head: TransferHead) -> Halt | str | None:
+        """None if the frame may follow what was received; else why nothing is copied any more, or why it is
+        asked for again. Checked before its body is (spec replication 4.5)."""
         is_first, self._has_frames = not self._has_frames, True
         offset, size = head
         if offset % self._segment_bytes + size > self._segment_bytes:
             detail = f"{size} bytes from {offset} on cross the end of a file of {self._segment_bytes} bytes"
-            return self._halt(HaltReason.FILE_SIZES_DIFFER, offset, detail)
+            return Halt(reason=HaltReason.FILE_SIZES_DIFFER, log_offset=offset, detail=detail)
         if self._is_empty:
             if offset % self._segment_bytes:
                 detail = f"an empty slave is sent bytes from {offset} on, inside a file"
-                return self._halt(HaltReason.FILE_SIZES_DIFFER, offset, detail)
+                return Halt(reason=HaltReason.FILE_SIZES_DIFFER, log_offset=offset, detail=detail)
+            assert self.reported == 0, self.reported
+            assert self._verifier.held_bytes == 0, "a copy begins once"
             self._received_to = offset
             self._verifier = self._new_verifier(offset)
             self._is_empty = size == 0
             self.start_rule = self._rule_of(offset)
-            return []
+            return None
         if offset == self._received_to:
-            return []
+            return None
         if is_first and size == 0 and offset < self._received_to:
             detail = f"the master's log ends at {offset}, ours at {self._received_to}"
             if self._is_elsewhere():
-                return self._fail(f"{detail}; the master is at {self.address} now", now_ms)
-            return self._halt(HaltReason.SLAVE_AHEAD, offset, detail)
-        return self._fail(f"a frame begins at {offset}, expected was {self._received_to}", now_ms)
+                return f"{detail}; the master is at {self.address} now"
+            return Halt(reason=HaltReason.SLAVE_AHEAD, log_offset=offset, detail=detail)
+        return f"a frame begins at {offset}, expected was {self._received_to}"
 
     def _rule_of(self, log_offset: int) -> StartRule | None:
         """By which rule an empty slave was sent the bytes from `log_offset` on, as far as can be known."""
@@ -311,6 +320,7 @@ class SlaveSession:
         return effects, bad
 
     def _refuse_record(self, bad: BadRecord, now_ms: int) -> list[SlaveEffect]:
+        assert bad.log_offset == self._verifier.log_offset, (bad, self._verifier.log_offset)
         is_final = bad.log_offset == self.damage_offset
         self.damage_offset = bad.log_offset
         damage = RefusedBytes(log_offset=bad.log_offset, reason=bad.reason, is_final=is_final)
@@ -326,11 +336,13 @@ class SlaveSession:
     def _leave(self, cause: SlaveCause, reason: str) -> list[SlaveEffect]:
         has_connection = self.state in _CONNECTED
         self._move(cause)
+        assert self.state not in _CONNECTED, (cause, self.state)
         return [Disconnect(reason)] if has_connection else []
 
     def _halt(self, reason: HaltReason, log_offset: int, detail: str) -> list[SlaveEffect]:
         assert self.halt is None, "nothing is copied after a halt"
         self._move(SlaveCause.REFUSED)
+        assert self.state is SlaveState.HALTED, self.state
         halt = Halt(reason=reason, log_offset=log_offset, detail=detail)
         self.halt = halt
         return [halt, Disconnect(detail)]

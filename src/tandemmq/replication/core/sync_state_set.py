@@ -186,6 +186,9 @@ class SyncStateSet:
 
     def _assert_union(self) -> None:
         """A send waits for whoever may be elected, whatever the controllers decide."""
+        assert self._asked is None or self._asked in self._proposed, (self._asked, self._proposed)
+        assert self.members not in self._proposed, "what is proposed is another set"
+        assert len(set(self._proposed)) == len(self._proposed), self._proposed
         required = self.required | {self._own_id}
         assert self.members <= required, (self.members, required)
         assert all(proposal <= required for proposal in self._proposed), (self._proposed, required)

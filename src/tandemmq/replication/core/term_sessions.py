@@ -89,6 +89,7 @@ class TermMasterSession(MasterSession):
             if isinstance(frame, Handshake):
                 if self.start is not None or self.slave not in (None, frame):
                     return [*effects, *self._end("the slave shakes hands in the middle of a transfer")]
+                assert self._epochs, "who is a master has a term"
                 self.slave = frame
                 effects.append(Send(encode_answer(EpochsAnswer(log.end, self._epochs))))
                 continue
@@ -130,6 +131,7 @@ class TermMasterSession(MasterSession):
             rule = StartRule.SLAVE_TOO_OLD
         if self._epochs.find(log_offset) is None:
             return self._end(f"no term is known of the byte at {log_offset}")
+        assert log.start <= log_offset <= log.end or rule is StartRule.SLAVE_TOO_OLD, (log_offset, log)
         is_known = rule is not StartRule.SLAVE_TOO_OLD
         cause = MasterCause.STARTED if is_known else MasterCause.FOUND_TOO_OLD
         self.next_offset = log_offset
@@ -140,7 +142,8 @@ class TermMasterSession(MasterSession):
     def _head(self, log_offset: int, size_bytes: int) -> bytes:
         entry = self._epochs.find(log_offset)
         assert entry is not None, log_offset
-        self._told_offset = self._confirm_offset()
+        before, self._told_offset = self._told_offset, self._confirm_offset()
+        assert before <= self._told_offset, (before, self._told_offset)
         return encode_term_head(TermHead(log_offset, size_bytes, entry, self._told_offset))
 
 
@@ -217,6 +220,7 @@ class TermSlaveSession(SlaveSession):
 
     def on_connected(self, log_end: int, now_ms: int) -> list[SlaveEffect]:
         assert log_end >= 0, log_end
+        assert self._dialled is not None, "it is connected to whom it has dialled"
         self._log_end = log_end
         self._answers = MasterFrameDecoder()
         self._answer_due_ms = now_ms + ANSWER_MS_MAX
@@ -246,6 +250,8 @@ class TermSlaveSession(SlaveSession):
         """What `Align` asked for is on disk; nothing was reported before it."""
         assert self.state is SlaveState.CHECKING
         assert log_end <= self._log_end, "nothing was stored meanwhile"
+        assert log_end >= min(self._log_end, self.confirm_offset), (log_end, self.confirm_offset)
+        assert self._answer_due_ms == NEVER_MS, "the answer has come"
         self.epochs = epochs
         self._begin_copy(log_end)
         self.reported = log_end
@@ -273,7 +279,10 @@ class TermSlaveSession(SlaveSession):
             detail = f"the master's log parts from this one at {point}, confirmed is {self.confirm_offset}"
             return self._halt(HaltReason.DIVERGED, point, detail)
         assert 0 <= point <= end, (point, end)
-        return [Align(point, self.epochs.cut_suffix(point).follow(answer.epochs))]
+        epochs = self.epochs.cut_suffix(point).follow(answer.epochs)
+        told = set(answer.epochs.entries)
+        assert all(entry in told for entry in epochs.entries if entry.start >= point), (point, epochs)
+        return [Align(point, epochs)]
 
     def _report_first(self, now_ms: int) -> list[SlaveEffect]:
         super()._report_first(now_ms)

@@ -65,6 +65,7 @@ class RecordVerifier:
     def __init__(self, log_offset: int, *, segment_bytes: int, record_bytes_max: int) -> None:
         assert log_offset >= 0, log_offset
         assert segment_bytes > 0, segment_bytes
+        assert record_bytes_max > 0, record_bytes_max
         self.log_offset = log_offset
         """The first byte that has not been handed out in a run."""
         self._segment_bytes = segment_bytes
@@ -88,6 +89,7 @@ class RecordVerifier:
         spares a copy of the piece.
         After a bad record the verifier is spent: a new connection needs a new one.
         """
+        assert around is None or len(pieces) == 1, len(pieces)
         self._held_bytes += sum(map(len, pieces))
         if self._held_bytes < self._wanted_bytes:
             self._held += map(bytes, pieces)
@@ -102,6 +104,7 @@ class RecordVerifier:
         assert all(self._is_of_one_segment(run) for run in runs), runs
         self._held = [bytes(buffer[position:])] if position < len(buffer) else []
         self._held_bytes = len(buffer) - position
+        assert bad is not None or self._held_bytes < self._wanted_bytes, "what is whole is handed out"
         return runs, bad
 
     def _is_of_one_segment(self, run: VerifiedRun) -> bool:
@@ -157,6 +160,7 @@ class RecordVerifier:
         if position > start:
             runs.append(VerifiedRun(base + start, buffer[start:position], columns))
         self.log_offset = base + position
+        assert self.log_offset < segment_end, (self.log_offset, segment_end)
         return position, BadRecord(self.log_offset, reason) if reason else None
 
     def _read_columns(self, buffer: memoryview, start: int, segment_end: int) -> RecordColumns:
@@ -253,6 +257,7 @@ async def find_difference(ours: ChecksumOf, theirs: ChecksumOf, start: int, end:
 
     Strategy:  halves, so about log2 of the size in requests, and twice the size in bytes.
     """
+    assert start >= 0, start
     assert start <= end
     if start == end or await ours(start, end - start) == await theirs(start, end - start):
         return None

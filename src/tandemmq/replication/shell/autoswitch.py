@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol
 
-from tandemmq.errors import StaleTerm
+from tandemmq.errors import FlushFailed, StaleTerm
 from tandemmq.replication.core.epochs import EpochList, Handshake
 from tandemmq.replication.core.frames import NONCE_BYTES, AllowedHosts, MasterHandshake
 from tandemmq.replication.core.master import MasterSession
@@ -63,10 +63,10 @@ class AutoSwitch(Protocol):
     async def begin_term(self, epoch: int, members: frozenset[int], set_epoch: int) -> None:
         """We are the master of `epoch` from now on; also when we were that of an earlier one.
 
-        The slave side has ended and the entry of the term is on disk when it returns: only then may the
-        store take the role of a master (`store.set_role`).
+        The slave side has ended, and the entry of the term and with SYNC_FLUSH the log before it are on disk
+        when it returns: only then may the store take the role of a master (`store.set_role`).
         Raises:  StaleTerm for an epoch that is not above all that the log knows: refuse the promotion.
-                 OSError when the entry cannot be written.
+                 OSError when the entry cannot be written. FlushFailed: the store has failed.
         """
 
     async def follow(self, master_ha_address: str, master_epoch: int, master_id: int) -> None:
@@ -167,6 +167,7 @@ class AutoSwitchReplication:
 
     async def start(self, host: str, port: int) -> Address:
         assert self._listener is None, "it listens once"
+        assert not self._is_stopped, "what was stopped does not listen again"
         self._store.limit_reads()
         self._unfollow = self._store.confirmed.follow(self._on_confirmed)
         self._listener = await self._network.listen(
@@ -191,14 +192,24 @@ class AutoSwitchReplication:
             await self._listener.close()
             self._listener = None
         await self.end_term()
+        assert not self._connections, "who has stopped takes no slaves"
 
     async def begin_term(self, epoch: int, members: frozenset[int], set_epoch: int) -> None:
         store = self._store
         self._require_newer(epoch)
         await self.end_term()
+        begin = store.max_log_offset
+        if store.confirmed.value < begin:
+            # SYNC_FLUSH: slaves are told that the log ends where it is on disk. One that holds more of what
+            # was confirmed before would cut it, or halt, and one that holds less would be let into the set.
+            await store.sync()
+            if store.confirmed.value < begin:
+                raise FlushFailed(f"the log could not be flushed up to {begin}, where term {epoch} begins")
         self._require_newer(epoch)  # what was under way may have brought the list of a newer master
-        await store.save_epochs(store.epochs.append(epoch, store.max_log_offset))
+        await store.save_epochs(store.epochs.append(epoch, begin))
         assert self._slave is None, "the slave side has ended"
+        assert self._set is None, "one term at a time"
+        assert not self._connections, "slaves are served during a term only"
         assert store.epochs.last_epoch == epoch, (store.epochs.last_epoch, epoch)
         store.limit_reads(until=store.max_log_offset)
         self._set = SyncStateSet(
@@ -220,6 +231,8 @@ class AutoSwitchReplication:
             return
         await self.end_term()
         assert self._set is None, "a slave leads no term"
+        assert self._slave is None, "one master is followed at a time"
+        assert not self._connections, "slaves are served during a term only"
         store = self._store
         session = self._session = TermSlaveSession(
             options=self._options,
@@ -266,6 +279,8 @@ class AutoSwitchReplication:
             if one is not None:
                 self._store.acks.forget(_replica(one))
             connection.close("the term has ended")
+        assert not self._connections, "nobody comes while the others go"
+        assert self._timer is None, "the set of no term is not looked at"
         slave, self._slave, self._followed = self._slave, None, None
         if slave is not None:
             await slave.stop()
@@ -288,6 +303,7 @@ class AutoSwitchReplication:
         if self._set is None:
             return None
         end, members = self._store.max_log_offset, self._set.members
+        assert self._broker_id in members, (self._broker_id, members)
         slaves = []
         for connection in self._connections:
             one = _slave_of(connection)
@@ -372,11 +388,14 @@ class AutoSwitchReplication:
         """Whatever it can be given, it takes the place of an older connection of the same slave, and what
         that one acknowledged may be lost.
         """
-        one = _slave_of(connection)
+        assert connection.session.start is start, start
+        told = _told_id(connection)
+        assert told is not None, "who reports has told who it is"
         for other in list(self._connections):
-            if other is not connection and _slave_of(other) == one:
+            if other is not connection and _told_id(other) == told:
                 self._forget(other)
                 other.close("the slave has come again")
+        one = _slave_of(connection)
         if one is not None and connection in self._connections:
             self._store.acks.forget(_replica(one))
             if start.rule is StartRule.SLAVE_TOO_OLD:
@@ -385,6 +404,7 @@ class AutoSwitchReplication:
     def on_subscribed(self, connection: SlaveConnection) -> None:
         start = connection.session.start
         assert start is not None
+        assert start.reported <= self._store.confirmed.value, start
         one = _slave_of(connection)
         if self._set is not None and one is not None and connection in self._connections:
             self._set.on_connected(one, start.reported, self._now_ms())
@@ -481,6 +501,7 @@ class AutoSwitchReplication:
         follow soon, a head alone.
         """
         self._store.raise_confirm_offset(log_offset)
+        assert self._store.confirm_offset >= log_offset, "what all of the set hold is in the log"
         if self._connections:
             self._tell_later()
 
@@ -500,6 +521,7 @@ class AutoSwitchReplication:
                 self._tell_later()
 
     def _pump_all(self) -> None:
+        assert self._is_pump_due
         self._is_pump_due = False
         for connection in list(self._connections):
             connection.pump()
@@ -513,6 +535,13 @@ def _slave_of(connection: SlaveConnection) -> int | None:
     session = connection.session
     assert isinstance(session, TermMasterSession)
     return None if session.slave is None or session.slave.is_learner else session.slave.slave_id
+
+
+def _told_id(connection: SlaveConnection) -> int | None:
+    """The id of any slave, of a learner, too; None before the handshake."""
+    session = connection.session
+    assert isinstance(session, TermMasterSession)
+    return None if session.slave is None else session.slave.slave_id
 
 
 def _replica(broker_id: int) -> ReplicaId:

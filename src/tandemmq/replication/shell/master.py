@@ -86,6 +86,7 @@ class ReplicationMaster:
     async def start(self, host: str, port: int) -> Address:
         """The address that slaves dial. Port 0 picks a free one."""
         assert self._listener is None, "it listens once"
+        assert not self._is_stopped, "what was stopped does not listen again"
         self._unfollow = self._store.confirmed.follow(self._on_confirmed)
         self._listener = await self._network.listen(
             host,
@@ -117,6 +118,8 @@ class ReplicationMaster:
     def status(self) -> MasterStatus:
         now_ms = self._now_ms()
         log_range = self.log_range()
+        acknowledged = [connection.session.acknowledged for connection in self._connections]
+        assert max(acknowledged, default=0) <= self._highest_acknowledged, acknowledged
         return MasterStatus(
             log_start=log_range.start,
             log_end=log_range.end,
@@ -142,7 +145,7 @@ class ReplicationMaster:
         for connection in self._connections:
             if connection.peer == notice.ha_address:
                 connection.name = notice.name
-        self._departed.note_name(notice.ha_address, notice.name)
+        self._departed.note_name(notice.ha_address, notice.name, self._now_ms())
         if notice.halt is not None:
             self._departed.note_halt(notice, self._now_ms())
         elif notice.is_copying:
@@ -191,7 +194,7 @@ class ReplicationMaster:
             options=self._options,
             segment_bytes=self._segment_bytes,
             now_ms=now_ms,
-            known_ahead=self._known_ahead.ends_of(host),
+            known_ahead=lambda: self._known_ahead.ends_of(host),
         )
 
     def on_accepted(self, connection: SlaveConnection) -> bool:
@@ -213,6 +216,7 @@ class ReplicationMaster:
     def on_subscribed(self, connection: SlaveConnection) -> None:
         start = connection.session.start
         assert start is not None
+        assert connection in self._connections, connection.peer
         self._directory.join(
             connection.record, begins_at=_begin_of(start), log_begin=self._store.min_log_offset
         )
@@ -234,6 +238,7 @@ class ReplicationMaster:
         self._in_sync.note_report(record.id, self._reported[record.id].end, self.log_range())
 
     def on_fell_behind(self, connection: SlaveConnection) -> None:
+        assert connection.record.id is not None, "only who was given the log falls behind"
         self._directory.leave(connection.record)
         connection.record.id = None
         self._report_all()
@@ -255,6 +260,7 @@ class ReplicationMaster:
 
     def _is_back(self, connection: SlaveConnection) -> bool:
         """Whether the slave has another connection: this one was an old one that was noticed dead late."""
+        assert connection not in self._connections, connection.peer
         return any(
             other.record.twin is connection.record
             if connection.name is None or other.name is None
@@ -264,6 +270,7 @@ class ReplicationMaster:
 
     def _note_departed(self, connection: SlaveConnection) -> None:
         session = connection.session
+        assert session.is_closed, session.state
         if session.start is None or self._is_stopped:
             return
         now_ms = self._now_ms()
@@ -286,6 +293,7 @@ class ReplicationMaster:
             self._clock.call_soon(self._guard.run, self._pump_all)
 
     def _pump_all(self) -> None:
+        assert self._is_pump_due
         self._is_pump_due = False
         for connection in list(self._connections):
             connection.pump()
@@ -321,6 +329,7 @@ class ReplicationMaster:
 
 def _begin_of(start: TransferStart) -> int | None:
     """Where the slave's copy begins, 0 for at the log's begin; None when it had one before."""
+    assert start.rule is StartRule.RESUMED or start.reported == 0, start
     if start.rule is StartRule.LAST_FILE:
         return start.log_offset
     return 0 if start.rule is StartRule.FIRST_FILE else None
@@ -346,6 +355,7 @@ class KnownAhead:
 
     def forget_below(self, log_end: int) -> None:
         """The log has again what it had lost, up to `log_end`: who ends there or before has a copy of it."""
+        assert log_end >= 0, log_end
         for host, ends in self._hosts.items():
             self._hosts[host] = {end: master_end for end, master_end in ends.items() if end > log_end}
 
@@ -355,6 +365,7 @@ class KnownAhead:
 
 
 def _drop_oldest(table: dict[Key, Value], count_max: int) -> None:
+    assert len(table) <= count_max + 1, "each is looked at as soon as it has grown"
     if len(table) > count_max:
         del table[next(iter(table))]
 
@@ -371,6 +382,7 @@ class InSyncLog:
     __slots__ = ("_gap_bytes_max", "_replicas")
 
     def __init__(self, gap_bytes_max: int) -> None:
+        assert gap_bytes_max > 0, gap_bytes_max
         self._gap_bytes_max = gap_bytes_max
         self._replicas: set[ReplicaId] = set()
 
@@ -396,6 +408,7 @@ class InSyncLog:
             log.warning(events.SLAVE_OUT_OF_SYNC, extra=facts)
 
     def _tell_entry(self, replica: ReplicaId, held: int, log_range: LogRange) -> None:
+        assert log_range.start <= held <= log_range.end, (replica, held, log_range)
         facts = {
             "slave": replica,
             "lag_bytes": log_range.end - held,

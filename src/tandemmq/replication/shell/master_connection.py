@@ -32,6 +32,7 @@ ROOM_BYTES = 64 * 1024
 """In front of what is read: the beginning of a record whose end comes next, unless it is longer."""
 BUSY_BYTES_MIN = RECEIVE_BYTES_MAX // 2
 """After a read of so much others get the loop before the next one."""
+assert 0 < BUSY_BYTES_MIN <= RECEIVE_BYTES_MAX, "a full read is one of so much"
 
 
 class ConnectionOwner(Protocol):
@@ -91,6 +92,7 @@ class MasterConnection(asyncio.BufferedProtocol):
         return self._buffer[ROOM_BYTES : ROOM_BYTES + size]
 
     def buffer_updated(self, nbytes: int) -> None:
+        assert 0 < nbytes <= RECEIVE_BYTES_MAX, nbytes
         data: Buffer = self._buffer[: ROOM_BYTES + nbytes]
         room = ROOM_BYTES
         if self._handshake is not None:
@@ -127,6 +129,7 @@ class MasterConnection(asyncio.BufferedProtocol):
 
     def _join(self, owner: ConnectionOwner) -> None:
         assert not self.is_ready.is_set(), "the owner is told once"
+        assert self._handshake is None, "the master has proven the secret, if there is one"
         self.is_ready.set()
         owner.on_connected(self)
 
@@ -184,6 +187,8 @@ class Dialler:
 
     def note_connected(self) -> None:
         """The owner has the connection and closes it."""
+        assert self._attempt is not None, "who is connected was dialled"
+        assert self._attempt[1].is_ready.is_set(), "and told that it is"
         self._attempt = None
         self._failure_count = 0
 

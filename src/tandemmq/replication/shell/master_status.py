@@ -108,15 +108,16 @@ class DepartedSlaves:
 
     def note(self, slave: DepartedSlave) -> None:
         """A connection has ended that had told where its copy ends."""
+        assert slave.start is not None, slave
         known = self._slaves.get(_key_of(slave)) if slave.name is not None else None
         # A row since this connection began: the slave told why it would end before we noticed that it did.
         self._put(slave if known is None else replace(slave, halt=known.halt))
 
-    def note_name(self, address: Address, name: SlaveName) -> None:
-        """Whose connection it was that came from `address`."""
+    def note_name(self, address: Address, name: SlaveName, now_ms: int) -> None:
+        """A slave tells that the connection from `address` was its own."""
         slave = self._slaves.pop((False, address), None)
         if slave is not None:
-            self._put(replace(slave, name=name))
+            self._put(replace(slave, name=name, heard_at_ms=now_ms))
 
     def note_halt(self, notice: SlaveNotice, now_ms: int) -> None:
         """A slave tells that it has stopped; it does so again and again, and once more after our restart."""
@@ -155,13 +156,17 @@ class DepartedSlaves:
     def list(self, now_ms: int) -> tuple[DepartedSlave, ...]:
         """Heard of longest ago first."""
         for key, slave in list(self._slaves.items()):
+            assert key == _key_of(slave), (key, slave)
             if now_ms - slave.heard_at_ms > DEPARTED_MS_MAX:
                 del self._slaves[key]
         return tuple(self._slaves.values())
 
     def _put(self, slave: DepartedSlave) -> None:
+        assert slave.left_at_ms <= slave.heard_at_ms, slave
         key = _key_of(slave)
         self._slaves.pop(key, None)
+        last = next(reversed(self._slaves.values()), slave)
+        assert last.heard_at_ms <= slave.heard_at_ms, (last, slave)
         self._slaves[key] = slave
         if len(self._slaves) > DEPARTED_COUNT_MAX:
             del self._slaves[next(iter(self._slaves))]

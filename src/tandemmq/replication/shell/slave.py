@@ -59,6 +59,7 @@ class TailTask:
 
     def begin(self, log_end: int) -> None:
         """Compare what the own log holds below `log_end`."""
+        assert log_end >= 0, log_end
         assert self._task is None, "one comparison at a time"
         self._task = self._tasks.start("check_tail", self._run(log_end))
 
@@ -182,6 +183,8 @@ class ReplicationSlave:
         self._is_started = False
         self._cancel_timer()
         await self._tasks.close()
+        assert self._timer is None, "nothing is looked at after the end"
+        assert self._connection is None, "a connection ends with its slave"
 
     def status(self) -> ReplicationSlaveStatus:
         session = self._session
@@ -240,11 +243,13 @@ class ReplicationSlave:
         self._connection = connection
         self._local_address = connection.local
         log_end = self._store.appended.value
+        assert log_end <= self._store.max_log_offset, (log_end, self._store.max_log_offset)
         facts = {"master": self._session.address, "log_end": log_end}
         log.info(events.MASTER_CONNECTED, extra=facts)
         self._perform(self._session.on_connected(log_end, self._now_ms()))
 
     def _receive(self, data: Buffer, room: int) -> None:
+        assert self._connection is not None
         self._last_read_at = self._clock.now_ms()
         self._perform(self._session.on_data(data, self._now_ms(), room))
 
@@ -258,13 +263,14 @@ class ReplicationSlave:
     # Effects, in list order.
 
     def _perform(self, effects: list[SlaveEffect]) -> None:
-        for effect in effects:
+        for position, effect in enumerate(effects):
             match effect:
                 case Store():
                     reason = self._store_run(effect)
                     if reason:
-                        # The report behind this store must not leave.
-                        self._perform(self._session.on_failed(reason, self._now_ms()))
+                        # The report behind this store must not leave; what ends the connection stays true.
+                        rest = [one for one in effects[position + 1 :] if not isinstance(one, Store | Send)]
+                        self._perform(rest + self._session.on_failed(reason, self._now_ms()))
                         return
                 case Send(data):
                     if self._connection is not None:
@@ -332,10 +338,12 @@ class ReplicationSlave:
                 raise
             return f"{type(error).__name__}: {error}"
         end = run.log_offset + len(run.data)
+        assert self._store.appended.value == end, (self._store.appended.value, end)
         assert self._store.max_log_offset == end, (self._store.max_log_offset, end)
         return ""
 
     def _on_verdict(self, verdict: TailVerdict) -> None:
+        assert self._connection is not None, "a comparison ends with its connection"
         log_verdict(self._session.address, self._session.tail, verdict)
         self._perform(self._session.on_checked(verdict, self._now_ms()))
         if self._session.state is SlaveState.TRANSFERRING and self.on_following is not None:
@@ -375,6 +383,7 @@ class ReplicationSlave:
             self._timer = None
 
     def _tick(self) -> None:
+        assert self._is_started, "a timer ends with its slave"
         self._timer, self._timer_due_ms = None, NEVER_MS
         self._perform(self._session.on_tick(self._now_ms()))
 

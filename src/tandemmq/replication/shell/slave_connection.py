@@ -160,6 +160,7 @@ class SlaveConnection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         self.session.on_closed()
+        assert self.session.is_closed, self.session.state
         self.close_reason = self.close_reason or ("the slave closed" if exc is None else str(exc))
         facts = {"slave": f"{self.peer[0]}:{self.peer[1]}", "reason": self.close_reason}
         log.info(events.SLAVE_DISCONNECTED, extra=facts)
@@ -189,6 +190,7 @@ class SlaveConnection(asyncio.Protocol):
             turn_bytes += len(view)
             if not self._can_write():
                 break
+        assert turn_bytes < 2 * TURN_BYTES_MAX, turn_bytes
         assert self.record.sent <= session.next_offset, (self.record.sent, session.next_offset)
         self.record.sent = session.next_offset
         if self._options.flow_control and turn_bytes:
@@ -201,6 +203,7 @@ class SlaveConnection(asyncio.Protocol):
 
     def close(self, reason: str) -> None:
         """Close at once; bytes that the socket has not taken are dropped."""
+        assert reason, "whoever looks for a lost slave asks why"
         self.close_reason = self.close_reason or reason
         if self._transport is not None:
             self._transport.abort()
@@ -217,6 +220,7 @@ class SlaveConnection(asyncio.Protocol):
 
     def _shake_hands(self, handshake: MasterHandshake, data: bytes) -> bytes:
         """What of `data` belongs to the stream; nothing before the slave has proven the secret."""
+        assert self.session.start is None, "nothing is read before the proof"
         try:
             outcome = handshake.feed(data)
         except RemoteProtocolError as error:
@@ -254,6 +258,7 @@ class SlaveConnection(asyncio.Protocol):
                     self._write(data)
                 case TransferStarted(start):
                     self._hub.on_started(self, start)
+                    assert self.record.sent == 0, self.record.sent
                     if start.rule in _COPYING:
                         self.record.sent = start.log_offset
                         self._hub.on_subscribed(self)
@@ -273,6 +278,7 @@ class SlaveConnection(asyncio.Protocol):
         """Close, so that the head that tells a slave of ours why still reaches it; but a slave that takes no
         bytes must not keep the connection alive until its kernel gives up, which takes a quarter of an hour.
         """
+        assert self.session.is_closed, self.session.state
         if self._transport is None:
             return
         if self._transport.get_write_buffer_size():
@@ -282,6 +288,7 @@ class SlaveConnection(asyncio.Protocol):
 
     def _arm(self) -> None:
         """One timer per connection; it may ring early, never late."""
+        assert self._transport is not None, "the timer of a connection that is gone would stay"
         if self._timer is not None:
             self._timer.cancel()
         now_ms = self._now_ms()

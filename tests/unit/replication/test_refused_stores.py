@@ -1,0 +1,99 @@
+"""A slave whose store refuses bytes, and whose master sends more in the same read that ends the copy."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import cast
+
+import pytest
+from replica_logs import make_log
+
+from sim.memory import ManualClock, MemoryDisk, MemoryNetwork
+from tandemmq.errors import DiskFull
+from tandemmq.replication.core.effects import HaltReason
+from tandemmq.replication.core.frames import encode_head, encode_report
+from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.progress import SlaveState
+from tandemmq.replication.shell import ReplicationSlave
+from tandemmq.store import BrokerRole, MessageStore, StoreOptions
+
+SEGMENT = 64 * 1024
+RECORD, _ = make_log([100], segment_bytes=SEGMENT)
+DAMAGE = b"\xff" * 100
+
+
+class Master(asyncio.Protocol):
+    """Answers the first report with `answer`."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+        self.heard = b""
+        self.is_lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.heard += data
+        self.transport.write(self.answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "attempt_count"),
+    [
+        (encode_head(0, len(RECORD + DAMAGE)) + RECORD + DAMAGE, HaltReason.DAMAGED, 2),
+        (
+            encode_head(0, len(RECORD)) + RECORD + encode_head(SEGMENT - 8, 100),
+            HaltReason.FILE_SIZES_DIFFER,
+            1,
+        ),
+    ],
+    ids=["damage", "a frame across files"],
+)
+async def test_a_full_disk_keeps_no_connection_that_what_came_behind_has_ended(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes, reason: HaltReason, attempt_count: int
+) -> None:
+    """Damage is asked for again once, then the slave halts, as it does at once for other file sizes."""
+    clock = ManualClock()
+    network = MemoryNetwork(clock)
+    options = StoreOptions(root=Path("/store"), role=BrokerRole.SLAVE, commit_log_file_bytes=SEGMENT)
+    store = await MessageStore.open(options, disk=MemoryDisk(), clock=clock)
+
+    def refuse(*_: object) -> None:
+        raise DiskFull("no room")
+
+    monkeypatch.setattr(store, "append_raw", refuse)
+    masters: list[Master] = []
+
+    def accept() -> Master:
+        masters.append(Master(answer))
+        return masters[-1]
+
+    listener = await network.listen("10.0.0.1", 10912, accept)
+    faults: list[BaseException] = []
+    halts: list[HaltReason] = []
+    slave = ReplicationSlave(
+        store, ReplicationOptions(), network=network, clock=clock, on_fatal=faults.append
+    )
+    slave.on_halted = lambda: halts.append(reason)
+    slave.set_master("10.0.0.1:10912")
+    await slave.start()
+    for attempt in range(1, attempt_count + 1):
+        await clock.pass_time(1.0)
+        assert [master.is_lost for master in masters] == [True] * attempt
+        is_last = attempt == attempt_count
+        assert slave.status().state is (SlaveState.HALTED if is_last else SlaveState.PAUSED)
+        await clock.pass_time(4.0)
+    assert faults == []
+    halt = slave.status().halt
+    assert halt is not None
+    assert halt.reason is reason
+    assert halts == [reason], "told once"
+    assert [master.heard for master in masters] == [encode_report(0) * 2] * attempt_count
+    await slave.stop()
+    await listener.close()
+    await store.close()
