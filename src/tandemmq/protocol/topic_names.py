@@ -230,9 +230,13 @@ def render_delay_levels(delays_ms: Sequence[int]) -> str:
 
 
 DELAY_LEVELS_MS: Final = parse_delay_levels(DELAY_LEVELS_TEXT)
+DUE_MS_MAX: Final = 2**63 - 1
 
 
 def delivered_at_ms(level: int, stored_at_ms: int, delays_ms: Sequence[int] = DELAY_LEVELS_MS) -> int:
-    """When a message of this level (above 0) is due; a level above the highest counts as the highest."""
+    """When a message of this level (above 0) is due; a level above the highest counts as the highest.
+
+    At most what eight bytes hold: no checksum covers the store time, so it may be anything.
+    """
     assert level > 0
-    return stored_at_ms + delays_ms[min(level, len(delays_ms)) - 1]
+    return min(stored_at_ms + delays_ms[min(level, len(delays_ms)) - 1], DUE_MS_MAX)

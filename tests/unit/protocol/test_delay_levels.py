@@ -16,6 +16,7 @@ def test_default_levels_run_from_a_second_to_two_hours() -> None:
 def test_level_above_the_highest_counts_as_the_highest() -> None:
     assert delivered_at_ms(1, 10, (5, 7)) == 15
     assert delivered_at_ms(9, 10, (5, 7)) == 17
+    assert delivered_at_ms(1, 2**63 - 1, (5, 7)) == 2**63 - 1
 
 
 def test_units_are_seconds_to_days() -> None:

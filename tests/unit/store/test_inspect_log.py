@@ -221,8 +221,31 @@ def test_short_file_is_damage(root: Path) -> None:
     assert f"the file must have {LOG_FILE_BYTES} bytes, it has 3000" in reasons
 
 
-def test_name_that_is_no_offset_is_a_note(root: Path) -> None:
-    (root / "commitlog" / "copy of 0").write_bytes(b"")
+def test_file_that_was_cut_between_two_records_is_named_by_the_bytes_it_had(root: Path) -> None:
+    path = log_files(root)[1]
+    at, _ = place(path, 3)
+    path.write_bytes(path.read_bytes()[:at])
+    reasons = [finding.reason for finding in damages(check(root), StorePart.LOG)]
+    end = LOG_FILE_BYTES + at
+    assert reasons == [
+        f"the file must have {LOG_FILE_BYTES} bytes, it has {at}",
+        f"bytes {end} to {2 * LOG_FILE_BYTES} of the log are missing: "
+        "the file does not follow the one before it",
+    ]
+
+
+def test_records_that_lie_in_two_files_are_read_once(root: Path) -> None:
+    path = log_files(root)[1]
+    at, _ = place(path, 3)
+    (path.parent / f"{LOG_FILE_BYTES + at:020d}").write_bytes(path.read_bytes()[at:])
+    report = check(root)
+    assert report.record_count == 60
+    assert any("of the log are there twice" in finding.reason for finding in damages(report))
+
+
+@pytest.mark.parametrize("name", ["copy of 0", "9" * 20, f"{2**63 - 1:020d}"])
+def test_name_that_is_no_offset_is_a_note(root: Path, name: str) -> None:
+    (root / "commitlog" / name).write_bytes(log_files(root)[0].read_bytes())
     assert notes(check(root)) == ["the name is no offset; RocketMQ does not start with it"]
 
 

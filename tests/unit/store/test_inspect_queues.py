@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,15 @@ from inspect_rig import (
 from store_rig import record
 
 from sim.memory import ManualClock
+from tandemmq.protocol.record import Record, decode_records
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.store import MessageStore, StoreOptions
 from tandemmq.store.consume_queue import FILLER, UNIT
 from tandemmq.store.inspect import Finding, StorePart
 
 UNIT_BYTES = 20
+QUEUE_OFFSET_AT = 20
+STORED_AT = 56
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +50,12 @@ def queue_damage(root: Path) -> Finding:
     (found,) = damages(check(root))
     assert found.part is StorePart.QUEUE
     return found
+
+
+def records_of(path: Path) -> list[Record]:
+    data = path.read_bytes()
+    end = data.rindex(b"\xcb\xd4\x31\x94") - 4 if b"\xcb\xd4\x31\x94" in data else len(data.rstrip(b"\0"))
+    return list(decode_records(data[:end]))
 
 
 def entry_count(path: Path) -> int:
@@ -157,6 +167,48 @@ def test_due_times_by_other_delay_levels_are_a_note(root: Path) -> None:
     report = check(root, delays_ms=(7_000,))
     assert report.is_clean
     assert any("delay levels" in note for note in notes(report))
+
+
+def test_due_time_of_a_damaged_store_time_is_no_number_too_large(root: Path) -> None:
+    """No checksum covers the store time."""
+    path, delayed = next(
+        (path, r)
+        for path in log_files(root)
+        for r in records_of(path)
+        if r.topic == "SCHEDULE_TOPIC_XXXX" and b"DELAY\x010" not in r.raw_properties
+    )
+    change(path, delayed.log_offset - int(path.name) + STORED_AT, struct.pack(">q", 2**63 - 1))
+    (found,) = damages(check(root))
+    assert "ms before the one in front of it" in found.reason
+    assert "the entry is due at another time than by these delay levels" in notes(check(root))
+
+
+def test_records_without_entry_are_counted_though_a_queue_offset_falls(tmp_path: Path) -> None:
+    root = make_store(tmp_path / "store", 120)
+    placed = [(path, r) for path in log_files(root) for r in records_of(path) if not r.sys_flag]
+    path, last = [(path, r) for path, r in placed if (r.topic, r.queue_id) == ("A", 0)][-1]
+    change(path, last.log_offset - int(path.name) + QUEUE_OFFSET_AT, struct.pack(">q", 1))
+    second = queue_file(root, index=1)
+    missing = last.queue_offset - int(second.name) // UNIT_BYTES
+    second.write_bytes(bytes(QUEUE_FILE_BYTES))
+    (found,) = (f for f in damages(check(root)) if "behind" in f.reason)
+    assert found.reason == f"the queue is behind the log: {missing} records without entry"
+    assert (found.path, found.size_bytes) == (second, missing * UNIT_BYTES)
+
+
+def test_entry_whose_record_would_end_behind_all_offsets_is_damage(root: Path) -> None:
+    path = queue_file(root)
+    change(path, entry_count(path) * UNIT_BYTES, UNIT.pack(2**63 - 1, 100, 5))
+    assert queue_damage(root).reason == "the entry is ahead of the log: it points behind the log's end"
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", [2**63 // 400 * 400, 10**17])
+def test_stray_queue_file_with_an_absurd_name_does_not_keep_the_check(root: Path, name: int) -> None:
+    path = queue_file(root)
+    (path.parent / f"{name:020d}").write_bytes(path.read_bytes())
+    reasons = [f.reason for f in damages(check(root))]
+    assert ("the file does not follow the one before it" in reasons) is bool(reasons) is (name == 10**17)
 
 
 def test_queue_offset_that_leaves_a_gap_in_the_log_is_damage(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,7 +37,16 @@ from tandemmq.runtime.disk import RealDisk
 from tandemmq.store import GetStatus, MessageStore, StoreOptions
 from tandemmq.store.consume_queue import FILLER, UNIT
 from tandemmq.store.damage import SEALED_BYTES_MIN, seal
-from tandemmq.store.inspect import InspectOptions, RepairOptions, RepairReport, repair_store
+from tandemmq.store.inspect import (
+    IndexLayout,
+    InspectOptions,
+    RepairOptions,
+    RepairReport,
+    StorePart,
+    repair_store,
+)
+from tandemmq.store.options import QUEUE_OFFSET_MAX
+from tandemmq.telemetry import events
 
 COUNT = 120
 
@@ -92,8 +102,9 @@ def add_entries(root: Path) -> None:
     change(path, 360, UNIT.pack(10**6, 200, 3))
 
 
-def add_foreign_queue(root: Path) -> None:
+def add_foreign_queue(root: Path) -> Path:
     shutil.copytree(root / "consumequeue" / "A" / "0", root / "consumequeue" / "ghost" / "0")
+    return queue_file(root, "ghost")
 
 
 def flip_index(root: Path) -> None:
@@ -108,7 +119,7 @@ def absurd_checkpoint(root: Path) -> None:
     change(root / "checkpoint", 0, b"\x7f" * 40)
 
 
-FAULTS: list[Callable[[Path], None]] = [
+FAULTS: list[Callable[[Path], object]] = [
     remove_queues,
     remove_one_queue,
     remove_queue_file,
@@ -145,8 +156,6 @@ def test_lost_index_is_made_anew_under_other_names(original: Path, root: Path) -
     assert not any("index" in line for line in repair(root).changes)
     assert not (root / "index").exists()
     (root / "index").mkdir()
-    from tandemmq.store.inspect import IndexLayout
-
     options = InspectOptions(root=root, index_layout=IndexLayout(16, 64))
     repair_store(RepairOptions(inspect=options), RealDisk())
     made = sorted((root / "index").iterdir())
@@ -182,6 +191,141 @@ def test_broker_opens_a_repaired_store_and_serves_it(original: Path, root: Path)
     repair(root, queue_file_bytes=QUEUE_FILE_BYTES)
     assert asyncio.run(read_all()) == before
     assert content(root) == content(original)
+
+
+# Values that no checksum covers.
+
+
+def record_places(path: Path) -> list[tuple[int, int]]:
+    """Begin and end of each record of a file."""
+    data, places, at = path.read_bytes(), [], 0
+    while (found := check_record(data, at, check_crc=False)).outcome is RecordOutcome.OK:
+        places.append((at, at + found.size))
+        at += found.size
+    return places
+
+
+def repair_index(root: Path, **changes: object) -> RepairReport:
+    options = InspectOptions(root=root, index_layout=IndexLayout(16, 64))
+    return repair_store(RepairOptions(inspect=options, **changes), RealDisk())  # type: ignore[arg-type]
+
+
+def index_names(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "index").iterdir())
+
+
+@pytest.mark.parametrize("stored_at_ms", [2**63 - 1, 2**62, 253_402_300_799_999, -1, -(2**63)])
+def test_store_time_that_is_no_date_names_no_index_file(root: Path, stored_at_ms: int) -> None:
+    names = index_names(root)
+    change(log_files(root)[0], 56, struct.pack(">q", stored_at_ms))
+    shutil.rmtree(root / "index")
+    (root / "index").mkdir()
+    repair_index(root)
+    made = index_names(root)
+    assert len(made) == len(names)
+    assert made[0] < made[1]
+    assert {f.reason for f in damages(check(root), StorePart.INDEX)} <= {"the header ends before it begins"}
+
+
+@pytest.mark.parametrize("name", ["2" * 17, "9" * 17, "99981231235959999", "²" * 17])
+def test_index_file_whose_name_is_no_date_does_not_name_the_next_one(root: Path, name: str) -> None:
+    first, *others = sorted((root / "index").iterdir())
+    for path in others:
+        path.unlink()
+    first.rename(first.with_name(name))
+    repair_index(root)
+    assert len(index_names(root)) == len(others) + 1
+    assert name not in index_names(root)
+    assert check(root).is_clean
+
+
+@pytest.mark.parametrize("key_count", [1, 80])
+def test_index_forgets_a_torn_record_whose_keys_fill_its_last_files(tmp_path: Path, key_count: int) -> None:
+    root = tmp_path / "store"
+    keys = " ".join(f"k{n}" for n in range(key_count))
+    asyncio.run(write_store(root, [record(b"x" * 50, keys=keys, properties={"a": "b" * 20})]))
+    path = log_files(root)[0]
+    change(path, record_places(path)[-1][1] - 4, bytes(4))
+    repair_index(root)
+    assert index_names(root) == []
+
+
+def test_index_is_cut_though_the_store_time_of_its_first_record_is_absurd(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    records = [record(b"%d" % n * 50, keys=f"k{n}", properties={"a": "b" * 20}) for n in range(2)]
+    asyncio.run(write_store(root, records))
+    path = log_files(root)[0]
+    change(path, 56, struct.pack(">q", 2**63 - 1))
+    change(path, record_places(path)[-1][1] - 4, bytes(4))
+    repair_index(root)
+    assert damages(check(root, index_layout=IndexLayout(16, 64)), StorePart.INDEX) == []
+
+
+@pytest.mark.parametrize("is_repaired", [True, False])
+@pytest.mark.parametrize("queue_offset", [2**63 - 5, QUEUE_OFFSET_MAX + 1, -1])
+def test_record_with_a_number_that_no_queue_has_gets_no_entry(
+    root: Path, caplog: pytest.LogCaptureFixture, queue_offset: int, is_repaired: bool
+) -> None:
+    path = log_files(root)[-1]
+    begin, _ = record_places(path)[-1]
+    found = check_record(path.read_bytes(), begin)
+    change(path, begin + 20, struct.pack(">q", queue_offset))
+    name = f"{found.topic}/{found.queue_id}"
+    if is_repaired:
+        assert repair(root).changes[0] == f"{name}: 1 entries dropped"
+    else:
+        (root / "abort").write_text("1")
+        remove_queues(root)
+        remove_checkpoint(root)
+        asyncio.run(reopened_and_closed(root))
+        assert [r.queue_offset for r in caplog.records if r.msg == events.QUEUE_NUMBER_DENIED] == [  # type: ignore[attr-defined]
+            queue_offset
+        ]
+    assert max(int(file.name) for file in (root / "consumequeue" / name).iterdir()) <= 20 * COUNT
+    (jump,) = (f for f in damages(check(root)) if "a record has queue offset" in f.reason)
+    assert jump.log_offset == found.log_offset
+
+
+def test_broker_starts_though_the_store_time_of_a_delayed_message_is_absurd(root: Path) -> None:
+    for path in log_files(root):
+        data = path.read_bytes()
+        for begin, end in record_places(path):
+            if b"SCHEDULE_TOPIC_XXXX" in data[begin:end] and b"DELAY\x010" not in data[begin:end]:
+                change(path, begin + 56, struct.pack(">q", 2**63 - 1))
+    (root / "abort").write_text("1")
+    remove_queues(root)
+    remove_checkpoint(root)
+    asyncio.run(reopened_and_closed(root))
+    due = {tag for _, _, tag in UNIT.iter_unpack(queue_file(root, "SCHEDULE_TOPIC_XXXX", 2).read_bytes())}
+    assert 2**63 - 1 in due
+
+
+@pytest.mark.timeout(30)
+def test_repair_leaves_out_a_stray_queue_file_with_an_absurd_name(original: Path, root: Path) -> None:
+    for path in (queue_file(root), add_foreign_queue(root)):
+        (path.parent / f"{10**17:020d}").write_bytes(FILLER + path.read_bytes()[20:])
+    repair(root)
+    assert content(root) == content(original)
+
+
+@pytest.mark.timeout(30)
+def test_a_filler_at_an_absurd_number_is_not_taken_for_that_of_a_sealed_record(root: Path) -> None:
+    begin, _ = record_places(log_files(root)[-1])[-1]
+    flip(log_files(root)[-1], begin + 100)
+    path = queue_file(root)
+    (path.parent / f"{10**17:020d}").write_bytes(FILLER.ljust(QUEUE_FILE_BYTES, b"\0"))
+    repair(root, skips_damaged=True)
+    assert int(queue_file(root, index=-1).name) <= 20 * COUNT
+    assert check(root).is_clean
+
+
+def test_entry_whose_record_would_end_behind_all_offsets_is_not_that_of_an_expired_one(root: Path) -> None:
+    log_files(root)[0].unlink()
+    path = queue_file(root, index=-1)
+    ghost = root / "consumequeue" / "ghost" / "0"
+    ghost.mkdir(parents=True)
+    (ghost / f"{0:020d}").write_bytes(UNIT.pack(2**63 - 1, 100, 5).ljust(path.stat().st_size, b"\0"))
+    assert "ghost/0: dropped, none of its 1 entries is true" in repair(root).changes
 
 
 # Damage in the log.
@@ -267,6 +411,50 @@ async def test_given_up_damage_is_sealed_and_the_broker_takes_messages_again(
     await store.close()
     assert not (await asyncio.to_thread(repair, root, skips_damaged=True)).is_refused
     assert damages(check(root)) == []
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_damaged_records_at_the_end_get_one_seal_and_a_second_repair_changes_nothing(
+    root: Path, count: int
+) -> None:
+    path = log_files(root)[-1]
+    places = record_places(path)
+    log_end = int(path.name) + places[-1][1]
+    for begin, _ in places[-count:]:
+        flip(path, begin + 100)
+    lost = path.read_bytes()[places[-count][0] : places[-1][1]]
+    changes = repair(root, skips_damaged=True).changes
+    seals = [line.partition(" are given up")[0] for line in changes if line.startswith("CommitLog")]
+    assert seals == [f"CommitLog: bytes {int(path.name) + places[-count][0]} to {log_end}"]
+    (copy,) = (root / "damaged").iterdir()
+    assert copy.read_bytes() == lost
+    report = check(root)
+    assert damages(report) == []
+    assert report.log_end == log_end
+    for _ in range(2):
+        assert repair(root, skips_damaged=True).changes == []
+
+    async def read_end() -> int:
+        store = await reopened(root)
+        assert not store.damaged_ranges
+        end = store.max_log_offset
+        await store.close()
+        return end
+
+    assert asyncio.run(read_end()) == log_end
+
+
+def test_a_repair_that_was_killed_behind_its_seals_keeps_the_numbers_when_it_is_run_again(
+    original: Path, root: Path, tmp_path: Path
+) -> None:
+    path = log_files(root)[-1]
+    flip(path, record_places(path)[-1][0] + 100)
+    killed = Path(shutil.copytree(root, tmp_path / "killed"))
+    repair(root, skips_damaged=True)
+    shutil.copy(path, log_files(killed)[-1])
+    repair(killed, skips_damaged=True)
+    assert content(killed / "consumequeue") == content(root / "consumequeue")
+    assert content(killed / "consumequeue") != content(original / "consumequeue")
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,14 @@ def test_group_that_is_ahead_of_its_queue_is_a_note(root: Path) -> None:
     assert notes(report)[0].startswith("group g has consumed up to 3000, but the queue ends at")
 
 
+@pytest.mark.parametrize("queue", ["²", "1" * 5000, "-1", "x"])
+def test_group_that_names_no_queue_is_passed_over(root: Path, queue: str) -> None:
+    (root / "config" / "consumerOffset.json").write_text(f'{{"offsetTable":{{"A@g":{{"{queue}":3000}}}}}}')
+    report = check(root)
+    assert report.is_clean
+    assert notes(report) == []
+
+
 def test_files_that_only_rocketmq_writes_are_named_as_not_checked(root: Path) -> None:
     (root / "timerlog").mkdir()
     (root / "timerlog" / "0").write_bytes(b"")

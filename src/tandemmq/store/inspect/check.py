@@ -40,13 +40,14 @@ from tandemmq.store.inspect.index_check import (
 from tandemmq.store.inspect.log_walk import LogWalk
 from tandemmq.store.inspect.queue_check import EntryReader, Key, QueueCheck
 from tandemmq.store.key_index import ENTRY_BYTES, HEADER
-from tandemmq.store.options import QUEUE_UNIT_BYTES
+from tandemmq.store.options import QUEUE_UNIT_BYTES, parse_queue_id
 from tandemmq.units import MIB
 
 CONFIG_BYTES_MAX = 256 * MIB
 INDEX_SLACK_MS = 999
 """A key index that was cut knows the time of its end in whole seconds only."""
 _CHECKPOINT = Struct(">qqqqq")
+assert _CHECKPOINT.size <= CHECKPOINT_BYTES
 _TIMES = ("physicMsgTimestamp", "logicsMsgTimestamp", "indexMsgTimestamp")
 
 Progress = Callable[[str, int, int], None]
@@ -139,6 +140,7 @@ class _Check:
         self._note_unchecked()
         self._report.queue_count = len(queue_check.ends())
         self._report.entry_count = queue_check.entry_count
+        assert self._report.entry_count <= self._report.record_count, "no record has two entries"
         return self._report
 
     def _walk(self, queue_check: QueueCheck) -> LogWalk:
@@ -162,6 +164,7 @@ class _Check:
         for run in walk.runs():
             for rows in entries.read(run):
                 queue_check.take(rows)
+        assert done == total, (done, total)
         if entries.inner_batch_count:
             reason = f"not checked: {entries.inner_batch_count} records have entries in batchconsumequeue"
             self._findings.note(StorePart.QUEUE, self._options.root / "batchconsumequeue", reason)
@@ -222,6 +225,7 @@ class _Check:
 
         for path in paths:
             check.check(path, is_expected=has_abort and path == paths[-1], on_progress=advance)
+        assert done == check.entry_count * ENTRY_BYTES, (done, check.entry_count)
         self._report.index_files, self._report.index_entries = len(paths), check.entry_count
 
     def _note_unchecked(self) -> None:
@@ -244,6 +248,7 @@ def report_log_damage(walk: LogWalk, findings: Findings, *, has_abort: bool) -> 
     checksum is wrong is damage all the same.
     """
     for damage in walk.damages:
+        assert 0 <= damage.begin <= damage.end, damage
         is_expected = damage.is_tail and not damage.is_whole and (has_abort or damage.is_stale)
         reason = damage.reason
         if damage.is_tail and damage.lost is None:
@@ -352,8 +357,8 @@ def check_consumer_offsets(
     for key, offsets in table.items() if isinstance(table, dict) else ():
         topic, _, group = key.partition("@")
         for queue_text, offset in offsets.items() if isinstance(offsets, dict) else ():
-            queue_id = int(queue_text) if queue_text.isdigit() else -1
-            end = ends.get((topic, queue_id))
+            queue_id = parse_queue_id(queue_text)
+            end = None if queue_id is None else ends.get((topic, queue_id))
             if end is not None and isinstance(offset, int) and offset > end:
                 reason = f"group {group} has consumed up to {offset}, but the queue ends at {end}"
                 findings.note(

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tandemmq.store.consume_queue import ENTRY, FILLER_SIZE
 from tandemmq.store.options import QUEUE_UNIT_BYTES, parse_offset_file_name, parse_queue_id
 
 ENTRIES_PER_READ = 65_536
+assert ENTRY.itemsize == QUEUE_UNIT_BYTES, "files are read as arrays of entries"
 
 Entries = NDArray[Any]
 
@@ -54,6 +56,7 @@ class OffsetFiles:
 
     def find(self, offset: int) -> OffsetFile | None:
         """The file that holds byte `offset`."""
+        assert offset >= 0, offset
         low, high = 0, len(self.files)
         while low < high:
             middle = (low + high) // 2
@@ -62,6 +65,7 @@ class OffsetFiles:
             else:
                 high = middle
         if low < len(self.files) and self.files[low].base <= offset:
+            assert offset < self.files[low].end, (offset, self.files[low])
             return self.files[low]
         return None
 
@@ -76,6 +80,7 @@ def list_offset_files(directory: Path) -> OffsetFiles:
             files.append(OffsetFile(path=path, base=base, size=path.stat().st_size))
         elif path.is_file():
             strangers.append(path)
+    assert all(one.base < other.base for one, other in pairwise(files)), directory
     return OffsetFiles(directory=directory, files=tuple(files), strangers=tuple(strangers))
 
 
@@ -97,6 +102,7 @@ def map_file(path: Path) -> mmap.mmap:
 
 def read_range(path: Path, offset: int, size: int) -> bytes:
     """Bytes of a file; shorter at its end."""
+    assert min(offset, size) >= 0, (path, offset, size)
     with open(path, "rb", buffering=0) as file:
         return os.pread(file.fileno(), size, offset)
 
@@ -168,6 +174,7 @@ class QueueFiles:
             if end > file.base // QUEUE_UNIT_BYTES:
                 self.end = end
                 break
+        assert 0 <= self.first <= self.end, (key, self.first, self.end)
 
     @staticmethod
     def _data_end(file: OffsetFile) -> int:
@@ -193,12 +200,15 @@ class QueueFiles:
 
     def place(self, queue_offset: int) -> tuple[Path, int]:
         """The file and the byte at which an entry lies, or would lie."""
+        assert queue_offset >= 0, (self.key, queue_offset)
         at = queue_offset * QUEUE_UNIT_BYTES
         file = self.all.find(at)
         return (self.directory, at) if file is None else (file.path, at - file.base)
 
     def read(self, queue_offset: int, count: int) -> Entries:
         """Entries from `queue_offset` on; zeros where no file holds them."""
+        assert count > 0, (self.key, queue_offset, count)
+        assert queue_offset >= 0, (self.key, queue_offset, count)
         parts = bytearray()
         at = queue_offset * QUEUE_UNIT_BYTES
         end = at + count * QUEUE_UNIT_BYTES
@@ -211,18 +221,34 @@ class QueueFiles:
             else:
                 size = min(end, file.end) - at
                 parts += read_range(file.path, at - file.base, size).ljust(size, b"\0")
+            assert size > 0, (self.key, at, end)
             at += size
+        assert len(parts) == count * QUEUE_UNIT_BYTES, (self.key, queue_offset, count, len(parts))
         return np.frombuffer(parts, dtype=ENTRY)
 
     def blocks(self, first: int, end: int) -> Iterator[tuple[int, Entries]]:
-        """The entries `first` to `end` in blocks, with the queue offset of each block's first."""
-        for queue_offset in range(first, end, ENTRIES_PER_READ):
-            yield queue_offset, self.read(queue_offset, min(ENTRIES_PER_READ, end - queue_offset))
+        """The entries `first` to `end` of which a file has bytes, in blocks, with the queue offset of each
+        block's first. Where files are missing nobody knows how many entries there were.
+        """
+        for file in self.all.files:
+            first = max(first, file.base // QUEUE_UNIT_BYTES)
+            stop = min(end, -(-file.end // QUEUE_UNIT_BYTES))
+            for queue_offset in range(first, stop, ENTRIES_PER_READ):
+                yield queue_offset, self.read(queue_offset, min(ENTRIES_PER_READ, stop - queue_offset))
+            first = max(first, stop)
 
 
 def is_filler(entries: Entries) -> NDArray[np.bool_]:
     """Which entries only fill the place of messages that this broker never had."""
     result: NDArray[np.bool_] = entries["size"] == FILLER_SIZE
+    return result
+
+
+def is_expired(entries: Entries, log_begin: int) -> NDArray[np.bool_]:
+    """Which entries are of records in front of the log's first byte."""
+    # An offset may be anything: with the size added it might not fit.
+    before_log = entries["log_offset"] <= log_begin - entries["size"].astype(np.int64)
+    result: NDArray[np.bool_] = before_log & (entries["size"] > 0) & (entries["log_offset"] >= 0)
     return result
 
 

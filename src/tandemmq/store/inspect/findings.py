@@ -25,6 +25,7 @@ FINDING_COUNT_MAX = 10_000
 """More are counted, not kept."""
 _LOG_OFFSET_AT = 28
 _READ_BYTES_MAX = 64 * MIB
+assert PREFIX.size <= _LOG_OFFSET_AT <= RECORD_BYTES_MIN - 8, "the shortest record says where it lies"
 
 
 class Severity(Enum):
@@ -76,6 +77,7 @@ class Findings:
 
     def add(self, finding: Finding) -> None:
         """Count it, and keep it while there is room."""
+        assert min(finding.offset, finding.size_bytes) >= 0, finding
         if finding.severity is Severity.DAMAGE:
             self.damage_count += 1
         else:
@@ -97,7 +99,10 @@ class Findings:
 
     @property
     def unlisted_count(self) -> int:
-        return self.damage_count + self.note_count - len(self.listed)
+        count = self.damage_count + self.note_count - len(self.listed)
+        assert count >= 0, (self.damage_count, self.note_count, len(self.listed))
+        assert not count or len(self.listed) == FINDING_COUNT_MAX, (count, len(self.listed))
+        return count
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,6 +140,7 @@ def describe_damage(file: OffsetFile, view: memoryview, begin: int, end: int, *,
     Strategy: where the next record begins tells how long the damaged one must be; with its size, magic and
               offset put right, often only one field was wrong and the topic can be read.
     """
+    assert 0 <= begin <= end <= len(view), (file, begin, end, len(view))
     log_offset = file.base + begin
     found = check_record(view, begin, log_offset=log_offset, check_crc=False)
     reason = found.outcome.value
@@ -158,12 +164,14 @@ def _name_record(damage: Damage, view: memoryview, size: int) -> None:
     """Read topic and queue of the record after putting right the fields that are known."""
     said_size = PREFIX.unpack_from(view, damage.begin)[0]
     raw = bytearray(view[damage.begin : damage.end])
+    assert len(raw) == size >= RECORD_BYTES_MIN, (damage, size)
     pack_into(">q", raw, _LOG_OFFSET_AT, damage.log_offset)
     for magic in (MAGIC_V1, MAGIC_V2):
         PREFIX.pack_into(raw, 0, size, magic)
         parsed = parse_record(raw, 0)
         if not isinstance(parsed, RecordCheck):
             head, _, damage.topic, _ = parsed
+            assert (head[0], head[6]) == (size, damage.log_offset), (head, damage)
             damage.queue_id, damage.queue_offset = head[3], head[5]
             if said_size != size:
                 damage.reason = (
@@ -174,6 +182,7 @@ def _name_record(damage: Damage, view: memoryview, size: int) -> None:
 
 def damage_at(damages: Sequence[Damage], log_offset: int) -> Damage | None:
     """The damage that holds a byte of the log."""
+    assert log_offset >= 0, log_offset
     for damage in damages:
         if damage.log_offset <= log_offset < damage.log_end:
             return damage

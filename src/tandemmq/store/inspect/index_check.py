@@ -24,9 +24,8 @@ from tandemmq.store.columns import UNREADABLE, PropertyScan, TopicNumbers, take_
 from tandemmq.store.inspect.files import OffsetFiles, map_file, read_range
 from tandemmq.store.inspect.findings import Findings, StorePart, damage_at
 from tandemmq.store.inspect.log_walk import LogWalk, Progress
-from tandemmq.store.key_index import ENTRY, ENTRY_BYTES, HEADER, SLOT_BYTES, IndexHeader
+from tandemmq.store.key_index import ENTRY, ENTRY_BYTES, HEADER, SLOT_BYTES, IndexHeader, made_at
 
-NAME_DIGITS = 17
 ENTRIES_PER_BLOCK = 16_384
 SLOTS_PER_ENTRY_DEFAULT = 4
 """RocketMQ's defaults are four entries per slot; other files need to be told."""
@@ -54,13 +53,15 @@ def guess_layout(size_bytes: int) -> IndexLayout | None:
     slot_count, rest = divmod(size_bytes - HEADER.size, per_slot)
     if rest or slot_count <= 0:
         return None
-    return IndexLayout(slot_count, SLOTS_PER_ENTRY_DEFAULT * slot_count)
+    layout = IndexLayout(slot_count, SLOTS_PER_ENTRY_DEFAULT * slot_count)
+    assert layout.size_bytes == size_bytes, (layout, size_bytes)
+    return layout
 
 
 def list_index_files(directory: Path) -> list[Path]:
     """The files of the index, oldest first."""
     paths = sorted(directory.iterdir()) if directory.is_dir() else []
-    return [path for path in paths if len(path.name) == NAME_DIGITS and path.name.isdigit()]
+    return [path for path in paths if made_at(path.name) is not None]
 
 
 class IndexCheck:
@@ -129,7 +130,9 @@ class _OneFile:
 
     def take_block(self, first: int, count: int) -> NDArray[np.void]:
         """Entries `first` on, after comparing their chains."""
+        assert 1 <= first < first + count <= self._header.next_entry, (self._path, first, count)
         at = self._layout.entries_at + ENTRY_BYTES * first
+        assert at + count * ENTRY_BYTES <= self._layout.size_bytes, (self._path, at, count)
         entries: NDArray[np.void] = np.frombuffer(
             read_range(self._path, at, count * ENTRY_BYTES), dtype=ENTRY
         )
@@ -147,6 +150,8 @@ class _OneFile:
 
     def _chain(self, places: Ints, numbers: NDArray[np.int32]) -> NDArray[np.int32]:
         """The older entry of each entry's chain; `_slots` then holds the newest of each."""
+        assert len(places) == len(numbers), (self._path, len(places), len(numbers))
+        assert int(places.min()) >= 0, self._path
         order = np.argsort(places, kind="stable")
         ordered = places[order]
         is_first = np.ones(len(order), dtype=np.bool_)
@@ -156,17 +161,20 @@ class _OneFile:
         previous[order[is_first]] = self._slots[ordered[is_first]]
         assert (previous < numbers).all(), "a chain leads to older entries"
         self._slots[ordered] = numbers[order]  # of several values for a place numpy keeps the last
+        assert (self._slots[places] >= numbers).all(), "a slot names the newest entry of its chain"
         return previous
 
     def report_entries(
         self, first: int, is_bad: NDArray[np.bool_], what: str, *, is_expected: bool = False
     ) -> None:
         """Report the marked entries, neighbours together."""
+        assert first + len(is_bad) <= self._header.next_entry, (self._path, first, len(is_bad))
         bad = np.flatnonzero(is_bad)
         if not len(bad):
             return
         for run in np.split(bad, np.flatnonzero(np.diff(bad) > 1) + 1):
             number, count = first + int(run[0]), len(run)
+            assert count == int(run[-1] - run[0]) + 1, (self._path, run)
             self._findings.report(
                 StorePart.INDEX,
                 self._path,
@@ -194,6 +202,8 @@ class _OneFile:
         if header.next_entry == 1:
             return
         used = int(np.count_nonzero(self._slots))
+        assert 0 < used < header.next_entry, (self._path, used, header)
+        assert len(self._ends) == 2, (self._path, self._ends)
         facts: Sequence[tuple[str, Callable[[], bool]]] = (
             (f"counts {header.used_slot_count} used slots of {used}", lambda: header.used_slot_count != used),
             ("ends before it begins", lambda: header.end_ms < header.begin_ms),
@@ -247,6 +257,7 @@ class KeyHashes:
 
     def match(self, log_offsets: Ints, hashes: Ints) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Whether a record lies at each offset, and whether one of its keys has that hash."""
+        assert len(log_offsets) == len(hashes), (len(log_offsets), len(hashes))
         has_record = np.zeros(len(log_offsets), dtype=np.bool_)
         has_key = np.zeros(len(log_offsets), dtype=np.bool_)
         order = np.argsort(log_offsets, kind="stable")
@@ -258,15 +269,18 @@ class KeyHashes:
                 continue
             base, view = found
             end = int(np.searchsorted(log_offsets[order], base + len(view)))
+            assert done < end <= len(order), (base, done, end)
             rows = order[done:end]
             has_record[rows], has_key[rows] = self._match(view, base, log_offsets[rows], hashes[rows])
             done = end
+        assert not (has_key & ~has_record).any(), "only a record has keys"
         return has_record, has_key
 
     def _match(
         self, view: memoryview, base: int, log_offsets: Ints, hashes: Ints
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """The same for offsets of one file, ascending."""
+        assert base <= int(log_offsets[0]) <= int(log_offsets[-1]) < base + len(view), (base, log_offsets)
         distinct, number = np.unique(log_offsets, return_inverse=True)
         bounds = Boundaries(positions=distinct - base, end=len(view), outcome=RecordOutcome.OK)
         all_columns = read_columns(view, bounds, log_offset=base)
@@ -278,5 +292,6 @@ class KeyHashes:
         is_keyed = has_keys(columns) & (topic != UNREADABLE)
         key_hashes, rows = PropertyScan(view, columns).key_hashes(self._topics.names, topic, is_keyed)
         # One number per (record, hash): hashes have 31 bits.
+        assert not (key_hashes >> 31).any(), key_hashes
         wanted = (number.astype(np.int64) << 31) | hashes
         return is_whole[number], np.isin(wanted, (valid[rows] << 31) | key_hashes)

@@ -14,12 +14,13 @@ import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tandemmq.protocol.record_check import check_record, has_good_seal, parse_record
-from tandemmq.protocol.record_layout import RecordOutcome
+from tandemmq.protocol.record_layout import RECORD_BYTES_MIN, SEAL_BYTES, RecordOutcome
 from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boundaries, verify_bodies
 from tandemmq.store.columns import UNREADABLE, PropertyScan, TopicNumbers, take_rows
 from tandemmq.store.damage import SEAL_TOPIC, data_end, next_sound
@@ -31,6 +32,7 @@ CLOCK_STEP_MS_MAX = 3_600_000
 """A store time that falls by less is a clock that was set back, by more a damaged field."""
 SEAL_AT = 20
 _SEAL_NAME = int.from_bytes(b"__CRC32#", "big")
+assert SEAL_AT == SEAL_BYTES < RECORD_BYTES_MIN, "a record's seal lies in it"
 
 Progress = Callable[[int], None]
 """Called with the number of bytes done since the last call."""
@@ -67,6 +69,7 @@ class LogWalk:
         check_crc: bool = True,
         on_progress: Progress = lambda _: None,
     ) -> None:
+        assert all(one.base < other.base for one, other in pairwise(files)), "files come in the log's order"
         self._files = files
         self._topics = topics
         self._findings = findings
@@ -84,6 +87,7 @@ class LogWalk:
 
     def runs(self) -> Iterator[Run]:
         """The records in the order of the log."""
+        assert self.record_count == len(self.damages) == 0, "the log is walked once"
         used = used_count(self._files)
         for file in self._files[used:]:
             if file.size:
@@ -93,25 +97,30 @@ class LogWalk:
         for index, file in enumerate(self._files[:used]):
             if file.base != end:
                 self._lost_files(file, end)
-            end = file.end
-            yield from self._walk_file(file, is_last=index == used - 1)
+            # What is there twice is read once: records come in the order of the log.
+            begin, end = max(0, end - file.base), max(end, file.end)
+            yield from self._walk_file(file, begin, is_last=index == used - 1)
+            assert self._reported == 0, (file, self._reported)
+        assert self.begin <= self.intact_end, (self.begin, self.intact_end)
         for damage in self.damages:
+            assert self.begin <= damage.log_offset <= damage.log_end, damage
             damage.is_tail = damage.log_offset >= self.intact_end
 
     def _lost_files(self, file: OffsetFile, end: int) -> None:
         verb = "missing" if file.base > end else "there twice"
         low, high = sorted((end, file.base))
+        assert 0 <= low < high, (file, end)
         reason = f"bytes {low} to {high} of the log are {verb}: the file does not follow the one before it"
         self.damages.append(Damage(file=file, begin=0, end=0, reason=reason, lost=(low, high)))
 
-    def _walk_file(self, file: OffsetFile, *, is_last: bool) -> Iterator[Run]:
+    def _walk_file(self, file: OffsetFile, position: int, *, is_last: bool) -> Iterator[Run]:
+        assert position >= 0, (file, position)
         if not file.size:
             return
         mapped = map_file(file.path)
         mapped.madvise(mmap.MADV_SEQUENTIAL)
         view = memoryview(mapped)
         stored = view[: data_limit(file.path)]
-        position = 0
         while position < len(view):
             bounds = scan_boundaries(view, position, count_max=RECORDS_PER_RUN)
             columns = read_columns(view, bounds, log_offset=file.base)
@@ -126,6 +135,7 @@ class LogWalk:
                 self._reported = position
                 yield run
             if len(whole) == len(columns):
+                assert position == bounds.end, (file, position, bounds.end)
                 if bounds.outcome is RecordOutcome.OK:
                     continue
                 if self._is_finished(file, view, stored, position, is_last=is_last):
@@ -172,12 +182,16 @@ class LogWalk:
             self.last_record_at = int(columns.log_offset[last])
             self.intact_end = self.last_record_at + int(columns.size[last])
             self.stored_at_ms = int(columns.stored_at_ms[last])
+        if len(good):
+            assert file.base <= self.last_record_at < self.intact_end, (file, self.last_record_at)
+            assert self.intact_end <= file.base + len(view), (file, self.intact_end, len(view))
         if (topic == UNREADABLE).any():
             kept = np.flatnonzero(topic != UNREADABLE)
             columns, topic, is_intact = take_rows(columns, kept), topic[kept], is_intact[kept]
         return Run(file=file, view=view, columns=columns, topic=topic, is_intact=is_intact)
 
     def _check_times(self, file: OffsetFile, columns: RecordColumns) -> None:
+        assert len(columns), file
         first = self.stored_at_ms if self.record_count else columns.stored_at_ms[0]
         steps = np.diff(columns.stored_at_ms, prepend=first)
         for row in np.flatnonzero(steps < 0).tolist():
@@ -203,13 +217,17 @@ class LogWalk:
         """
         found = check_record(view, position, log_offset=file.base + position, check_crc=False)
         remaining = len(view) - position
+        assert remaining >= 0, (file, position, len(view))
         if found.outcome is RecordOutcome.BLANK and found.size == remaining:
             self.intact_end = file.end
             if data_end(stored, position + 8) > position + 8:
                 reason = "behind the BLANK lie bytes that are not zero; nothing reads them"
                 self._findings.note(StorePart.LOG, file.path, reason, offset=position, size_bytes=remaining)
             return True
-        if not is_last or data_end(stored, position) > position:
+        if not is_last:
+            # Behind a record that ends with its file the next file tells whether bytes are missing.
+            return remaining == 0
+        if data_end(stored, position) > position:
             return False
         self._check_last(file, view)
         return True
@@ -225,6 +243,7 @@ class LogWalk:
             )
             damage.topic, damage.queue_id, damage.queue_offset = topic, head[3], head[5]
             self.damages.append(damage)
+            assert begin < damage.end <= len(view), (damage, len(view))
             self.intact_end = self.last_record_at
             self.last_record_at, self.stored_at_ms = self._before_last
 
@@ -236,6 +255,7 @@ class LogWalk:
         sound, is_stale = next_sound(view, position, base=file.base, newest_ms=newest_ms, check_crc=False)
         end = len(view) if sound is None else sound.log_offset - file.base
         shown_end = end if end < len(view) or not is_last else data_end(stored, position)
+        assert position <= shown_end <= end, (file, position, shown_end, end)
         self.damages.append(describe_damage(file, view, position, shown_end, is_stale=is_stale))
         return end
 
@@ -255,6 +275,7 @@ def used_count(files: Sequence[OffsetFile]) -> int:
 
 def _good_seals(view: memoryview, columns: RecordColumns) -> NDArray[np.bool_]:
     """False where a record ends with a checksum over all of it that does not match."""
+    assert 0 < columns.end <= len(view), (columns.end, len(view))
     result = np.ones(len(columns), dtype=np.bool_)
     words: NDArray[np.uint64] = np.ndarray((len(view) - 7,), ">u8", buffer=view, strides=(1,))
     is_sealed = words[columns.position + columns.size - SEAL_AT] == _SEAL_NAME

@@ -26,7 +26,7 @@ from tandemmq.protocol.record_scan import Ints
 from tandemmq.protocol.sys_flag import TRANSACTION_PREPARED
 from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, SCHEDULE_TOPIC, delivered_at_ms
 from tandemmq.store.columns import take_rows
-from tandemmq.store.inspect.files import Entries, QueueFiles, is_filler
+from tandemmq.store.inspect.files import Entries, QueueFiles, is_expired, is_filler
 from tandemmq.store.inspect.findings import Findings, StorePart, damage_at
 from tandemmq.store.inspect.log_walk import LogWalk, Run
 from tandemmq.store.options import QUEUE_UNIT_BYTES
@@ -44,6 +44,7 @@ _FAULTS = {
     _WRONG_TAG: "has another tag hash than its record",
     _EMPTY: "is missing",
 }
+assert sum(_FAULTS) == _WRONG_OFFSET | _WRONG_SIZE | _WRONG_TAG | _EMPTY, "each fault has a bit and a text"
 
 Key = tuple[str, int]
 
@@ -89,6 +90,7 @@ class QueueCheck:
         state = self._states.get(rows.key)
         if state is None:
             state = self._states[rows.key] = _State(None)
+        assert len(rows.queue_offset), rows.key
         self.entry_count += len(rows.queue_offset)
         offsets = rows.queue_offset
         starts = (np.flatnonzero(np.diff(offsets) != 1) + 1).tolist()
@@ -115,6 +117,7 @@ class QueueCheck:
         state.jumps.clear()
         state.covered.clear()
         state.behind = None
+        state.behind_count = 0
         topic, queue_id = rows.key
         reason = "the queue begins anew here, as after its topic was deleted and made again"
         facts = {"topic": topic, "queue_id": queue_id, "log_offset": int(rows.log_offset[0])}
@@ -124,17 +127,21 @@ class QueueCheck:
         return self._directory / key[0] / str(key[1]) if state.files is None else state.files.directory
 
     def _compare(self, state: _State, first: int, rows: QueueRows) -> None:
+        assert first >= 0, (rows.key, first)
         files = state.files
         count = len(rows.queue_offset)
         present = 0 if files is None else max(0, min(count, files.end - first))
-        if present < count and state.behind is None:
-            state.behind = (first + present, int(rows.log_offset[present]))
+        if present < count:
+            if state.behind is None:
+                state.behind = (first + present, int(rows.log_offset[present]))
+            state.behind_count += count - present
         if not present or files is None:
             return
         entries = files.read(first, present)
         state.cover(first, first + present)
         faults = _find_faults(entries, rows.part(0, present))
         bad = np.flatnonzero(faults)
+        assert len(faults) == present <= count, (rows.key, len(faults), present, count)
         if len(bad):
             breaks = np.flatnonzero((np.diff(bad) > 1) | (np.diff(faults[bad]) != 0)) + 1
             for run in np.split(bad, breaks):
@@ -170,6 +177,7 @@ class QueueCheck:
     def _report_faults(self, key: Key, state: _State) -> None:
         for begin, end, what in state.faults:
             reasons = [text for bit, text in _FAULTS.items() if what & bit]
+            assert reasons, (key, begin, end, what)
             is_about_delays = key[0] == SCHEDULE_TOPIC and what == _WRONG_TAG
             if is_about_delays:
                 reasons = ["is due at another time than by these delay levels"]
@@ -179,7 +187,9 @@ class QueueCheck:
         if state.behind is None:
             return
         first, log_offset = state.behind
-        count = state.next_offset - first
+        assert min(first, log_offset) >= 0, (key, state.behind)
+        count = state.behind_count
+        assert count > 0, (key, state.behind)
         is_known = self._known_topics is None or key[0] in self._known_topics
         if state.files is None and not is_known:
             reason = f"no queue for {count} records: config/topics.json does not know the topic (deleted?)"
@@ -232,6 +242,7 @@ class _State:
     faults: list[tuple[int, int, int]] = field(default_factory=list)  # (first, end, what)
     jumps: list[tuple[int, int, int, int]] = field(default_factory=list)  # offsets and places around a gap
     behind: tuple[int, int] | None = None  # queue offset and log offset of the first record without entry
+    behind_count: int = 0
 
     def cover(self, begin: int, end: int) -> None:
         assert 0 <= begin < end, (begin, end)
@@ -306,6 +317,7 @@ class EntryReader:
 
     def read(self, run: Run) -> Iterator[QueueRows]:
         """The entries by queue; records without one are left out."""
+        assert len(run.topic) == len(run.is_intact) == len(run.columns), "each record has been judged"
         flags = run.columns.sys_flag
         is_batch = flags & INNER_BATCH != 0
         self.inner_batch_count += int(is_batch.sum())
@@ -314,6 +326,7 @@ class EntryReader:
             return
         columns = run.columns if len(rows) == len(run.columns) else take_rows(run.columns, rows)
         topic = run.topic[rows]
+        assert 0 <= int(topic.min()) <= int(topic.max()) < len(self._names), "every topic has a name"
         tags = run.properties.tag_hashes()[rows]
         order = np.lexsort((columns.queue_id, topic))
         topic, queue_id = topic[order], columns.queue_id[order]
@@ -333,6 +346,7 @@ class EntryReader:
                 is_intact=run.is_intact[rows[group]],
             )
             # A queue's records stand in the order of the log.
+            assert (np.diff(queue_rows.log_offset) > 0).all(), key
             gone = int(queue_rows.log_offset.searchsorted(self._deleted.get(key[0], 0)))
             if gone < len(group):
                 yield queue_rows.part(gone, len(group))
@@ -341,6 +355,7 @@ class EntryReader:
         """In place of the tag a delayed message's entry says when it is due."""
         result = tags.copy()
         place = {row: index for index, row in enumerate(rows.tolist())}
+        assert len(place) == len(rows) == len(tags), (len(place), len(rows), len(tags))
         levels = run.properties.find(b"DELAY")
         for row, level in zip(levels.row.tolist(), run.properties.texts(levels), strict=True):
             if row in place and level.isdigit() and len(level) <= 9 and int(level) > 0:
@@ -362,15 +377,15 @@ class Leftovers:
         """What is wrong with the entries outside `covered`, neighbours with the same fault together."""
         at = self._files.first
         for begin, end in [*sorted(covered), (self._files.end, self._files.end)]:
+            assert 0 <= begin <= end <= self._files.end, (self._files.key, begin, end)
             for first, entries in self._files.blocks(at, begin):
                 yield from self._judge_block(first, entries)
             at = max(at, end)
 
     def _judge_block(self, first: int, entries: Entries) -> Iterator[Judged]:
-        ends = entries["log_offset"].astype(np.int64) + entries["size"]
-        is_expired = (entries["size"] > 0) & (entries["log_offset"] >= 0) & (ends <= self._walk.begin)
+        assert self._files.first <= first < first + len(entries) <= self._files.end, (self._files.key, first)
         pending: Judged | None = None
-        for row in np.flatnonzero(~is_filler(entries) & ~is_expired).tolist():
+        for row in np.flatnonzero(~is_filler(entries) & ~is_expired(entries, self._walk.begin)).tolist():
             queue_offset = first + row
             log_offset, size = int(entries["log_offset"][row]), int(entries["size"][row])
             reason, is_expected = self._judge_entry(queue_offset, log_offset, size)

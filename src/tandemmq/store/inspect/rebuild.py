@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +18,12 @@ from tandemmq.protocol.record_scan import Ints
 from tandemmq.runtime.ports import Disk
 from tandemmq.store.consume_queue import FILLER_SIZE
 from tandemmq.store.consume_queues import ConsumeQueues
-from tandemmq.store.inspect.files import QueueFiles
-from tandemmq.store.inspect.index_check import NAME_DIGITS, IndexLayout, has_keys
+from tandemmq.store.inspect.files import QueueFiles, is_expired
+from tandemmq.store.inspect.index_check import IndexLayout, has_keys
 from tandemmq.store.inspect.log_walk import Run
 from tandemmq.store.inspect.queue_check import QueueRows
-from tandemmq.store.key_index import KeyIndex
-from tandemmq.store.options import QUEUE_UNIT_BYTES, StoreOptions, StorePaths
+from tandemmq.store.key_index import KeyIndex, made_at, new_name
+from tandemmq.store.options import QUEUE_OFFSET_MAX, QUEUE_UNIT_BYTES, StoreOptions, StorePaths
 from tandemmq.store.segmented_log import OpenFiles
 
 Key = tuple[str, int]
@@ -33,6 +33,8 @@ class QueueBuilder:
     """New ConsumeQueues below `directory`."""
 
     def __init__(self, directory: Path, file_bytes: int, disk: Disk) -> None:
+        assert file_bytes > 0, file_bytes
+        assert file_bytes % QUEUE_UNIT_BYTES == 0, file_bytes
         options = StoreOptions(root=directory.parent, consume_queue_file_bytes=file_bytes)
         paths = StorePaths(options)
         paths.consume_queues = directory
@@ -57,17 +59,20 @@ class QueueBuilder:
                 # The topic was deleted and made again: only its new life has messages that can be reached.
                 self.restarted.append(rows.key)
             queue.put_at(queue_offset, log_offset, size, tag_hash)
+        assert 0 <= queue.min_offset <= queue.max_offset, queue
 
     def keep(self, old: QueueFiles, log_begin: int) -> bool:
         """Carry over a queue without records, so that its offsets go on; True when something was kept.
 
         Only entries of expired records, and those before them, are worth it.
         """
+        assert old.key not in self.queues.table, old.key
         end = _expired_end(old, log_begin)
         if end <= old.first:
             return False
         queue = self.queues.get_or_create(old.key)
         first = max(old.first, _last_file_start(old, end))
+        assert first < end <= old.end, (old.key, first, end, old.end)
         for at, entries in old.blocks(first, end):
             for index, entry in enumerate(entries.tolist()):
                 if queue.max_offset == 0 and at + index > 0:
@@ -76,12 +81,18 @@ class QueueBuilder:
                     queue.put(0, FILLER_SIZE, 0)
                 else:
                     queue.put(*entry)
+        assert queue.max_offset == end, (queue, end)
         return True
 
-    def fill(self, key: Key, end: int) -> None:
-        """Let the queue end at `end` at least, by entries of no message."""
+    def fill(self, key: Key, end: int, count_max: int) -> None:
+        """Let the queue end at `end` at least, by entries of no message; not when it never had so many that
+        `count_max` of them are too few.
+        """
+        assert end > 0, (key, end)
         queue = self.queues.get_or_create(key)
-        if queue.max_offset == 0 and end > 0:
+        if end > QUEUE_OFFSET_MAX or (queue.max_offset and end - queue.max_offset > count_max):
+            return
+        if queue.max_offset == 0:
             queue.put_at(end - 1, 0, FILLER_SIZE, 0)
         while queue.max_offset < end:
             queue.put(0, FILLER_SIZE, 0)
@@ -92,6 +103,8 @@ class QueueBuilder:
             queue.write()
             if queue.end_log_offset > log_end:
                 queue.truncate(log_end)
+            assert queue.end_log_offset <= log_end, (queue, queue.end_log_offset, log_end)
+            assert not queue.unwritten_bytes, (queue, queue.unwritten_bytes)
             for segment in queue.unsynced_segments()[0]:
                 segment.file.sync()
 
@@ -104,26 +117,33 @@ def _expired_end(old: QueueFiles, log_begin: int) -> int:
     """The queue offset behind the last entry of an expired record."""
     end = old.first
     for first, entries in old.blocks(old.first, old.end):
-        record_end = entries["log_offset"].astype(np.int64) + entries["size"]
-        is_expired = (entries["size"] > 0) & (entries["log_offset"] >= 0) & (record_end <= log_begin)
-        if is_expired.any():
-            end = first + int(np.flatnonzero(is_expired)[-1]) + 1
+        rows = np.flatnonzero(is_expired(entries, log_begin))
+        if len(rows):
+            end = min(first + int(rows[-1]) + 1, QUEUE_OFFSET_MAX)
+    assert old.first <= end <= old.end, (old.key, old.first, end, old.end)
     return end
 
 
 def _last_file_start(old: QueueFiles, end: int) -> int:
     """The queue offset with which the file of the last kept entry begins."""
     file = old.all.find((end - 1) * QUEUE_UNIT_BYTES)
-    return old.first if file is None else file.base // QUEUE_UNIT_BYTES
+    return end - 1 if file is None else file.base // QUEUE_UNIT_BYTES
+
+
+NAMED_YEAR_MAX = 9000
+"""Later times name no file: behind them must be room for the names of the files that follow."""
+_NAMED_MS = range(int(datetime(NAMED_YEAR_MAX, 1, 1, tzinfo=UTC).timestamp() * 1000))
 
 
 class IndexBuilder:
     """New key index files in `directory`, named like the `old` ones as far as those go."""
 
     def __init__(self, directory: Path, layout: IndexLayout, old: Sequence[Path], disk: Disk) -> None:
+        assert min(layout.slot_count, layout.entry_count - 1) > 0, layout
         self._directory = directory
         self._layout = layout
-        self._names = [path.name for path in old]
+        made = [(path.name, made_at(path.name)) for path in old]
+        self._names = [name for name, at in made if at is not None and at.year <= NAMED_YEAR_MAX]
         self._disk = disk
         self.files: list[KeyIndex] = []
         self.key_count = 0
@@ -136,10 +156,13 @@ class IndexBuilder:
 
     def add_keys(self, hashes: Ints, log_offsets: Ints, stored_at_ms: Ints) -> None:
         """Keys by hash, record and the record's store time, in the order of the log. Raises OSError."""
+        assert len(hashes) == len(log_offsets) == len(stored_at_ms), "each key has a record"
         done = 0
         while done < len(hashes):
             index = self._current(int(stored_at_ms[done]))
+            before = done
             done += index.put_many(hashes[done:], log_offsets[done:], stored_at_ms[done:])
+            assert before < done <= len(hashes), (index.path, before, done)
         self.key_count += len(hashes)
 
     def _current(self, stored_at_ms: int) -> KeyIndex:
@@ -161,23 +184,19 @@ class IndexBuilder:
             name = self._names.pop(0)
             if name > newest:
                 return name
-        moment = datetime.fromtimestamp(stored_at_ms / 1000)
-        if newest:
-            after = datetime.strptime(newest[:14], "%Y%m%d%H%M%S") + timedelta(
-                milliseconds=int(newest[14:NAME_DIGITS]) + 1
-            )
-            moment = max(moment, after)
-        return moment.strftime("%Y%m%d%H%M%S") + f"{moment.microsecond // 1000:03d}"
+        # No checksum covers the store time: what is no date counts as the earliest one.
+        return new_name(stored_at_ms if stored_at_ms in _NAMED_MS else 0, [newest])
 
     def finish(self, log_end: int) -> int:
         """Everything is written and synced; the store time of the newest key, 0 without keys."""
-        if not self.files:
-            return 0
-        last = self.files[-1]
-        if last.header.end_log_offset >= log_end:
-            last.cut(log_end)
-        _settle(last)
-        return last.header.end_ms
+        while self.files:
+            last = self.files[-1]
+            if last.header.end_log_offset < log_end or last.cut(log_end):
+                _settle(last)
+                return last.header.end_ms
+            # All of its keys are of records behind the log's end.
+            self.files.pop().remove()
+        return 0
 
     def close(self) -> None:
         """Close the handles, finished or not."""

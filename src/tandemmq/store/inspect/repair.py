@@ -30,6 +30,7 @@ from tandemmq.store.inspect.files import (
     OffsetFile,
     QueueFiles,
     holds_files,
+    is_expired,
     is_filler,
     list_offset_files,
     list_queues,
@@ -49,6 +50,8 @@ from tandemmq.units import MIB
 QUEUE_FILE_BYTES = 6_000_000
 """RocketMQ's default, for a store that has no queue file left to tell."""
 INDEX_LAYOUT = IndexLayout(5_000_000, 20_000_000)
+assert QUEUE_FILE_BYTES % QUEUE_UNIT_BYTES == 0
+assert guess_layout(INDEX_LAYOUT.size_bytes) == INDEX_LAYOUT, "what is made here is known again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +146,7 @@ class _Repair:
             self._report.is_refused = True
             return
         self._keep_empty(queues)
-        if self._sealed:
-            self._keep_numbers(queues)
+        self._keep_numbers(queues)
         index_ms = self._finish(queues, index)
         self._report.queue_count = len(queues.queues)
         self._replace(has_index=index is not None)
@@ -208,12 +210,14 @@ class _Repair:
             pass
         mark = decode_checkpoint(self._checkpoint.read_bytes()) if self._checkpoint.is_file() else None
         durable_end = 0 if mark is None else mark.durable_log_offset or 0
-        for damage in walk.damages:
+        for damage in sorted(walk.damages, key=lambda damage: damage.log_offset):
             if damage.lost is not None:
                 raise StoreError(f"{damage.reason}: bytes that are in no file cannot be skipped")
             end = damage.log_end
             if damage.is_tail:
-                if damage.log_offset >= durable_end:
+                # Nothing sound follows in its file, so one seal takes all of that up to the mark.
+                is_sealed = bool(self._sealed) and damage.log_offset < self._sealed[-1][1]
+                if is_sealed or damage.log_offset >= durable_end:
                     continue
                 end = min(durable_end, damage.file.end)
             self._seal(damage.file, damage.log_offset, end)
@@ -223,10 +227,13 @@ class _Repair:
         reaches_end = end == log_file.end
         if size < (BLANK_BYTES if reaches_end else SEALED_BYTES_MIN):
             raise StoreError(f"{log_file.path}: no record fits into the {size} damaged bytes at {begin}")
+        assert log_file.base <= begin <= end <= log_file.end, (log_file, begin, end)
+        assert not self._sealed or self._sealed[-1][1] <= begin, (self._sealed[-1], begin, end)
         at = begin - log_file.base
         view = memoryview(map_file(log_file.path))
         copies = StorePaths(StoreOptions(root=self._options.inspect.root)).damaged
         raw = bytes(view[at : at + size])
+        assert len(raw) == size, (log_file, begin, size, len(raw))
         now_ms = int(log_file.path.stat().st_mtime * 1000)
         copy = copy_aside((raw,), begin, size, directory=copies, suffix="bad", disk=self._disk, now_ms=now_ms)
         stored_at_ms = _stored_around(view, at, at + size)
@@ -244,22 +251,28 @@ class _Repair:
         )
 
     def _keep_numbers(self, queues: QueueBuilder) -> None:
-        """Let no queue give a number again that the old entries gave to a message that is sealed."""
-        for key, old in self._queues.items():
+        """Let no queue give a number again that the old entries gave to a message that is sealed; where an
+        earlier repair sealed it, a filler stands there.
+        """
+        sealed = self._sealed + self._walk.sealed
+        count_max = sum(stop - begin for begin, stop in sealed) // SEALED_BYTES_MIN
+        for key, old in self._queues.items() if sealed else ():
             end = 0
             for first, entries in old.blocks(old.first, old.end):
                 offsets = entries["log_offset"].astype(np.int64)
-                is_sealed = np.zeros(len(entries), dtype=np.bool_)
-                for begin, stop in self._sealed:
+                is_sealed = is_filler(entries)
+                for begin, stop in sealed:
                     is_sealed |= (begin <= offsets) & (offsets < stop)
                 if is_sealed.any():
                     end = first + int(np.flatnonzero(is_sealed)[-1]) + 1
+            assert 0 <= end <= old.end, (key, end, old.end)
             if end and self._deleted.get(key[0], 0) <= self._walk.begin:
-                queues.fill(key, end)
+                queues.fill(key, end, count_max)
 
     # Building.
 
     def _advance(self, size: int) -> None:
+        assert size >= 0, (self._done, size)
         self._done += size
         self._on_progress("building from the CommitLog", self._done, sum(f.size for f in self._log.files))
 
@@ -272,6 +285,7 @@ class _Repair:
                 index.add(run, self._topics.names)
         self._report.record_count = self._walk.record_count
         self._report.log_bytes = self._done
+        assert self._done == sum(file.size for file in self._log.files), self._done
         self._report.key_count = 0 if index is None else index.key_count
         for topic, queue_id in queues.restarted:
             self._report.warnings.append(f"{topic}/{queue_id}: begins anew after its topic was deleted")
@@ -296,6 +310,7 @@ class _Repair:
     def _finish(self, queues: QueueBuilder, index: IndexBuilder | None) -> int:
         self._on_progress("writing to disk", 0, 1)
         end = self._walk.intact_end
+        assert all(stop <= end for _, stop in self._sealed), (self._sealed, end)
         queues.finish(end)
         self._disk.make_dirs(beside(self._queue_dir))
         sync_tree(beside(self._queue_dir))
@@ -348,6 +363,7 @@ class _Repair:
 
 def _stored_around(view: memoryview, at: int, end: int) -> int:
     """The store time of the record in front of `at` of a file, or of the one from `end` on: times rise."""
+    assert 0 <= at <= end <= len(view), (at, end, len(view))
     position = stored_at_ms = 0
     while position < at:
         record = check_record(view, position, check_crc=False)
@@ -382,8 +398,8 @@ def _compare_queue(old: QueueFiles, new: QueueFiles, log_begin: int) -> str:
         count = min(ENTRIES_PER_READ, common - first)
         before, after = old.read(first, count), new.read(first, count)
         # Where the new queue has fillers the old one may still say where expired records were.
-        is_expired = is_filler(after) & (before["log_offset"].astype(np.int64) + before["size"] <= log_begin)
-        changed += int(((before != after) & ~(is_expired & (before["size"] > 0))).sum())
+        changed += int(((before != after) & ~(is_filler(after) & is_expired(before, log_begin))).sum())
+    assert 0 <= changed <= max(0, common - new.first), (old.key, changed, common, new.first)
     parts = []
     if changed:
         parts.append(f"{changed} entries corrected")
