@@ -188,9 +188,9 @@ class Writer:
             if size == FILLER_SIZE or log_offset < store.min_log_offset:
                 continue
             try:
-                record = decode_record(
-                    store.log_view(log_offset, size), check_crc=False, log_offset=log_offset
-                )
+                # A damaged entry may say any size.
+                view = store.log_view(log_offset, max(0, size))
+                record = decode_record(view, check_crc=False, log_offset=log_offset)
             except RecordError as error:
                 facts = {"topic": topic, "queue_id": queue_id, "queue_offset": number, "reason": str(error)}
                 log.error(events.DELAYED_MESSAGE_LOST, extra=facts)

@@ -107,11 +107,12 @@ class DiskFile:
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
-        while self._unsynced_directories:
+        for directory in tuple(self._unsynced_directories):
             # Gone with all its files, when a topic was deleted meanwhile: then there is no name to keep.
             with suppress(FileNotFoundError):
-                sync_directory(self._unsynced_directories[-1])
-            self._unsynced_directories.pop()
+                sync_directory(directory)
+            with suppress(ValueError):  # another thread that syncs this file was first
+                self._unsynced_directories.remove(directory)
 
     def note_new_directories(self, parents: list[Path]) -> None:
         """Directories that hold the name of one that was made for this file."""

@@ -24,6 +24,7 @@ class Admission:
 
     def block(self, reason: str, remark: str, error: type[RequestRejected] = ServiceNotAvailable) -> None:
         """Refuse from now on with `error(remark)`; a second call for the same reason changes its text."""
+        assert remark, reason
         self._reasons[reason] = lambda: error(remark)
         self._choose()
 
@@ -37,6 +38,7 @@ class Admission:
 
     def _choose(self) -> None:
         self.refusal = next(iter(self._reasons.values()), None)
+        assert (self.refusal is None) == (not self._reasons), self._reasons
 
 
 def overload(remark: str) -> Busy:

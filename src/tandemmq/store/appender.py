@@ -373,6 +373,7 @@ class Appender:
         self, groups: list[tuple[int, list[Buffer]]], units: list[Unit], sends: Sends, error: OSError
     ) -> None:
         """Undo a failed write: nothing of it was promised to anyone but its senders."""
+        assert groups[0][0] == self._tail.end, "what is stored is never taken back"
         _take_back_offsets(units)
         self._forget_stage()
         ranges = [(offset, sum(map(len, buffers))) for offset, buffers in groups]
@@ -402,6 +403,7 @@ class WriteSpeed:
     __slots__ = ("_admission", "_busy_until", "is_watching", "slow_s")
 
     def __init__(self, slow_s: float, admission: Admission) -> None:
+        assert slow_s > 0, slow_s
         self.slow_s = slow_s
         self.is_watching = False
         self._admission = admission
@@ -409,6 +411,7 @@ class WriteSpeed:
 
     def note(self, took_s: float, now: float) -> None:
         """A write took so long: a slow one, or one while this is watching."""
+        assert took_s > self.slow_s or self.is_watching, (took_s, self.slow_s)
         if took_s > self.slow_s:
             if not self.is_watching:
                 log.warning(events.PAGE_CACHE_BECAME_BUSY, extra={"write_ms": round(took_s * 1000)})

@@ -25,6 +25,8 @@ BULK_BYTES_MAX = 8 * MIB
 BULK_COLD_BYTES_MAX = MIB
 """Of what is probably on disk only: the loop waits for the disk while it is sent."""
 BULK_SLICES_MAX = 1024
+assert BULK_SLICES_MAX <= BULK_COUNT_MAX
+assert BULK_COLD_BYTES_MAX <= BULK_BYTES_MAX
 
 
 class Bulk(NamedTuple):
@@ -58,6 +60,7 @@ def collect_bulk(
     entries. `near`: where warm data begins. `lost`: entries that are passed over. `on_doubt`: as a `Reader`
     has it.
     """
+    assert queue.min_offset <= offset <= queue.max_offset, (queue, offset)
     entries = _read_entries(queue, offset, min(count_max, BULK_COUNT_MAX))
     if limit is not None and queue.end_log_offset > limit:
         is_hidden = entries["log_offset"] >= limit  # a filler names offset 0
@@ -129,7 +132,9 @@ def _fitting(begins: Ints, sizes: Ints, bytes_max: int, segment_bytes: int) -> i
     by_bytes = int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right"))
     slices = np.cumsum(_starts(begins, sizes, segment_bytes))
     by_slices = int(np.searchsorted(slices, BULK_SLICES_MAX, side="right"))
-    return max(1, min(by_bytes, by_slices))
+    count = max(1, min(by_bytes, by_slices))
+    assert count <= len(begins), (count, len(begins))
+    return count
 
 
 def _join(begins: Ints, sizes: Ints, offsets: Ints, segment_bytes: int) -> list[list[int]]:

@@ -50,6 +50,8 @@ _SUM_AT = _QUEUES_AT + _MARK.size
 _SUM_NAME = b"TANDEMCK"
 assert _FIELDS.size <= _MARK_AT
 assert _SUM_AT + _SUM.size <= SECTOR_BYTES, "a power cut leaves all of the old or all of the new"
+assert SECTOR_BYTES <= CHECKPOINT_BYTES
+assert len(_MARK_NAME) == len(_QUEUES_NAME) == len(_SUM_NAME) == 8, "packed as they are"
 
 
 class CheckpointTimes(msgspec.Struct, frozen=True):
@@ -84,6 +86,9 @@ def queues_digest(queues: Iterable[tuple[str, int, int, int, int]]) -> int:
 def encode_checkpoint(times: CheckpointTimes) -> bytes:
     """The whole file."""
     *fields, durable, digest = msgspec.structs.astuple(times)
+    assert min(times.master_flushed_offset, times.confirmed_log_offset) >= 0, times
+    # A mark below 0 would say nothing when it is read.
+    assert min(durable or 0, digest or 0) >= 0, times
     data = _FIELDS.pack(*fields).ljust(_MARK_AT, b"\0")
     if durable is not None:
         data += _MARK.pack(_MARK_NAME, times.log_stored_at_ms, durable)
@@ -134,6 +139,7 @@ class Checkpoint:
 
     def load(self) -> None:
         """Read the file; a missing one says nothing."""
+        assert self._saved is None, "the file is taken up once"
         if self._disk.exists(self._path):
             self.times = self._saved = decode_checkpoint(self._disk.read_bytes(self._path))
 
@@ -148,6 +154,7 @@ class Checkpoint:
     ) -> None:
         """Lift the given times and the mark; the next `write` writes them."""
         times = self.times
+        assert confirmed_log_offset >= 0, confirmed_log_offset
         if durable_log_offset is None or durable_log_offset < (times.durable_log_offset or 0):
             durable_log_offset = times.durable_log_offset
         self.times = msgspec.structs.replace(
@@ -158,6 +165,7 @@ class Checkpoint:
             confirmed_log_offset=max(times.confirmed_log_offset, confirmed_log_offset),
             durable_log_offset=durable_log_offset,
         )
+        assert (times.durable_log_offset or 0) <= (self.times.durable_log_offset or 0), (times, self.times)
 
     def replace(self, times: CheckpointTimes) -> None:
         """Take these fields, even lower ones: recovery found the truth."""
@@ -287,6 +295,7 @@ class StoreMarks:
 
     def keep_abort(self) -> None:
         """From now on a crash is noticed. What is left of a former life stays: recovery has not synced it."""
+        assert self._lock is not None, "another process may have the store"
         if not self.has_abort:
             self.write_abort()
 
@@ -308,6 +317,7 @@ class StoreMarks:
 
     def remove_abort(self) -> None:
         """Everything is on disk."""
+        assert self._lock is not None, "another process may have the store"
         if self.has_abort:
             self._disk.remove(self._paths.abort)
 
@@ -320,6 +330,8 @@ class StoreMarks:
 
     def write_doubt(self, reason: str) -> None:
         """From now on every start knows it, also one after a clean stop."""
+        assert self._lock is not None, "another process may have the store"
+        assert reason, "an empty one says that there is no doubt"
         self._disk.write_atomically(self._paths.tail_doubt, reason.encode())
 
     def remove_doubt(self) -> None:

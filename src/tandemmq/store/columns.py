@@ -20,6 +20,7 @@ from tandemmq.store.key_index import fold_hashes
 
 _PAD = bytes(8)
 """In front of the joined properties, so that eight bytes precede any name's end."""
+assert len(_PAD) == np.dtype(">u8").itemsize, "names are compared as one number"
 SIZE_COUNT_MAX = 8
 """Texts of so many lengths are hashed length by length, as tables; more in one go over all their bytes."""
 _PAIR_END, _NAME_END, _SPACE, ASCII_MAX = 2, 1, 32, 127
@@ -76,6 +77,7 @@ class PropertyScan:
         if (row[1:] == row[:-1]).any():
             is_last = np.append(row[1:] != row[:-1], True)
             row, begin, end = row[is_last], begin[is_last], end[is_last]
+        assert len(row) < len(self._starts), "a record has one value at most"
         return Values(row, begin, end)
 
     def pieces(self, values: Values) -> Values:
@@ -115,6 +117,7 @@ class PropertyScan:
     def _sums(self, begin: Ints, lengths: Ints) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
         """The hash of each text if it is ASCII, and whether it is not."""
         sizes = np.flatnonzero(np.bincount(lengths)).tolist()
+        assert sizes[0] > 0, "an empty text takes the sum of its neighbour"
         if len(sizes) > SIZE_COUNT_MAX:
             return self._sums_of_any(begin, lengths)
         sums = np.empty(len(begin), dtype=np.uint32)
@@ -154,6 +157,7 @@ class PropertyScan:
 
         `topics[topic[row]]` is the record's topic; records that are not `is_keyed` are left out.
         """
+        assert len(topic) == len(is_keyed) == len(self._starts) - 1, (len(topic), len(is_keyed))
         prefixes = [name + "#" for name in topics]
         rows, hashes = [], []
         for values in (self.find(b"UNIQ_KEY"), self.pieces(self.find(b"KEYS"))):

@@ -44,6 +44,7 @@ def warm(file: File, warmth: Warmth) -> None:
 
     Source:  spec store 11.
     """
+    assert warmth.sync_bytes is None or warmth.sync_bytes > 0, warmth
     unsynced = 0
     for at in range(0, file.size, len(_ZEROS)):
         size = min(len(_ZEROS), file.size - at)
@@ -52,6 +53,7 @@ def warm(file: File, warmth: Warmth) -> None:
         if warmth.sync_bytes is not None and (unsynced >= warmth.sync_bytes or at + size == file.size):
             file.sync()
             unsynced = 0
+    assert warmth.sync_bytes is None or unsynced == 0, (file.path, unsynced)
 
 
 class LogWindow:
@@ -75,6 +77,7 @@ class LogWindow:
             segment = self._segment = log.log.find(begin)
             assert segment is not None, begin
             self._base, self._stop, self._whole = segment.base, min(segment.end, log.end), segment.view()
+            assert self._base <= begin < self._stop, (segment, begin, log.end)
         if end > self._stop:
             end = self._stop
         last_block = (end - 1) >> BLOCK_SHIFT
@@ -128,6 +131,7 @@ class CommitLog:
         """Let the empty log begin at byte `base`, the start of a file."""
         assert self.begin == self.end
         assert base % self.segment_bytes == 0
+        assert not self.damaged, "an empty log has no damage"
         self.log.remove_all()
         self.end = base
         assert self.begin == base, (self.begin, base)
@@ -137,6 +141,7 @@ class CommitLog:
         assert self.begin <= end <= self.end
         self.release_pages()
         self.damaged.drop_behind(end)
+        assert all(one.begin < one.end <= end for one in self.damaged), (end, tuple(self.damaged))
         self.end = end
         self._ahead_for = -1
 
@@ -163,6 +168,7 @@ class CommitLog:
 
     def zero(self, offset: int, size: int) -> None:
         """Overwrite a range of one file with zeros. Raises OSError."""
+        assert size >= 0, (offset, size)
         segment = self.log.find(offset)
         if segment is None:
             return
@@ -172,6 +178,7 @@ class CommitLog:
 
     def view(self, log_offset: int, bytes_max: int) -> memoryview:
         """Written bytes from `log_offset` on, of one file; empty at the end and below the beginning."""
+        assert bytes_max >= 0, (log_offset, bytes_max)
         if not self.begin <= log_offset < self.end:
             return memoryview(b"")
         segment = self.log.find(log_offset)
@@ -214,6 +221,7 @@ class CommitLog:
         if blocks and len(blocks) + len(touched) > self._block_count_max:
             self.release_pages()
         blocks.update(touched)
+        assert len(blocks) <= max(self._block_count_max, len(touched)), (segment, begin, end)
         self._touched[segment] = None
 
     def release_pages(self) -> None:
@@ -246,7 +254,9 @@ class CommitLog:
         checked = self.check(log_offset)
         if checked.outcome is not RecordOutcome.OK:
             return None
-        return self.view(log_offset, checked.size)
+        view = self.view(log_offset, checked.size)
+        assert len(view) == checked.size, (log_offset, checked.size, len(view))
+        return view
 
     def stored_at(self, log_offset: int) -> int:
         """STORETIMESTAMP of the record at `log_offset`; -1 outside the log and for a damaged one (spec store
@@ -273,6 +283,7 @@ class CommitLog:
             return False
         if self.end < last.base + last.size * 4 // 5:
             return False
+        assert self.end <= last.end, (self.end, last)
         self._ahead_for = last.end
         return True
 
@@ -287,6 +298,7 @@ class CommitLog:
         except OSError:
             return
         # An append that could not wait may have made it meanwhile; then ours failed with FileExistsError.
+        assert self.log.last is last, "nothing was cut, nor another file begun, while this one was made"
         self.log.adopt(last.end, file)
 
     def _make(self, path: Path, size: int) -> File:
@@ -298,9 +310,13 @@ class CommitLog:
         return file
 
     def drop_unused_segments(self) -> None:
-        """Delete files behind the end, as RocketMQ does at a clean stop (spec store 2)."""
-        while self.log.segments and self.log.segments[-1].base >= self.end:
+        """Delete files behind the end, as RocketMQ does at a clean stop (spec store 2). An empty log that
+        stands behind 0 keeps one: its name remembers where.
+        """
+        kept_count = 1 if self.end else 0
+        while len(self.log.segments) > kept_count and self.log.segments[-1].base >= self.end:
             self.log.segments.pop().remove()
+        assert self.log.last is None or self.end <= self.log.last.end, (self.end, self.log.last)
 
     def dirty_segments(self, begin: int, end: int) -> list[Segment]:
         """The files that hold bytes `begin` to `end`."""

@@ -46,6 +46,8 @@ class AckTable:
 
         `start`: where a file begins, so it never parts a send.
         """
+        assert start >= 0, (replica, start)
+        assert offset >= 0, (replica, offset)
         self._positions[replica] = offset
         if start:
             self._starts[replica] = start
@@ -94,6 +96,7 @@ class AckTable:
 
     def in_sync_count(self, *, log_end: int, gap_bytes_max: int) -> int:
         """How many replicas are less than `gap_bytes_max` behind the end (spec replication 4.8)."""
+        assert gap_bytes_max > 0, gap_bytes_max
         return sum(0 <= log_end - offset < gap_bytes_max for offset in self._positions.values())
 
 
@@ -108,6 +111,7 @@ class WaitFor(Enum):
 
 def plan_wait(*, waits: bool, sync_flush: bool, ack_count: int) -> WaitFor:
     """What a send waits for, by its own wish, the flush mode and the needed acks (spec replication 5.1)."""
+    assert ack_count >= 0, ack_count
     if not waits:
         return WaitFor.NOTHING
     if ack_count > 0:
@@ -189,6 +193,7 @@ class WaitLines:
 
     def _await_acks(self, wait: _Wait, ack_deadline: float) -> None:
         line = self._acks if wait.since == wait.end else self._repeats
+        assert not line or line[-1].end <= wait.end, (line[-1].end, wait.end)
         if line and line[-1].ack_deadline > ack_deadline:
             ack_deadline = line[-1].ack_deadline  # the time limit was lowered since
         wait.ack_deadline = ack_deadline
@@ -198,12 +203,14 @@ class WaitLines:
         """Who waits for the disk only waits for replicas, too, from now on."""
         if not self._flush:
             return
+        count = len(self)
         waits = sorted((*self._both, *self._flush), key=lambda wait: wait.end)
         for before, wait in pairwise(waits):
             wait.flush_deadline = max(wait.flush_deadline, before.flush_deadline)
         self._both = deque(waits)
         self._flush.clear()
         assert _is_ordered(self._both)
+        assert len(self) == count, "nobody stops waiting for that"
 
     def release(self, *, flushed: int, acknowledged: Callable[[int], int], ack_deadline: float) -> Answers:
         """The sends whose wishes are met, oldest first within each line.
@@ -239,12 +246,16 @@ class WaitLines:
     def expire(self, now: float) -> Answers:
         """The sends whose time is up, with who was late."""
         answers: Answers = []
+        count = len(self)
         for line in (self._acks, self._repeats):
+            assert not line or line[0].ack_deadline <= line[-1].ack_deadline
             while line and line[0].ack_deadline <= now:
                 answers.append((line.popleft().on_done, PutStatus.FLUSH_SLAVE_TIMEOUT))
         for line in (self._flush, self._both):
+            assert not line or line[0].flush_deadline <= line[-1].flush_deadline
             while line and line[0].flush_deadline <= now:
                 answers.append((line.popleft().on_done, PutStatus.FLUSH_DISK_TIMEOUT))
+        assert len(answers) + len(self) == count, "each send is told once or goes on waiting"
         return answers
 
     def next_deadline(self) -> float | None:
@@ -256,9 +267,11 @@ class WaitLines:
     def fail_all(self, status: PutStatus) -> Answers:
         """Every send that waits, with one status: the store can confirm nothing any more."""
         answers: Answers = []
+        count = len(self)
         for line in (self._flush, self._both, self._acks, self._repeats):
             answers += ((wait.on_done, status) for wait in line)
             line.clear()
+        assert len(answers) == count, (len(answers), count)
         return answers
 
 

@@ -19,7 +19,7 @@ from struct import Struct
 import numpy as np
 
 from tandemmq.protocol.record_scan import Ints
-from tandemmq.store.options import QUEUE_UNIT_BYTES
+from tandemmq.store.options import QUEUE_OFFSET_MAX, QUEUE_UNIT_BYTES
 from tandemmq.store.segmented_log import OpenFiles, Segment, SegmentedLog
 from tandemmq.units import KIB, MIB, align_down
 
@@ -29,6 +29,7 @@ UNIT = Struct(">qiq")  # log_offset, size, tag_hash
 FILLER_SIZE = 0x7FFFFFFF
 FILLER = UNIT.pack(0, FILLER_SIZE, 0)
 ENTRY = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("tag_hash", ">i8")])
+assert ENTRY.itemsize == UNIT.size == QUEUE_UNIT_BYTES
 
 SCAN_UNITS = 4096
 """So many entries are looked at together."""
@@ -58,7 +59,9 @@ def units_below(segment: Segment, log_offset: int) -> int:
     is_falling = offsets < np.maximum.accumulate(offsets)
     is_bad = (offsets < 0) | (units["size"] <= 0) | ((offsets >= log_offset) | is_falling) & ~is_filler
     is_good = ~is_filler[: int(is_bad.argmax()) if is_bad.any() else len(units)]
-    return len(is_good) - int(is_good[::-1].argmax()) if is_good.any() else 0
+    count = len(is_good) - int(is_good[::-1].argmax()) if is_good.any() else 0
+    assert not count or 0 <= offsets[count - 1] < log_offset, (segment, count, log_offset)
+    return count
 
 
 def head_fillers(segment: Segment) -> int:
@@ -75,7 +78,9 @@ def torn_units(segment: Segment, count: int) -> int:
     units = np.frombuffer(raw, dtype=ENTRY)
     offsets = np.where(units["size"] == FILLER_SIZE, -1, units["log_offset"].astype(np.int64))
     is_sound = (offsets < 0) | (offsets >= np.maximum.accumulate(offsets))
-    return int(is_sound[::-1].argmax()) if len(units) else 0
+    torn = int(is_sound[::-1].argmax()) if len(units) else 0
+    assert torn < max(1, len(units)), "the first one has none before it that it contradicts"
+    return torn
 
 
 def valid_units(segment: Segment) -> tuple[int, tuple[int, int, int] | None]:
@@ -92,6 +97,8 @@ def valid_units(segment: Segment) -> tuple[int, tuple[int, int, int] | None]:
             last = UNIT.unpack_from(raw, (good - 1) * QUEUE_UNIT_BYTES)
         if good < len(units):
             break
+    assert (last is None) == (count == 0), (segment, count)
+    assert count * QUEUE_UNIT_BYTES <= segment.size, (segment, count)
     return count, last
 
 
@@ -111,6 +118,7 @@ def last_log_offset(segment: Segment) -> int:
 TAIL_BYTES_MAX = 32 * KIB
 """When entries in memory take more than this, they are written; the newer half is kept for readers."""
 TAIL_BYTES_KEPT = align_down(TAIL_BYTES_MAX // 2, QUEUE_UNIT_BYTES)
+assert QUEUE_UNIT_BYTES <= TAIL_BYTES_KEPT < TAIL_BYTES_MAX
 RECOVERY_FILE_COUNT = 3
 RECOVERY_BYTES = 16 * MIB
 """Recovery looks for the end of the entries in so many last files or bytes, whichever is more (spec store
@@ -189,6 +197,7 @@ class ConsumeQueue:
         Raises:  OSError when a long tail could not be written; the entries are kept in memory all the same.
         """
         assert len(entries) % QUEUE_UNIT_BYTES == 0, len(entries)
+        assert end_log_offset > self.end_log_offset, (self, end_log_offset, self.end_log_offset)
         self._tail += entries
         self.max_offset += len(entries) // QUEUE_UNIT_BYTES
         self.next_offset = max(self.next_offset, self.max_offset)
@@ -203,11 +212,12 @@ class ConsumeQueue:
         A record that is here already changes nothing. One that leaves a gap is preceded by filler entries,
         so that no entry ever stands at a wrong place (spec store 5 step 2, 21.5); when the gap is longer than
         a file, the queue starts anew behind it. In the order of the log a queue offset falls only when the
-        topic was deleted and made again: then the queue starts anew, and its former entries are gone.
+        topic was deleted and made again: then the queue starts anew, and its former entries are gone. A
+        number that no queue has changes nothing either.
 
         Raises:  OSError when a file could not be written or deleted; the entry is kept in memory even so.
         """
-        if log_offset < self.end_log_offset or queue_offset < 0:
+        if log_offset < self.end_log_offset or not 0 <= queue_offset <= QUEUE_OFFSET_MAX:
             return 0
         gap = queue_offset - self.max_offset
         is_far = gap > 0 and (self.max_offset == 0 or gap > self._log.segment_bytes // QUEUE_UNIT_BYTES)
@@ -218,9 +228,10 @@ class ConsumeQueue:
                 self._tail += FILLER * gap
                 self.max_offset += gap
         finally:
+            # The number is taken even where the entry's file takes no write.
+            self.next_offset = max(self.next_offset, self.max_offset + 1)
             self.put(log_offset, size, tag_hash)
-            if self.next_offset < self.max_offset:
-                self.next_offset = self.max_offset
+        assert self.max_offset == queue_offset + 1, (self, queue_offset, gap)
         return gap
 
     def restore(
@@ -242,6 +253,7 @@ class ConsumeQueue:
         raw = _pack(log_offset, size, tag_hash)
         if queue_offset >= self.tail_start:
             at = (queue_offset - self.tail_start) * QUEUE_UNIT_BYTES
+            assert at + QUEUE_UNIT_BYTES <= len(self._tail), (self, queue_offset, len(self._tail))
             self._tail[at : at + QUEUE_UNIT_BYTES] = raw
         if queue_offset < self._written:
             segment = self._log.find(queue_offset * QUEUE_UNIT_BYTES)
@@ -270,6 +282,8 @@ class ConsumeQueue:
         drop = max(0, len(self._tail) - TAIL_BYTES_KEPT)
         del self._tail[:drop]
         self.tail_start += drop // QUEUE_UNIT_BYTES
+        assert self.tail_start <= self._written, "what leaves the memory is in the files"
+        assert len(self._tail) == (self.max_offset - self.tail_start) * QUEUE_UNIT_BYTES, self
 
     @property
     def first_offset(self) -> int:
@@ -283,6 +297,7 @@ class ConsumeQueue:
 
     @property
     def unwritten_bytes(self) -> int:
+        assert self._written <= self.max_offset, (self, self._written)
         return (self.max_offset - self._written) * QUEUE_UNIT_BYTES
 
     @property
@@ -292,6 +307,7 @@ class ConsumeQueue:
 
     def write(self) -> None:
         """Write every entry to the files. Raises OSError; the next call writes again what is missing."""
+        assert not self.is_dropped, f"{self}: its files would come back"
         # What is in memory reaches to the end, and what is in the files to it.
         assert len(self._tail) == (self.max_offset - self.tail_start) * QUEUE_UNIT_BYTES, self
         while self._written < self.tail_start:
@@ -303,6 +319,7 @@ class ConsumeQueue:
                 segment = self._log.open_at(at)
                 end = min(self.max_offset * QUEUE_UNIT_BYTES, segment.end)
                 start = at - self.tail_start * QUEUE_UNIT_BYTES
+                assert 0 <= start < start + end - at <= len(tail), (self, start, end - at, len(tail))
                 segment.file.pwrite(at - segment.base, (tail[start : start + end - at],))
                 self._written = end // QUEUE_UNIT_BYTES
         finally:
@@ -345,6 +362,8 @@ class ConsumeQueue:
     def drop_tail(self) -> None:
         """Give the memory of written entries back; for a queue that is idle."""
         if self._tail and self._written == self.max_offset:
+            tail_bytes = (self.max_offset - self.tail_start) * QUEUE_UNIT_BYTES
+            assert self.is_dropped or len(self._tail) == tail_bytes, (self, len(self._tail), tail_bytes)
             self._tail = bytearray()
             self.tail_start = self.max_offset
 
@@ -382,6 +401,8 @@ class ConsumeQueue:
 
     def load(self, *, stale_bytes_max: int) -> None:
         """Take up the files; the end of the entries is found by their form (spec store 12)."""
+        assert not self._tail, f"{self}: the files are taken up once"
+        assert self._written == self.max_offset == 0, f"{self}: the files are taken up once"
         self._log.load()
         segments = self._log.segments
         if not segments:
@@ -400,11 +421,13 @@ class ConsumeQueue:
         if last is not None:
             self._note_end()
         self.min_offset = segments[0].base // QUEUE_UNIT_BYTES if segments else self.max_offset
+        assert self.min_offset <= self.max_offset, self
 
     def _cut(self, end_bytes: int, stale_bytes_max: int) -> None:
         """Everything below `end_bytes` is written, nothing is above."""
         assert end_bytes % QUEUE_UNIT_BYTES == 0, (self, end_bytes)
         assert self._log.last is None or end_bytes <= self._log.last.end, (self, end_bytes)
+        assert self.first_offset * QUEUE_UNIT_BYTES <= end_bytes or not self._log.segments, (self, end_bytes)
         self._log.truncate(end_bytes, zero_bytes_max=stale_bytes_max)
         end = end_bytes // QUEUE_UNIT_BYTES
         self._is_overtaken = True
@@ -434,6 +457,8 @@ class ConsumeQueue:
             self.min_offset = min(self.min_offset, end)
             self._has_stale = True
         self._note_end()
+        assert self.end_log_offset <= log_end, (self, self.end_log_offset, log_end)
+        assert self.min_offset <= self.max_offset == end <= before, (self, end, before)
         return before - end
 
     def distrust(self, log_offset: int) -> None:
@@ -447,6 +472,7 @@ class ConsumeQueue:
         """
         assert self._written == self.max_offset
         segments = self._log.segments
+        assert segments or not self.max_offset, f"{self}: entries that are written have a file"
         end = 0
         for segment in reversed(segments):
             # A first entry lies in one sector, so it is whole or missing; others may be torn.
@@ -464,6 +490,7 @@ class ConsumeQueue:
 
     def _note_end(self) -> None:
         """Find the last entry that is no filler. All must be in the files."""
+        assert self._written == self.max_offset, (self, self._written)
         first = self.first_offset
         end = self.max_offset
         self.end_log_offset = -1
@@ -476,7 +503,8 @@ class ConsumeQueue:
 
     def raise_min(self, log_begin: int) -> None:
         """Let `min_offset` be the first entry whose record is still kept (spec store 5, correctMinOffset)."""
-        low, high = self.min_offset, self.max_offset
+        before = self.min_offset
+        low, high = before, self.max_offset
         if self._log.segments:
             low = max(low, self._log.segments[0].base // QUEUE_UNIT_BYTES)
         while low < high:
@@ -488,7 +516,7 @@ class ConsumeQueue:
             else:
                 low = at + 1
         self.min_offset = self.first_real(low)[0]
-        assert self.min_offset <= self.max_offset, self
+        assert before <= self.min_offset <= self.max_offset, (self, before)
 
     def first_real(self, queue_offset: int, log_begin: int = 0) -> tuple[int, int]:
         """Queue offset and log offset of the first entry from `queue_offset` on that is no filler, and whose
@@ -514,6 +542,7 @@ class ConsumeQueue:
                 break
             self._log.drop_oldest()
             dropped += 1
+        assert not dropped or self.first_offset <= self._written, (self, dropped, self._written)
         return dropped
 
     def remove(self) -> None:

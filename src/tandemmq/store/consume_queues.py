@@ -19,7 +19,13 @@ from tandemmq.runtime.ports import Disk
 from tandemmq.store.checkpoint import queues_digest
 from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.deletions import Deletions
-from tandemmq.store.options import QUEUE_UNIT_BYTES, StoreOptions, StorePaths, parse_queue_id
+from tandemmq.store.options import (
+    QUEUE_OFFSET_MAX,
+    QUEUE_UNIT_BYTES,
+    StoreOptions,
+    StorePaths,
+    parse_queue_id,
+)
 from tandemmq.store.segmented_log import OpenFiles
 from tandemmq.telemetry import events
 
@@ -55,6 +61,7 @@ class Doubts:
     __slots__ = ("_held", "_is_damaged", "_log_begin")
 
     def __init__(self, log_begin: int, is_damaged: Callable[[int, int], bool]) -> None:
+        assert log_begin >= 0, log_begin
         self._log_begin = log_begin
         self._is_damaged = is_damaged
         self._held: dict[ConsumeQueue, QueuePlace] = {}
@@ -68,6 +75,7 @@ class Doubts:
         held = self._held.pop(queue, None)
         if held is None:
             return self._judge_alone(queue, place)
+        assert held.log_offset + held.size <= place.log_offset, (queue, held, place)
         number, end = place.queue_offset, queue.max_offset
         is_rise = held.queue_offset > end
         continues_queue = end <= number <= end + 1
@@ -83,6 +91,7 @@ class Doubts:
         A gap of up to `gap_max` entries takes nothing away. A larger one is believed where several bits
         differ: one turned bit does not make it, but records that a repair gave up.
         """
+        assert gap_max > 0, gap_max
         held = self._held.pop(queue)
         number, end = held.queue_offset, queue.max_offset
         is_turned = 1 in ((number ^ end).bit_count(), (number ^ end + 1).bit_count())
@@ -101,6 +110,7 @@ class Doubts:
     def _judge_alone(self, queue: ConsumeQueue, place: QueuePlace) -> Sequence[QueuePlace]:
         if self._is_explained(queue, place):
             return (place,)
+        assert queue not in self._held, f"of {queue} a record waits already"
         self._held[queue] = place
         return ()
 
@@ -159,6 +169,7 @@ class ConsumeQueues:
 
     def load(self, *, stale_bytes_max: int) -> None:
         """Take up every queue on disk; directories that are no queue number are skipped (spec store 12)."""
+        assert not self.table, "the queues are taken up once"
         for topic in self._disk.list(self._paths.consume_queues):
             for name in self._disk.list(self._paths.consume_queues / topic):
                 queue_id = parse_queue_id(name)
@@ -177,18 +188,23 @@ class ConsumeQueues:
                 self._files,
                 is_schedule=topic == SCHEDULE_TOPIC,
             )
+        assert not queue.is_dropped, queue
         return queue
 
     def put_at(
         self, queue: ConsumeQueue, queue_offset: int, log_offset: int, size: int, tag_hash: int
     ) -> None:
-        """Append the entry that a record names by itself; with `doubts`, when it is believed.
+        """Append the entry that a record names by itself; with `doubts`, when it is believed. A number that
+        no queue has is denied.
 
         A queue that begins anew at 0 shows that its topic was deleted, though nobody has told: what the topic
         had before goes from its other queues, too.
         """
+        assert not queue.is_dropped, f"{queue}: what is put there nobody finds"
         place = QueuePlace(queue_offset, log_offset, size, tag_hash)
-        if self.doubts is None or log_offset < queue.end_log_offset:
+        if not 0 <= queue_offset <= QUEUE_OFFSET_MAX:
+            _deny(queue, place)
+        elif self.doubts is None or log_offset < queue.end_log_offset:
             self._put(queue, place)
         else:
             self._put_all(queue, self.doubts.judge(queue, place))
@@ -210,6 +226,7 @@ class ConsumeQueues:
     def _put_all(self, queue: ConsumeQueue, places: Sequence[QueuePlace]) -> None:
         """An entry whose file takes no write is kept in memory, and the next one as well."""
         if places:
+            assert len(places) == 1 or places[0].log_offset < places[1].log_offset, (queue, places)
             try:
                 self._put(queue, places[0])
             finally:
@@ -222,6 +239,7 @@ class ConsumeQueues:
             self._note_deletion(queue)
         try:
             gap = queue.put_at(queue_offset, log_offset, size, tag_hash)
+            assert gap >= 0 or queue.min_offset == queue_offset, (queue, gap, queue_offset)
             _tell_gap(queue, gap, queue_offset)
         finally:
             if is_made_again:
@@ -260,22 +278,26 @@ class ConsumeQueues:
 
     def distrust(self, log_offset: int) -> None:
         """After a crash: in every queue, drop the entries of records from `log_offset` on."""
+        assert log_offset >= 0, log_offset
         for queue in self:
             queue.write()
             queue.distrust(log_offset)
 
     def truncate(self, log_end: int) -> int:
         """Drop entries behind the end of the log, in every queue; how many."""
+        assert log_end >= 0, log_end
         return sum(queue.truncate(log_end) for queue in self)
 
     def begin_life(self) -> None:
         """What the queues have now is what the log kept of an earlier life."""
         for queue in self:
+            assert queue.min_offset <= queue.max_offset, queue
             assert queue.next_offset >= queue.max_offset, queue
             queue.life_start = queue.next_offset
 
     def raise_min(self, log_begin: int) -> None:
         """Let every queue begin at the first entry whose record is still kept."""
+        assert log_begin >= 0, log_begin
         ends = self.deletions.ends
         for queue in self:
             queue.raise_min(max(log_begin, ends.get(queue.key[0], 0)))

@@ -10,6 +10,7 @@ Source:     spec store 3.3.
 
 from __future__ import annotations
 
+import errno
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -111,6 +112,8 @@ class DamagedRanges:
             for damaged in self._ranges
             if damaged.end > log_begin
         ]
+        # The first one tells for all: they are ascending.
+        assert not self._ranges or self._ranges[0].begin >= log_begin, (log_begin, self._ranges[0])
 
     def drop_behind(self, log_end: int) -> None:
         """Forget what was cut off: other bytes will stand there."""
@@ -119,6 +122,7 @@ class DamagedRanges:
             for damaged in self._ranges
             if damaged.begin < log_end
         ]
+        assert not self._ranges or self._ranges[-1].end <= log_end, (log_end, self._ranges[-1])
 
     def find(self, begin: int, end: int) -> DamagedRange | None:
         """The first range that has bytes between `begin` and `end`."""
@@ -144,11 +148,13 @@ def next_sound(
     Records stored before `newest_ms` are left-overs from behind an earlier end of the log, which RocketMQ
     does not zero; then the second value is True.
     """
+    assert -1 <= begin <= len(view), (begin, len(view))
     is_stale = False
     found = {magic: find_bytes(view, raw, begin + 5) for magic, raw in _MAGICS.items()}
     while any(at >= 0 for at in found.values()):
         magic = min((at, magic) for magic, at in found.items() if at >= 0)[1]
         at = found[magic] - 4
+        assert begin < at < len(view), (begin, at, len(view))
         record = check_record(view, at, log_offset=base + at, check_crc=check_crc)
         if record.outcome is RecordOutcome.OK:
             if record.stored_at_ms >= newest_ms:
@@ -166,6 +172,7 @@ def seal(begin: int, size: int, *, reaches_file_end: bool, stored_at_ms: int) ->
     They are those of a transaction that was rolled back, which get an entry in no table (spec store 5, 8).
     """
     blank = b""
+    assert reaches_file_end or size >= SEALED_BYTES_MIN, size
     if reaches_file_end:
         assert size >= BLANK_BYTES, size
         blank_bytes = BLANK_BYTES if size >= SEALED_BYTES_MIN + BLANK_BYTES else size
@@ -174,6 +181,7 @@ def seal(begin: int, size: int, *, reaches_file_end: bool, stored_at_ms: int) ->
     while left := size - len(blank) - len(sealed):
         # What is left behind a piece must hold another record.
         piece = left if left <= _SEAL_BYTES_MAX + _SEAL_BYTES_MIN else _SEAL_BYTES_MAX
+        assert SEALED_BYTES_MIN <= piece <= left, (piece, left)
         empty = _empty_record(SEAL_TOPIC[: max(1, len(SEAL_TOPIC) - max(0, _SEAL_BYTES_MIN - piece))])
         body = bytes(piece - record_size(empty))
         sealed += encode_record(
@@ -202,6 +210,8 @@ def _empty_record(topic: str) -> NewRecord:
 SEALED_BYTES_MIN = record_size(_empty_record("T"))
 """A record is not shorter; so a range between two records is not either."""
 _SEAL_BYTES_MIN = record_size(_empty_record(SEAL_TOPIC))
+assert len(SEAL_TOPIC) - 1 == _SEAL_BYTES_MIN - SEALED_BYTES_MIN, "a topic that is cut makes up for each byte"
+assert SEALED_BYTES_MIN + BLANK_BYTES <= _SEAL_BYTES_MAX
 
 
 def find_bytes(view: memoryview, wanted: bytes, start: int) -> int:
@@ -209,6 +219,8 @@ def find_bytes(view: memoryview, wanted: bytes, start: int) -> int:
 
     Not mmap.find: that of Python 3.11.2, which Debian 12 has, crashes the process here.
     """
+    assert start >= 0, start
+    assert 0 < len(wanted) <= _FIND_BYTES, len(wanted)
     for begin in range(start, len(view), _FIND_BYTES):
         found = bytes(view[begin : begin + _FIND_BYTES + len(wanted) - 1]).find(wanted)
         if found >= 0:
@@ -218,6 +230,7 @@ def find_bytes(view: memoryview, wanted: bytes, start: int) -> int:
 
 def data_end(view: memoryview, begin: int) -> int:
     """Behind the last byte from `begin` on that is not zero; `begin` when all are."""
+    assert begin >= 0, begin
     for start in range(begin + (len(view) - begin) // MIB * MIB, begin - 1, -MIB):
         part = bytes(view[start : start + MIB])
         if part != _ZEROS[: len(part)]:
@@ -233,6 +246,8 @@ def copy_aside(
     `parts` are the bytes in order. What would be more than `COPIES_BYTES_MAX` is left out at the end.
     Raises:  DiskFull when the disk takes no writes; OSError when it cannot be read, or the fsync failed.
     """
+    assert begin >= 0, begin
+    assert size > 0, (begin, size)
     size = min(size, COPIES_BYTES_MAX)
     path = directory / f"{begin:020d}-{now_ms}.{suffix}"
     try:
@@ -260,12 +275,14 @@ def copy_aside(
 
 
 def read_range(log: SegmentedLog, begin: int, end: int) -> Iterator[bytes]:
-    """Bytes of the log, which has all of them, in parts."""
+    """Bytes of the log, which has all of them, in parts. Raises OSError where a file was shortened since."""
     while begin < end:
         segment = log.find(begin)
         assert segment is not None, begin
         at = begin - segment.base
         raw = segment.file.pread(at, min(MIB, segment.size - at, end - begin))
+        if not raw:
+            raise OSError(errno.EIO, f"the file ends at byte {at} or before", str(segment.path))
         yield raw
         begin += len(raw)
 

@@ -65,32 +65,33 @@ def read_deletions(path: Path, disk: Disk) -> Ends:
 class Deletions:
     """The deletions of one store; `ends` is only read by others."""
 
-    __slots__ = ("_disk", "_lock", "_noted", "_path", "ends")
+    __slots__ = ("_disk", "_kept", "_lock", "_path", "_written", "ends")
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path = path
         self._disk = disk
         self._lock = asyncio.Lock()
-        self._noted: Ends = {}  # since the write began that is under way
+        self._kept: Ends = {}  # what holds even if the record fails that is being written
+        self._written: Ends = {}  # what is on disk
         self.ends: Ends = {}
 
     def load(self) -> None:
         """Raises Corrupt."""
-        self.ends = read_deletions(self._path, self._disk)
+        self.ends = self._written = read_deletions(self._path, self._disk)
 
     async def record(self, ends: Mapping[str, int], *, log_begin: int) -> None:
         """Take these over and have them on disk; what expired is forgotten.
 
-        Raises:  OSError when they cannot be written; nothing has changed then.
+        Raises:  OSError when they cannot be written; nothing has changed then but what others changed.
         """
         assert log_begin >= 0, log_begin
+        assert min(ends.values(), default=0) >= 0, ends
         async with self._lock:
-            self._noted = {}
-            before, self.ends = self.ends, _merge(self.ends, ends, log_begin)
+            self._kept, self.ends = self.ends, _merge(self.ends, ends, log_begin)
             try:
                 await self._write()
             except OSError:
-                self.ends = before | self._noted
+                self.ends = self._kept
                 raise
 
     def note(self, topic: str, end: int) -> None:
@@ -99,29 +100,27 @@ class Deletions:
 
         Raises:  OSError when it cannot be written; it is known all the same.
         """
+        self._kept = _merge(self._kept, {topic: end}, log_begin=0)
         if end <= self.ends.get(topic, 0):
             return
         self.ends = _merge(self.ends, {topic: end}, log_begin=0)
-        if self._lock.locked():
-            self._noted[topic] = end
-        else:
-            self._writer()()
+        assert self.ends.get(topic, end) >= end, (topic, end)
+        self._write_now()
 
     def cut(self, log_end: int) -> None:
-        """The log goes on at `log_end` with records of its own: none of them is deleted. Blocks.
+        """The log goes on at `log_end` with records of its own: none of them is deleted. Blocks, unless a
+        write is under way, which takes it along.
 
         Raises:  OSError when the change cannot be written.
         """
         if self.lower(log_end):
-            self._writer()()
+            self._write_now()
 
     def lower(self, log_end: int) -> bool:
         """As `cut`, in memory only; True when there is something to `save`."""
-        lowered = {topic: min(end, log_end) for topic, end in self.ends.items() if log_end}
-        assert all(end <= log_end for end in lowered.values()), (log_end, lowered)
-        is_changed = lowered != self.ends
-        self.ends = lowered
-        return is_changed
+        assert log_end >= 0, log_end
+        self.ends, self._kept = _lowered(self.ends, log_end), _lowered(self._kept, log_end)
+        return self.ends != self._written
 
     async def save(self) -> None:
         """Raises:  OSError when they cannot be written."""
@@ -130,10 +129,18 @@ class Deletions:
 
     async def _write(self) -> None:
         """What changes meanwhile is written, too."""
+        assert self._lock.locked(), "one write at a time"
         ends = None
         while ends is not self.ends:
             ends = self.ends
             await self._disk.offload(self._writer())
+            self._written = ends
+
+    def _write_now(self) -> None:
+        """Two writes at once would take each other's file away."""
+        if not self._lock.locked():
+            self._writer()()
+            self._written = self.ends
 
     def _writer(self) -> partial[None]:
         data = seal_json(msgspec.json.encode(_File(topics=self.ends)))
@@ -150,7 +157,14 @@ def _write(path: Path, data: bytes, disk: Disk) -> None:
         disk.write_atomically(copy, data)
 
 
+def _lowered(ends: Ends, log_end: int) -> Ends:
+    lowered = {topic: min(end, log_end) for topic, end in ends.items() if log_end}
+    assert all(end <= log_end for end in lowered.values()), (log_end, lowered)
+    return lowered
+
+
 def _merge(old: Ends, new: Mapping[str, int], log_begin: int) -> Ends:
     ends = old | {topic: max(end, old.get(topic, 0)) for topic, end in new.items()}
+    assert log_begin >= 0, log_begin
     kept = {topic: end for topic, end in ends.items() if end > log_begin}
     return dict(heapq.nlargest(DELETIONS_MAX, kept.items(), key=lambda item: item[1]))

@@ -109,6 +109,7 @@ class Dispatcher:
         """Readers see no record at `limit` or behind it; listeners hear of a hidden record when the limit
         rises. None: readers see all.
         """
+        assert limit is None or limit >= 0, limit
         self._limit = limit
         hidden, self._hidden = self._hidden, {}
         self._tell(hidden)
@@ -118,6 +119,12 @@ class Dispatcher:
         before = self._pending[-1][0] if self._pending else self._dispatched.value
         assert before < end, (before, end)
         self._pending.append((end, units))
+
+    def cut(self, end: int) -> None:
+        """The log ends at `end` now: what stopped the dispatching there or behind it is gone."""
+        assert self._dispatched.value <= end, (self._dispatched.value, end)
+        if self._stopped_at >= end:
+            self._stopped_at = -1
 
     @contextmanager
     def reading(self, log_offset: int, data: Buffer, columns: RecordColumns) -> Iterator[None]:
@@ -142,6 +149,8 @@ class Dispatcher:
             self._put(units, touched)
             self.add_keys(units)
         self._finish(done, touched)
+        if not pending and done < confirmed:
+            self._scan(confirmed)  # what was copied behind it, while this store was a slave
 
     def _put(self, units: list[Unit], touched: dict[ConsumeQueue, None]) -> None:
         # Records that were appended together mostly go to one queue: their entries are put as a block. Single
@@ -212,6 +221,7 @@ class Dispatcher:
     def _scan(self, confirmed: int) -> None:
         """Dispatch the whole records that lie in the log below `confirmed`."""
         position = max(self._dispatched.value, self._log.begin)
+        assert self._stopped_at <= position, (self._stopped_at, position)
         if position >= confirmed or position == self._stopped_at:
             return
         touched: dict[ConsumeQueue, None] = {}
@@ -228,6 +238,7 @@ class Dispatcher:
             position = self._scan_segment(position, base, view[: confirmed - base], units, touched)
             if position == begin:
                 break
+        assert position <= confirmed, (position, confirmed)
         self.add_keys(units)
         self._finish(position, touched)
 
@@ -235,6 +246,7 @@ class Dispatcher:
         self, position: int, base: int, view: memoryview, units: list[Unit], touched: dict[ConsumeQueue, None]
     ) -> int:
         """The position behind the last whole record (or file) of one file's bytes."""
+        assert base <= position < base + len(view), (base, position, len(view))
         while position - base < len(view):
             if len(view) - (position - base) >= BLOCK_BYTES_MIN:
                 # What the block leaves, and why it ends, is found one by one.
@@ -271,6 +283,8 @@ class Dispatcher:
 
     def put_one(self, checked: RecordCheck, view: memoryview, at: int) -> None:
         """Feed the tables with the record that lies at `at` of `view`; as `put_block`."""
+        assert checked.outcome is RecordOutcome.OK, checked.outcome
+        assert 0 <= at <= len(view) - checked.size, (at, checked.size, len(view))
         queue = None
         if self.is_queued(checked):
             queue = self._queues.get_or_create((checked.topic, checked.queue_id))
@@ -318,6 +332,7 @@ class Dispatcher:
         for checked in records:
             if not self.is_queued(checked):
                 continue
+            assert 0 <= checked.log_offset - base <= len(view) - checked.size, (checked.log_offset, base)
             queue = self._queues.get_or_create((checked.topic, checked.queue_id))
             tag = checked.tag_hash
             if queue.is_schedule and self._has_own_delays:
@@ -405,6 +420,7 @@ class Dispatcher:
     def _stop(self, position: int, outcome: RecordOutcome) -> None:
         """Foreign bytes: nothing behind them can be dispatched (a slave never skips, spec replication
         4.9)."""
+        assert position >= self._dispatched.value, (position, self._dispatched.value)
         self._stopped_at = position
         log.error(events.DISPATCH_STOPPED, extra={"log_offset": position, "reason": outcome.value})
 
@@ -436,6 +452,7 @@ class BlockDispatch:
         touched: list[ConsumeQueue] = []
         position = begin
         while (row := self._find_anew(block, position, end)) is not None:
+            assert position <= row < end, (position, row, end)
             # What this record shows of its topic holds for what lies before it.
             touched += self._put_part(block, position, row)
             touched += self._put_part(block, row, row + 1)
@@ -467,6 +484,7 @@ class BlockDispatch:
                 count = len(entries) // QUEUE_UNIT_BYTES
                 if not count:
                     break
+                assert count <= len(rows), (queue, first, count, len(rows))
                 run, rows = rows[:count], rows[count:]
                 held = np.frombuffer(entries, dtype=ENTRY)
                 is_wrong = held["log_offset"] != columns.log_offset[run]
@@ -518,6 +536,7 @@ class BlockDispatch:
         order = np.concatenate([rows for _, rows in new]) if len(new) > 1 else new[0][1]
         offsets, log_offsets = columns.queue_offset[order], columns.log_offset[order]
         entries = pack_entries(log_offsets, columns.size[order], block.tag_hash[order])
+        assert len(entries) == len(order) * QUEUE_UNIT_BYTES, (len(entries), len(order))
         breaks = (offsets[1:] != offsets[:-1] + 1).nonzero()[0] + 1
         last = 0
         for queue, rows in new:

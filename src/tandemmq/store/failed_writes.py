@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from tandemmq.runtime.ports import Clock, Disk, TimerHandle
@@ -74,6 +75,9 @@ class FailedWrites:
 
     def take_back(self, ranges: Sequence[Range], sends: Sends, error: OSError) -> None:
         """A write of these ranges failed somewhere; its sends are answered when it is undone."""
+        assert not self._is_halted, "a store that has failed writes nothing"
+        assert ranges[0][0] >= self._log.end, (ranges[0], self._log.end)
+        assert all(one[0] + one[1] <= other[0] for one, other in pairwise(ranges)), ranges
         log.error(
             events.LOG_WRITE_FAILED,
             extra={"log_offset": self._log.end, "send_count": len(sends), "error": str(error)},
@@ -83,11 +87,11 @@ class FailedWrites:
         if not self.zero():
             self._on_refused(sends, PutStatus.UNKNOWN_ERROR)
             return
+        assert self._unsynced, "the sends would be told by nobody"
         self._sends += sends
-        self._start_sync()
 
     def zero(self) -> bool:
-        """Overwrite what failed writes left; False when the disk does not let us."""
+        """Overwrite what failed writes left, and let it be synced; False when the disk takes no zeros."""
         try:
             while self._dirty:
                 log_offset, size = self._dirty[-1]
@@ -99,6 +103,8 @@ class FailedWrites:
                 self._dirty.pop()
         except OSError:
             return False
+        if self._unsynced:
+            self._start_sync()
         return True
 
     def retry(self, now: float) -> None:
@@ -109,9 +115,7 @@ class FailedWrites:
             return
         if not self.zero():
             self._retry_at = now + RETRY_AFTER_S
-        elif self._unsynced:
-            self._start_sync()
-        else:
+        elif not self._unsynced:
             self._resume()
 
     def _resume(self) -> None:
@@ -154,11 +158,14 @@ class FailedWrites:
         self._on_refused(sends, PutStatus.UNKNOWN_ERROR)
 
     async def settle(self) -> bool:
-        """Undo what is left before the store closes; True when the disk holds nothing of failed writes."""
-        if not self._is_halted and self.zero() and self._unsynced:
-            self._start_sync()
+        """Undo what is left before the store closes or its log is cut; True when the disk holds nothing of
+        failed writes.
+        """
+        if not self._is_halted:
+            self.zero()
         while self._task is not None:
             await asyncio.wait([self._task])
+        assert not self._sends, "a send would never be answered"
         return not self._dirty and not self._unsynced
 
 

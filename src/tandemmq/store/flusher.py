@@ -65,6 +65,7 @@ class Flusher:
 
     def start(self) -> None:
         """Begin to flush as the options say."""
+        assert self._timer is None, "it is started once"
         if self._options.flush_mode is FlushMode.SYNC_FLUSH:
             self._appended.follow(self._on_appended)
         else:
@@ -88,6 +89,7 @@ class Flusher:
 
     def _has_work(self, least_pages: int) -> bool:
         flushed, appended = self._flushed.value, self._appended.value
+        assert flushed <= appended, (flushed, appended)
         if flushed == appended or least_pages == 0:
             return flushed < appended
         size = self._log.segment_bytes
@@ -117,10 +119,15 @@ class Flusher:
 
     async def _flush_once(self) -> bool:
         """False when the log was cut meanwhile: what stands there now is not what was synced."""
+        if self.is_failed:
+            return True  # the pages that could not be written are clean by now: a second fsync says nothing
         target, cut_count = self._appended.value, self._appended.cut_count
         assert self._flushed.value <= target, (self._flushed.value, target)
+        assert target <= self._log.end, (target, self._log.end)
         stored_at_ms = self._stored_at()
         segments = self._log.dirty_segments(self._flushed.value, target)
+        assert segments or self._flushed.value == target, (self._flushed.value, target)
+        assert not segments or segments[-1].base <= target <= segments[-1].end, (segments[-1], target)
         begun_at = self._clock.monotonic()
         try:
             await sync_segments(self._disk, segments)
@@ -129,6 +136,7 @@ class Flusher:
             return True
         if self._appended.cut_count != cut_count:
             return False
+        assert target <= self._appended.value, "only a cut lowers what is appended"
         if segments:
             self._recorder.flush_s.observe(self._clock.monotonic() - begun_at)
         self.flushed_stored_at_ms = max(self.flushed_stored_at_ms, stored_at_ms)

@@ -10,7 +10,8 @@ Source:     spec store 8.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from datetime import MAXYEAR, datetime, timedelta
 from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple
@@ -30,7 +31,10 @@ SLOTS_PER_PAGE = 1024
 ENTRIES_PER_READ = 65_536
 _ENTRY = Struct(">iqii")
 _SLOT = Struct(">i")
+assert _ENTRY.size == ENTRY_BYTES
+assert _SLOT.size == SLOT_BYTES
 _SECONDS_MAX = 2**31 - 1
+_TIME_MS_MAX = 2**63 - 1
 _VALUE_BITS = 63  # of an int64 that is not negative
 
 
@@ -80,6 +84,7 @@ class IndexSnapshot(NamedTuple):
             if len(run):
                 begin = int(run[0]) * SLOTS_PER_PAGE
                 part = self.slots[begin : (int(run[-1]) + 1) * SLOTS_PER_PAGE]
+                assert len(part) > (len(run) - 1) * SLOTS_PER_PAGE, (self.file.path, begin, len(part))
                 self.file.pwrite(HEADER.size + SLOT_BYTES * begin, (part.astype(">i4").tobytes(),))
 
 
@@ -87,6 +92,8 @@ class KeyIndex:
     """One file of `slot_count` slots and `entry_count` entries."""
 
     def __init__(self, path: Path, slot_count: int, entry_count: int, disk: Disk) -> None:
+        assert slot_count > 0, (path, slot_count)
+        assert entry_count > 1, (path, entry_count)
         self.path = path
         self.header = IndexHeader()
         self._slot_count = slot_count
@@ -117,6 +124,7 @@ class KeyIndex:
         Raises:  OSError, and then there is no file.
         """
         assert self._file is None, self.path
+        assert self.header.next_entry == 1, (self.path, self.header)
         self._file = self._disk.create(self.path, self.size_bytes, sparse=True)
         self._slots = np.zeros(self._slot_count, dtype=np.int32)
         if older is not None:
@@ -147,6 +155,8 @@ class KeyIndex:
         hashes, log_offsets, stored_at_ms = hashes[:count], log_offsets[:count], stored_at_ms[:count]
         assert len(log_offsets) == len(stored_at_ms) == count, "each key has a record"
         assert (log_offsets[1:] >= log_offsets[:-1]).all(), "keys come in the order of the log"
+        # Of a file without entries the header may say anything.
+        assert header.next_entry == 1 or log_offsets[0] >= header.end_log_offset, (self.path, header)
         slots = self._loaded_slots()
         numbers = np.arange(header.next_entry, header.next_entry + count, dtype=np.int32)
         places = hashes % self._slot_count
@@ -182,6 +192,7 @@ class KeyIndex:
         return count
 
     def _entry_at(self, number: int) -> int:
+        assert 0 < number < self._entry_count, (self.path, number)
         return HEADER.size + SLOT_BYTES * self._slot_count + ENTRY_BYTES * number
 
     def _loaded_slots(self) -> NDArray[np.int32]:
@@ -195,6 +206,7 @@ class KeyIndex:
     def snapshot(self) -> IndexSnapshot:
         """What a flush has to write, taken on the loop; changes after it belong to the next flush."""
         pages = np.flatnonzero(self._dirty)
+        assert self._slots is not None or not len(pages), f"{self.path} lost slots that were not written"
         self._dirty[pages] = False
         header = HEADER.pack(*msgspec.structs.astuple(self.header))
         return IndexSnapshot(self.file, header, self._slots, pages)
@@ -223,10 +235,12 @@ class KeyIndex:
         self._slots = slots
         self._dirty[:] = True
         self.header.used_slot_count = int(np.count_nonzero(slots))
+        assert self.header.used_slot_count < self.header.next_entry, (self.path, self.header)
         return True
 
     def cut(self, log_end: int) -> bool:
         """Forget entries of records from `log_end` on; False when no entry or no sound one is left."""
+        assert log_end >= 0, log_end
         header = self.header
         kept = 0
         last: Any = None
@@ -242,7 +256,8 @@ class KeyIndex:
         assert kept < header.next_entry, (self.path, kept, header)
         header.next_entry = kept + 1
         header.end_log_offset = int(last["log_offset"])
-        header.end_ms = header.begin_ms + int(last["seconds"]) * 1000 + 999
+        # The sum may be anything: no checksum covers the store times.
+        header.end_ms = min(header.begin_ms + int(last["seconds"]) * 1000 + 999, _TIME_MS_MAX)
         return self.rebuild_slots()
 
     def _entry_blocks(self) -> Iterator[tuple[int, NDArray[Any]]]:
@@ -267,6 +282,7 @@ class KeyIndex:
 
     def find(self, key_hash: int, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
         """Log offsets of records with this hash stored from `begin_ms` to `end_ms`, newest first."""
+        assert key_hash >= 0, key_hash
         header = self.header
         found: list[int] = []
         number = self._slot(key_hash % self._slot_count) if header.next_entry > 1 else 0
@@ -284,6 +300,7 @@ class KeyIndex:
         return found
 
     def _slot(self, place: int) -> int:
+        assert 0 <= place < self._slot_count, (self.path, place)
         if self._slots is not None:
             return int(self._slots[place])
         value: int = _SLOT.unpack(self.file.pread(HEADER.size + SLOT_BYTES * place, SLOT_BYTES))[0]
@@ -310,6 +327,30 @@ class KeyIndex:
         """Delete the file."""
         self.close()
         self._disk.remove(self.path)
+
+
+def made_at(name: str) -> datetime | None:
+    """When the file of this name was made; None for a name that is no index file's."""
+    try:
+        # With the zeros each field has all its digits, so there is one way to read them.
+        moment = datetime.strptime(name + "000", "%Y%m%d%H%M%S%f")
+    except ValueError:
+        return None
+    return moment if _name_of(moment) == name and moment.year < MAXYEAR else None
+
+
+def new_name(now_ms: int, names: Iterable[str]) -> str:
+    """The name of a file that is made now, behind those of the `names` that are index files'."""
+    moment = datetime.fromtimestamp(now_ms / 1000)
+    for name in names:
+        made = made_at(name)
+        if made is not None:
+            moment = max(moment, made + timedelta(milliseconds=1))
+    return _name_of(moment)
+
+
+def _name_of(moment: datetime) -> str:
+    return moment.strftime("%Y%m%d%H%M%S") + f"{moment.microsecond // 1000:03d}"
 
 
 def fold_hashes(hashes: NDArray[np.int32]) -> NDArray[Any]:

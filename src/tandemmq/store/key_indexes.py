@@ -10,7 +10,7 @@ Source:     spec store 8.
 from __future__ import annotations
 
 import logging
-from datetime import datetime, timedelta
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from tandemmq.protocol.record_scan import Ints
 from tandemmq.protocol.sys_flag import TRANSACTION_ROLLBACK
 from tandemmq.runtime.ports import Clock, Disk, TimerHandle
 from tandemmq.store.appender import PlacedBatch, Unit
-from tandemmq.store.key_index import KeyIndex, fold_hashes
+from tandemmq.store.key_index import KeyIndex, fold_hashes, made_at, new_name
 from tandemmq.store.options import StoreOptions, StorePaths
 from tandemmq.telemetry import events
 from tandemmq.units import MIB
@@ -30,7 +30,6 @@ PENDING_COUNT_MAX = 2048
 PENDING_BYTES_MAX = 8 * MIB
 """Records wait with their bodies, so they are bounded by bytes too."""
 BUILD_DELAY_S = 0.2
-NAME_DIGITS = 17
 
 
 class KeyIndexes:
@@ -57,8 +56,9 @@ class KeyIndexes:
 
         A file of other sizes than configured is left alone and not used.
         """
+        assert not self._files, "the files are taken up once"
         for name in self._disk.list(self._directory):
-            if len(name) != NAME_DIGITS or not name.isdigit():
+            if made_at(name) is None:
                 continue
             index = self._index(name)
             if index.load_header():
@@ -66,6 +66,7 @@ class KeyIndexes:
                 self._files.append(index)
             else:
                 log.warning(events.STORE_FILE_IGNORED, extra={"path": str(index.path)})
+        assert all(one.path < other.path for one, other in pairwise(self._files)), self._directory
         if has_abort:
             self._repair_end()
         self._note_end()
@@ -85,19 +86,23 @@ class KeyIndexes:
 
     def cut(self, log_end: int) -> None:
         """Forget records behind the end of the log, which recovery found."""
-        while self._files:
-            index = self._files[-1]
-            header = index.header
-            if header.end_log_offset < log_end or header.next_entry <= 1:
+        assert self._syncing is None, f"{self._syncing} is written off the loop"
+        assert not self._pending or self._pending[-1][1] < log_end, (self._pending[-1][1], log_end)
+        for index in reversed(tuple(self._files)):
+            if index.header.next_entry <= 1:
+                continue  # its header says nothing, and the one before it may have to be cut
+            if index.header.end_log_offset < log_end:
                 break
             if index.cut(log_end):
                 self._note_unsynced(index)
                 break
-            self._delete(self._files.pop())
+            self._files.remove(index)
+            self._delete(index)
         self._note_end()
 
     def _delete(self, index: KeyIndex) -> None:
         """Raises OSError."""
+        assert index not in self._files, index.path
         log.warning(events.KEY_INDEX_DELETED, extra={"path": str(index.path)})
         if index in self._unsynced:
             self._unsynced.remove(index)
@@ -141,6 +146,7 @@ class KeyIndexes:
 
     def add_hashes(self, hashes: Ints, log_offsets: Ints, stored_at_ms: Ints) -> None:
         """Keys of dispatched records by their hashes, in the order of the log; left out as in `add`."""
+        assert len(hashes) == len(log_offsets) == len(stored_at_ms), "each key has a record"
         self.build()
         first = int(np.searchsorted(log_offsets, self.indexed_to))
         if first < len(log_offsets) and log_offsets[first] == self.indexed_to:
@@ -159,6 +165,7 @@ class KeyIndexes:
         self._pending_count = self._pending_bytes = 0
         if self.is_broken or not units:
             return
+        assert self.indexed_to <= units[0][1] <= units[-1][1], (self.indexed_to, units[0][1], units[-1][1])
         texts: list[str] = []
         log_offsets: list[int] = []
         times: list[int] = []
@@ -195,7 +202,9 @@ class KeyIndexes:
             while done < len(hashes):
                 index = self._current()
                 self._note_unsynced(index)
+                before = done
                 done += index.put_many(hashes[done:], log_offsets[done:], stored_at_ms[done:])
+                assert before < done <= len(hashes), (index.path, before, done, len(hashes))
         except OSError as error:
             self._break(error)
 
@@ -208,20 +217,12 @@ class KeyIndexes:
         last = self._files[-1] if self._files else None
         if last is not None and not last.is_full:
             return last
-        index = self._index(self._new_name())
+        index = self._index(new_name(self._clock.now_ms(), self._disk.list(self._directory)))
         assert last is None or last.path < index.path, (last, index.path)
         index.create(last.header if last is not None else None)
+        assert not index.is_full, index.path
         self._files.append(index)
         return index
-
-    def _new_name(self) -> str:
-        moment = datetime.fromtimestamp(self._clock.now_ms() / 1000)
-        newest = max((n for n in self._disk.list(self._directory) if len(n) == NAME_DIGITS), default="")
-        while (name := moment.strftime("%Y%m%d%H%M%S") + f"{moment.microsecond // 1000:03d}") <= newest:
-            if name[:14] < newest[:14]:
-                moment = datetime.strptime(newest[:14], "%Y%m%d%H%M%S")
-            moment += timedelta(milliseconds=1)
-        return name
 
     def _break(self, error: OSError) -> None:
         self.is_broken = True
@@ -238,6 +239,7 @@ class KeyIndexes:
         for index in dirty:
             if self.is_broken:
                 break
+            assert index in self._files, f"{index.path} is deleted and waits to be synced"
             self._syncing = index
             try:
                 is_written = await self._disk.offload(index.snapshot().write_and_sync)
@@ -260,12 +262,13 @@ class KeyIndexes:
         hashed = key_hash(topic, key)
         found: list[int] = []
         for index in reversed(self._files):
-            if len(found) >= wanted or index.header.end_ms < begin_ms:
+            if len(found) >= wanted or (index.header.next_entry > 1 and index.header.end_ms < begin_ms):
                 break
             if index.overlaps(begin_ms, end_ms):
                 found += index.find(hashed, wanted - len(found), begin_ms, end_ms)
                 if index is not self._files[-1] and index is not self._syncing:
                     index.close()
+        assert len(found) <= max(0, wanted), (len(found), wanted)
         return sorted(set(found))
 
     # Cleaning and stop.
@@ -289,6 +292,7 @@ class KeyIndexes:
 
     def close(self) -> None:
         """Close the handles; `flush` comes before."""
+        assert self._syncing is None, f"{self._syncing} is written off the loop"
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -42,7 +42,7 @@ from tandemmq.store.failed_writes import FailStopClock
 from tandemmq.store.flusher import PAGE_BYTES
 from tandemmq.store.key_indexes import KeyIndexes
 from tandemmq.store.options import BrokerRole, FlushMode, StoreOptions, StorePaths
-from tandemmq.store.outcomes import Appended, GetResult, PutStatus, RecordFilter
+from tandemmq.store.outcomes import NOT_STORED, Appended, GetResult, PutStatus, RecordFilter
 from tandemmq.store.reader import GET_BYTES_MAX, Reader
 from tandemmq.store.recorder import StoreFacts, StoreRecorder
 from tandemmq.store.recovery import Recovered, Recovery
@@ -98,6 +98,8 @@ class MessageStore:
         has_terms: bool,
         epoch_file: Path | None,
     ) -> None:
+        # What the pool has committed, or is committing, would come back behind a cut.
+        assert not (has_terms and options.uses_transient_pool), "a log that may be cut has no pool"
         self.options = options
         self.has_terms = has_terms
         """Its master is elected: the log has terms, and its end may be cut by them (enableControllerMode)."""
@@ -322,6 +324,7 @@ class MessageStore:
 
     def _damage_remark(self) -> str:
         """What a refused sender is told."""
+        assert self._log.damaged, "nobody is refused without damage"
         damaged = next(iter(self._log.damaged))
         return (
             f"bytes {damaged.begin} to {damaged.end} of the log are damaged ({len(self._log.damaged)} ranges "
@@ -347,6 +350,7 @@ class MessageStore:
         """All that a cut found at the start has changed is on disk."""
         pending = self._cut_mark.read() if self._is_cutting else None
         if pending is not None:
+            assert self._log.end <= max(pending.point, self._log.begin), (self._log.end, pending.point)
             self._epoch_file.save(decode_terms(pending.epochs))
             self._cut_mark.clear()
         self._is_cutting = False
@@ -386,6 +390,7 @@ class MessageStore:
                 self.may_lack_tail = True
             confirmed = self.confirm_offset = min(told, self._log.end)
         assert recovered.last_log_offset < self._log.end or not self._log.end, recovered
+        assert 0 <= confirmed <= self._log.end, (confirmed, self._log.end)
         for mark in (self.appended, self.flushed, self.confirmed, self.dispatched):
             mark.raise_to(self._log.end)
         self._dispatcher.stored_at_ms = recovered.stored_at_ms
@@ -422,10 +427,12 @@ class MessageStore:
             on_refused=self._on_refused,
             on_failed=self._fail,
             on_damaged=lambda: self.on_damaged(),
+            is_cutting=lambda: self._is_cutting,
         )
 
     def _connect(self) -> None:
         """Let each watermark follow the one that it depends on, and start the clocks."""
+        assert not self._is_open, "they follow each other once"
         is_sync = self.options.flush_mode is FlushMode.SYNC_FLUSH
         source = self.flushed if is_sync else self.appended
         source.follow(self.confirmed.raise_to)
@@ -484,9 +491,14 @@ class MessageStore:
         assert self._log.end == self.appended.value, (self._log.end, self.appended.value)
         self._assert_marks()
         self._log.drop_unused_segments()
+        assert self._queues.end_log_offset <= self.dispatched.value, (
+            self._queues.end_log_offset,
+            self.dispatched.value,
+        )
         # A slave may hold the beginning of a record; it cannot be dispatched, and the next start cuts it.
         is_complete = is_complete and self.dispatched.value == self.appended.value
         if is_complete:
+            assert self.flushed.value == self._log.end, (self.flushed.value, self._log.end)
             times = msgspec.structs.replace(self._checkpoint.times, queues_digest=self._queues.digest())
             self._checkpoint.replace(times)
             await self._disk.offload(self._checkpoint.write)
@@ -504,6 +516,11 @@ class MessageStore:
             self._log.end,
         )
         assert self._log.begin <= self._log.end, (self._log.begin, self._log.end)
+        damage = tuple(self._log.damaged)
+        assert not damage or damage[0].begin >= self._log.begin, (damage[0], self._log.begin)
+        # A log is doubted in one of two ways, by who decides of it.
+        assert not self.tail_doubt or not self.has_terms, self.tail_doubt
+        assert not self.may_lack_tail or self.has_terms
 
     def _fail(self, error: BaseException) -> None:
         """Nothing can be trusted any more: touch no file, refuse everything, tell who waits and the owner.
@@ -554,12 +571,15 @@ class MessageStore:
         Raises:  OSError when the disk takes no writes; the role is unchanged then.
         """
         assert not self._is_cutting
+        is_master = self._is_open and self.role is not BrokerRole.SLAVE
         if self.role is BrokerRole.SLAVE and role is not BrokerRole.SLAVE:
             end = self._replica_log.cut_partial(self.dispatched.value)
             for mark in (self.flushed, self.confirmed, self.appended):
                 if mark.value > end:
                     mark.truncate_to(end)
             self.confirm_offset = min(self.confirm_offset, end)
+            self._show()
+            self._dispatcher.cut(end)
             # Queue offsets are assigned behind all that is here, flushed or not.
             self._dispatcher.advance(end)
             self._queues.deletions.cut(end)
@@ -570,6 +590,10 @@ class MessageStore:
                 raise OSError("bytes of a failed write are left behind the end of the log")
             if writers.committer is not None:
                 writers.committer.commit_now()
+            assert self.appended.value == self.accepted_log_offset == self._log.end, (
+                self.appended.value,
+                self._log.end,
+            )
         self.role = self._reader.role = role
         self._replies.set_role(role)
         if self.has_terms:
@@ -578,9 +602,10 @@ class MessageStore:
             self._admission.block(_ROLE, "the broker is a slave, it takes no messages")
         else:
             self._admission.unblock(_ROLE)
-            if self._pool is not None:
-                self._pool.restart()
-            self._writers.appender.restart(self._pool or self._log, self._dispatcher.stored_at_ms)
+            if not is_master:
+                if self._pool is not None:
+                    self._pool.restart()
+                self._writers.appender.restart(self._pool or self._log, self._dispatcher.stored_at_ms)
         self._assert_marks()
         options = self.options
         is_set_known = self._replies.acks.required is not None
@@ -621,6 +646,7 @@ class MessageStore:
         """
         if not self.tail_doubt:
             return
+        assert self.role is BrokerRole.SLAVE, self.role
         self.set_role(self.options.role)
         self._marks.remove_doubt()
         self.tail_doubt = ""
@@ -630,7 +656,13 @@ class MessageStore:
         """Returns when all that is appended now is on disk, unless an fsync failed: then the store has
         failed.
         """
+        end, cut_count = self.appended.value, self.appended.cut_count
         await self._writers.flusher.flush()
+        is_cut = self.appended.cut_count != cut_count
+        assert self.flushed.value >= end or is_cut or self._admission.is_blocked(_FAILED), (
+            self.flushed.value,
+            end,
+        )
 
     def append(self, records: Sequence[NewRecord], on_done: OnDone) -> Appended:
         """Where the records will be; `on_done(status)` is called once, when the answer may be given.
@@ -653,6 +685,7 @@ class MessageStore:
         `log_offset`: of the message that is to be confirmed; a slave whose copy begins behind it counts for
         nothing.
         """
+        assert 0 <= log_offset < self.accepted_log_offset, (log_offset, self.accepted_log_offset)
         self._replies.confirm(log_offset, self.accepted_log_offset, on_done)
 
     def append_raw(self, log_offset: int, data: Buffer, columns: RecordColumns | None = None) -> None:
@@ -673,6 +706,7 @@ class MessageStore:
         else:
             with self._dispatcher.reading(log_offset, data, columns):
                 self._replica_log.append(log_offset, data)
+        assert self.appended.value == self._log.end, (self.appended.value, self._log.end)
 
     # Terms.
 
@@ -715,6 +749,7 @@ class MessageStore:
         What is behind it may be cut, and its places given to other messages: on a slave, and of what a
         master holds from before its term.
         """
+        assert until >= 0, until
         self._limited_until = until
         self._show()
 
@@ -723,6 +758,10 @@ class MessageStore:
         if self.confirm_offset >= self._limited_until:
             self._limited_until = 0
         self._reader.limit = self.confirm_offset if self._limited_until else None
+        assert self._reader.limit is None or self._reader.limit <= self._log.end, (
+            self._reader.limit,
+            self._log.end,
+        )
         self._dispatcher.show_below(self._reader.limit)
 
     def _dispatch(self) -> None:
@@ -753,6 +792,7 @@ class MessageStore:
 
     async def _cut_and_tell(self, point: int, epochs: EpochList, reason: str) -> None:
         try:
+            await self._writers.failed_writes.settle()  # its files may be gone, once the log is cut
             if self._segment_task is not None:  # its file may have none before it, once the log is cut
                 await asyncio.wait([self._segment_task])
             await self.sync()
@@ -776,6 +816,7 @@ class MessageStore:
 
     async def _cut(self, point: int, epochs: EpochList, reason: str) -> None:
         assert self._is_cutting
+        assert self.has_terms, "only an elected master's log is cut"
         assert self.role is BrokerRole.SLAVE, self.role
         end = self._log.end
         assert self.flushed.value == end, "nothing comes into a log that is being cut"
@@ -797,16 +838,19 @@ class MessageStore:
         parts = [segment.view()[max(0, point - segment.base) : end - segment.base] for segment in segments]
         await self._disk.offload(self._keep_tail, parts, point, end, pending.epoch)
         await self._disk.offload(self._cut_mark.write, msgspec.structs.replace(pending, is_copied=True))
+        await self._writers.table_flusher.idle()  # what is cut now is not being written off the loop
         # From here on nobody sees what is cut.
         for mark in (self.dispatched, self.confirmed, self.flushed, self.appended):
             mark.truncate_to(min(mark.value, point))
         assert self.appended.value == point, (self.appended.value, point)
         self._log.cut_at(point)
+        self._dispatcher.cut(point)
         if not self._log.damaged:
             self._admission.unblock(DAMAGED)
         for queue in self._queues:
             queue.write()
         self._queues.truncate(point)
+        assert self._queues.end_log_offset <= point, (self._queues.end_log_offset, point)
         if self._indexes is not None:
             self._indexes.cut(point)
         self._queues.deletions.cut(point)
@@ -829,6 +873,12 @@ class MessageStore:
         await self._disk.offload(self._checkpoint.write)
         await self._disk.offload(self._epoch_file.save, epochs)
         await self._disk.offload(self._cut_mark.clear)
+        assert self._log.end == self.flushed.value == point, (self._log.end, self.flushed.value, point)
+        assert self.epochs == epochs, (self.epochs, epochs)
+        assert self._writers.table_flusher.tables_end <= point, (
+            self._writers.table_flusher.tables_end,
+            point,
+        )
         self._assert_marks()
         facts = {"log_offset": point, "reason": reason, "zeroed_bytes": end - point}
         log.warning(events.LOG_TAIL_CUT, extra=facts)
@@ -861,10 +911,12 @@ class MessageStore:
             self._segment_task = self._tasks.start("make_segment", self._log.make_segment_ahead())
 
     def _on_raw_written(self, end: int) -> None:
+        assert end == self._log.end, (end, self._log.end)
         # No file is made ahead: a send that comes meanwhile is told to try again, a master's bytes cannot be.
         self.appended.raise_to(end)
 
     def _on_refused(self, sends: Sends, status: PutStatus) -> None:
+        assert status in NOT_STORED, status
         self._replies.end_all(sends, status)
 
     # Reading.
@@ -943,7 +995,8 @@ class MessageStore:
                 try:
                     await self._healer.heal(damaged, fetch)
                 except (Corrupt, DiskFull) as error:
-                    failure = error
+                    if damaged in self._log.damaged:  # else it left the log meanwhile, or grew
+                        failure = error
                 except OSError as error:
                     self._writers.flusher.fail(error)
                     raise FlushFailed(f"fsync failed, the store must be recovered: {error}") from error
@@ -962,6 +1015,7 @@ class MessageStore:
         """A queue entry does not name its record: that is looked for where it must lie. True: readers wait
         before it meanwhile; False: it was not found.
         """
+        assert queue.min_offset <= queue_offset < queue.max_offset, (queue, queue_offset)
         is_given_up = (queue.key, queue_offset) in self._lost_entries or not self._has_writers
         if is_given_up or len(self._lost_entries) >= LOST_ENTRIES_MAX:
             return False
@@ -971,6 +1025,7 @@ class MessageStore:
         return True
 
     async def _mend_entry(self, queue: ConsumeQueue, queue_offset: int) -> None:
+        assert self._is_mending, "one at a time"
         begin, end = self._log.begin, self.dispatched.value  # a filler names offset 0
         before, after = queue.entry(queue_offset - 1), queue.entry(queue_offset + 1)
         if before is not None and begin <= before[0] < end:
@@ -981,6 +1036,7 @@ class MessageStore:
             await self.scrub(begin, end)
             if not self._reader.is_right(queue, queue_offset):
                 self._lost_entries.add((queue.key, queue_offset))
+                assert len(self._lost_entries) <= LOST_ENTRIES_MAX, len(self._lost_entries)
                 extra = {"topic": queue.key[0], "queue_id": queue.key[1], "queue_offset": queue_offset}
                 log.error(events.QUEUE_ENTRY_LOST, extra=extra)
         except (StoreError, RequestRejected) as error:
@@ -1018,6 +1074,7 @@ class MessageStore:
     def queue_next(self, topic: str, queue_id: int) -> int:
         """The queue offset that the next record gets: at least `queue_max`."""
         queue = self._queues.table.get((topic, queue_id))
+        assert queue is None or queue.next_offset >= queue.max_offset, queue
         return 0 if queue is None else queue.next_offset
 
     def queue_life_start(self, topic: str, queue_id: int) -> int:
@@ -1062,6 +1119,7 @@ class MessageStore:
             if not raw:
                 break
             found += UNIT.iter_unpack(raw)
+        assert len(found) <= max(0, count_max), (len(found), count_max)
         return found
 
     def offset_by_time(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:
@@ -1091,6 +1149,7 @@ class MessageStore:
         if self._indexes is None:
             return []
         found = self._indexes.query(topic, key, count_max, begin_ms, end_ms)
+        assert len(found) <= max(0, count_max), (len(found), count_max)
         return [log_offset for log_offset in found if log_offset >= self._log.begin]
 
     @property
@@ -1107,11 +1166,15 @@ class MessageStore:
         builds them again. Their records stay in the log until they expire.
 
         Strategy: the deletion is on disk before a queue is touched. What was sent meanwhile needs it written
-                  once more; under a stream of sends the last of them may come back after a restart.
+                  once more; under a stream of sends the last of them may come back after a restart. A caller
+                  that is cancelled waits for the end: two writes at once would take each other's file away.
         Raises:   OSError when it cannot be written: then nothing is dropped. ServiceNotAvailable of a store
                   that is closed or fails: then it may be found done when the store is opened again.
         """
         self._require_working()
+        await self._tasks.see_through("drop_topics", self._drop_topics(topics))
+
+    async def _drop_topics(self, topics: Collection[str]) -> None:
         self._being_deleted.update(topics)
         try:
             await self._record_deletion(topics)
@@ -1160,6 +1223,7 @@ class MessageStore:
         deletions behind our end were told: a shorter slave has become the master, or the master came back
         shorter. What it stores there now is of topics made again; it tells its deletions anew.
         """
+        assert self.role is BrokerRole.SLAVE, self.role
         if self._queues.deletions.lower(self._log.end):
             self._tasks.start("save_deletions", self._save_deletions())
 
@@ -1171,25 +1235,31 @@ class MessageStore:
             log.warning(events.TABLE_SAVE_FAILED, extra=extra)
 
     async def take_deletions(self, deleted: Mapping[str, int]) -> list[str]:
-        """On a slave: drop what its master has deleted; the topics of which that was not known yet.
+        """On a slave: drop what its master has deleted; the topics of which that was not known yet. A caller
+        that is cancelled waits for the end, as in `drop_topics`.
 
         Raises:  OSError when it cannot be written, ServiceNotAvailable: then nothing is dropped.
         """
         self._require_working()
+        assert self.role is BrokerRole.SLAVE, self.role
         known, begin = self.deleted_topics, self._log.begin
         new = {topic: end for topic, end in deleted.items() if end > max(begin, known.get(topic, 0))}
         if new:
-            await self._queues.deletions.record(new, log_begin=begin)
-            self._require_working()
-            self._queues.drop_deleted()
+            await self._tasks.see_through("take_deletions", self._take_deletions(new, begin))
         return list(new)
+
+    async def _take_deletions(self, new: Mapping[str, int], log_begin: int) -> None:
+        await self._queues.deletions.record(new, log_begin=log_begin)
+        self._require_working()
+        self._queues.drop_deleted()
 
     def _require_working(self) -> None:
         if not self._is_open or self._admission.is_blocked(_FAILED):
             raise ServiceNotAvailable("the store is closed or has failed")
 
     def clean(self, *, at_any_hour: bool = False) -> int:
-        """Delete expired log files now instead of at the next round; how many (spec store 19).
+        """Delete expired log files now instead of at the next round; how many (spec store 19). None is while
+        the end of the log is being cut.
 
         Units:   at_any_hour: also outside `deleteWhen`, as an operator asks for it.
         """
@@ -1208,6 +1278,9 @@ class MessageStore:
         refusal = self._admission.refusal
         lines = self._replies.lines
         pool = None if self.role is BrokerRole.SLAVE else self._pool
+        assert 0 <= lines.ack_count <= len(lines), (lines.ack_count, len(lines))
+        assert pool is None or pool.uncommitted_bytes >= 0, (pool.end, self._log.end)
+        assert pool is None or pool.free_count >= 0, pool.free_count
         return StoreFacts(
             is_failed=self._admission.is_blocked(_FAILED),
             refusal=None if refusal is None else refusal().remark,

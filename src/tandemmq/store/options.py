@@ -158,7 +158,9 @@ class StoreOptions:
     @property
     def record_bytes_max(self) -> int:
         """The longest record that may be stored (spec store 4); a file must hold it and a BLANK behind it."""
-        return min(self.message_bytes_max + 65_536, self.commit_log_file_bytes - 8)
+        bytes_max = min(self.message_bytes_max + 65_536, self.commit_log_file_bytes - 8)
+        assert 0 < bytes_max < self.commit_log_file_bytes, (bytes_max, self.commit_log_file_bytes)
+        return bytes_max
 
     def slave_ack_count(self, role: BrokerRole) -> int:
         """How many slaves must hold a message before it is acknowledged (spec replication 5.2)."""
@@ -171,7 +173,9 @@ class StoreOptions:
     @property
     def memory_window_bytes(self) -> int:
         """How far behind the log's end a record still counts as being in memory (spec store 13.1)."""
-        return self.memory_bytes * self.access_message_in_memory_ratio // 100
+        window = self.memory_bytes * self.access_message_in_memory_ratio // 100
+        assert 0 <= window <= self.memory_bytes, (window, self.memory_bytes)
+        return window
 
 
 _RANGES = (
@@ -220,23 +224,30 @@ _RANGES = (
     ("disk_forcible_percent", 30, 85),
     ("disk_warning_percent", 35, 90),
 )
+assert len(_RANGES) == len({name for name, _, _ in _RANGES}), "one range for each"
+assert all(low < high for _, low, high in _RANGES)
 
 
 # Names on disk (spec store 1).
 
 FILE_NAME_DIGITS = 20
+FILE_OFFSET_MAX = 2**63 - 2**31
+"""No file begins behind it, so that the offsets in a file of any length fit into eight bytes."""
+QUEUE_OFFSET_MAX = FILE_OFFSET_MAX // QUEUE_UNIT_BYTES
+"""Behind it a queue has no files; a record that names such a place is damaged."""
+assert 10**FILE_NAME_DIGITS > 2**63, "each offset has a name"
 _PATH_SIGNS = frozenset("/\\\0")
 
 
 def offset_file_name(offset: int) -> str:
     """The name of the file whose first byte is byte `offset` of its log."""
-    assert offset >= 0, offset
+    assert 0 <= offset < 2**63, offset
     return f"{offset:020d}"
 
 
 def parse_offset_file_name(name: str) -> int | None:
     """The offset that a file name says; None for any other name."""
-    if len(name) == FILE_NAME_DIGITS and name.isascii() and name.isdigit():
+    if len(name) == FILE_NAME_DIGITS and name.isascii() and name.isdigit() and int(name) <= FILE_OFFSET_MAX:
         return int(name)
     return None
 
@@ -298,7 +309,9 @@ class StorePaths:
             raise StoreError(
                 f"a message is stored under the topic {topic[:64]!r}: no directory has such a name"
             )
-        return self.consume_queues / topic
+        path = self.consume_queues / topic
+        assert path.parent == self.consume_queues, path
+        return path
 
     def consume_queue(self, topic: str, queue_id: int) -> Path:
         """The directory of one ConsumeQueue's files. Raises as `topic`."""

@@ -27,6 +27,7 @@ from tandemmq.store.recorder import StoreRecorder
 
 GET_BYTES_MAX = 134_217_728
 GET_BYTES_MIN = 100
+assert GET_BYTES_MIN <= GET_BYTES_MAX
 FIRST_ENTRIES = 64
 """Entries fetched first; a scan that goes on (a filter that matches little) fetches the rest at once."""
 LOOKS_MAX: Final = 16
@@ -149,6 +150,7 @@ class Reader:
         if queue is None or queue.max_offset == 0:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, self._corrected(offset, 0), 0, 0)
         low, high = queue.min_offset, queue.max_offset
+        assert low <= high, queue
         if offset < low:
             return GetResult(GetStatus.OFFSET_TOO_SMALL, self._corrected(offset, low), low, high)
         if offset == high:
@@ -193,6 +195,7 @@ class Reader:
                 wrong = _first_wrong(queue, batch, views, kept)
             if wrong is None:
                 return self._result(batch, views, low, high)
+            assert offset <= wrong.queue_offset < batch.next_offset, (queue, offset, wrong)
             looks += 1
             is_enough = looks > LOOKS_MAX and wrong.queue_offset > offset
             if is_enough or (self._on_doubt(queue, wrong.queue_offset) and waits):
@@ -317,6 +320,7 @@ class Reader:
             open_range[3], open_range[4] = last_begin, last_offset
         batch.next_offset, batch.last_log_offset = next_offset, last_log_offset
         batch.count, batch.bytes = count, size_bytes
+        assert next_offset <= until, (queue, next_offset, until)
         return batch if next_offset > offset else None
 
     def _collect_bulk(
@@ -332,6 +336,7 @@ class Reader:
         lost: Set[int],
     ) -> _Batch | None:
         """As `_collect`, for thousands of messages."""
+        assert offset <= until, (queue, offset, until)
         near = self._log.end - self._memory_window_bytes
         bulk = collect_bulk(
             queue,
@@ -482,6 +487,7 @@ class Reader:
                 return offset, stored_at_ms
             damaged = self._log.damaged.find(log_offset, log_offset + 1)
             if damaged is not None:
+                assert damaged.end > readable, (queue, damaged, readable)
                 readable = damaged.end
             else:
                 offset += 1

@@ -54,6 +54,7 @@ ROW_COUNT_MIN = 16
 """Fewer records, or records of more layouts and sizes, are not worth a table of their own."""
 _HASHED = (b"TAGS", b"UNIQ_KEY", b"KEYS")
 _SEPARATOR_MAX, _SPACE = 2, 32
+assert _SEPARATOR_MAX < _SPACE < ASCII_MAX, "a layout tells separators from values by their order"
 
 
 class Layout(NamedTuple):
@@ -86,6 +87,7 @@ class PropertyHashes:
 
     def key_hashes(self, topics: Sequence[str], topic: Ints, is_keyed: Bools) -> tuple[Ints, Ints]:
         """As `PropertyScan.key_hashes`: by row, of one record the unique key first."""
+        assert len(topic) == len(is_keyed) == self._count, (len(topic), len(is_keyed), self._count)
         heads = np.array([java_hash(name + "#") & 0xFFFFFFFF for name in topics], dtype=np.uint32)
         rows, hashes = [], []
         for name in (b"UNIQ_KEY", b"KEYS"):
@@ -165,16 +167,20 @@ def _read_layout(first: Bytes) -> tuple[Bytes, Bytes, dict[bytes, tuple[int, int
             places[name] = value_at, end
             high[value_at:end] = ASCII_MAX
         begin = end + 1
+    assert begin == len(first) + 1, "pairs and separators fill the row"
     return low, high, places
 
 
 LEVEL_DIGITS_MAX = 9
+assert 10**LEVEL_DIGITS_MAX <= 2**31, "a level is a number of four bytes"
 
 
 class RecordBlock:
     """Records of `columns`; `topic` holds the place of each one's name in `names`."""
 
     def __init__(self, view: memoryview, columns: RecordColumns, topic: Ints, names: Sequence[str]) -> None:
+        assert len(columns) == len(topic), (len(columns), len(topic))
+        assert columns.end <= len(view), (columns.end, len(view))
         self.columns = columns
         self._view = view
         self._topic = topic
@@ -229,6 +235,7 @@ class RecordBlock:
         starts = [0, *((place[1:] != place[:-1]).nonzero()[0] + 1).tolist(), len(rows)]
         firsts = rows[starts[:-1]]
         topics, queue_ids = self._topic[firsts].tolist(), columns.queue_id[firsts].tolist()
+        assert 0 <= min(topics) <= max(topics) < len(self._names), (min(topics), max(topics))
         return [
             ((self._names[topics[index]], queue_ids[index]), rows[starts[index] : starts[index + 1]])
             for index in firsts.argsort().tolist()
@@ -238,6 +245,7 @@ class RecordBlock:
         """When messages are due, which entries of the schedule topic have as tag (spec store 5)."""
         result = self.tag_hash[rows]
         place = {row: index for index, row in enumerate(rows.tolist())}
+        assert len(place) == len(rows), "each record is due once"
         levels = self.properties.find(b"DELAY")
         for row, level in zip(levels.row.tolist(), self.properties.texts(levels), strict=True):
             if row in place and level.isdigit() and len(level) <= LEVEL_DIGITS_MAX and int(level) > 0:
@@ -247,6 +255,7 @@ class RecordBlock:
 
     def keys(self, begin: int, end: int) -> tuple[Ints, Ints]:
         """The hash of every key of records `begin` to `end` in the order of an index, and its row."""
+        assert 0 <= begin <= end <= len(self), (begin, end, len(self))
         is_keyed = self.columns.sys_flag & TRANSACTION_ROLLBACK != TRANSACTION_ROLLBACK
         is_keyed[:begin] = False
         is_keyed[end:] = False
@@ -268,6 +277,7 @@ def read_block(
 
 def block_of(view: memoryview, columns: RecordColumns, *, check_crc: bool) -> RecordBlock:
     """The records of `columns`, all valid, up to the first whose topic or checksum is wrong."""
+    assert columns.valid_count == len(columns), (columns.valid_count, len(columns))
     topics = TopicNumbers()
     topic = topics.read(view, columns)
     is_good = topic != UNREADABLE

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 
 from tandemmq.errors import LocalProtocolError, MessageIllegal
 from tandemmq.protocol.record import NewBatch, NewRecord, batch_sizes, encode_batch_records, encode_record
+from tandemmq.protocol.record_layout import BLANK_BYTES_MIN
 from tandemmq.store.options import StoreOptions
 
 BLANK_BYTES = 8
+assert BLANK_BYTES >= BLANK_BYTES_MIN, "what a record leaves behind it takes a filler"
 SECTOR_BYTES = 512
 ZERO_SECTOR = bytes(SECTOR_BYTES)
 
@@ -61,6 +63,7 @@ class RecordMaker:
     ) -> bytes:
         """The bytes of the records of a batch that was planned, for their places."""
         assert len(sizes) == len(log_offsets) == len(batch), (len(sizes), len(log_offsets), len(batch))
+        assert queue_offset >= 0, queue_offset
         return encode_batch_records(
             batch,
             sizes,
@@ -72,6 +75,7 @@ class RecordMaker:
 
     def check_size(self, records: Sequence[NewRecord], total: int) -> None:
         """Nothing, when records that take `total` bytes are within all limits."""
+        assert 0 < len(records) <= total, (len(records), total)
         options = self._options
         body_max = options.message_bytes_max
         for record in records:

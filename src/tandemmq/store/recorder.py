@@ -32,6 +32,7 @@ class WaitTimes:
 
     def begin(self, end: int, now: float) -> None:
         """A batch that ends at `end` waits from now on; ends come in ascending order."""
+        assert not self._batches or self._batches[-1][0] <= end, (self._batches[-1][0], end)
         if len(self._batches) < BATCHES_WATCHED_MAX:
             self._batches.append((end, now))
 

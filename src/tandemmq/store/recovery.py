@@ -34,7 +34,7 @@ from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.flusher import sync_segments
 from tandemmq.store.recovery_scan import Distrust, RecoveryScan
 from tandemmq.telemetry import events
-from tandemmq.units import KIB, MIB
+from tandemmq.units import KIB
 
 log = logging.getLogger(__name__)
 
@@ -173,6 +173,10 @@ TABLE = (
 )
 
 
+assert {row.plan.case for row in TABLE} == set(RecoveryCase), "each case has its row"
+assert all(not row.plan.is_refused or row.plan.scan_from is ScanFrom.NOWHERE for row in TABLE)
+
+
 def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
     """The plan of the one row that matches."""
     plans = [row.plan for row in TABLE if row.matches(facts)]
@@ -196,6 +200,7 @@ def choose_start(heads: Sequence[FileHead], scan_from: ScanFrom, *, dispatched_e
              says.
     """
     assert all(before.base < after.base for before, after in pairwise(heads)), heads
+    assert safe_ms >= 0, safe_ms
     if scan_from is ScanFrom.BEGINNING:
         return 0
     count = len(heads)
@@ -317,10 +322,12 @@ class Recovery:
             assert scan.last_log_offset < end, (scan.last_log_offset, end)
             await self._keep_copy(plan, scan, end)
             lost_bytes = self._cut(plan, end)
+            tables_end = min(tables_end, end)  # a file whose time is safe may lie behind the cut
             if plan.distrusts_disk:
                 self._write_again(scan.unsure_from, end)
             await sync_segments(self._log.disk, [s for s in scanned if s in self._log.log.segments])
         self._settle_queues()
+        assert tables_end <= self._log.end, (tables_end, self._log.end)
         return Recovered(
             plan=plan,
             stored_at_ms=scan.stored_at_ms,
@@ -389,6 +396,7 @@ class Recovery:
     def _cut(self, plan: RecoveryPlan, end: int) -> int:
         """End the log at `end`; how many bytes behind it were not zero."""
         last_end = self._log.end
+        assert self._log.begin <= end <= last_end, (self._log.begin, end, last_end)
         self._log.end = end
         stale_max = self._log.segment_bytes if plan.distrusts_disk else STALE_BYTES_CLEAN
         lost_bytes = self._log.log.truncate(end, zero_bytes_max=stale_max)
@@ -407,12 +415,10 @@ class Recovery:
         """
         position = unsure_from if unsure_from >= 0 else end
         assert self._log.begin <= position <= end, (self._log.begin, position, end)
-        while position < end:
+        for raw in read_range(self._log.log, position, end):
             segment = self._log.log.find(position)
             assert segment is not None, position
-            at = position - segment.base
-            raw = segment.file.pread(at, min(MIB, segment.end - position, end - position))
-            segment.file.pwrite(at, (raw,))
+            segment.file.pwrite(position - segment.base, (raw,))
             position += len(raw)
 
     def _settle_queues(self) -> None:
@@ -420,4 +426,5 @@ class Recovery:
         for queue in self._queues:
             queue.write()
         self._queues.truncate(self._log.end)
+        assert self._queues.end_log_offset <= self._log.end, (self._queues.end_log_offset, self._log.end)
         self._queues.raise_min(self._log.begin)

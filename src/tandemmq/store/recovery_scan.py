@@ -22,7 +22,7 @@ from tandemmq.protocol.record import RecordCheck, RecordOutcome, check_record, d
 from tandemmq.runtime.ports import Clock
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queues import ConsumeQueues, Doubts
-from tandemmq.store.damage import DamagedRange, Sound, data_end, next_sound
+from tandemmq.store.damage import BLANK_SOUND_MS, DamagedRange, Sound, data_end, next_sound
 from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.record_block import RecordBlock, read_block
 from tandemmq.store.record_maker import BLANK_BYTES, SECTOR_BYTES, ZERO_SECTOR
@@ -86,9 +86,11 @@ class RecoveryScan:
 
         Raises:  OSError; Corrupt when too much is damaged.
         """
+        assert position % self._log.segment_bytes == 0, position
         damaged = self._log.damaged
         self._queues.doubts = Doubts(self._log.begin, lambda begin, end: damaged.find(begin, end) is not None)
         end = await self._walk(position)
+        assert self._damage_end <= end, "a log does not end in damage"
         self._queues.settle_doubts()
         if self._is_safe:
             self._leave_safety(end)
@@ -96,7 +98,9 @@ class RecoveryScan:
 
     async def _walk(self, position: int) -> int:
         while (segment := self._log.log.find(position)) is not None:
+            begin = position
             position, is_filled = await self._scan_segment(segment, position - segment.base)
+            assert begin <= position <= segment.end, (segment, begin, position)
             if is_filled:
                 continue
             end = self._damage_from(segment, position)
@@ -124,9 +128,19 @@ class RecoveryScan:
             behind = self.sound_behind(position)
         else:
             behind = self.sound_behind(position) if durable_end is None else None
-            if behind is not None and not 0 <= behind.stored_at_ms < distrust.unsure_ms:
+            if behind is not None and not self._was_synced(behind, distrust.unsure_ms):
                 behind = None
         return None if behind is None else behind.log_offset
+
+    def _was_synced(self, sound: Sound, unsure_ms: int) -> bool:
+        """True for what an fsync covered: then it covered all before it, too.
+
+        A BLANK has no store time; the next record behind it has, in whatever file that is.
+        """
+        dated: Sound | None = sound
+        while dated is not None and dated.stored_at_ms == BLANK_SOUND_MS:
+            dated = self.sound_behind(dated.log_offset)
+        return dated is not None and 0 <= dated.stored_at_ms < unsure_ms
 
     @staticmethod
     def _is_zero(segment: Segment, position: int) -> bool:
@@ -145,6 +159,7 @@ class RecoveryScan:
             if data_end(view, max(0, begin)) > max(0, begin):
                 sound, _ = next_sound(view, begin, base=segment.base, newest_ms=self.stored_at_ms)
                 if sound is not None:
+                    assert sound.log_offset > position, (sound, position)
                     return sound
             segment = self._log.log.find(segment.end)
             begin = -1  # there the first byte may begin one
@@ -152,6 +167,7 @@ class RecoveryScan:
 
     def _note_damage(self, segment: Segment, begin: int, end: int) -> None:
         """Take down bytes that were on disk and are no records any more."""
+        assert self.last_log_offset < begin < end <= self._log.end, (self.last_log_offset, begin, end)
         checked = self._check(segment, begin - segment.base)
         damaged = DamagedRange(begin, end, checked.outcome.value)
         self._log.damaged.add(damaged, segment.path)
@@ -190,6 +206,7 @@ class RecoveryScan:
                 if checked.outcome is not RecordOutcome.OK:
                     return segment.base + at, False
                 at += checked.size
+            assert at <= segment.size, "a record lies in one file"
             await next_turn(self._clock)
         return segment.end, True
 
@@ -198,6 +215,7 @@ class RecoveryScan:
 
         `phase`: how far behind the start of a sector the block begins; sectors lie where the file has them.
         """
+        assert 0 <= phase < SECTOR_BYTES, phase
         view = memoryview(raw)
         count = len(block)
         if self._distrust is not None:
@@ -210,6 +228,7 @@ class RecoveryScan:
                     break
         if count:
             at, size = int(block.columns.position[count - 1]), int(block.columns.size[count - 1])
+            assert at + size <= len(raw), (at, size, len(raw))
             is_cut_off = not is_file_end and at + size + BLANK_BYTES > len(raw)
             if is_cut_off or _is_torn(view, at, size):
                 return count - 1
@@ -232,6 +251,7 @@ class RecoveryScan:
         self._dispatcher.put_block(block, begin, len(block))
         self.stored_at_ms = int(columns.stored_at_ms[-1])
         self.last_log_offset = int(columns.log_offset[-1])
+        assert self.unsure_from <= self.last_log_offset, (self.unsure_from, self.last_log_offset)
 
     def _check(self, segment: Segment, at: int) -> RecordCheck:
         """What lies at `at` of the file; a torn record is none."""
@@ -250,6 +270,7 @@ class RecoveryScan:
     def _take_one(self, segment: Segment, at: int) -> RecordCheck:
         """What lies at `at` of the file; dispatched if it is a sound record."""
         position = segment.base + at
+        assert self.last_log_offset < position, (self.last_log_offset, position)
         checked = self._check(segment, at)
         if checked.outcome is not RecordOutcome.OK:
             return checked
@@ -269,6 +290,7 @@ class RecoveryScan:
         Nor for those of damaged records right in front, whose times nobody knows.
         """
         assert self._is_safe, "entries are distrusted once"
+        assert self._damage_end <= position, (self._damage_end, position)
         self._is_safe = False
         self._queues.distrust(self._damage_begin if position == self._damage_end else position)
 
@@ -294,6 +316,7 @@ def _has_hole(view: memoryview, at: int, size: int, phase: int) -> bool:
     one begins with the zeros of a small number, its size: then nearly a sector of zeros ends the properties.
     """
     end = at + size
+    assert 0 <= at < end <= len(view), (at, size, len(view))
     beyond = -(end + phase) % SECTOR_BYTES
     if 0 < beyond <= TAIL_HOLE_BYTES and view[end - 1] == 0:
         properties = decode_record(view, at, check_crc=False).raw_properties

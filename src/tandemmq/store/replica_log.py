@@ -9,6 +9,7 @@ Source:     spec store 9, spec replication 4.5.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from tandemmq.errors import DiskFull, LogDiverged, ServiceNotAvailable
 from tandemmq.protocol.record import RecordOutcome
@@ -44,8 +45,11 @@ class ReplicaLog:
 
         Records are whole up to `whole_end` at least. Raises OSError.
         """
+        assert whole_end <= self._log.end, (whole_end, self._log.end)
         end = whole_end
         while (checked := self._log.check(end)).outcome in (RecordOutcome.OK, RecordOutcome.BLANK):
+            if end + checked.size > self._log.end:  # a BLANK says its size in its head
+                break
             end += checked.size
         if end < self._log.end:
             self._log.zero(end, self._log.end - end)
@@ -79,10 +83,18 @@ class ReplicaLog:
             begun_at = self._clock.monotonic()
             self._log.write(log_offset, (data,))
         except OSError as error:
-            self._zero(log_offset, size)
+            if self._log.end == end:
+                self._zero(log_offset, size)
+            else:  # it begins nowhere yet, and by now its master may begin elsewhere
+                self._log.end = end
+                with suppress(OSError):
+                    self._log.log.remove_all()
             raise DiskFull(f"the disk takes no writes: {error.strerror or error}") from error
         self._recorder.append_batch_s.observe(self._clock.monotonic() - begun_at)
         self._log.end = log_offset + size
+        assert self._log.begin <= log_offset, (self._log.begin, log_offset)
+        assert self._log.log.last is not None, log_offset
+        assert self._log.end <= self._log.log.last.end, (self._log.end, self._log.log.last)
         self._on_written(self._log.end)
 
     def _zero(self, log_offset: int, size: int) -> None:

@@ -116,6 +116,7 @@ class Replies:
         """A repeat: told when everything below `end` is as safe as a send that waits, and when the replicas
         that count hold the message at `log_offset`, too.
         """
+        assert 0 <= log_offset <= end, (log_offset, end)
         if self._failed is not None or self._wait_for is WaitFor.NOTHING or not self._has_slave():
             self.written([(end, on_done, True)])
             return
@@ -189,6 +190,7 @@ class Replies:
         if not self.lines and not recorder.ack_wait and not recorder.flush_wait:
             return
         flushed = self._flushed.value
+        assert flushed <= self._appended.value, (flushed, self._appended.value)
         now = self._clock.monotonic()
         recorder.flush_wait.reach(flushed, now)
         recorder.ack_wait.reach(self._acknowledged(self.lines.oldest_unacknowledged()), now)
@@ -212,6 +214,7 @@ class Replies:
 
     def _expire(self) -> None:
         self._timer = None
+        assert self._failed is None, "nothing waits in a store that has failed"
         answers = self.lines.expire(self._clock.monotonic())
         self._count(answers)
         self._after_change()

@@ -1,7 +1,8 @@
 """Deletes log files that are old or in the way, and lets the tables follow.
 
 Invariants: the last file is never deleted, nor one that is not yet flushed with its entries in the queues;
-            oldest first, and not beyond the first that must stay. Views that readers hold stay valid.
+            oldest first, and not beyond the first that must stay, or that cannot be deleted: the log has no
+            gap. Views that readers hold stay valid.
 Strategy:   facts -> `plan_cleaning` (pure) -> files deleted, queues and key index cut at the new beginning.
             A file's age is that of the first records behind it, which, unlike its mtime, a copy keeps.
 Source:     spec store 19.
@@ -62,6 +63,8 @@ def plan_cleaning(
 
     Units:   left_at_ms: per file that may go, oldest first, when the log left it; hour is local, 0..23.
     """
+    assert used_percent >= USE_UNKNOWN, used_percent
+    assert 0 <= hour < 24, hour
     is_forced = used_percent > options.disk_forcible_percent
     is_short = used_percent > options.disk_used_percent_max or used_percent == USE_UNKNOWN
     is_due = at_any_hour or hour in options.delete_at_hours or is_short
@@ -75,6 +78,7 @@ def plan_cleaning(
                 early_count += 1
             count += 1
     assert early_count <= count <= min(len(left_at_ms), options.delete_file_count_max)
+    assert not early_count or (is_forced and options.clean_forcibly_enable), (early_count, used_percent)
     is_full = used_percent > options.disk_warning_percent
     return CleaningPlan(delete_count=count, is_disk_full=is_full, early_count=early_count)
 
@@ -95,9 +99,11 @@ class Cleaner:
         clock: Clock,
         flushed: Watermark,
         tables_end: Callable[[], int],
+        is_held: Callable[[], bool],
     ) -> None:
         """`tables_end`: the entries of all records below are on disk. Without its record an entry can never
-        be made again, and a queue whose file is lost with the power would begin at 0.
+        be made again, and a queue whose file is lost with the power would begin at 0. `is_held`: the end of
+        the log is being cut, and no file may go meanwhile: the cut may be at the beginning of one.
         """
         self._options = options
         self._log = log
@@ -109,10 +115,12 @@ class Cleaner:
         self._clock = clock
         self._flushed = flushed
         self._tables_end = tables_end
+        self._is_held = is_held
         self._timer: TimerHandle | None = None
 
     def start(self) -> None:
         """Begin the rounds; a disk that is full already takes no message until the first one."""
+        assert self._timer is None, "the rounds begin once"
         self._set_full(self._used_percent() > self._options.disk_warning_percent)
         self._timer = self._clock.call_later(self._options.clean_first_delay_ms / 1000, self._tick)
 
@@ -127,7 +135,9 @@ class Cleaner:
             self._timer = None
 
     def clean(self, *, at_any_hour: bool = False) -> int:
-        """One round; how many log files were deleted."""
+        """One round; how many log files were deleted. None while the log is being cut: the next one does."""
+        if self._is_held():
+            return 0
         now_ms = self._clock.now_ms()
         plan = plan_cleaning(
             self._options,
@@ -154,11 +164,11 @@ class Cleaner:
                     )
                 else:
                     log.info(events.SEGMENT_DELETED, extra={"path": str(segment.path)})
-            if deleted:
-                self.cut_tables()
         except OSError as error:
-            # The file is out of the log all the same; what is left on disk is found at the next start.
+            # The log begins with this file still; the next round tries again.
             log.warning(events.SEGMENT_DELETE_FAILED, extra={"error": str(error)})
+        if deleted:
+            self.cut_tables()
         return deleted
 
     def cut_tables(self) -> None:
@@ -168,11 +178,17 @@ class Cleaner:
         self._log.damaged.drop_below(begin)
         if not self._log.damaged:
             self._admission.unblock(DAMAGED)
-        for queue in self._queues:
-            queue.drop_files_below(begin)
-            queue.raise_min(begin)
+        steps: list[Callable[[int], object]] = [
+            step for queue in self._queues for step in (queue.drop_files_below, queue.raise_min)
+        ]
         if self._indexes is not None:
-            self._indexes.drop_below(begin)
+            steps.append(self._indexes.drop_below)
+        for step in steps:
+            try:
+                step(begin)
+            except OSError as error:
+                # A table's file that stays costs room only, until a later round; the other tables follow now.
+                log.warning(events.SEGMENT_DELETE_FAILED, extra={"error": str(error)})
 
     def _used_percent(self) -> int:
         """Of the fuller one of the disks of log and queues; `USE_UNKNOWN` when the system does not tell."""
@@ -196,6 +212,9 @@ class Cleaner:
         for index in range(len(times) - 1, -1, -1):
             if times[index] < 0:
                 times[index] = times[index + 1] if index + 1 < len(times) else self._clock.now_ms()
+        assert not times or self._log.log.segments[len(times) - 1].end <= safe, (len(times), safe)
+        assert len(times) < max(1, len(self._log.log.segments)), "the last file stays"
+        assert min(times, default=0) >= 0, times
         return times
 
     def _left_for(self, segment: Segment, after: Segment) -> int:
@@ -204,6 +223,7 @@ class Cleaner:
         No checksum covers a time: of three records the middle one counts, so that a turned bit makes no file
         old before its time, nor keeps it for ever. Where fewer are behind the file its own first one helps.
         """
+        assert segment.end == after.base, (segment, after)
         times = self._first_times(after, RECORDS_ASKED)
         if not times:
             return -1
@@ -220,6 +240,7 @@ class Cleaner:
                 break
             times.append(record.stored_at_ms)
             at += record.size
+        assert segment.base <= at <= segment.end, "a record lies in one file"
         return times
 
     def _set_full(self, is_full: bool) -> None:

@@ -134,6 +134,7 @@ class Scrubber:
     def _tick(self) -> None:
         self._timer = None
         if not self._is_stopped:
+            assert self._task is None, "one look at a time"
             self._task = self._tasks.start("scrub", self._go_on())
 
     async def _go_on(self) -> None:
@@ -145,6 +146,9 @@ class Scrubber:
             step = await self._look(self._position)
         finally:
             self._task = None
+        is_cut = self._cut_count != self._flushed.cut_count
+        assert step is None or is_cut or step.position >= self._position, (step, self._position)
+        assert step is None or step.read_bytes >= 0, step
         self._position = 0 if step is None else step.position
         if not self._is_stopped:
             self._rest(self._interval_s if step is None else step.read_bytes / self._bytes_per_second)
@@ -178,6 +182,7 @@ class Scrubber:
         cut_count = self._flushed.cut_count
         try:
             look = await self._off_loop(segment, _look_at, at, limit)
+            assert at <= look.end <= segment.size, (segment, at, look.end)
             self._recorder.scrubbed_bytes += look.read_bytes
             if self._flushed.cut_count != cut_count:
                 return _Step(segment.base, look.read_bytes)
@@ -212,6 +217,7 @@ class Scrubber:
             return None  # whether a record ends at `limit` is not known: next time
         end = segment.base + (limit if found_at is None else found_at)
         assert begin < end, "sound bytes lie behind the unsound ones"
+        assert end <= min(segment.end, self._log.end), (segment, end, self._log.end)
         following = self._log.damaged.find(begin, end)
         damaged = DamagedRange(begin, end if following is None else following.begin, reason)
         try:
@@ -273,6 +279,7 @@ def _look_at(file: File, view: memoryview, base: int, at: int, limit: int) -> _L
 
 def _sound_end(view: memoryview, at: int, base: int) -> tuple[int, str]:
     """Behind the record or BLANK at byte `at` of a whole file; or `at`, and why neither is there."""
+    assert 0 <= at < len(view), (base, at, len(view))
     found = check_record(view, at, log_offset=base + at)
     if found.outcome is RecordOutcome.OK:
         return at + found.size, ""
@@ -286,8 +293,10 @@ def _find_sound(file: File, view: memoryview, base: int, at: int, limit: int) ->
 
     Nothing there is a left-over from behind an earlier end of the log. Raises OSError.
     """
+    assert 0 <= at <= limit <= len(view), (base, at, limit)
     _read(file, at, limit)
     sound, _ = next_sound(view[:limit], at, base=base)
+    assert sound is None or at < sound.log_offset - base < limit, (base, at, limit, sound)
     file.advise(Advice.IDLE)
     return None if sound is None else sound.log_offset - base
 
@@ -333,6 +342,8 @@ class Healer:
         Raises:  what `fetch` raises; Corrupt when the other bytes do not fit here; DiskFull; OSError when an
                  fsync failed.
         """
+        if damaged not in self._log.damaged:
+            return  # it left the log while another one was healed
         if damaged.size > HEAL_BYTES_MAX:
             raise self._misfit(damaged, f"{damaged.size} bytes are too many to heal at once")
         data = await fetch(damaged.begin, damaged.end - damaged.begin)
@@ -388,6 +399,7 @@ class Healer:
             if ours is None:
                 continue
             at, view = ours
+            assert begin <= at < at + len(view) <= end, (damaged, begin, at, end)
             if await fetch(at, len(view)) != view:
                 raise self._misfit(damaged, f"the other log differs from ours at {at} or behind it")
             compared += len(view)
@@ -412,11 +424,14 @@ class Healer:
             old = [*read_range(self._log.log, damaged.begin, damaged.end)]
         except OSError:
             old = [bytes(damaged.size)]  # a sector that cannot be read holds nothing to keep
+        assert sum(map(len, old)) == damaged.size, damaged
         await disk.offload(copy, old, damaged.begin, damaged.size)
 
     async def _write(self, damaged: DamagedRange, data: bytes) -> None:
         assert len(data) == damaged.size, (damaged, len(data))
         segments = self._log.dirty_segments(damaged.begin, damaged.end)
+        assert segments, f"{damaged} is not in the log"
+        assert segments[0].base <= damaged.begin < damaged.end <= segments[-1].end, (damaged, segments)
         for segment in segments:
             begin, end = max(segment.base, damaged.begin), min(segment.end, damaged.end)
             part = memoryview(data)[begin - damaged.begin : end - damaged.begin]

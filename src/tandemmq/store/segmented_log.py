@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
 from tandemmq.errors import Corrupt
@@ -82,6 +83,8 @@ class SegmentedLog:
             if base % self.segment_bytes or (self.segments and self.segments[-1].end != base):
                 raise Corrupt(path, 0, "the file does not follow the one before it")
             self.segments.append(Segment(path, base, self.segment_bytes, self._files, advice=self._advice))
+        span = self.segments[-1].end - self.segments[0].base if self.segments else 0
+        assert span == len(self.segments) * self.segment_bytes, "`find` counts on files without a gap"
 
     def _is_unused(self, path: Path) -> bool:
         file = self._files.disk.open(path)
@@ -112,6 +115,7 @@ class SegmentedLog:
             assert segment.base <= offset < segment.end, (segment, offset)
             return segment
         base = align_down(offset, self.segment_bytes)
+        assert not self.segments or self.segments[-1].end == base, (self.directory, base, self.segments[-1])
         file = self._files.disk.create(self.path_of(base), self.segment_bytes, sparse=self._sparse)
         return self.adopt(base, file)
 
@@ -136,6 +140,7 @@ class SegmentedLog:
         Strategy: stale data begins right at the cut; `zero_bytes_max` bounds how far behind it is searched
         for, because a reserved gibibyte that was never written need not be read on a clean start.
         """
+        assert zero_bytes_max >= 0, (self.directory, zero_bytes_max)
         while len(self.segments) > 1 and self.segments[-1].base >= end:
             self.segments.pop().remove()
         segment = self.find(end)
@@ -144,17 +149,26 @@ class SegmentedLog:
         return zero_stale(segment, end - segment.base, min(segment.size, end - segment.base + zero_bytes_max))
 
     def drop_oldest(self) -> Segment:
-        """Delete the first file; views of it stay valid."""
+        """Delete the first file; views of it stay valid.
+
+        Raises:  OSError when it cannot be deleted: then the log begins with it still. Without it, later files
+                 could go, and the next start would find it in front of a gap.
+        """
         assert len(self.segments) > 1, "the last file is never dropped"
-        segment = self.segments.pop(0)
-        assert self.segments[0].base == segment.end, (segment, self.segments[0])
+        segment = self.segments[0]
+        assert self.segments[1].base == segment.end, (segment, self.segments[1])
         segment.remove()
+        del self.segments[0]
         return segment
 
     def remove_all(self) -> None:
-        """Delete every file, and the directory when nothing else is in it."""
+        """Delete every file, and the directory when nothing else is in it.
+
+        Raises:  OSError when one cannot be deleted; it is a file of the log still.
+        """
         while self.segments:
-            self.segments.pop().remove()
+            self.segments[-1].remove()
+            del self.segments[-1]
         disk = self._files.disk
         if disk.exists(self.directory) and not disk.list(self.directory):
             disk.remove(self.directory)
@@ -163,6 +177,7 @@ class SegmentedLog:
 def zero_stale(segment: Segment, begin: int, end: int) -> int:
     """Zero the parts of bytes `begin` to `end` of a file that are not zero; how many bytes were written."""
     assert begin >= 0, (segment, begin)
+    assert begin <= end, (segment, begin, end)
     assert end <= segment.size, (segment, end)
     file = segment.file
     written = 0
@@ -171,6 +186,7 @@ def zero_stale(segment: Segment, begin: int, end: int) -> int:
         if file.pread(at, size) != (_ZEROS if size == MIB else _ZEROS[:size]):
             file.pwrite(at, (_ZEROS[:size],))
             written += size
+    assert written <= end - begin, (segment, begin, end, written)
     return written
 
 
@@ -206,6 +222,7 @@ class Segment:
         advice: Advice | None = None,
     ) -> None:
         assert base % size == 0, (path, base, size)
+        assert base >= 0, (path, base)
         self.path = path
         self.base = base
         self.size = size
@@ -228,6 +245,7 @@ class Segment:
         self._used = True
         file = self._file
         if file is None:
+            assert not self._is_doomed, f"{self} was removed: another file may have its name"
             file = self._file = self._files.disk.open(self.path)
             self._opened(file)
         return file
@@ -266,14 +284,20 @@ class Segment:
             self.shut()
 
     def remove(self) -> None:
-        """Delete the file; who still holds a view keeps its bytes."""
+        """Delete the file; who still holds a view keeps its bytes.
+
+        Raises:  OSError when it cannot be deleted; it can be used as before then. One that somebody else has
+                 deleted is gone as well.
+        """
         assert not self._is_doomed, f"{self} is removed twice"
+        with suppress(FileNotFoundError):
+            self._files.disk.remove(self.path)
         if self._pins:
             self._is_doomed = True
         elif self._file is not None:
             self._files.forget(self)
             self.shut()
-        self._files.disk.remove(self.path)
+        assert self._file is None or self._pins > 0, f"{self} is open though nobody works on it"
 
     def is_closable(self, newest: Segment) -> bool:
         """One step of the eviction: False spends the second chance."""
@@ -299,6 +323,7 @@ class OpenFiles:
     __slots__ = ("_count_max", "_segments", "disk")
 
     def __init__(self, disk: Disk, count_max: int) -> None:
+        assert count_max > 0, count_max
         self.disk = disk
         self._count_max = count_max
         self._segments: deque[Segment] = deque()

@@ -25,6 +25,8 @@ from tandemmq.store.options import StoreOptions
 from tandemmq.units import MIB
 
 QUEUES_PER_TURN = 64
+QUEUES_PER_SYNC = 256
+"""Their files are open at once: a process may open some thousand, and a store may have more queues."""
 BACKLOG_BYTES_MAX = 512 * MIB
 BACKLOG_COUNT_MAX = 500_000
 """So much of the log, or so many records, dispatched since the last thorough round ask for the next: each is
@@ -58,6 +60,7 @@ class TableFlusher:
         admission: Admission,
         tables_end: int,
     ) -> None:
+        assert tables_end >= 0, tables_end
         self.tables_end = tables_end
         """The entries of all records below are on disk."""
         self._options = options
@@ -100,6 +103,8 @@ class TableFlusher:
     def _is_far_behind(self) -> bool:
         """True when a restart after a crash would have much to do again."""
         dispatcher = self._dispatcher
+        assert self._thorough_end <= dispatcher.dispatched_end, self._thorough_end
+        assert self._thorough_count <= dispatcher.dispatched_count, "what is dispatched is counted once"
         return (
             dispatcher.dispatched_end - self._thorough_end >= BACKLOG_BYTES_MAX
             or dispatcher.dispatched_count - self._thorough_count >= BACKLOG_COUNT_MAX
@@ -107,8 +112,7 @@ class TableFlusher:
 
     async def flush_soon(self) -> None:
         """Returns when a thorough round is over that began after the call, or the flusher is halted."""
-        while self._task is not None:
-            await asyncio.wait([self._task])
+        await self.idle()
         if not self._is_stopped:
             self._task = self._tasks.start("flush_tables", self._round(is_thorough=True))
             await asyncio.wait([self._task])
@@ -150,6 +154,7 @@ class TableFlusher:
         assert durable_log_offset is None or durable_log_offset <= self._flusher.flushed_end
         is_complete = is_thorough and is_written and is_synced
         if is_complete:
+            assert self._thorough_end <= self._dispatcher.dispatched_end, self._thorough_end
             self.tables_end = self._thorough_end
         self._checkpoint.raise_times(
             log_ms=self._flusher.flushed_stored_at_ms,
@@ -168,6 +173,7 @@ class TableFlusher:
         A slave may have flushed the beginning of a record; what is dispatched is whole.
         """
         flushed, dispatched = self._flusher.flushed_end, self._dispatcher.dispatched_end
+        assert self._whole_end <= dispatched, (self._whole_end, dispatched)
         durable = None
         if self._whole_end <= flushed:
             durable, self._whole_end = self._whole_end, dispatched
@@ -187,21 +193,30 @@ class TableFlusher:
 
     async def _sync(self, queues: list[ConsumeQueue]) -> bool:
         """False when entries changed meanwhile: what is on disk of those is not known."""
-        segments = []
         ends = []
-        for queue in queues:
-            found, end = queue.unsynced_segments()
-            segments += found
-            ends.append((queue, end))
-        await sync_segments(self._disk, segments)
+        for first in range(0, len(queues), QUEUES_PER_SYNC):
+            segments = []
+            for queue in queues[first : first + QUEUES_PER_SYNC]:
+                if queue.is_dropped:
+                    continue
+                found, end = queue.unsynced_segments()
+                segments += found
+                ends.append((queue, end))
+            await sync_segments(self._disk, segments)
         overtaken = [queue for queue, end in ends if not queue.set_synced(end)]
         return not overtaken
 
     def cut(self, end: int) -> None:
         """The log ends sooner: behind that, records of another master will end elsewhere."""
+        assert end >= 0, end
         self._whole_end = min(self._whole_end, end)
         self._thorough_end = min(self._thorough_end, end)
         self.tables_end = min(self.tables_end, end)
+
+    async def idle(self) -> None:
+        """Returns when no round runs; none begins before the next await."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
 
     def halt(self) -> None:
         """Start no more rounds."""
@@ -212,8 +227,7 @@ class TableFlusher:
     async def stop(self) -> None:
         """Returns when no round runs; none will start."""
         self.halt()
-        while self._task is not None:
-            await asyncio.wait([self._task])
+        await self.idle()
 
 
 async def next_turn(clock: Clock) -> None:

@@ -84,6 +84,7 @@ class TransientPool:
     @property
     def free_count(self) -> int:
         """How many more files may be begun now."""
+        assert len(self._lent) <= self._count_max, (len(self._lent), self._count_max)
         return self._count_max - len(self._lent)
 
     @property
@@ -96,6 +97,7 @@ class TransientPool:
         # A commit may still read from them; whoever reads last frees them.
         self._lent.clear()
         self.end = self._log.end
+        assert len(self._free) <= self._count_max, (len(self._free), self._count_max)
 
     # What the appender asks for.
 
@@ -110,6 +112,7 @@ class TransientPool:
         Raises:  Busy, or code SYSTEM_ERROR if told to fail fast, when every buffer is in use; OSError when
                  the file cannot be made.
         """
+        assert offset >= self.end, (offset, self.end)
         if not self.free_count:
             raise self._exhausted()
         segment = self._log.open_at(offset)
@@ -131,6 +134,7 @@ class TransientPool:
             end = at + len(buffer)
             view[at:end] = buffer
             at = end
+        assert at <= len(view), (base, at, len(view))
         lent.written = at
 
     # What readers ask for.
@@ -155,6 +159,7 @@ class TransientPool:
 
         Behind a BLANK nothing was written; the files are zero there.
         """
+        assert self._log.end <= begin <= end <= self.end, (self._log.end, begin, end, self.end)
         found = []
         for segment in self._log.dirty_segments(begin, end):
             lent = self._lent[segment.base]
@@ -162,6 +167,7 @@ class TransientPool:
             last = min(end - segment.base, lent.written)
             if first < last:
                 found.append(PooledBytes(segment, first, lent.memory.view[first:last]))
+        assert found or begin == end, "whatever was accepted lies in a buffer"
         return found
 
     def release_below(self, committed: int) -> None:
@@ -179,6 +185,7 @@ class TransientPool:
     def _make_buffer(self) -> LockedMemory:
         size = self._log.segment_bytes
         memory = self._allocate(size)
+        assert len(memory.view) == size, (len(memory.view), size)
         if not memory.is_locked and not self._has_warned:
             self._has_warned = True
             log.warning(events.POOL_MEMORY_UNLOCKED, extra={"size_bytes": size})
@@ -257,7 +264,7 @@ class Committer:
     def _is_due(self) -> bool:
         now = self._clock.monotonic()
         begin, end = self._log.end, self._pool.end
-        if begin == end or now < self._retry_at:
+        if begin >= end or now < self._retry_at:
             return False
         if now >= self._committed_at + self._thorough_s:
             return True
@@ -285,7 +292,8 @@ class Committer:
                 pinned.append(segment)
             await self._disk.offload(_write_all, writes)
         except OSError as error:
-            self._block(error)
+            if target > self._log.end:  # else `commit_now` was quicker, and no commit would lift the refusal
+                self._block(error)
             return False
         finally:
             for segment in pinned:
@@ -318,6 +326,7 @@ class Committer:
         self.committed_stored_at_ms = max(self.committed_stored_at_ms, stored_at_ms)
         self._log.end = target
         self._appended.raise_to(target)
+        assert self._appended.value == target, (self._appended.value, target)
 
     def _block(self, error: OSError) -> None:
         self._retry_at = self._clock.monotonic() + RETRY_AFTER_S

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -40,9 +41,9 @@ class PendingCut(msgspec.Struct, frozen=True, rename="camel"):
     `epoch`: of the term that wrote what is cut, its first byte at least.
     """
 
-    point: int
+    point: Annotated[int, msgspec.Meta(ge=0)]
     epochs: str
-    epoch: int
+    epoch: Annotated[int, msgspec.Meta(ge=0)]
     reason: str
     is_copied: bool = False
 
@@ -62,9 +63,16 @@ class CutMark:
         if not data:
             return None
         try:
-            return msgspec.json.decode(data, type=PendingCut)
-        except msgspec.DecodeError as error:
-            raise Corrupt(self._path, 0, f"the mark of a cut of the log cannot be read: {error}") from error
+            pending = msgspec.json.decode(data, type=PendingCut)
+            decode_terms(pending.epochs)
+        except ValueError as error:
+            raise self.damage(f"cannot be read: {error}") from error
+        return pending
+
+    def damage(self, reason: str) -> Corrupt:
+        """The error for a mark that makes no sense."""
+        remedy = "copy the log anew from the master"
+        return Corrupt(self._path, 0, f"the mark of a cut of the log {reason}; {remedy}")
 
     @property
     def is_there(self) -> bool:
@@ -82,7 +90,9 @@ class CutMark:
 
 
 def encode_terms(epochs: EpochList) -> str:
-    return encode_epochs(epochs).decode("ascii") if epochs else ""
+    text = encode_epochs(epochs).decode("ascii") if epochs else ""
+    assert decode_terms(text) == epochs, text
+    return text
 
 
 def decode_terms(text: str) -> EpochList:
@@ -107,6 +117,7 @@ def keep_tail(
     Raises:  OSError when the fsync fails.
     """
     assert size >= 0, (begin, size)
+    assert bytes_max >= 0, bytes_max
     path = directory / f"{epoch}-{begin}-{begin + size}"
     facts = {"path": str(path), "log_offset": begin, "size_bytes": size}
     size = min(size, bytes_max)
@@ -138,6 +149,7 @@ def keep_tail(
 
 def _make_room(directory: Path, size: int, bytes_max: int, disk: Disk) -> None:
     """Delete the oldest copies until `size` more bytes are within the bound. Raises OSError."""
+    assert 0 < size <= bytes_max, (size, bytes_max)
     paths = sorted((directory / name for name in disk.list(directory)), key=_age)
     total = sum(map(disk.size, paths))
     while paths and total + size > bytes_max:
@@ -161,6 +173,7 @@ def zero_behind(segments: Iterable[Segment], point: int, end: int) -> int:
     for segment in segments:
         assert segment.end > point, (segment, point)
         begin = max(0, point - segment.base)
+        assert begin <= min(segment.size, end - segment.base), (segment, point, end)
         zeroed += zero_stale(segment, begin, min(segment.size, end - segment.base))
         segment.file.sync()
     return zeroed
@@ -171,8 +184,12 @@ async def finish_cut(
 ) -> None:
     """At the start: do again, on files that nobody uses yet, what a former life may have begun.
 
-    Raises:  OSError.
+    Raises:  Corrupt for a point outside the log, with nothing changed; OSError.
     """
+    assert not log_.end, "the log is not open yet"
+    last = log_.log.last
+    if last is not None and not log_.begin <= pending.point <= last.end:
+        raise mark.damage(f"names byte {pending.point}, and the files have {log_.begin} to {last.end}")
     segments = [segment for segment in log_.log.segments if segment.end > pending.point]
     disk = log_.disk
     if not pending.is_copied:

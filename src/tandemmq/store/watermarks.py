@@ -69,6 +69,7 @@ class Watermark:
         self.value = value
         self.cut_count += 1
         self._fail(Truncated(f"{self.name}: the log was cut at {value}"), above=value)
+        assert all(target <= value for target, _ in self._waiters), f"{self.name}: one waits for what is cut"
 
     def close(self) -> None:
         """End all waiters with StoreClosed; followers are forgotten."""

@@ -60,7 +60,10 @@ class Writers:
         on_refused: Callable[[Sends, PutStatus], None],
         on_failed: Callable[[BaseException], None],
         on_damaged: Callable[[], None],
+        is_cutting: Callable[[], bool],
     ) -> None:
+        assert (pool is not None) == options.uses_transient_pool
+        assert dispatched.value == flushed.value == appended.value == log.end, "recovery has settled all"
         self._indexes = indexes
         self._dispatcher = dispatcher
         self.flusher = Flusher(
@@ -135,6 +138,7 @@ class Writers:
             clock=clock,
             flushed=flushed,
             tables_end=lambda: self.table_flusher.tables_end,
+            is_held=is_cutting,
         )
         self.scrubber = Scrubber(
             options,

@@ -7,11 +7,13 @@ import json
 import pytest
 from delay_machine import ROOT, Machine
 
+from tandemmq.broker.durable import Writer
 from tandemmq.errors import Busy
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.store import FlushMode
+from tandemmq.store.options import QUEUE_UNIT_BYTES
 from tandemmq.units import ReplicaId
 
 
@@ -287,4 +289,28 @@ async def test_a_damaged_message_is_lost_alone() -> None:
     machine.disk.open(ROOT / "commitlog" / name).pwrite(log_offset, [bytes(50)])
     await machine.clock.pass_time(6)
     assert machine.names() == ["a", "c", "d"]
+    await machine.stop()
+
+
+async def test_a_queue_entry_with_a_size_below_zero_is_no_message() -> None:
+    """What it names would be bytes behind the end of the log."""
+    machine = Machine()
+    await machine.start(delivers=False)
+    for name in "abc":
+        machine.delay(name, 2)
+    await machine.stop()
+    await machine.start(delivers=False)
+    for name in "de":
+        machine.delay(name, 2)
+    assert machine.store is not None
+    queue = ROOT / "consumequeue" / SCHEDULE_TOPIC / "1"
+    [name] = machine.disk.list(queue)
+    size_at = QUEUE_UNIT_BYTES + 8
+    machine.disk.open(queue / name).pwrite(size_at, [(-200).to_bytes(4, "big", signed=True)])
+    log_offset = machine.store.queue_entries(SCHEDULE_TOPIC, 1, 3, 1)[0][0]
+    [name] = machine.disk.list(ROOT / "commitlog")
+    machine.disk.open(ROOT / "commitlog" / name).pwrite(log_offset, [bytes(50)])
+    records, next_offset = Writer(machine.store, machine.clock).read(SCHEDULE_TOPIC, 1, 0, waits=False)
+    assert [record.body for record in records] == [b"a", b"c", b"e"]
+    assert next_offset == 5
     await machine.stop()

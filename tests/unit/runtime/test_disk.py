@@ -6,7 +6,9 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from tandemmq.errors import StoreLocked
 from tandemmq.runtime import disk as disk_module
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.ports import Advice, Disk
+from waits import PATIENCE_S
 
 
 @pytest.fixture(params=[RealDisk, MemoryDisk])
@@ -406,3 +409,21 @@ def test_closed_memory_file_refuses_use(tmp_path: Path) -> None:
     file.close()
     with pytest.raises(OSError, match="closed"):
         file.pread(0, 1)
+
+
+def test_two_threads_sync_a_new_file_and_its_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush and a cut may meet at a file that has just been made."""
+    together = threading.Barrier(2, timeout=PATIENCE_S)
+    sync_directory = disk_module.sync_directory
+
+    def sync_together(path: Path) -> None:
+        sync_directory(path)
+        together.wait()
+
+    monkeypatch.setattr(disk_module, "sync_directory", sync_together)
+    file = RealDisk().create(tmp_path / "new" / "file", 100)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda _: file.sync(), range(2)))
+    file.close()

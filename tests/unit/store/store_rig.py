@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +123,32 @@ def bodies(
         assert len(records) == result.count
         found += [r.body for r in records]
         at = result.next_offset
+
+
+@contextmanager
+def unremovable(rig: Rig, *paths: Path) -> Iterator[None]:
+    """The disk does not remove these files meanwhile."""
+    remove = rig.disk.remove
+
+    def refuse(path: Path) -> None:
+        if path in paths:
+            raise OSError(errno.EIO, "the disk refuses", str(path))
+        remove(path)
+
+    rig.disk.remove = refuse  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        rig.disk.remove = remove  # type: ignore[method-assign]
+
+
+async def turn_until(is_met: Callable[[], bool]) -> None:
+    """Let the loop turn until this is so, and no further."""
+    for _ in range(100):
+        if is_met():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it is never so")
 
 
 async def heal_disturbed(

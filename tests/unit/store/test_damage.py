@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from store_rig import ROOT, Rig, heal_disturbed, record
+from store_rig import ROOT, Rig, heal_disturbed, record, unremovable
 
 from tandemmq.errors import Corrupt, ServiceNotAvailable
 from tandemmq.protocol.record import decode_records, record_size
 from tandemmq.store import FlushMode, GetStatus, MessageStore, PutStatus
 from tandemmq.store.damage import seal
+from tandemmq.store.recovery import Recovered, Recovery
 from tandemmq.store.retention import HOUR_MS
 
 LOG = ROOT / "commitlog"
@@ -168,6 +169,101 @@ async def test_another_brokers_log_is_not_cut_in_its_middle_either() -> None:
     flip(rig, at + 95)
     store = await rig.open()
     assert read(store) == [n for n in range(COUNT) if n != 10]
+    await store.close()
+
+
+PER_FILE, OLD = 79, 240
+"""Records per file, and how many are synced long before the newest one: they reach into a fourth file."""
+
+
+async def aged(rig: Rig) -> int:
+    """A store that lost its power, its durable mark and its queues; where its log ends."""
+    size = await filled(rig, OLD)
+    assert (FILE_BYTES - 8) // size == PER_FILE
+    store = rig.stores[-1]
+    await rig.clock.pass_time(70)
+    rig.put(store, record(b"%03d" % OLD))
+    await rig.clock.pass_time(70)
+    rig.power_cut()
+    rig.note_durable(None)
+    without_queues(rig)
+    return store.max_log_offset
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        (PER_FILE - 1,),
+        (PER_FILE - 1, PER_FILE),
+        (PER_FILE - 1, PER_FILE, PER_FILE + 1, 2 * PER_FILE - 1, 2 * PER_FILE),
+        (PER_FILE - 1, *range(PER_FILE, 2 * PER_FILE)),
+        (2, PER_FILE - 1, 3 * PER_FILE - 1),
+    ],
+)
+async def test_a_blank_is_as_old_as_what_follows_it_when_no_durable_mark_is_left(
+    damaged: tuple[int, ...],
+) -> None:
+    """It has no time of its own, and must not make synced records behind it look like a torn tail."""
+    rig = Rig(commit_log_file_bytes=FILE_BYTES, consume_queue_file_bytes=2000)  # a gap of 80 is no new queue
+    end = await aged(rig)
+    places = [place(rig, number) for number in damaged]
+    for at in places:
+        flip(rig, at + FIELDS["body"])
+    store = await rig.open()
+    assert store.max_log_offset == end
+    assert read(store) == [n for n in range(OLD + 1) if n not in damaged]
+    for at in places:
+        assert any(begin <= at < stop for begin, stop, _ in store.damaged_ranges), at
+    await store.close()
+
+
+@pytest.mark.parametrize("behind", ["new records", "an unused file", "no file"])
+async def test_what_was_perhaps_never_synced_before_a_blank_is_cut_when_no_durable_mark_is_left(
+    behind: str,
+) -> None:
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    await filled(rig, PER_FILE - 5)
+    store = rig.stores[-1]
+    await rig.clock.pass_time(70)
+    rig.put(store, *(record(b"%03d" % n + b"x" * 100, keys=f"k{n:03}") for n in range(PER_FILE - 5, 90)))
+    await rig.clock.pass_time(70)
+    at = place(rig, PER_FILE - 1)
+    assert place(rig, PER_FILE) == FILE_BYTES
+    rig.power_cut()
+    rig.note_durable(None)
+    flip(rig, at + FIELDS["body"])
+    without_queues(rig)
+    if behind == "an unused file":
+        rig.disk.open(LOG / f"{FILE_BYTES:020d}").pwrite(0, (bytes(FILE_BYTES),))
+    elif behind == "no file":
+        rig.disk.remove(LOG / f"{FILE_BYTES:020d}")
+    store = await rig.open()
+    assert store.max_log_offset == at
+    assert not store.damaged_ranges
+    assert read(store) == list(range(PER_FILE - 1))
+    await store.close()
+
+
+async def test_recovery_vouches_for_no_entries_behind_the_end_of_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The checkpoint did, when the log was longer; files whose records have no entry must not be cleaned."""
+    recovered: list[Recovered] = []
+    run = Recovery.run
+
+    async def keep(self: Recovery, *, has_abort: bool, same_boot: bool = False) -> Recovered:
+        recovered.append(await run(self, has_abort=has_abort, same_boot=same_boot))
+        return recovered[-1]
+
+    monkeypatch.setattr(Recovery, "run", keep)
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    await aged(rig)
+    at = place(rig, 10)
+    rig.note_durable(at)
+    flip(rig, at + FIELDS["body"])
+    store = await rig.open()
+    assert store.max_log_offset == at
+    assert recovered[-1].tables_end <= at
     await store.close()
 
 
@@ -386,6 +482,64 @@ async def test_a_range_whose_file_expires_while_it_is_healed_is_forgotten(turn: 
     await store.close()
 
 
+@pytest.mark.parametrize("turn", range(4))
+async def test_a_range_whose_file_cannot_be_deleted_is_healed(turn: int) -> None:
+    """It is in the log still."""
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    store, sound = await damaged_store(rig)
+
+    async def expire() -> None:
+        rig.clock._start_ms += 30 * 24 * HOUR_MS
+        with unremovable(rig, LOG / f"{0:020d}"):
+            assert store.clean(at_any_hour=True) == 0
+
+    assert await heal_disturbed(rig, store, sound, turn, expire) == 0
+    assert log_bytes(rig) == sound
+    assert read(store) == list(range(280))
+    assert rig.put(store, record(b"280")) == [PutStatus.PUT_OK]
+    assert rig.fatal == []
+    await store.close()
+
+
+async def test_damage_expires_though_a_later_file_cannot_be_deleted() -> None:
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    store, _ = await damaged_store(rig)
+    rig.clock._start_ms += 30 * 24 * HOUR_MS
+    with unremovable(rig, LOG / f"{FILE_BYTES:020d}"):
+        assert store.clean(at_any_hour=True) == 1
+    assert store.damaged_ranges == ()
+    assert rig.put(store, record(b"new")) == [PutStatus.PUT_OK]
+    await store.close()
+
+
+@pytest.mark.parametrize("other_fits", [True, False])
+async def test_nobody_is_asked_for_a_range_that_expires_while_another_is_healed(other_fits: bool) -> None:
+    """The other copy may lack it, too; and it is no failure of the heal."""
+    rig = Rig(commit_log_file_bytes=FILE_BYTES, clean_forcibly_enable=True)
+    await filled(rig, 280)
+    places = [place(rig, number) for number in (10, 20)]
+    await rig.stores[-1].close()
+    sound = log_bytes(rig)
+    for at in places:
+        flip(rig, at + 95)
+    store = await rig.open()
+    await rig.clock.pass_time(11)
+    assert [begin for begin, _, _ in store.damaged_ranges] == places
+    asked: list[int] = []
+
+    async def fetch(log_offset: int, size: int) -> bytes:
+        if not asked:
+            rig.clock._start_ms += 30 * 24 * HOUR_MS
+            assert store.clean(at_any_hour=True) > 0
+        asked.append(log_offset)
+        return sound[log_offset : log_offset + size] if other_fits else b""
+
+    assert await store.heal(fetch) == 0
+    assert places[1] not in asked
+    assert rig.put(store, record(b"new")) == [PutStatus.PUT_OK]
+    await store.close()
+
+
 @pytest.mark.parametrize("is_filler", [False, True])
 @pytest.mark.parametrize("damaged", [range(3, 5), range(6), range(5, 8), range(2, 8)])
 async def test_a_damaged_message_does_not_hide_those_around_it_from_a_search_by_time(
@@ -434,7 +588,10 @@ async def test_messages_are_taken_again_when_the_damage_has_expired() -> None:
     await store.close()
 
 
-async def test_what_is_left_of_a_range_whose_first_file_is_forced_out_is_healed() -> None:
+@pytest.mark.parametrize("is_being_healed", [False, True])
+async def test_what_is_left_of_a_range_whose_first_file_is_forced_out_is_healed(
+    is_being_healed: bool,
+) -> None:
     """Nothing sound lies between the two files: they are one range."""
     rig = Rig(commit_log_file_bytes=FILE_BYTES, clean_forcibly_enable=True, delete_file_count_max=1)
     await filled(rig, 280)
@@ -448,10 +605,21 @@ async def test_what_is_left_of_a_range_whose_first_file_is_forced_out_is_healed(
     ((begin, end, _),) = store.damaged_ranges
     assert begin == last < FILE_BYTES < end
     await rig.clock.pass_time(11)
-    room, rig.disk.total_bytes = rig.disk.total_bytes, 1
-    assert store.clean() == 1
-    rig.disk.total_bytes = room
-    assert store.clean() == 0
+
+    async def force_out() -> None:
+        room, rig.disk.total_bytes = rig.disk.total_bytes, 1
+        assert store.clean() == 1
+        rig.disk.total_bytes = room
+        assert store.clean() == 0
+
+    async def fetch(log_offset: int, size: int) -> bytes:
+        await force_out()
+        return sound[log_offset : log_offset + size]
+
+    if is_being_healed:
+        assert await store.heal(fetch) == 1, "the other copy is not to blame"
+    else:
+        await force_out()
     assert [(begin, end) for begin, end, _ in store.damaged_ranges] == [(FILE_BYTES, end)]
     assert await healed(store, sound) == 0
     assert read(store) == list(range(number, 280))

@@ -409,3 +409,54 @@ async def test_a_commit_that_a_change_of_role_overtakes_takes_nothing_back() -> 
     assert store.max_log_offset == end + 200
     assert bodies(store) == [b"first", b"second"]
     await store.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_commit_that_ends_on_a_slave_is_the_last_one_and_blocks_nothing(fails: bool) -> None:
+    """The change of role wrote its bytes; the log has gone on in the next file meanwhile."""
+    rig, other_rig = pooled(), Rig()
+    store, other = await rig.open(), await other_rig.open()
+    offload = rig.disk.offload
+    is_open = asyncio.Event()
+    commit_count = 0
+
+    async def slow(fn: Callable[..., Any], *args: Any) -> Any:
+        nonlocal commit_count
+        if getattr(fn, "__name__", "") == "_write_all":
+            commit_count += 1
+            await is_open.wait()
+            if fails and commit_count == 1:
+                raise OSError(errno.EIO, "input/output error")
+        return await offload(fn, *args)
+
+    rig.disk.offload = slow  # type: ignore[method-assign,assignment]
+    rig.put(store, record(b"first"))
+    other_rig.put(other, record(b"first"), *(record(b"x" * 300) for _ in range(15)))
+    await rig.clock.pass_time(1)
+    store.set_role(BrokerRole.SLAVE)
+    while (end := store.max_log_offset) < other.max_log_offset:
+        store.append_raw(end, other.log_view(end, 4096))
+    assert end > 4096
+    is_open.set()
+    await rig.clock.pass_time(1)
+    assert (rig.fatal, commit_count) == ([], 1)
+    store.set_role(BrokerRole.ASYNC_MASTER)
+    assert rig.put(store, record(b"new")) == [PutStatus.PUT_OK]
+    await rig.clock.pass_time(1)
+    assert bodies(store) == [*bodies(other), b"new"]
+    await store.close()
+    await other.close()
+
+
+async def test_another_kind_of_master_goes_on_with_what_is_in_the_pool() -> None:
+    rig = pooled()
+    store = await rig.open()
+    rig.put(store, record(b"in the pool"))
+    statuses: list[PutStatus] = []
+    store.append([record(b"staged")], statuses.append)
+    store.set_role(BrokerRole.SYNC_MASTER)
+    rig.put(store, record(b"new"))
+    await rig.clock.pass_time(1)
+    assert statuses == [PutStatus.PUT_OK]
+    assert bodies(store) == [b"in the pool", b"staged", b"new"]
+    await store.close()

@@ -136,6 +136,8 @@ async def test_bytes_of_a_failed_write_keep_a_master_from_becoming_a_slave() -> 
     assert store.role is BrokerRole.ASYNC_MASTER
     faults.failures = 0
     store.set_role(BrokerRole.SLAVE)
+    await rig.clock.pass_time(0)
+    assert [path.parent.name for path in faults.synced] == ["commitlog"], "while its file is there"
     await store.close()
 
 
@@ -166,4 +168,17 @@ async def test_an_error_of_a_timer_stops_the_store(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(store._writers.flusher, "_has_work", wrong)
     await rig.clock.pass_time(1)
     assert [type(error) for error in rig.fatal] == [KeyError]
+    await store.close()
+
+
+async def test_nothing_counts_as_flushed_after_a_failed_fsync() -> None:
+    """The kernel marks pages that it could not write as clean: another fsync would succeed."""
+    faults = ShortWrites(room=0, failures=0)
+    rig, store = await broken_store(faults)
+    faults.fails_sync = True
+    await store.sync()
+    assert [type(error) for error in rig.fatal] == [FlushFailed]
+    faults.fails_sync = False
+    await store.sync()
+    assert (store.flushed.value, faults.synced) == (0, [])
     await store.close()

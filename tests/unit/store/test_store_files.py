@@ -13,6 +13,7 @@ from tandemmq.errors import ConfigError, Corrupt, StoreError
 from tandemmq.store.checkpoint import Checkpoint, CheckpointTimes, decode_checkpoint, encode_checkpoint
 from tandemmq.store.consume_queue import FILLER_SIZE, TAIL_BYTES_MAX, ConsumeQueue
 from tandemmq.store.options import (
+    QUEUE_OFFSET_MAX,
     StoreOptions,
     StorePaths,
     offset_file_name,
@@ -35,6 +36,7 @@ def test_names_on_disk() -> None:
     assert offset_file_name(1 << 30) == "00000000001073741824"
     assert parse_offset_file_name("00000000001073741824") == 1 << 30
     assert [parse_offset_file_name(n) for n in ("1", "x" * 20, "0" * 19, "0" * 21)] == [None] * 4
+    assert [parse_offset_file_name(n) for n in ("9" * 20, offset_file_name(2**63 - 1))] == [None] * 2
     assert [parse_queue_id(n) for n in ("0", "17", "-1", "01", "x", "")] == [0, 17, None, None, None, None]
 
 
@@ -191,6 +193,17 @@ def test_records_that_are_there_already_are_skipped() -> None:
     assert (queue.max_offset, queue.next_offset) == (2, 2)
 
 
+def test_the_last_number_that_a_queue_may_have_has_a_file_and_the_next_one_is_no_number() -> None:
+    disk = MemoryDisk()
+    queue = queue_on(disk)
+    queue.put_at(QUEUE_OFFSET_MAX + 1, 0, 10, 0)
+    queue.restore(2**63 - 1, 0, 10, 0)
+    assert queue.max_offset == 0
+    queue.put_at(QUEUE_OFFSET_MAX, 0, 10, 7)
+    queue.write()
+    assert reloaded(disk).entry(QUEUE_OFFSET_MAX) == (0, 10, 7)
+
+
 @pytest.mark.parametrize(("before", "first"), [(0, 3), (0, 28), (2, 7), (2, 5000), (30, 3)])
 def test_the_entry_that_begins_a_queue_late_is_kept_while_the_disk_is_full(before: int, first: int) -> None:
     disk = MemoryDisk()
@@ -212,6 +225,25 @@ def test_the_entry_that_begins_a_queue_late_is_kept_while_the_disk_is_full(befor
         assert again.min_offset == (0 if first == 7 else first)
         assert (again.max_offset, again.end_log_offset) == (first + 2, 1020)
         assert (again.entry(first), again.entry(first + 1)) == ((1000, 10, 100), (1010, 10, 101))
+
+
+@pytest.mark.parametrize("first", [0, 7])
+def test_numbers_are_taken_though_the_files_take_no_writes(first: int) -> None:
+    disk = MemoryDisk()
+    queue = queue_on(disk)
+    works = disk.fault.on_write, disk.fault.on_create
+    disk.fault.on_write = disk.fault.on_create = no_room  # type: ignore[method-assign, assignment]
+    failed_count = 0
+    for n in range(first, first + TAIL_BYTES_MAX // 20 + 9):
+        try:
+            queue.put_at(n, n * 10, 10, n)
+        except OSError:
+            failed_count += 1
+        assert queue.next_offset == queue.max_offset == n + 1
+    assert failed_count > 1
+    disk.fault.on_write, disk.fault.on_create = works  # type: ignore[method-assign]
+    queue.write()
+    assert reloaded(disk).next_offset == queue.next_offset
 
 
 @pytest.mark.parametrize("change", ["cut", "begun anew", "mended"])

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_rig import ROOT, SMALL, STORE_HOST, Rig, bodies, record, stored
+from store_rig import ROOT, SMALL, STORE_HOST, Rig, bodies, options, record, stored
 
 from sim.memory import ManualClock, MemoryDisk, NoFault
 from tandemmq.protocol.hashes import key_hash
 from tandemmq.store import MessageStore
-from tandemmq.store.key_index import KeyIndex
+from tandemmq.store.key_index import KeyIndex, made_at, new_name
+from tandemmq.store.key_indexes import KeyIndexes
+from tandemmq.store.options import StorePaths
 
 ALWAYS = (0, 2**62)
 INDEX = ROOT / "index"
@@ -167,6 +169,13 @@ class NoIndex(NoFault):
             raise OSError(errno.ENOSPC, "no room")
 
 
+class NoIndexWrite(NoFault):
+    """A disk that makes files of the index and takes nothing into them."""
+
+    def on_write(self, path: Path, offset: int, size: int) -> int:
+        return 0 if path.parent == INDEX else size
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 async def test_keys_that_the_disk_did_not_take_are_found_after_the_next_start(is_killed: bool) -> None:
     """They end the indexing only, until then; files are so small that the log rolls meanwhile."""
@@ -222,6 +231,72 @@ async def test_keys_that_fill_a_file_while_it_is_flushed_are_found() -> None:
     store = await rig.open()
     assert [found(store, f"k{n}") for n in range(12)] == [[b"%d" % n] for n in range(12)]
     await store.close()
+
+
+async def test_a_file_without_keys_does_not_stand_before_the_one_that_has_them() -> None:
+    """It was made, and then the disk was full: queries and cuts look behind it."""
+    disk, clock, at_ms = MemoryDisk(), ManualClock(), 1_700_000_000_000
+
+    def loaded() -> KeyIndexes:
+        indexes = KeyIndexes(options(), StorePaths(options()), disk=disk, clock=clock)
+        indexes.load(has_abort=False)
+        return indexes
+
+    def put(indexes: KeyIndexes, *numbers: int) -> None:
+        hashes = np.array([key_hash("T", f"k{n}") for n in numbers])
+        indexes.add_hashes(hashes, np.array(numbers) * 100, np.full(len(numbers), at_ms))
+
+    def found_of(indexes: KeyIndexes, n: int) -> list[int]:
+        return indexes.query("T", f"k{n}", 9, at_ms, at_ms + 1000)
+
+    indexes = loaded()
+    put(indexes, *range(63))
+    await indexes.flush()
+    disk.fault = NoIndexWrite()
+    put(indexes, 63)
+    assert indexes.is_broken
+    indexes.close()
+    disk.fault = NoFault()
+    assert len(disk.list(INDEX)) == 2
+    indexes = loaded()
+    assert [found_of(indexes, n) for n in (0, 62, 63)] == [[0], [6200], []]
+    indexes.cut(3000)
+    assert indexes.indexed_to == 2900
+    assert [found_of(indexes, n) for n in (29, 30, 62)] == [[2900], [], []]
+    put(indexes, 30)
+    indexes.cut(50)
+    assert [found_of(indexes, n) for n in (0, 1, 30)] == [[0], [], []]
+    indexes.cut(0)
+    assert indexes.indexed_to == -1
+    put(indexes, 0)
+    assert found_of(indexes, 0) == [0]
+    indexes.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["old-index-2024.gz", "99999999999999999", "20241332250000000", "99991231235959999"]
+)
+async def test_a_name_that_is_no_time_is_left_alone(name: str) -> None:
+    rig = Rig(key_index_entry_count=4)
+    rig.disk.write_atomically(INDEX / name, b"not ours")
+    for count in (10, 20):
+        store = await rig.open()
+        rig.put(store, *(record(b"x", keys="k") for _ in range(10)))
+        assert len(found(store, "k")) == count
+        await store.close()
+    assert rig.fatal == []
+    assert rig.disk.read_bytes(INDEX / name) == b"not ours"
+
+
+def test_a_new_file_is_named_behind_all_others() -> None:
+    now_ms = 1_700_000_000_123
+    now = new_name(now_ms, [])
+    assert new_name(now_ms, ["20010101000000000"]) == now
+    assert new_name(now_ms, [now]) == now[:14] + "124"
+    assert new_name(now_ms, ["20991231235959999", "junk", now]) == "21000101000000000"
+    made = made_at(now)
+    assert made is not None
+    assert round(made.timestamp() * 1000) == now_ms
 
 
 async def test_indexing_can_be_switched_off() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,9 @@ from tandemmq.errors import StoreError, StoreLocked
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock
 from tandemmq.store import FlushMode, MessageStore, PutStatus, StoreOptions
+from tandemmq.store.damage import read_range
+from tandemmq.store.deletions import Deletions, read_deletions
+from tandemmq.store.segmented_log import OpenFiles, SegmentedLog
 from tandemmq.units import MIB
 from waits import PATIENCE_S
 
@@ -148,3 +152,43 @@ async def test_slices_stay_valid_while_and_after_files_are_closed(tmp_path: Path
     slices = [store.get("T", 0, n, count_max=1).slices[0] for n in range(60)]
     await store.close()
     assert [bytes(piece).find(b"%03d" % n) > 0 for n, piece in enumerate(slices)] == [True] * 60
+
+
+def test_a_file_that_was_shortened_is_read_to_its_end_and_no_further(tmp_path: Path) -> None:
+    """A length of its own says that it has more; who reads it must not wait for that."""
+    disk = RealDisk()
+    log = SegmentedLog(tmp_path, 4096, OpenFiles(disk, 8), sparse=False)
+    for base in (0, 4096):
+        log.open_at(base)
+    os.truncate(log.segments[1].path, 100)
+    parts = read_range(log, 0, 8192)
+    assert [len(next(parts)) for _ in range(2)] == [4096, 100]
+    with pytest.raises(OSError, match=log.segments[1].path.name):
+        next(parts)
+
+
+async def test_a_cut_leaves_the_deletions_that_are_being_written_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slave becomes the master while what its master told is written; both would write one file."""
+    path, disk = tmp_path / "deletedTopics.json", RealDisk()
+    is_written, may_end = threading.Event(), threading.Event()
+    loop_thread, replace = threading.current_thread(), os.replace
+
+    def hold(source: Path, target: Path) -> None:
+        if threading.current_thread() is not loop_thread:
+            is_written.set()
+            assert may_end.wait(PATIENCE_S)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", hold)
+    deletions = Deletions(path, disk)
+    recording = asyncio.ensure_future(deletions.record({"T": 500}, log_begin=0))
+    assert await asyncio.to_thread(is_written.wait, PATIENCE_S)
+    try:
+        deletions.cut(100)
+    finally:
+        may_end.set()
+    await recording
+    assert deletions.ends == read_deletions(path, disk) == {"T": 100}
+    assert sorted(names(tmp_path)) == [path.name, path.name + ".bak"]

@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from store_rig import ROOT, Rig, bodies, options, record
+from store_rig import ROOT, Rig, bodies, options, record, turn_until
 
 from sim.memory import MemoryDisk, NoFault
 from tandemmq.errors import Corrupt, LogMissing, StoreError, StoreLocked
@@ -342,7 +342,7 @@ async def test_what_is_sent_while_a_deletion_is_written_goes_with_the_topic() ->
     rig = Rig()
     store = await filled(rig, 3)
     deletion = asyncio.ensure_future(store.drop_topics(["T"]))
-    await asyncio.sleep(0)  # it is being written
+    await turn_until(lambda: bool(store.deleted_topics))  # it is being written
     rig.put(store, record(b"meanwhile"))
     assert store.queue_max("T", 0) == 4
     await deletion
@@ -358,7 +358,7 @@ async def test_no_slave_is_told_of_a_deletion_before_it_is_done() -> None:
     rig = Rig()
     store = await filled(rig, 3)
     deletion = asyncio.ensure_future(store.drop_topics(["T"]))
-    await asyncio.sleep(0)  # it is being written
+    await turn_until(lambda: bool(store.deleted_topics))  # it is being written
     assert store.deleted_topics.keys() == {"T"}
     assert store.done_deletions == {}
     await deletion

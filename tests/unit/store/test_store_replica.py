@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
-from store_rig import ROOT, Rig, bodies, record
+from store_rig import ROOT, Rig, bodies, record, turn_until
 
+from sim.memory import NoFault
 from tandemmq.errors import DiskFull, LogDiverged, ServiceNotAvailable
-from tandemmq.store import BrokerRole, FlushMode, MessageStore, dispatcher
+from tandemmq.store import BrokerRole, FlushMode, MessageStore, consume_queue, dispatcher
 
 SLAVE = {"role": BrokerRole.SLAVE}
 
@@ -105,7 +109,7 @@ async def test_a_deletion_that_shows_while_another_is_written_is_written_too() -
     slave = await slave_rig.open()
     copy(master, slave, end=master.deleted_topics["T"])
     deletion = asyncio.ensure_future(slave.take_deletions({"Gone": slave.max_log_offset}))
-    await asyncio.sleep(0)  # it is being written
+    await turn_until(lambda: bool(slave.deleted_topics))  # it is being written
     copy(master, slave)
     assert await deletion == ["Gone"]
     slave_rig.kill()
@@ -114,6 +118,122 @@ async def test_a_deletion_that_shows_while_another_is_written_is_written_too() -
     assert again.queue_keys() == (("T", 0),)
     assert bodies(again) == [b"first"]
     await again.close()
+    await master.close()
+
+
+class Unwritable(NoFault):
+    """A disk that takes no write below a directory of the store."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+
+    def on_write(self, path: Path, offset: int, size: int) -> int:
+        return 0 if self.directory in path.parts else size
+
+
+async def test_a_deletion_that_cannot_be_written_keeps_what_changed_meanwhile() -> None:
+    """A copy begins: what was told of bytes behind the end counts no more. A topic is made again."""
+    rig, slave_rig = Rig(), Rig(**SLAVE)
+    master = await master_with(rig, 3)
+    rig.put(master, record(topic="Gone"))
+    end = master.max_log_offset
+    await master.drop_topics(["Gone"])
+    rig.put(master, record(b"again", topic="Gone"))
+    slave = await slave_rig.open()
+    copy(master, slave, end=end)
+    await slave.take_deletions({"T": end + 500})
+    slave_rig.disk.fault = Unwritable("config")
+    deletion = asyncio.ensure_future(slave.take_deletions({"Gone": end + 600, "U": end + 600}))
+    await turn_until(lambda: "U" in slave.deleted_topics)  # it is being written
+    slave.begin_copy()
+    copy(master, slave)
+    with pytest.raises(OSError, match="no room"):
+        await deletion
+    assert slave.deleted_topics == {"T": end, "Gone": end}
+    assert bodies(slave, "Gone") == [b"again"]
+    await slave.close()
+    await master.close()
+
+
+@pytest.mark.parametrize("follows", ["a copy", "an office", "an office on the full disk"])
+async def test_what_a_copy_lowered_and_the_disk_did_not_take_is_written_later(follows: str) -> None:
+    rig = Rig(**SLAVE, flush_mode=FlushMode.SYNC_FLUSH)
+    slave = await rig.open()
+    slave.append_raw(0, (await master_with(Rig(), 3)).log_view(0, 4096))
+    await slave.take_deletions({"Later": slave.max_log_offset + 5000})
+    rig.disk.fault = Unwritable("config")
+    slave.begin_copy()
+    await rig.clock.pass_time(1)
+    if follows == "an office on the full disk":
+        with pytest.raises(OSError, match="no room"):
+            slave.set_role(BrokerRole.ASYNC_MASTER)
+        assert slave.role is BrokerRole.SLAVE
+    rig.disk.fault = NoFault()
+    if follows == "a copy":
+        slave.begin_copy()
+        await rig.clock.pass_time(1)
+        rig.disk.fault = Unwritable("config")  # the office has nothing more to write
+    slave.set_role(BrokerRole.ASYNC_MASTER)
+    rig.disk.fault = NoFault()
+    rig.put(slave, record(b"stays", topic="Later"))
+    await rig.clock.pass_time(1)
+    rig.kill()
+    again = await rig.open(role=BrokerRole.ASYNC_MASTER)
+    assert bodies(again, "Later") == [b"stays"]
+    await again.close()
+
+
+async def test_who_gives_up_waiting_for_a_deletion_does_not_end_it() -> None:
+    """The broker becomes the master meanwhile: what waits for its tables is cancelled."""
+    rig = Rig(**SLAVE)
+    slave = await rig.open()
+    copy(await master_with(Rig(), 3), slave)
+    deletion = asyncio.ensure_future(slave.take_deletions({"T": slave.max_log_offset}))
+    await turn_until(lambda: bool(slave.deleted_topics))  # it is being written
+    deletion.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await deletion
+    assert slave.queue_keys() == ()
+    rig.kill()
+    again = await rig.open()
+    assert again.deleted_topics.keys() == {"T"}
+    await again.close()
+
+
+async def test_who_gives_up_deleting_a_topic_does_not_end_it() -> None:
+    rig = Rig()
+    master = await master_with(rig, 3)
+    deletion = asyncio.ensure_future(master.drop_topics(["T"]))
+    await turn_until(lambda: bool(master.deleted_topics))  # it is being written
+    deletion.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await deletion
+    assert master.queue_keys() == ()
+    rig.kill()
+    again = await rig.open()
+    assert again.deleted_topics.keys() == {"T"}
+    assert again.queue_keys() == ()
+    await again.close()
+
+
+async def test_a_slave_whose_queue_files_took_no_writes_gives_no_number_out_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It copies records one by one, then its disk has room again, then it leads."""
+    monkeypatch.setattr(consume_queue, "TAIL_BYTES_MAX", 40)
+    rig, slave_rig = Rig(), Rig(**SLAVE)
+    master, slave = await rig.open(), await slave_rig.open()
+    slave_rig.disk.fault = Unwritable("consumequeue")
+    for n in range(5):
+        rig.put(master, record(b"%d" % n))
+        copy(master, slave)
+    slave_rig.disk.fault = NoFault()
+    await slave_rig.clock.pass_time(2)
+    slave.set_role(BrokerRole.ASYNC_MASTER)
+    slave.begin_life()
+    slave_rig.put(slave, record(b"5"))
+    assert bodies(slave) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    await slave.close()
     await master.close()
 
 
@@ -225,6 +345,38 @@ async def test_a_full_disk_leaves_the_slave_as_it_was() -> None:
     await master.close()
 
 
+@pytest.mark.parametrize("fails", ["create", "write"])
+async def test_an_empty_slave_whose_first_write_fails_is_empty_still(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its master's log begins at a later file now, and perhaps elsewhere when the disk has room."""
+    master = await master_with(Rig(), 100)
+    rig = Rig(**SLAVE)
+    slave = await rig.open()
+    base = master.max_log_offset // 4096 * 4096
+
+    def refuse(*_: Any) -> int:
+        raise OSError("no space left")
+
+    for begin in (base, base - 4096):
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.disk.fault, f"on_{fails}", refuse)
+            with pytest.raises(DiskFull):
+                slave.append_raw(begin, master.log_view(begin, 100))
+        assert (slave.min_log_offset, slave.max_log_offset, slave.appended.value) == (0, 0, 0)
+    await slave.close()
+    assert rig.disk.list(ROOT / "commitlog") == []
+    slave = await rig.open()
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.disk.fault, f"on_{fails}", refuse)
+        with pytest.raises(DiskFull):
+            slave.append_raw(base, master.log_view(base, 100))
+    copy(master, slave)
+    assert bodies(slave) == bodies(master)
+    await slave.close()
+    await master.close()
+
+
 async def test_foreign_bytes_stop_the_dispatch_and_not_the_copy() -> None:
     master = await master_with(Rig(), 10)
     slave = await Rig(**SLAVE).open()
@@ -270,6 +422,31 @@ async def test_a_promoted_slave_drops_a_record_that_it_has_only_in_part(mode: Fl
     expected = [*bodies(master)[:1], b"new"]
     assert bodies(slave) == expected
     await slave.close()
+    slave = await rig.open(role=BrokerRole.ASYNC_MASTER)
+    assert bodies(slave) == expected
+    await slave.close()
+    await master.close()
+
+
+async def test_a_promoted_slave_drops_a_filler_that_it_has_only_in_part() -> None:
+    """Its head says that it reaches to the end of the file: what the new master takes would lie in it."""
+    master_rig, rig = Rig(), Rig(**SLAVE)
+    master = await master_rig.open()
+    filler = 0
+    while master.max_log_offset < 4096:
+        filler = master.max_log_offset
+        master_rig.put(master, record(b"x" * 300))
+    slave = await rig.open()
+    copy(master, slave, end=filler + 20)
+    slave.set_role(BrokerRole.ASYNC_MASTER)
+    assert slave.max_log_offset == filler
+    rig.put(slave, record(b"new"))
+    expected = bodies(slave)
+    assert expected[-1] == b"new"
+    await slave.close()
+    queue = ROOT / "consumequeue" / "T" / "0"
+    for name in rig.disk.list(queue):
+        rig.disk.remove(queue / name)
     slave = await rig.open(role=BrokerRole.ASYNC_MASTER)
     assert bodies(slave) == expected
     await slave.close()
@@ -349,5 +526,54 @@ async def test_a_part_of_the_end_of_a_file_is_no_end_yet(role: BrokerRole) -> No
         slave_rig.put(slave, record(b"new"))
         await slave_rig.clock.pass_time(0.1)
         assert bodies(slave) == [*bodies(master)[:-1], b"new"]
+    await slave.close()
+    await master.close()
+
+
+@pytest.mark.parametrize("leads_again", [False, True])
+async def test_a_master_that_turns_slave_while_it_syncs_finds_what_it_copies(leads_again: bool) -> None:
+    """Entries of its own sends wait for the fsync, and the copied bytes lie behind them."""
+    rig, other_rig = Rig(flush_mode=FlushMode.SYNC_FLUSH), Rig()
+    store, other = await rig.open(), await other_rig.open()
+    syncing = asyncio.Event()
+    offload = rig.disk.offload
+
+    async def hold(fn: Callable[..., object], *args: Any) -> object:
+        await syncing.wait()
+        return await offload(fn, *args)
+
+    rig.disk.offload = hold  # type: ignore[method-assign]
+    for body in (b"one", b"two"):
+        rig.put(store, record(body))
+        other_rig.put(other, record(body))
+    assert store.dispatched.value < store.max_log_offset
+    store.set_role(BrokerRole.SLAVE)
+    other_rig.put(other, record(b"three"))
+    copy(other, store)
+    expected = [b"one", b"two", b"three"]
+    if leads_again:
+        store.set_role(BrokerRole.ASYNC_MASTER)
+        assert store.dispatched.value == store.max_log_offset
+        rig.put(store, record(b"four"))
+        expected.append(b"four")
+    syncing.set()
+    await rig.clock.pass_time(1)
+    assert bodies(store) == expected
+    await store.close()
+    await other.close()
+
+
+async def test_what_is_copied_in_the_place_of_foreign_bytes_that_a_master_dropped_is_dispatched() -> None:
+    rig = Rig(**SLAVE)
+    master = await master_with(Rig(), 3)
+    slave = await rig.open()
+    size = master.max_log_offset // 3
+    copy(master, slave, end=size)
+    slave.append_raw(size, b"#" * 200)
+    slave.set_role(BrokerRole.ASYNC_MASTER)
+    assert slave.max_log_offset == slave.dispatched.value == size
+    slave.set_role(BrokerRole.SLAVE)
+    copy(master, slave)
+    assert slave.dispatched.value == slave.max_log_offset == 3 * size
     await slave.close()
     await master.close()

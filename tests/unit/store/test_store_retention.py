@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime
 
 import pytest
-from store_rig import ROOT, Rig, bodies, options, record
+from store_rig import ROOT, Rig, bodies, options, record, unremovable
 
 from tandemmq.errors import ServiceNotAvailable
 from tandemmq.protocol.record import decode_records
 from tandemmq.protocol.record_layout import STORED_AT_V4
 from tandemmq.store import BrokerRole, GetStatus, MessageStore, PutStatus
 from tandemmq.store.retention import HOUR_MS, plan_cleaning
+from tandemmq.telemetry import events
 
 LOG = ROOT / "commitlog"
 
@@ -193,4 +195,60 @@ async def test_a_turned_bit_in_a_record_s_time_makes_no_file_old_and_keeps_none_
     assert store.clean(at_any_hour=True) == 0
     rig.clock._start_ms += 7 * 24 * HOUR_MS
     assert store.clean(at_any_hour=True) > 0
+    await store.close()
+
+
+async def test_a_file_that_cannot_be_deleted_keeps_those_behind_it(caplog: pytest.LogCaptureFixture) -> None:
+    """The log has no gap: a start would refuse one. The round after the disk has recovered goes on there."""
+    rig = Rig()
+    store = await old_store(rig)
+    before = bodies(store)
+    with unremovable(rig, LOG / f"{1024:020d}"), caplog.at_level(logging.WARNING):
+        assert [store.clean(at_any_hour=True) for _ in range(2)] == [1, 0]
+    assert [record.message for record in caplog.records] == [events.SEGMENT_DELETE_FAILED] * 2
+    assert store.min_log_offset == int(rig.disk.list(LOG)[0]) == 1024
+    low = store.queue_min("T", 0)
+    assert bodies(store) == before[low:]
+    assert store.queue_entries("T", 0, low, 1)[0][0] == 1024, "the tables follow what did go"
+    await store.close()
+    store = await rig.open(commit_log_file_bytes=1024, consume_queue_file_bytes=60)
+    assert (store.min_log_offset, bodies(store)) == (1024, before[low:])
+    await rig.clock.pass_time(11)
+    assert store.clean(at_any_hour=True) > 0
+    assert store.min_log_offset == int(rig.disk.list(LOG)[0]) > 1024
+    await store.close()
+
+
+async def test_a_file_that_somebody_else_has_deleted_is_no_reason_to_keep_those_behind_it() -> None:
+    rig = Rig()
+    store = await old_store(rig)
+    rig.disk.remove(LOG / f"{0:020d}")
+    assert store.clean(at_any_hour=True) > 1
+    assert store.min_log_offset == int(rig.disk.list(LOG)[0])
+    assert rig.fatal == []
+    await store.close()
+
+
+async def test_a_queue_whose_file_cannot_be_deleted_begins_with_the_log_and_so_do_the_others() -> None:
+    rig = Rig(commit_log_file_bytes=1024, consume_queue_file_bytes=60)
+    store = await rig.open()
+    rig.put(store, *(record(b"x" * 200, queue_id=n % 2, keys=f"k{n}") for n in range(30)))
+    await rig.clock.pass_time(61)
+    rig.clock._start_ms += 7 * 24 * HOUR_MS
+    queues = [ROOT / "consumequeue" / "T" / str(queue_id) for queue_id in range(2)]
+    first = f"{0:020d}"
+    with unremovable(rig, queues[0] / first):
+        assert store.clean(at_any_hour=True) > 0
+    begin = store.min_log_offset
+    for queue_id in range(2):
+        low = store.queue_min("T", queue_id)
+        (at, _, _), (before, _, _) = (store.queue_entries("T", queue_id, n, 1)[0] for n in (low, low - 1))
+        assert before < begin <= at
+    assert [rig.disk.exists(path / first) for path in queues] == [True, False]
+    kept = [bodies(store, queue_id=queue_id) for queue_id in range(2)]
+    store.cut_queues()
+    assert not rig.disk.exists(queues[0] / first)
+    await store.close()
+    store = await rig.open()
+    assert [bodies(store, queue_id=queue_id) for queue_id in range(2)] == kept
     await store.close()

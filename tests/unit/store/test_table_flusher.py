@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_rig import Rig, record
 
 from sim.memory import NoFault
-from tandemmq.store import table_flusher
+from tandemmq.store import flusher, table_flusher
 from tandemmq.store.message_store import MessageStore
 
 
@@ -109,4 +110,35 @@ async def test_the_checkpoint_does_not_vouch_for_entries_that_changed_while_they
     assert (queues_ms(store), flusher.tables_end) == (0, 0)
     assert await flusher.flush(is_thorough=True)
     assert flusher.tables_end == store.max_log_offset
+    await store.close()
+
+
+async def test_few_of_many_queues_are_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is deleted or changed while others are synced is seen."""
+    monkeypatch.setattr(table_flusher, "QUEUES_PER_SYNC", 4)
+    rig = Rig()
+    store = await rig.open()
+    rig.put(store, *(record(b"a", queue_id=number) for number in range(10)))
+    rig.put(store, record(b"deleted", topic="Gone"))
+    first = store._queues.get_or_create(("T", 0))
+    entry = first.entry(0)
+    assert entry is not None
+    synced: list[int] = []
+    offload = rig.disk.offload
+
+    async def look(fn: Callable[..., object], *args: Any) -> object:
+        if fn is flusher._sync_all:
+            synced.append(len(args[0]))
+            if len(synced) == 2:
+                first.restore(0, *entry[:2], 99, replaces=True)
+                await store.drop_topics(["Gone"])
+        return await offload(fn, *args)
+
+    monkeypatch.setattr(rig.disk, "offload", look)
+    assert not await store._writers.table_flusher.flush(is_thorough=True)
+    assert synced == [4, 4, 2]
+    synced.clear()
+    assert await store._writers.table_flusher.flush(is_thorough=True)
+    assert synced == [1]
+    monkeypatch.undo()
     await store.close()

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.store.store_rig import ROOT, Rig, bodies, heal_disturbed, options, record
 
 from sim.memory import MemoryDisk, NoFault
-from tandemmq.errors import LogDiverged, ServiceNotAvailable, StoreError, TandemError
+from tandemmq.errors import Corrupt, LogDiverged, ServiceNotAvailable, StoreError, TandemError
 from tandemmq.replication.core.epochs import EpochEntry, EpochList
-from tandemmq.store import BrokerRole, FlushMode, MessageStore
+from tandemmq.store import BrokerRole, FlushMode, MessageStore, PutStatus
+from tandemmq.store.retention import HOUR_MS
 from tandemmq.store.scrub import BLOCK_BYTES, FIRST_DELAY_S
-from tandemmq.store.truncation import keep_tail
+from tandemmq.store.truncation import encode_terms, keep_tail
 from tandemmq.units import MIB
 
 BEFORE = EpochList((EpochEntry(1, 0), EpochEntry(2, 400)))
@@ -217,6 +220,38 @@ async def test_a_mark_whose_removal_does_not_last_cuts_nothing_later(monkeypatch
     rig.disk.power_cut()
     store = await rig.open(role=BrokerRole.SLAVE)
     assert bodies(store) == before
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"point": -1},
+        {"point": "4200"},
+        {"point": None},
+        {"point": 4095},
+        {"point": 10**6},
+        {"point": 10**30},
+        {"epochs": "1\n"},
+        {"epochs": "\u00e9"},
+        {"epoch": -1},
+    ],
+)
+async def test_a_mark_that_makes_no_sense_is_named_and_cuts_nothing(wrong: dict[str, object]) -> None:
+    rig = TermRig()
+    store, _ = await open_deposed(rig)
+    await store.close()
+    log, mark = ROOT / "commitlog", ROOT / "truncate.pending"
+    rig.disk.remove(log / ("0" * 20))  # it has expired: the log begins at 4096
+    right = {"point": 4096, "epochs": encode_terms(AFTER), "epoch": 1, "reason": "test"}
+    rig.disk.write_atomically(mark, msgspec.json.encode(right | wrong))
+    before = {name: rig.disk.read_bytes(log / name) for name in rig.disk.list(log)}
+    with pytest.raises(Corrupt, match=re.escape(str(mark))):
+        await rig.open(role=BrokerRole.SLAVE)
+    assert {name: rig.disk.read_bytes(log / name) for name in rig.disk.list(log)} == before
+    rig.disk.write_atomically(mark, msgspec.json.encode(right))
+    store = await rig.open(role=BrokerRole.SLAVE)
+    assert (store.min_log_offset, store.max_log_offset) == (4096, 4096)
     await store.close()
 
 
@@ -517,5 +552,191 @@ async def test_what_came_in_the_place_of_what_was_cut_is_no_damage(looked_at: st
         assert is_cut
     assert store.max_log_offset > end
     assert store.damaged_ranges == ()
+    await store.close()
+    await other.close()
+
+
+async def test_readers_of_a_slave_that_leads_see_no_more_than_is_confirmed() -> None:
+    """What was confirmed may end with a record that came in part only, and that it drops."""
+    rig, other_rig = TermRig(), Rig()
+    other = await other_rig.open()
+    other_rig.put(other, record(b"one"), record(b"two"))
+    store = await rig.open(role=BrokerRole.SLAVE)
+    store.limit_reads()
+    store.append_raw(0, bytes(other.log_view(0, other.max_log_offset))[:-20])
+    store.raise_confirm_offset(other.max_log_offset)
+    store.set_role(BrokerRole.ASYNC_MASTER)
+    rig.put(store, record(b"new"))
+    assert bodies(store) == [b"one"]
+    await store.close()
+    await other.close()
+
+
+def record_of_file_begin(store: MessageStore, number: int) -> int:
+    """Where the file of this number begins: a record does, too."""
+    base = number * store.options.commit_log_file_bytes
+    assert store.read_record(base) is not None
+    return base
+
+
+async def expiring_slave(rig: Rig) -> MessageStore:
+    """A slave's store of several files, all but the last of which may go."""
+    settings = {"commit_log_file_bytes": 1024, "consume_queue_file_bytes": 60}
+    store = await rig.open(role=BrokerRole.ASYNC_MASTER, **settings)
+    rig.put(store, *(record(b"%03d" % n + b"x" * 200, keys=f"k{n}") for n in range(20)))
+    await store.save_epochs(BEFORE)
+    store.set_role(BrokerRole.SLAVE)
+    await store.sync()
+    await store._writers.table_flusher.flush_soon()
+    rig.clock._start_ms += 30 * 24 * HOUR_MS
+    return store
+
+
+@pytest.mark.parametrize("file_number", [0, 1])
+async def test_no_file_expires_while_the_log_is_cut(file_number: int) -> None:
+    """The cut may be at the beginning of a file that would go; the next round comes soon enough."""
+    rig = TermRig()
+    store = await expiring_slave(rig)
+    point = record_of_file_begin(store, file_number)
+    offload = rig.disk.offload
+    deleted: list[int] = []
+
+    async def clean_first(fn: Callable[..., object], *args: Any) -> object:
+        deleted.append(store.clean(at_any_hour=True))
+        await rig.clock.pass_time(61)
+        deleted.append(store.clean(at_any_hour=True))
+        return await offload(fn, *args)
+
+    rig.disk.offload = clean_first  # type: ignore[method-assign,assignment]
+    await store.cut(point, AFTER, "a newer term")
+    rig.disk.offload = offload  # type: ignore[method-assign]
+    assert deleted
+    assert not any(deleted)
+    assert (store.min_log_offset, store.max_log_offset) == (0, point)
+    assert rig.fatal == []
+    assert not rig.disk.exists(ROOT / "truncate.pending")
+    await store.close()
+
+
+async def test_files_expire_again_when_a_cut_is_over() -> None:
+    rig = TermRig()
+    store = await expiring_slave(rig)
+    point = record_of_file_begin(store, 3) + len(store.read_record(3 * 1024) or b"")
+    await store.cut(point, AFTER, "a newer term")
+    assert store.clean(at_any_hour=True) == 3
+    assert (store.min_log_offset, store.max_log_offset) == (3 * 1024, point)
+    await store.close()
+
+
+@pytest.mark.parametrize("turn", range(12))
+async def test_no_keys_are_cut_while_they_are_written(turn: int) -> None:
+    """A round over the tables begins while the cut is under way, and writes the key index off the loop."""
+    rig = TermRig()
+    store, point = await open_deposed(rig)
+    await store.sync()
+    indexes = store._indexes
+    assert indexes is not None
+    offload = rig.disk.offload
+    turns_left = turn
+    rounds: list[asyncio.Task[None]] = []
+
+    async def write_tables(fn: Callable[..., object], *args: Any) -> object:
+        nonlocal turns_left
+        turns_left -= 1
+        if turns_left == -1:
+            for index in indexes._files:
+                indexes._note_unsynced(index)
+            rounds.append(asyncio.create_task(store._writers.table_flusher.flush_soon()))
+        result = await offload(fn, *args)
+        if getattr(fn, "__name__", "") == "write_and_sync":
+            for _ in range(20):
+                await asyncio.sleep(0)
+        return result
+
+    rig.disk.offload = write_tables  # type: ignore[method-assign,assignment]
+    await store.cut(point, AFTER, "a newer term")
+    assert rounds
+    await asyncio.gather(*rounds)
+    rig.disk.offload = offload  # type: ignore[method-assign]
+    assert rig.fatal == []
+    assert store.query_keys("T", "c1", 9, 0, 2**62) == []
+    await store.close()
+    await check_cut(rig, point)
+
+
+async def test_what_is_copied_in_the_place_of_damage_that_was_cut_is_dispatched() -> None:
+    """A chunk of the copy may end right where the damage began."""
+    rig, other_rig = TermRig(), Rig()
+    other = await other_rig.open()
+    other_rig.put(other, *(record(b"%d" % n) for n in range(4)))
+    size = other.max_log_offset // 4
+    sound = bytes(other.log_view(0, 4 * size))
+    store = await rig.open(role=BrokerRole.SLAVE)
+    store.append_raw(0, sound[: 2 * size])
+    store.append_raw(2 * size, b"#" * size)
+    assert store.dispatched.value == 2 * size < store.max_log_offset
+    await store.cut(size, EpochList(), "its master does not have it")
+    for begin in (size, 2 * size, 3 * size):
+        store.append_raw(begin, sound[begin : begin + size])
+        assert store.dispatched.value == begin + size
+    assert bodies(store) == [b"0", b"1", b"2", b"3"]
+    await store.close()
+    await other.close()
+
+
+async def test_a_cut_waits_until_the_zeros_of_a_failed_write_are_on_disk() -> None:
+    """They are in a file that the cut removes; a power cut may bring that back."""
+    second = "00000000000000004096"
+
+    class Full(NoFault):
+        def on_write(self, path: Path, offset: int, size: int) -> int:
+            return 0 if path.name == second else size
+
+    rig = TermRig()
+    store = await rig.open(role=BrokerRole.ASYNC_MASTER)
+    rig.put(store, record(b"kept"))
+    point = store.max_log_offset
+    while store.max_log_offset < 3500:
+        rig.put(store, record(b"x" * 300))
+    rig.disk.fault = Full()
+    assert rig.put(store, record(b"x" * 500)) == [PutStatus.UNKNOWN_ERROR]
+    rig.disk.fault = NoFault()
+    offload = rig.disk.offload
+    is_synced = asyncio.Event()
+
+    async def sync_slowly(fn: Callable[..., object], *args: Any) -> object:
+        if getattr(fn, "__name__", "") == "_sync_all" and any(file.path.name == second for file in args[0]):
+            await is_synced.wait()
+        return await offload(fn, *args)
+
+    rig.disk.offload = sync_slowly  # type: ignore[method-assign,assignment]
+    store.set_role(BrokerRole.SLAVE)
+    cut = asyncio.ensure_future(store.cut(point, EpochList(), "its master does not have it"))
+    await rig.clock.pass_time(1)
+    assert rig.disk.exists(ROOT / "commitlog" / second)
+    is_synced.set()
+    await cut
+    assert not rig.disk.exists(ROOT / "commitlog" / second)
+    await store.close()
+    assert rig.fatal == []
+    assert not rig.disk.exists(ROOT / "abort")
+
+
+async def test_a_log_that_is_cut_to_nothing_begins_where_it_began_after_a_clean_stop() -> None:
+    """Its terms say so, too."""
+    rig, other_rig = TermRig(), Rig()
+    other = await other_rig.open()
+    while other.max_log_offset < 4096 + 200:
+        other_rig.put(other, record(b"x" * 300))
+    sound = bytes(other.log_view(4096, 4096))
+    store = await rig.open(role=BrokerRole.SLAVE)
+    store.append_raw(4096, sound)
+    terms = EpochList((EpochEntry(1, 4096),))
+    await store.cut(4096, terms, "its master does not have it")
+    await store.close()
+    store = await rig.open(role=BrokerRole.SLAVE)
+    assert (store.min_log_offset, store.max_log_offset, store.epochs) == (4096, 4096, terms)
+    store.append_raw(4096, sound)
+    assert store.dispatched.value == 4096 + len(sound)
     await store.close()
     await other.close()
