@@ -34,6 +34,7 @@ class Faults:
     slow_sync_percent: int = 0
     sync_errors: int = 0  # so many of the next fsyncs fail
     is_dropping_pages: bool = False  # a failed fsync drops pages
+    stalled_until_s: float = 0.0  # nothing that runs off the loop ends before
 
 
 @dataclass(slots=True)
@@ -285,6 +286,9 @@ class SimDisk:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._clock.call_soon(lambda: None if turn.done() else turn.set_result(None))
             await turn
+        stalled_s = self.faults.stalled_until_s - self._clock.monotonic()
+        if stalled_s > 0:
+            await self._clock.sleep(stalled_s)
         self._covered = limit, self.image.write_number
         try:
             return fn(*args)

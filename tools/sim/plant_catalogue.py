@@ -32,6 +32,27 @@ _STORE: Final = (
         proofs=("crash",),
     ),
     Plant(
+        name="a second fsync counts after a failed one",
+        path="store/flusher.py",
+        sound="        if self.is_failed:\n            return True",
+        bug="        if False:\n            return True",
+        proofs=("unit/store/test_store_fail_stop.py",),
+    ),
+    Plant(
+        name="what was copied behind entries that wait for an fsync is not dispatched",
+        path="store/dispatcher.py",
+        sound="if not pending and done < confirmed:",
+        bug="if False:",
+        proofs=("unit/store/test_store_replica.py",),
+    ),
+    Plant(
+        name="readers of a slave that leads look behind the end of its log",
+        path="store/message_store.py",
+        sound="            self._show()\n            self._dispatcher.cut(end)",
+        bug="            self._dispatcher.cut(end)",
+        proofs=("unit/store/test_truncation.py",),
+    ),
+    Plant(
         name="only the last of several files is fsynced",
         path="store/flusher.py",
         sound="await sync_segments(self._disk, segments)",
@@ -72,6 +93,15 @@ _STORE: Final = (
         sound="self.max_offset = self.next_offset = self._written = self._synced = self.tail_start = end",
         bug="self.max_offset = self._written = self._synced = self.tail_start = end",
         proofs=("crash",),
+    ),
+    Plant(
+        name="a queue whose files take no writes gives numbers out twice",
+        path="store/consume_queue.py",
+        sound="            self.next_offset = max(self.next_offset, self.max_offset + 1)\n"
+        "            self.put(log_offset, size, tag_hash)\n",
+        bug="            self.put(log_offset, size, tag_hash)\n"
+        "            self.next_offset = max(self.next_offset, self.max_offset)\n",
+        proofs=("unit/store/test_store_files.py", "unit/store/test_store_replica.py"),
     ),
     Plant(
         name="stale bytes behind the end are looked for in the first sector only",
@@ -158,6 +188,13 @@ _STORE: Final = (
         proofs=("crash",),
     ),
     Plant(
+        name="a key index without entries hides the one before it from a cut",
+        path="store/key_indexes.py",
+        sound="                continue  # its header says nothing",
+        bug="                break  # its header says nothing",
+        proofs=("unit/store/test_store_keys.py",),
+    ),
+    Plant(
         name="a log file is deleted before the entries of its records are on disk",
         path="store/retention.py",
         sound="safe = min(self._flushed.value, self._tables_end())",
@@ -214,6 +251,13 @@ _STORE: Final = (
         proofs=("unit/store/test_store_recovery.py",),
     ),
     Plant(
+        name="an empty slave begins somewhere though its first write failed",
+        path="store/replica_log.py",
+        sound="            if self._log.end == end:\n                self._zero",
+        bug="            if True:\n                self._zero",
+        proofs=("unit/store/test_store_replica.py",),
+    ),
+    Plant(
         name="a heal goes on though its range is gone",
         path="store/scrub.py",
         sound="            if damaged not in self._log.damaged:\n                return\n        self",
@@ -232,6 +276,27 @@ _STORE: Final = (
         path="store/message_store.py",
         sound="                await asyncio.wait([self._segment_task])\n            await self.sync()\n",
         bug="                pass\n            await self.sync()\n",
+        proofs=("unit/store/test_truncation.py",),
+    ),
+    Plant(
+        name="a cut does not wait for the zeros of a failed write",
+        path="store/message_store.py",
+        sound="            await self._writers.failed_writes.settle()  #",
+        bug="            pass  #",
+        proofs=("unit/store/test_truncation.py",),
+    ),
+    Plant(
+        name="dispatching stays stopped where damage was cut",
+        path="store/dispatcher.py",
+        sound="        if self._stopped_at >= end:\n",
+        bug="        if False:\n",
+        proofs=("unit/store/test_truncation.py", "unit/store/test_store_replica.py"),
+    ),
+    Plant(
+        name="a log that was cut to nothing begins at 0 after a clean stop",
+        path="store/commit_log.py",
+        sound="kept_count = 1 if self.end else 0",
+        bug="kept_count = 0",
         proofs=("unit/store/test_truncation.py",),
     ),
     Plant(
@@ -297,9 +362,16 @@ _DELETIONS: Final = (
     Plant(
         name="a deletion that could not be written is kept in memory",
         path="store/deletions.py",
-        sound="                self.ends = before | self._noted\n",
+        sound="                self.ends = self._kept\n",
         bug="                pass\n",
         proofs=("unit/store/test_store_recovery.py",),
+    ),
+    Plant(
+        name="a deletion that could not be written brings higher ones back",
+        path="store/deletions.py",
+        sound="self.ends, self._kept = _lowered(self.ends, log_end), _lowered(self._kept, log_end)",
+        bug="self.ends = _lowered(self.ends, log_end)",
+        proofs=("unit/store/test_store_replica.py",),
     ),
     Plant(
         name="a queue that begins late on a full disk has no first entry",
@@ -455,6 +527,20 @@ _REPLICATION: Final = (
         sound="is_final = bad.log_offset == self.damage_offset",
         bug="is_final = False",
         proofs=("unit/replication/test_slave_session.py",),
+    ),
+    Plant(
+        name="a refused head decides over damage in front of it",
+        path="replication/core/slave.py",
+        sound="if bad is not None:  # it lies",
+        bug="if bad is not None and refusal is None:  # it lies",
+        proofs=("unit/replication/test_slave_session.py",),
+    ),
+    Plant(
+        name="a store that fails keeps the connection that the session has given up",
+        path="replication/shell/slave.py",
+        sound="self._perform(rest + self._session.on_failed(reason, self._now_ms()))",
+        bug="self._perform(self._session.on_failed(reason, self._now_ms()))",
+        proofs=("unit/replication/test_refused_stores.py",),
     ),
     Plant(
         name="the comparison of the ends always finds them the same",
@@ -1392,6 +1478,13 @@ _ELECTED: Final = (
         proofs=("scenario/test_autoswitch_channel.py", "elected"),
     ),
     Plant(
+        name="a new master takes office before its disk has what it inherited",
+        path="replication/shell/autoswitch.py",
+        sound="        if store.confirmed.value < begin:\n            # SYNC_FLUSH",
+        bug="        if False:\n            # SYNC_FLUSH",
+        proofs=("scenario/test_autoswitch_channel.py",),
+    ),
+    Plant(
         name="a term without a byte keeps the number of the one before",
         path="replication/core/epochs.py",
         sound="        kept = [entry for entry in self.entries if entry.epoch < epoch and",
@@ -1430,8 +1523,8 @@ _ELECTED: Final = (
     Plant(
         name="a slave reports before what it cut is on disk",
         path="replication/core/term_sessions.py",
-        sound="return [Align(point, self.epochs.cut",
-        bug="return [Send(self._report()), Align(point, self.epochs.cut",
+        sound="return [Align(point, epochs)]",
+        bug="return [Send(self._report()), Align(point, epochs)]",
         proofs=("unit/replication/test_term_sessions.py", "elected"),
     ),
     Plant(
@@ -1580,6 +1673,13 @@ _ELECTED: Final = (
         sound="        self._tell(hidden)\n",
         bug="",
         proofs=("scenario/test_autoswitch_channel.py",),
+    ),
+    Plant(
+        name="a learner that starts ends the connections of all other learners",
+        path="replication/shell/autoswitch.py",
+        sound="if other is not connection and _told_id(other) == told:",
+        bug="if other is not connection and _slave_of(other) == _slave_of(connection):",
+        proofs=("unit/replication/test_autoswitch_slaves.py",),
     ),
     Plant(
         name="a copy that begins again is told no deletions",

@@ -24,6 +24,7 @@ from tandemmq.protocol.record_layout import HEAD_V4_BYTES
 LEVEL_TIMEOUT_S = 30.0
 WORST_MOMENT_S = 3.0
 """So long a fault waits for the moment that hurts most."""
+DISK_STALLS_MS = (500, 2_000, 6_000)
 STEPS_MS = (1_000, 60_000, 600_000, 3 * 3_600_000)
 
 
@@ -76,6 +77,7 @@ class Trouble:
             Fault("restart broker", Kind.COPY, self._restart_broker),
             Fault("fail a sync", Kind.COPY, self._fail_sync),
             Fault("rot on a slave", Kind.COPY, self._rot_on_slave),
+            Fault("stall a disk", Kind.DISK, self._stall_disk),
             Fault("fail writes", Kind.DISK, self._fail_writes),
             Fault("fill a disk", Kind.DISK, self._fill_disk),
             Fault("lose name server", Kind.OTHER, self._lose_name_server),
@@ -268,6 +270,16 @@ class Trouble:
         if node.is_ending:
             await self._world.until(lambda: not node.is_running, STOP_TIMEOUT_S)
         await self._start_again(node)
+
+    async def _stall_disk(self) -> None:
+        """Fsyncs of a broker take seconds; what it writes meanwhile is in its page cache."""
+        node = self._dice.pick(self._cluster.brokers)
+        if not node.is_running:
+            return
+        stall_ms = self._dice.between(100, self._dice.pick(DISK_STALLS_MS))
+        node.disk.faults.stalled_until_s = node.clock.monotonic() + stall_ms / 1000
+        self._world.note(f"the disk of {node.life} stalls for {stall_ms} ms")
+        await self._pause(stall_ms, stall_ms)
 
     async def _start_again(self, node: Node) -> None:
         """If it is down."""

@@ -26,6 +26,7 @@ FAULTS = {
     "empty master": 3,
     "restart broker": 3,
     "fail a sync": 4,
+    "stall a disk": 5,
     "fail writes": 4,
     "fill a disk": 3,
     "rot on a slave": 3,

@@ -17,6 +17,7 @@ FAULTS = {
     "lose controller": 6,
     "lose controller and master": 4,
     "fail a sync": 3,
+    "stall a disk": 5,
     "fail writes": 3,
     "fill a disk": 3,
     "lose name server": 2,
