@@ -7,7 +7,7 @@ ARGS ?=
 # Without compiled files each process that a test starts would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-all interop client-both client-soak lint types contracts check crash power sim elected raft plants fuzz soak failover spark costs bench bench-quick bench-kafka setup-demo setup-dev clean
+.PHONY: help demo test test-long test-all interop client-both client-soak lint types contracts check crash power sim elected raft plants fuzz soak failover spark costs bench growth bench-quick bench-kafka setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -116,6 +116,9 @@ bench: CASES ?=
 bench: setup-dev ## Measure ours and Java RocketMQ in turns, write docs/benchmarks.md (an hour on a quiet machine; ROUNDS=n; CASES=text prints some)
 	@scripts/setup jdk
 	@$(TANDEMMQ) bench java --rounds $(ROUNDS) $(if $(CASES),--case "$(CASES)",--out docs) $(ARGS)
+
+growth: setup-dev ## Measure what an operation costs as there is more of everything, write docs/growth.md (ARGS="--only topics" prints some)
+	@$(PY) -m growth $(or $(ARGS),--out docs)
 
 bench-quick: setup-demo ## Print messages per second, latency and processor time per message (under 2 minutes)
 	@$(TANDEMMQ) bench $(ARGS)

@@ -20,8 +20,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -101,11 +101,11 @@ def cases() -> list[Case]:
         Case(name="send, one in flight", frames=sends[:1], messages=1, steps=2297, loops=None),
         Case(name="send, 64 in flight", frames=sends, messages=64, steps=1021, loops=120),
         Case(
-            name="pull", frames=[_pull_frame()], messages=PULLED, steps=196, loops=26, answer_bytes_min=pulled
+            name="pull", frames=[pull_frame()], messages=PULLED, steps=196, loops=26, answer_bytes_min=pulled
         ),
         Case(
             name="pull one tag of four",
-            frames=[_pull_frame("TagA")],
+            frames=[pull_frame("TagA")],
             messages=PULLED,
             steps=529,
             loops=44,
@@ -113,7 +113,7 @@ def cases() -> list[Case]:
         ),
         Case(
             name="pull by SQL92, one of four",
-            frames=[_pull_frame("TAGS = 'TagA'", "SQL92")],
+            frames=[pull_frame("TAGS = 'TagA'", "SQL92")],
             messages=PULLED,
             steps=1808,
             loops=145,
@@ -122,17 +122,21 @@ def cases() -> list[Case]:
     ]
 
 
-def _send_header(*, is_batch: bool) -> SendRequestV2:
+def send_header(
+    topic: str = TOPIC, *, queue_id: int = 0, properties: str | None = None, is_batch: bool = False
+) -> SendRequestV2:
+    """As a producer writes it."""
     return SendRequestV2(
         producer_group="costs",
-        topic=TOPIC,
+        topic=topic,
         default_topic="TBW102",
         default_topic_queue_count=4,
-        queue_id=0,
+        queue_id=queue_id,
         sys_flag=0,
         born_at_ms=1_700_000_000_000,
         flag=0,
         is_batch=is_batch,
+        properties=properties,
     )
 
 
@@ -143,18 +147,20 @@ def _batch_frame(count: int) -> bytes:
     for number in range(count):
         properties = {"UNIQ_KEY": f"7F0000010001{number:020X}", "WAIT": "true", "TAGS": TAGS[number % 4]}
         items.append((0, body, encode_properties(properties)))
-    command = Command.request(
-        RequestCode.SEND_BATCH_MESSAGE, _send_header(is_batch=True), body=encode_batch(items)
-    )
+    header = send_header(is_batch=True)
+    command = Command.request(RequestCode.SEND_BATCH_MESSAGE, header, body=encode_batch(items))
     return encode_frame(command)
 
 
-def _pull_frame(subscription: str = "*", expression_type: str = "TAG") -> bytes:
+def pull_frame(
+    subscription: str = "*", expression_type: str = "TAG", *, topic: str = TOPIC, queue_offset: int = 0
+) -> bytes:
+    """Asks for `PULLED` messages of queue 0; the answer does not wait for any."""
     header = PullRequest(
         consumer_group="costs",
-        topic=TOPIC,
+        topic=topic,
         queue_id=0,
-        queue_offset=0,
+        queue_offset=queue_offset,
         count_max=PULLED,
         sys_flag=0x4,
         committed_offset=0,
@@ -188,7 +194,7 @@ class Asker(asyncio.Protocol):
             size = 4 + int.from_bytes(self._received[:4], "big")
             if len(self._received) < size:
                 return
-            if b'"code":0,' not in self._received[:size]:
+            if self._wanted > 0 and b'"code":0,' not in self._received[:size]:
                 self._fail(f"the broker refuses: {bytes(self._received[8:size])!r}")
             del self._received[:size]
             self._wanted -= 1
@@ -199,6 +205,14 @@ class Asker(asyncio.Protocol):
     def _fail(self, reason: str) -> None:
         if self._answered is not None and not self._answered.done():
             self._answered.set_exception(RuntimeError(reason))
+
+    def tell(self, frames: bytes) -> None:
+        """Sends requests whose answers nobody waits for."""
+        self._transport.write(frames)
+
+    def end(self) -> None:
+        """Closes the connection."""
+        self._transport.close()
 
     async def ask(self, frames: bytes, count: int) -> int:
         """How many bytes the answers have to `count` requests that are sent in one piece.
@@ -321,8 +335,12 @@ async def _time(frames: bytes, count: int, asker: Asker) -> float:
     return min(seconds) / min(loop_seconds)
 
 
-async def measure_all(root: Path) -> list[Cost]:
-    """Of all cases, on one broker whose store lies below `root`."""
+Connect = Callable[[], Awaitable[Asker]]
+
+
+@asynccontextmanager
+async def running_broker(root: Path) -> AsyncIterator[Connect]:
+    """A broker in this process whose store lies below `root`; gives what connects to it."""
     network = MemoryNetwork(LoopClock())
     broker = Broker(
         BrokerOptions(listen_host="127.0.0.1", listen_port=0, property_filter_enable=True),
@@ -333,12 +351,23 @@ async def measure_all(root: Path) -> list[Cost]:
         chance=SeededRandom(1),
     )
     await broker.start()
-    try:
+
+    async def connect() -> Asker:
         asker = Asker()
         await network.connect("127.0.0.1", broker.address[1], lambda: asker, 10.0)
-        return [await measure(case, asker) for case in cases()]
+        return asker
+
+    try:
+        yield connect
     finally:
         await broker.stop()
+
+
+async def measure_all(root: Path) -> list[Cost]:
+    """Of all cases, on one broker whose store lies below `root`."""
+    async with running_broker(root) as connect:
+        asker = await connect()
+        return [await measure(case, asker) for case in cases()]
 
 
 def main(arguments: list[str] | None = None) -> int:

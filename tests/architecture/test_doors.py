@@ -11,9 +11,9 @@ import pytest
 CHECKOUT = Path(__file__).parents[2]
 SOURCES = (CHECKOUT / "src" / "tandemmq", CHECKOUT / "tools")
 
-# Programs around the system (the fuzzer speaks to real processes, planted bugs are tried in others, costs are
-# timed), the two places that live in other programs' threads, and the doors that tests use in place of the
-# machine's.
+# Programs around the system (the fuzzer speaks to real processes, planted bugs are tried in others, costs and
+# their growth are timed), the two places that live in other programs' threads, and the doors that tests use
+# in place of the machine's.
 FREE = (
     "runtime",
     "demo",
@@ -29,6 +29,7 @@ FREE = (
     "sim/memory.py",
     "sim/plants.py",
     "costs.py",
+    "growth.py",
 )
 FORBIDDEN_MODULES = {"time", "random", "socket", "threading", "secrets", "uuid", "subprocess"}
 FORBIDDEN_CALLS = {

@@ -1,0 +1,620 @@
+"""`python -m growth`: what one operation costs a broker or a name server while there is more and more.
+
+Both run in this process over connections in memory, on a real disk. What is measured is the processor time of
+the event loop's thread per operation, the least of three looks, and the private memory of the process: so a
+curve says how the work grows, on a busy machine too. Throughput and latency of real processes are in
+`tandemmq bench`.
+
+Writes `docs/growth.md` and its picture; with `--only text` it prints the curves whose title has the text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from costs import PULLED, Asker, Connect, running_broker, send_header
+from sim.memory import MemoryNetwork
+from tandemmq.bench.process_stats import describe_machine, private_bytes
+from tandemmq.nameserver.nameserver import NameServer
+from tandemmq.nameserver.options import NameServerOptions
+from tandemmq.protocol.bodies.register import RegisterBrokerBody, body_crc32, encode_register_broker_body
+from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable
+from tandemmq.protocol.codes import RequestCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.frame import encode_frame
+from tandemmq.protocol.header_codec import Header
+from tandemmq.protocol.properties import TIMER_DELIVER_MS, encode_properties
+from tandemmq.protocol.requests.admin import CreateTopicRequest
+from tandemmq.protocol.requests.consume import PullRequest, UpdateOffsetRequest
+from tandemmq.protocol.requests.route import RegisterBrokerRequest, RouteRequest
+from tandemmq.runtime.disk import RealDisk
+from tandemmq.runtime.machine import LoopClock
+from tandemmq.units import GIB, KIB, MIB
+
+LOOKS: Final = 3
+IN_FLIGHT: Final = 64
+OPERATIONS: Final = 3200
+BODY: Final = b"x" * KIB
+QUEUES_PER_TOPIC: Final = 50_000
+TOPICS_PER_BROKER: Final = 50
+COLD_MESSAGES: Final = 256 * KIB
+SUSPEND, SUBSCRIPTION = 0x2, 0x4
+"""Bits of a pull's sysFlag: the broker may hold it; it says itself what it subscribes to."""
+DAY_MS: Final = 86_400_000
+
+MEMORY: Final = "private MiB"
+PLOTS_PER_ROW: Final = 3
+INTRODUCTION: Final = """# How the costs grow
+
+What one operation costs while there is more of everything else. `make growth` measures all curves and
+writes this page (a quarter of an hour, 25 GB of disk); `make growth ARGS="--only topics"` prints the curves
+that have this text in their title.
+
+A broker and a name server run in the process that measures, over connections in memory and on a real
+disk. A figure in us is the processor time of the event loop's thread per operation, without the kernel's
+work for sockets: the least of three looks. Memory is that of the whole process. Both axes of the plots are
+logarithmic.
+"""
+
+Figures = dict[str, float]
+Points = AsyncIterator[tuple[int, Figures]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """How figures change with the number or size of something. `says`: what a reader takes from it."""
+
+    title: str
+    axis: str
+    sizes: Sequence[int]
+    measure: Callable[[Sequence[int]], Points]
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What was measured at one size."""
+
+    size: int
+    figures: Figures
+
+
+def _request(code: RequestCode, header: Header, body: bytes = b"") -> bytes:
+    return encode_frame(Command.request(code, header, body=body))
+
+
+def _send(topic: str, body: bytes = BODY, *, queue: int = 0, number: int = 0, due_ms: int = 0) -> bytes:
+    properties = {"UNIQ_KEY": f"7F0000010001{number:020X}", "WAIT": "true", "TAGS": "TagA"}
+    if due_ms:
+        properties[TIMER_DELIVER_MS] = str(due_ms)
+    header = send_header(topic, queue_id=queue, properties=encode_properties(properties))
+    return _request(RequestCode.SEND_MESSAGE_V2, header, body)
+
+
+def _pull(topic: str, *, offset: int = 0, group: str = "growth", held_ms: int = 0) -> bytes:
+    header = PullRequest(
+        consumer_group=group,
+        topic=topic,
+        queue_id=0,
+        queue_offset=offset,
+        count_max=PULLED,
+        sys_flag=SUBSCRIPTION | (SUSPEND if held_ms else 0),
+        committed_offset=0,
+        suspend_timeout_ms=held_ms,
+        subscription_version=0,
+        subscription="*",
+        expression_type="TAG",
+    )
+    return _request(RequestCode.PULL_MESSAGE, header)
+
+
+def _topic(name: str, queues: int = 1) -> bytes:
+    header = CreateTopicRequest(
+        topic=name,
+        default_topic="TBW102",
+        read_queue_count=queues,
+        write_queue_count=queues,
+        permission=6,
+        topic_filter_type="SINGLE_TAG",
+        topic_sys_flag=0,
+    )
+    return _request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+
+
+# Measuring
+
+
+async def _ask_all(asker: Asker, frames: Iterable[bytes], in_flight: int = IN_FLIGHT) -> int:
+    """How many bytes the answers have to all of them, `in_flight` at a time."""
+    together: list[bytes] = []
+    size = 0
+    for frame in frames:
+        together.append(frame)
+        if len(together) == in_flight:
+            size += await asker.ask(b"".join(together), in_flight)
+            together.clear()
+    if together:
+        size += await asker.ask(b"".join(together), len(together))
+    return size
+
+
+async def _microseconds(
+    asker: Asker, frames: Sequence[bytes], in_flight: int = IN_FLIGHT, looks_wanted: int = LOOKS
+) -> float:
+    """Of the loop's thread, per frame; the same frames at each look."""
+    joined = [b"".join(frames[at : at + in_flight]) for at in range(0, len(frames), in_flight)]
+    counts = [len(frames[at : at + in_flight]) for at in range(0, len(frames), in_flight)]
+    looks = []
+    gc.collect()
+    for _ in range(looks_wanted):
+        begun_at = time.thread_time()
+        for frame, count in zip(joined, counts, strict=True):
+            await asker.ask(frame, count)
+        looks.append(time.thread_time() - begun_at)
+    return min(looks) / len(frames) * 1e6
+
+
+def _private_mib() -> float:
+    gc.collect()
+    return private_bytes(os.getpid()) / MIB
+
+
+def _spread(count: int, wanted: int = OPERATIONS) -> Iterator[int]:
+    """`wanted` numbers below `count`, all over it and in turns."""
+    step = max(1, count // wanted)
+    return (number * step % count for number in range(wanted))
+
+
+@asynccontextmanager
+async def _broker() -> AsyncIterator[Connect]:
+    with tempfile.TemporaryDirectory(prefix="tandemmq-growth-") as directory:
+        async with running_broker(Path(directory)) as connect:
+            yield connect
+
+
+# The broker
+
+
+async def by_message_size(sizes: Sequence[int]) -> Points:
+    """A topic for each size of the body."""
+    async with _broker() as connect:
+        asker = await connect()
+        for size in sizes:
+            topic = f"Size{size}"
+            count = max(8, min(OPERATIONS, 256 * MIB // size))
+            in_flight = max(1, min(IN_FLIGHT, 4 * MIB // size))
+            frames = [_send(topic, b"x" * size, number=number) for number in range(count)]
+            send = await _microseconds(asker, frames, in_flight)
+            pulled = await asker.ask(_pull(topic), 1) // size
+            pull = await _microseconds(asker, [_pull(topic)] * max(4, count // PULLED), 1) / pulled
+            yield size, {"send, us": send, "message of a pull, us": pull}
+
+
+async def by_queues(sizes: Sequence[int]) -> Points:
+    """Every queue has messages, and sends go to all of them in turns."""
+    for size in sizes:
+        async with _broker() as connect:
+            asker = await connect()
+            topics = [f"Queues{number}" for number in range(-(-size // QUEUES_PER_TOPIC))]
+            each = min(size, QUEUES_PER_TOPIC)
+            await _ask_all(asker, [_topic(name, each) for name in topics], 1)
+            await _ask_all(asker, (_send(name, queue=queue) for name in topics for queue in range(each)))
+            numbers = list(_spread(size))
+            frames = [_send(topics[n // each], queue=n % each, number=n) for n in numbers]
+            send = await _microseconds(asker, frames)
+            pull = await _microseconds(asker, [_pull(name) for name in topics] * 200, 1)
+            yield size, {"send, us": send, "pull, us": pull, MEMORY: _private_mib()}
+
+
+async def by_topics(sizes: Sequence[int]) -> Points:
+    """Topics of one queue, made one by one."""
+    async with _broker() as connect:
+        asker = await connect()
+        made = 0
+        for size in sizes:
+            await _ask_all(asker, (_topic(f"Topic{number}") for number in range(made, size)))
+            made = size
+            looks = []
+            for look in range(LOOKS):
+                names = [f"New{size}-{look}-{number}" for number in range(8)]
+                looks.append(await _microseconds(asker, [_topic(name) for name in names], 1, looks_wanted=1))
+            send = await _microseconds(asker, [_send(f"Topic{number}") for number in _spread(size)])
+            yield size, {"send, us": send, "create a topic, us": min(looks), MEMORY: _private_mib()}
+
+
+async def by_connections(sizes: Sequence[int]) -> Points:
+    """One send is in flight, of each connection in turn."""
+    async with _broker() as connect:
+        askers: list[Asker] = []
+        frame = _send("Connections")
+        for size in sizes:
+            askers += [await connect() for _ in range(size - len(askers))]
+            looks = []
+            for _ in range(LOOKS):
+                begun_at = time.thread_time()
+                for number in _spread(size, OPERATIONS):
+                    await askers[number].ask(frame, 1)
+                looks.append(time.thread_time() - begun_at)
+            send = min(looks) / OPERATIONS * 1e6
+            yield size, {"send, us": send, MEMORY: _private_mib()}
+
+
+async def by_backlog(sizes: Sequence[int]) -> Points:
+    """Messages of 64 KiB that nobody has read fill the log; those that are measured have 1 KiB."""
+    async with _broker() as connect:
+        asker = await connect()
+        body = b"x" * (64 * KIB)
+        written = 0
+        await _ask_all(asker, [_send("Oldest", number=number) for number in range(OPERATIONS)])
+        for size in sizes:
+            count = (size * GIB - written) // len(body)
+            await _ask_all(asker, (_send("Backlog", body) for _ in range(count)))
+            written += count * len(body)
+            frames = [_send("Newest", number=number) for number in range(OPERATIONS)]
+            send = await _microseconds(asker, frames)
+            oldest = await _microseconds(asker, [_pull("Oldest")] * 200, 1)
+            newest = await _microseconds(asker, [_pull("Newest")] * 200, 1)
+            figures = {"send, us": send, "pull of the oldest, us": oldest, "pull of the newest, us": newest}
+            yield size, figures | {MEMORY: _private_mib()}
+
+
+async def by_held_pulls(sizes: Sequence[int]) -> Points:
+    """Pulls that wait for messages of as many topics as there are hundreds of them; sends go elsewhere."""
+    async with _broker() as connect:
+        asker, holder = await connect(), await connect()
+        held = 0
+        for size in sizes:
+            for number in range(held, size):
+                if number % 100 == 0:
+                    await asker.ask(_send(f"Held{number // 100}"), 1)
+                frame = _pull(f"Held{number // 100}", offset=1, group=f"group{number % 100}", held_ms=120_000)
+                holder.tell(frame)
+            held = size
+            await asyncio.sleep(0.1)
+            send = await _microseconds(asker, [_send("Else", number=number) for number in range(OPERATIONS)])
+            yield size, {"send, us": send, MEMORY: _private_mib()}
+
+
+async def by_groups(sizes: Sequence[int]) -> Points:
+    """Groups that have progress in one queue."""
+    async with _broker() as connect:
+        asker = await connect()
+        await asker.ask(_send("Groups"), 1)
+
+        def commit(number: int) -> bytes:
+            header = UpdateOffsetRequest(
+                consumer_group=f"group{number}", topic="Groups", queue_id=0, committed_offset=1
+            )
+            return _request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+        known = 0
+        for size in sizes:
+            await _ask_all(asker, (commit(number) for number in range(known, size)))
+            known = size
+            us = await _microseconds(asker, [commit(number) for number in _spread(size)])
+            pull = await _microseconds(asker, [_pull("Groups", group=f"group{n}") for n in _spread(size)])
+            yield size, {"commit, us": us, "pull of one message, us": pull, MEMORY: _private_mib()}
+
+
+async def by_delayed(sizes: Sequence[int]) -> Points:
+    """Messages of 64 bytes that are due within the second day from now."""
+    async with _broker() as connect:
+        asker = await connect()
+        due_ms, waiting = int(time.time() * 1000) + DAY_MS, 0
+        body = b"x" * 64
+
+        def delayed(number: int) -> bytes:
+            return _send("Delayed", body, number=number, due_ms=due_ms + number * 7919 % DAY_MS)
+
+        for size in sizes:
+            await _ask_all(asker, (delayed(number) for number in range(waiting, size)))
+            waiting = size
+            us = await _microseconds(asker, [delayed(number) for number in range(OPERATIONS)])
+            send = await _microseconds(asker, [_send("Plain", number=number) for number in range(OPERATIONS)])
+            yield size, {"delayed send, us": us, "plain send, us": send, MEMORY: _private_mib()}
+
+
+async def by_cold_readers(sizes: Sequence[int]) -> Points:
+    """Each cold reader has a pull of old messages under way at any time; the tail is read beside them."""
+    async with _broker() as connect:
+        asker = await connect()
+        await _ask_all(asker, (_send("Cold", number=number) for number in range(COLD_MESSAGES)))
+        readers: list[asyncio.Task[None]] = []
+
+        async def read_cold(number: int) -> None:
+            own, at = await connect(), number * 4099 % COLD_MESSAGES
+            while True:
+                await own.ask(_pull("Cold", offset=at), 1)
+                at = (at + PULLED) % (COLD_MESSAGES - PULLED)
+
+        for size in sizes:
+            readers += [asyncio.create_task(read_cold(number)) for number in range(len(readers), size)]
+            await asyncio.sleep(0.1)
+            latencies = []
+            for number in range(OPERATIONS // 8):
+                begun_at = time.perf_counter()
+                await asker.ask(_send("Tail", number=number), 1)
+                await asker.ask(_pull("Tail", offset=number), 1)
+                latencies.append((time.perf_counter() - begun_at) * 1e6)
+            latencies.sort()
+            yield (
+                size,
+                {
+                    "p50 of send and pull, us": latencies[len(latencies) // 2],
+                    "p99, us": latencies[len(latencies) * 99 // 100],
+                },
+            )
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+
+
+# The name server
+
+
+async def by_brokers(sizes: Sequence[int]) -> Points:
+    """Each broker has a connection and `TOPICS_PER_BROKER` topics of its own."""
+    network = MemoryNetwork(LoopClock())
+    with tempfile.TemporaryDirectory(prefix="tandemmq-growth-") as directory:
+        root = Path(directory)
+        server = NameServer(
+            NameServerOptions(
+                listen_host="127.0.0.1",
+                listen_port=0,
+                kv_config_path=root / "kv.json",
+                config_store_path=root / "kept",
+            ),
+            network=network,
+            disk=RealDisk(),
+            clock=LoopClock(),
+        )
+        _, port = await server.start()
+        try:
+            brokers: list[Asker] = []
+            for size in sizes:
+                for number in range(len(brokers), size):
+                    asker = Asker()
+                    await network.connect("127.0.0.1", port, lambda asker=asker: asker, 10.0)
+                    await asker.ask(_registration(number), 1)
+                    brokers.append(asker)
+                yield size, await _name_server_figures(brokers)
+        finally:
+            await server.stop()
+
+
+async def _name_server_figures(brokers: list[Asker]) -> Figures:
+    size = len(brokers)
+    numbers = list(_spread(size, 300))
+    registrations = [_registration(number) for number in numbers]
+    looks = []
+    for _ in range(LOOKS):
+        begun_at = time.thread_time()
+        for number, frame in zip(numbers, registrations, strict=True):
+            await brokers[number].ask(frame, 1)
+        looks.append(time.thread_time() - begun_at)
+    register = min(looks) / len(numbers) * 1e6
+    routes = [
+        _request(
+            RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteRequest(topic=_topic_of(number, at % TOPICS_PER_BROKER))
+        )
+        for at, number in enumerate(_spread(size, 3200))
+    ]
+    route = await _microseconds(brokers[0], routes)
+    memory = _private_mib()
+    begun_at = time.thread_time()
+    brokers[-1].end()
+    await asyncio.sleep(0.05)
+    forget = (time.thread_time() - begun_at) * 1e6
+    del brokers[-1]
+    return {
+        "registration, us": register,
+        "route query, us": route,
+        "forget a broker, us": forget,
+        MEMORY: memory,
+    }
+
+
+def _topic_of(broker: int, number: int) -> str:
+    return f"Topic{broker}-{number}"
+
+
+def _registration(number: int) -> bytes:
+    names = [_topic_of(number, at) for at in range(TOPICS_PER_BROKER)]
+    topics = {name: TopicConfig(name=name, read_queue_count=8, write_queue_count=8) for name in names}
+    body = encode_register_broker_body(RegisterBrokerBody(topics=TopicConfigTable(topics=topics)))
+    host = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
+    header = RegisterBrokerRequest(
+        broker_name=f"broker-{number}",
+        broker_address=f"{host}:10911",
+        cluster_name="growth",
+        ha_address=f"{host}:10912",
+        broker_id=0,
+        body_crc=body_crc32(body),
+    )
+    return _request(RequestCode.REGISTER_BROKER, header, body)
+
+
+CURVES: Final = (
+    Curve(
+        title="size of a message",
+        axis="bytes of the body",
+        sizes=(64, KIB, 16 * KIB, 256 * KIB, MIB, 4 * MIB),
+        measure=by_message_size,
+        says=(
+            "Up to some KiB a message costs what its header costs; from there on what its bytes cost, "
+            "in checksums and copies: linear."
+        ),
+    ),
+    Curve(
+        title="queues",
+        axis="queues",
+        sizes=(1, 10, 100, 1_000, 10_000, 100_000),
+        measure=by_queues,
+        says=(
+            "Level up to 10,000. Of 100,000 that all have new entries, the files are opened and written on "
+            "the same thread meanwhile."
+        ),
+    ),
+    Curve(
+        title="topics",
+        axis="topics",
+        sizes=(1, 100, 1_000, 10_000, 50_000),
+        measure=by_topics,
+        says=(
+            "A send costs the same. Who makes one topic waits until the table of all is written, as "
+            "in RocketMQ: linear; those that are made together share a write."
+        ),
+    ),
+    Curve(
+        title="connections",
+        axis="connections",
+        sizes=(1, 10, 100, 1_000, 5_000),
+        measure=by_connections,
+        says="Level: a connection that says nothing costs some KiB.",
+    ),
+    Curve(
+        title="backlog",
+        axis="GiB",
+        sizes=(0, 1, 5, 10, 20),
+        measure=by_backlog,
+        says="Level: a pull finds its entries by their offset, whatever lies behind them.",
+    ),
+    Curve(
+        title="held pulls",
+        axis="held pulls",
+        sizes=(1, 100, 1_000, 10_000),
+        measure=by_held_pulls,
+        says="Level: a send looks for pulls of its own queue only.",
+    ),
+    Curve(
+        title="groups",
+        axis="groups",
+        sizes=(1, 100, 1_000, 10_000, 50_000),
+        measure=by_groups,
+        says=(
+            "Level: progress is one entry in a table, which is written every five seconds off the "
+            "path of requests."
+        ),
+    ),
+    Curve(
+        title="delayed messages",
+        axis="messages that wait",
+        sizes=(1, 10_000, 100_000, 1_000_000, 5_000_000),
+        measure=by_delayed,
+        says="Level: what waits for its time is on disk, and memory has the nearest only.",
+    ),
+    Curve(
+        title="cold readers",
+        axis="cold readers",
+        sizes=(0, 1, 4, 16, 64),
+        measure=by_cold_readers,
+        says=(
+            "The loop serves each reader in turn, so the latency is linear in the number of those "
+            "that never rest; each gets the same share."
+        ),
+    ),
+    Curve(
+        title="brokers of a name server",
+        axis="brokers",
+        sizes=(1, 10, 100, 1_000),
+        measure=by_brokers,
+        says=(
+            "A registration and a route cost the same. When a connection ends, the name server looks "
+            "through all topics for its broker: linear, some milliseconds with 50,000."
+        ),
+    ),
+)
+
+
+def render_page(found: Sequence[tuple[Curve, list[Point]]]) -> str:
+    """The page in Markdown: a table and a sentence for each curve."""
+    lines = [INTRODUCTION, *describe_machine(), "", "![all curves](images/growth.png)"]
+    for curve, points in found:
+        names = list(points[0].figures)
+        lines += ["", f"## {curve.title.capitalize()}", "", curve.says, ""]
+        lines += [f"| {curve.axis} | {' | '.join(names)} |", "|--:" * (len(names) + 1) + "|"]
+        lines += [
+            f"| {point.size:,} | {' | '.join(f'{point.figures[name]:,.1f}' for name in names)} |"
+            for point in points
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def draw(found: Sequence[tuple[Curve, list[Point]]], path: Path) -> None:
+    """A plot for each curve, both axes logarithmic: what does not grow is level, what is linear rises by one
+    for one.
+    """
+    from matplotlib.figure import Figure as Picture
+
+    rows = -(-len(found) // PLOTS_PER_ROW)
+    picture = Picture(figsize=(5 * PLOTS_PER_ROW, 3.4 * rows), layout="constrained")
+    every = picture.subplots(rows, PLOTS_PER_ROW, squeeze=False)
+    for axes in every.flat[len(found) :]:
+        axes.set_visible(False)
+    for axes, (curve, points) in zip(every.flat, found, strict=False):
+        sizes = [point.size for point in points]
+        for name in points[0].figures:
+            style = "--" if name == MEMORY else "-"
+            axes.plot(sizes, [point.figures[name] for point in points], style, marker="o", ms=3, label=name)
+        axes.set_xscale("symlog" if sizes[0] == 0 else "log")
+        axes.set_yscale("log")
+        axes.set_title(curve.title, fontsize=10)
+        axes.set_xlabel(curve.axis, fontsize=8)
+        axes.tick_params(labelsize=7)
+        axes.legend(fontsize=7)
+    picture.savefig(path, dpi=110)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(prog="python -m growth", description=__doc__)
+    parser.add_argument("--only", default="", help="the curves whose title has this text")
+    parser.add_argument("--out", type=Path, help="write growth.md and its picture into this folder")
+    options = parser.parse_args(arguments)
+    console = Console()
+    found: list[tuple[Curve, list[Point]]] = []
+    for curve in (curve for curve in CURVES if options.only in curve.title):
+        # In a process of its own: memory that another curve has used is not this one's.
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            found.append((curve, process.submit(_run, curve.title).result()))
+    if not found:
+        titles = ", ".join(curve.title for curve in CURVES)
+        console.print(f"--only {options.only}: no curve has this in its title; there are: {titles}")
+        return 2
+    if options.out is not None:
+        draw(found, options.out / "images" / "growth.png")
+        (options.out / "growth.md").write_text(render_page(found), encoding="utf-8")
+    return 0
+
+
+def _run(title: str) -> list[Point]:
+    return asyncio.run(_collect(next(curve for curve in CURVES if curve.title == title)))
+
+
+async def _collect(curve: Curve) -> list[Point]:
+    console, points = Console(), []
+    console.print(f"[bold]{curve.title}[/bold]")
+    async for size, figures in curve.measure(curve.sizes):
+        told = "  ".join(f"{name} {figure:,.1f}" for name, figure in figures.items())
+        console.print(f"{size:>12,} {curve.axis}  {told}", soft_wrap=True)
+        points.append(Point(size, figures))
+    return points
+
+
+if __name__ == "__main__":
+    sys.exit(main())
