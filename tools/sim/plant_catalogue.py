@@ -53,6 +53,13 @@ _STORE: Final = (
         proofs=("unit/store/test_truncation.py",),
     ),
     Plant(
+        name="a deletion that the disk did not take is not lowered there",
+        path="store/table_flusher.py",
+        sound="if not deletions.is_behind:",
+        bug="if deletions:",
+        proofs=("unit/store/test_store_replica.py",),
+    ),
+    Plant(
         name="only the last of several files is fsynced",
         path="store/flusher.py",
         sound="await sync_segments(self._disk, segments)",

@@ -310,6 +310,9 @@ class ConsumeQueue:
         assert not self.is_dropped, f"{self}: its files would come back"
         # What is in memory reaches to the end, and what is in the files to it.
         assert len(self._tail) == (self.max_offset - self.tail_start) * QUEUE_UNIT_BYTES, self
+        last = self._log.last
+        if last is not None and last.end < self._written * QUEUE_UNIT_BYTES:
+            self._log.remove_all()  # of before a long gap: they could not be deleted then
         while self._written < self.tail_start:
             self._write_fillers()
         tail = memoryview(self._tail)

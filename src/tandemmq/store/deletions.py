@@ -65,10 +65,10 @@ def read_deletions(path: Path, disk: Disk) -> Ends:
 class Deletions:
     """The deletions of one store; `ends` is only read by others."""
 
-    __slots__ = ("_disk", "_kept", "_lock", "_path", "_written", "ends")
+    __slots__ = ("_disk", "_kept", "_lock", "_written", "ends", "path")
 
     def __init__(self, path: Path, disk: Disk) -> None:
-        self._path = path
+        self.path = path
         self._disk = disk
         self._lock = asyncio.Lock()
         self._kept: Ends = {}  # what holds even if the record fails that is being written
@@ -77,7 +77,7 @@ class Deletions:
 
     def load(self) -> None:
         """Raises Corrupt."""
-        self.ends = self._written = read_deletions(self._path, self._disk)
+        self.ends = self._written = read_deletions(self.path, self._disk)
 
     async def record(self, ends: Mapping[str, int], *, log_begin: int) -> None:
         """Take these over and have them on disk; what expired is forgotten.
@@ -122,6 +122,11 @@ class Deletions:
         self.ends, self._kept = _lowered(self.ends, log_end), _lowered(self._kept, log_end)
         return self.ends != self._written
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the disk has something else, because it took no write."""
+        return self.ends != self._written
+
     async def save(self) -> None:
         """Raises:  OSError when they cannot be written."""
         async with self._lock:
@@ -144,7 +149,7 @@ class Deletions:
 
     def _writer(self) -> partial[None]:
         data = seal_json(msgspec.json.encode(_File(topics=self.ends)))
-        return partial(_write, self._path, data, self._disk)
+        return partial(_write, self.path, data, self._disk)
 
 
 def _second(path: Path) -> Path:

@@ -163,8 +163,10 @@ class FailedWrites:
         """
         if not self._is_halted:
             self.zero()
-        while self._task is not None:
-            await asyncio.wait([self._task])
+        while (task := self._task) is not None:
+            await asyncio.wait([task])
+            if task is self._task:  # cancelled before its first step: another task has failed
+                self._task = None
         assert not self._sends, "a send would never be answered"
         return not self._dirty and not self._unsynced
 

@@ -162,8 +162,10 @@ class Flusher:
     async def stop(self) -> None:
         """Returns when no flush runs; none will start."""
         self.halt()
-        while self._task is not None:
-            await asyncio.wait([self._task])
+        while (task := self._task) is not None:
+            await asyncio.wait([task])
+            if task is self._task:  # cancelled before its first step: another task has failed
+                self._task = None
 
 
 async def sync_segments(disk: Disk, segments: Sequence[Segment]) -> None:

@@ -1230,7 +1230,7 @@ class MessageStore:
     async def _save_deletions(self) -> None:
         try:
             await self._queues.deletions.save()
-        except OSError as error:  # written with the next deletion, or when a copy begins again
+        except OSError as error:  # the next round of the tables tries again
             extra = {"path": str(self._paths.deletions), "reason": str(error)}
             log.warning(events.TABLE_SAVE_FAILED, extra=extra)
 

@@ -10,6 +10,7 @@ Source:     spec store 10, 11.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -22,7 +23,10 @@ from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.dispatcher import QUEUE_WRITE_FAILED, Dispatcher
 from tandemmq.store.flusher import PAGE_BYTES, Flusher, sync_segments
 from tandemmq.store.options import StoreOptions
+from tandemmq.telemetry import events
 from tandemmq.units import MIB
+
+log = logging.getLogger(__name__)
 
 QUEUES_PER_TURN = 64
 QUEUES_PER_SYNC = 256
@@ -150,9 +154,10 @@ class TableFlusher:
         is_indexed = is_thorough and self._indexes is not None and await self._indexes.flush()
         if self._flusher.is_failed:
             return False
+        is_told = await self._save_deletions()
         durable_log_offset = self._flushed_whole_end()
         assert durable_log_offset is None or durable_log_offset <= self._flusher.flushed_end
-        is_complete = is_thorough and is_written and is_synced
+        is_complete = is_thorough and is_written and is_synced and is_told
         if is_complete:
             assert self._thorough_end <= self._dispatcher.dispatched_end, self._thorough_end
             self.tables_end = self._thorough_end
@@ -166,6 +171,20 @@ class TableFlusher:
         if is_thorough:
             self._thorough_s = self._clock.monotonic() - begun_at
         return is_complete
+
+    async def _save_deletions(self) -> bool:
+        """What a write that failed has left to do: a start would hide what was stored since. False when it
+        cannot be done now.
+        """
+        deletions = self._queues.deletions
+        if not deletions.is_behind:
+            return True
+        try:
+            await deletions.save()
+        except OSError as error:
+            log.warning(events.TABLE_SAVE_FAILED, extra={"path": str(deletions.path), "reason": str(error)})
+            return False
+        return True
 
     def _flushed_whole_end(self) -> int | None:
         """Where a record ends below which everything is flushed; None when there is nothing new to say.
@@ -215,8 +234,10 @@ class TableFlusher:
 
     async def idle(self) -> None:
         """Returns when no round runs; none begins before the next await."""
-        while self._task is not None:
-            await asyncio.wait([self._task])
+        while (task := self._task) is not None:
+            await asyncio.wait([task])
+            if task is self._task:  # cancelled before its first step: another task has failed
+                self._task = None
 
     def halt(self) -> None:
         """Start no more rounds."""

@@ -348,8 +348,10 @@ class Committer:
         """Commit the rest; True when nothing is left. None will start afterwards."""
         is_halted = self._is_stopped
         self.halt()
-        while self._task is not None:
-            await asyncio.wait([self._task])
+        while (task := self._task) is not None:
+            await asyncio.wait([task])
+            if task is self._task:  # cancelled before its first step: another task has failed
+                self._task = None
         for _ in range(0 if is_halted else LAST_ATTEMPTS):
             if self._pool.end <= self._log.end or await self.commit():
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from pathlib import Path
 
@@ -182,3 +183,20 @@ async def test_nothing_counts_as_flushed_after_a_failed_fsync() -> None:
     await store.sync()
     assert (store.flushed.value, faults.synced) == (0, [])
     await store.close()
+
+
+async def test_a_store_closes_though_another_task_failed_as_a_flush_began() -> None:
+    """The flush is cancelled before its first step."""
+    rig = Rig(flush_mode=FlushMode.SYNC_FLUSH)
+    store = await rig.open()
+
+    async def fail() -> None:
+        raise AssertionError("a fault of ours")
+
+    store._tasks.start("fail", fail())
+    await asyncio.sleep(0)  # it has ended, and nobody knows yet
+    rig.put(store, record())
+    flush = store._writers.flusher._task
+    assert flush is not None
+    await store.close()
+    assert (flush.cancelled(), len(rig.fatal)) == (True, 1)

@@ -246,6 +246,28 @@ def test_numbers_are_taken_though_the_files_take_no_writes(first: int) -> None:
     assert reloaded(disk).next_offset == queue.next_offset
 
 
+def test_a_file_of_before_a_long_gap_that_cannot_be_deleted_is_in_the_way_until_it_can() -> None:
+    disk = MemoryDisk()
+    queue = queue_on(disk)
+    for n in range(3):
+        queue.put(n * 10, 10, n)
+    queue.write()
+    remove = disk.remove
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EIO, "the disk refuses", str(path))
+
+    disk.remove = refuse  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="refuses"):
+        queue.put_at(10_000, 1_000, 10, 1)
+    with pytest.raises(OSError, match="refuses"):
+        queue.write()
+    disk.remove = remove  # type: ignore[method-assign]
+    queue.write()
+    found = reloaded(disk)
+    assert (found.first_offset, found.max_offset, found.entry(10_000)) == (10_000, 10_001, (1_000, 10, 1))
+
+
 @pytest.mark.parametrize("change", ["cut", "begun anew", "mended"])
 def test_what_is_changed_while_it_is_synced_is_synced_again(change: str) -> None:
     queue = queue_on(MemoryDisk())

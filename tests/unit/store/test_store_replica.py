@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -575,5 +576,41 @@ async def test_what_is_copied_in_the_place_of_foreign_bytes_that_a_master_droppe
     slave.set_role(BrokerRole.SLAVE)
     copy(master, slave)
     assert slave.dispatched.value == slave.max_log_offset == 3 * size
+    await slave.close()
+    await master.close()
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_a_deletion_that_was_lowered_while_the_disk_was_full_is_lowered_there_too(
+    is_closed: bool,
+) -> None:
+    """A slave leads while it writes what its master deleted; then what it stores is hidden by no start."""
+    master_rig, rig = Rig(), Rig(**SLAVE)
+    master = await master_with(master_rig, 12)
+    slave = await rig.open()
+    copy(master, slave, end=master.max_log_offset // 12 * 6)
+    await master.drop_topics(["T"])
+    await slave.take_deletions(master.deleted_topics)
+    write = rig.disk.write_atomically
+
+    def full(path: Path, data: object, **_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space", str(path))
+
+    rig.disk.write_atomically = full  # type: ignore[method-assign]
+    taking = asyncio.create_task(slave.take_deletions({"U": slave.max_log_offset}))
+    await turn_until(slave._queues.deletions._lock.locked)
+    slave.set_role(BrokerRole.ASYNC_MASTER)
+    with pytest.raises(OSError, match="no space"):
+        await taking
+    rig.put(slave, record(b"stored"))
+    await rig.clock.pass_time(2)
+    rig.disk.write_atomically = write  # type: ignore[method-assign]
+    if is_closed:
+        await slave.close()
+    else:
+        await rig.clock.pass_time(2)
+        rig.kill()
+    slave = await rig.open(role=BrokerRole.ASYNC_MASTER)
+    assert bodies(slave) == [b"stored"]
     await slave.close()
     await master.close()
