@@ -15,8 +15,8 @@ from tandemmq.replication.core.effects import HaltReason
 from tandemmq.replication.core.frames import encode_head, encode_report
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import SlaveState
-from tandemmq.replication.shell import ReplicationSlave
-from tandemmq.store import BrokerRole, MessageStore, StoreOptions
+from tandemmq.replication.shell import ReplicationMaster, ReplicationSlave
+from tandemmq.store import BrokerRole, FlushMode, MessageStore, StoreOptions
 
 SEGMENT = 64 * 1024
 RECORD, _ = make_log([100], segment_bytes=SEGMENT)
@@ -96,4 +96,30 @@ async def test_a_full_disk_keeps_no_connection_that_what_came_behind_has_ended(
     assert [master.heard for master in masters] == [encode_report(0) * 2] * attempt_count
     await slave.stop()
     await listener.close()
+    await store.close()
+
+
+async def test_who_asks_a_slave_whose_first_bytes_are_not_on_disk_yet_gets_nothing() -> None:
+    """It listens as a master does, and its copy begins behind 0."""
+    clock = ManualClock()
+    network = MemoryNetwork(clock)
+    options = StoreOptions(
+        root=Path("/store"),
+        role=BrokerRole.SLAVE,
+        commit_log_file_bytes=SEGMENT,
+        flush_mode=FlushMode.SYNC_FLUSH,
+    )
+    store = await MessageStore.open(options, disk=MemoryDisk(), clock=clock)
+    faults: list[BaseException] = []
+    hub = ReplicationMaster(store, ReplicationOptions(), network=network, clock=clock, on_fatal=faults.append)
+    _, port = await hub.start("127.0.0.1", 0)
+    store.append_raw(3 * SEGMENT, RECORD)
+    assert (store.min_log_offset, store.confirmed.value) == (3 * SEGMENT, 0)
+    asker = Master(b"")
+    await network.connect("127.0.0.1", port, lambda: asker, 10.0)
+    asker.transport.write(encode_report(0) * 2)
+    clock.run_soon()
+    assert faults == []
+    assert not asker.is_lost
+    await hub.stop()
     await store.close()
