@@ -39,6 +39,13 @@ _STORE: Final = (
         proofs=("unit/store/test_store_fail_stop.py",),
     ),
     Plant(
+        name="nobody hears of an fsync that fails after who asked for it was cancelled",
+        path="store/message_store.py",
+        sound='await self._tasks.see_through("sync", self._writers.flusher.flush())',
+        bug="await self._writers.flusher.flush()",
+        proofs=("unit/store/test_store_fail_stop.py",),
+    ),
+    Plant(
         name="what was copied behind entries that wait for an fsync is not dispatched",
         path="store/dispatcher.py",
         sound="if not pending and done < confirmed:",

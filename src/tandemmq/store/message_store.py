@@ -655,9 +655,14 @@ class MessageStore:
     async def sync(self) -> None:
         """Returns when all that is appended now is on disk, unless an fsync failed: then the store has
         failed.
+
+        A caller that is cancelled waits for the end of it: an fsync whose error nobody hears would be
+        followed by one that succeeds and has nothing to write.
         """
+        if self._admission.is_blocked(_FAILED):
+            return
         end, cut_count = self.appended.value, self.appended.cut_count
-        await self._writers.flusher.flush()
+        await self._tasks.see_through("sync", self._writers.flusher.flush())
         is_cut = self.appended.cut_count != cut_count
         assert self.flushed.value >= end or is_cut or self._admission.is_blocked(_FAILED), (
             self.flushed.value,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from store_rig import Rig, bodies, record
+from store_rig import Rig, bodies, record, turn_until
 
 from sim.workload import as_batch
 from tandemmq.errors import FlushFailed, ServiceNotAvailable
@@ -94,6 +96,36 @@ async def test_a_failed_fsync_of_the_zeros_is_fatal() -> None:
         store.append([record()], pytest.fail)
     await store.close()
     assert rig.disk.exists(store.options.root / "abort")
+
+
+async def test_the_failure_of_an_fsync_is_heard_when_who_asked_for_it_is_cancelled() -> None:
+    """A second fsync succeeds: the first one has marked the pages clean."""
+    faults = ShortWrites(room=0, failures=0)
+    rig, store = await broken_store(faults, flush_mode=FlushMode.ASYNC_FLUSH, flush_interval_ms=10**6)
+    done, offload, threads = asyncio.Event(), rig.disk.offload, []
+
+    async def in_a_thread(fn: Callable[..., Any], *args: Any) -> Any:
+        async def run() -> Any:
+            await done.wait()
+            return await offload(fn, *args)
+
+        threads.append(asyncio.create_task(run()))
+        return await asyncio.shield(threads[-1])
+
+    rig.disk.offload = in_a_thread  # type: ignore[method-assign]
+    asking = asyncio.create_task(store.sync())
+    await turn_until(lambda: bool(threads))
+    asking.cancel()
+    await asyncio.sleep(0)
+    faults.fails_sync = True
+    done.set()
+    await asyncio.wait([asking])
+    assert asking.cancelled()
+    faults.fails_sync = False
+    await store.sync()
+    assert [type(error) for error in rig.fatal] == [FlushFailed]
+    assert store.flushed.value < store.appended.value
+    await store.close()
 
 
 async def test_zeros_that_cannot_be_written_are_written_before_the_next_send() -> None:
