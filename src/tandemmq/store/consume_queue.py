@@ -272,7 +272,10 @@ class ConsumeQueue:
         self.tail_start = self.min_offset = self.max_offset = self.next_offset = queue_offset
         self.end_log_offset = -1
         self._is_overtaken = True
-        self._log.remove_all()
+        try:
+            self._log.remove_all()
+        finally:
+            self._log.forget_all()
 
     def _write_long_tail(self) -> None:
         if self.is_dropped:
@@ -310,9 +313,8 @@ class ConsumeQueue:
         assert not self.is_dropped, f"{self}: its files would come back"
         # What is in memory reaches to the end, and what is in the files to it.
         assert len(self._tail) == (self.max_offset - self.tail_start) * QUEUE_UNIT_BYTES, self
-        last = self._log.last
-        if last is not None and last.end < self._written * QUEUE_UNIT_BYTES:
-            self._log.remove_all()  # of before a long gap: they could not be deleted then
+        if self._written < self.max_offset and not self._log.segments:
+            self._log.remove_strays()  # of before a long gap, or of a former life of the topic
         while self._written < self.tail_start:
             self._write_fillers()
         tail = memoryview(self._tail)

@@ -336,13 +336,7 @@ class MessageStore:
         pending = self._cut_mark.read()
         if pending is None:
             return
-        await finish_cut(
-            self._cut_mark,
-            pending,
-            self._log,
-            divergent=self._paths.divergent,
-            bytes_max=self.options.divergent_bytes_max,
-        )
+        await finish_cut(self._cut_mark, pending, self._log)
         self._lower_checkpoint(pending.point)
         self._is_cutting = True
 
@@ -473,7 +467,10 @@ class MessageStore:
             if self._pool is not None:
                 self._pool.close()
             if is_clean:
-                self._marks.remove_abort()
+                try:
+                    self._marks.remove_abort()
+                except OSError:  # the next start looks for what a crash left, and finds nothing
+                    is_clean = False
             self._marks.release()
             log.info(events.STORE_CLOSED, extra={"path": str(self._paths.root), "is_clean": is_clean})
 
@@ -696,7 +693,8 @@ class MessageStore:
     def append_raw(self, log_offset: int, data: Buffer, columns: RecordColumns | None = None) -> None:
         """Write a master's bytes at the end of the log, which must be `log_offset`.
 
-        An empty log may begin at any multiple of the file size. A chunk may end in the middle of a record.
+        An empty log may go on at any later multiple of the file size. A chunk may end in the middle of a
+        record.
         `columns`: what was read of its first records, or all, which spares dispatching a second look.
         Raises:  LogDiverged, DiskFull, ServiceNotAvailable; then the log is unchanged.
         """
@@ -803,6 +801,8 @@ class MessageStore:
             await self.sync()
             await self._writers.table_flusher.flush_soon()
             self._require_working()
+            if any(queue.unwritten_bytes for queue in self._queues):
+                raise ServiceNotAvailable(f"the log cannot be cut at {point} now: queues take no writes")
             await self._cut(point, epochs, reason)
         except OSError as error:
             self._writers.flusher.fail(error)
@@ -832,6 +832,10 @@ class MessageStore:
             epoch=EPOCH_BEFORE_TERMS if entry is None else entry.epoch,
             reason=reason,
         )
+        segments = self._log.dirty_segments(point, end)
+        parts = [segment.view()[max(0, point - segment.base) : end - segment.base] for segment in segments]
+        # The copy comes first: a disk that it fills takes no mark, and that is no failure yet.
+        await self._disk.offload(self._keep_tail, parts, point, end, pending.epoch)
         try:
             await self._disk.offload(self._cut_mark.write, pending)
         except OSError as error:
@@ -839,10 +843,6 @@ class MessageStore:
                 raise
             # A full disk: nothing has begun, and the caller may try again.
             raise ServiceNotAvailable(f"the log cannot be cut at {point} now: {error}") from error
-        segments = self._log.dirty_segments(point, end)
-        parts = [segment.view()[max(0, point - segment.base) : end - segment.base] for segment in segments]
-        await self._disk.offload(self._keep_tail, parts, point, end, pending.epoch)
-        await self._disk.offload(self._cut_mark.write, msgspec.structs.replace(pending, is_copied=True))
         await self._writers.table_flusher.idle()  # what is cut now is not being written off the loop
         # From here on nobody sees what is cut.
         for mark in (self.dispatched, self.confirmed, self.flushed, self.appended):

@@ -1,7 +1,8 @@
 """The single writer of a slave: its master's bytes, verbatim, each at the offset it has there.
 
 Invariants: bytes go to the end of the log and nowhere else; a chunk never reaches into a second file; an
-            empty slave may begin at any file start, because an old-style master sends it only its last file.
+            empty slave may go on at any later file start, because an old-style master sends it only its last
+            file.
 Knows not:  records: a chunk may end in the middle of one (the dispatcher waits for its rest).
 Source:     spec store 9, spec replication 4.5.
 """
@@ -35,6 +36,8 @@ class ReplicaLog:
         self._recorder = recorder
         self._on_written = on_written
         self._is_closed = False
+        self._has_strays = False  # files of a beginning that failed, which could not be deleted
+        self._torn_end = 0  # up to here bytes of failed writes may lie that could not be zeroed
 
     def close(self) -> None:
         """Refuse everything from now on."""
@@ -43,18 +46,24 @@ class ReplicaLog:
     def cut_partial(self, whole_end: int) -> int:
         """Take back the beginning of a record that nobody will complete; where the whole ones end.
 
-        Records are whole up to `whole_end` at least. Raises OSError.
+        Records are whole up to `whole_end` at least, which a copy that began later may not have reached yet.
+        Raises OSError.
         """
         assert whole_end <= self._log.end, (whole_end, self._log.end)
-        end = whole_end
+        self._remove_strays()
+        end = max(whole_end, self._log.begin)
         while (checked := self._log.check(end)).outcome in (RecordOutcome.OK, RecordOutcome.BLANK):
             if end + checked.size > self._log.end:  # a BLANK says its size in its head
                 break
             end += checked.size
-        if end < self._log.end:
-            self._log.zero(end, self._log.end - end)
-            self._log.end = end
-        return self._log.end
+        # Foreign bytes may have come in any number of files.
+        stale_end = max(self._log.end, self._torn_end)
+        for segment in self._log.dirty_segments(end, stale_end):
+            begin = max(end, segment.base)
+            self._log.zero(begin, stale_end - begin)
+        self._torn_end = 0
+        self._log.end = end
+        return end
 
     def append(self, log_offset: int, data: Buffer) -> None:
         """Write the master's bytes from `log_offset` on.
@@ -67,7 +76,8 @@ class ReplicaLog:
             raise ServiceNotAvailable("the store is closed")
         end = self._log.end
         is_empty = self._log.begin == end
-        if log_offset != end and not (is_empty and log_offset % self._log.segment_bytes == 0):
+        begins = is_empty and log_offset > end and log_offset % self._log.segment_bytes == 0
+        if log_offset != end and not begins:
             raise LogDiverged(f"the master sends byte {log_offset}, the next one here is {end}")
         room = self._log.segment_bytes - log_offset % self._log.segment_bytes
         size = len(data)
@@ -76,7 +86,8 @@ class ReplicaLog:
         if not size:
             return
         try:
-            if is_empty and log_offset != end:
+            self._remove_strays()
+            if begins:
                 self._log.begin_at(log_offset)
             assert self._log.end == log_offset, (self._log.end, log_offset)
             self._log.log.open_at(log_offset)
@@ -87,8 +98,10 @@ class ReplicaLog:
                 self._zero(log_offset, size)
             else:  # it begins nowhere yet, and by now its master may begin elsewhere
                 self._log.end = end
+                self._log.log.forget_all()
+                self._has_strays = True
                 with suppress(OSError):
-                    self._log.log.remove_all()
+                    self._remove_strays()
             raise DiskFull(f"the disk takes no writes: {error.strerror or error}") from error
         self._recorder.append_batch_s.observe(self._clock.monotonic() - begun_at)
         self._log.end = log_offset + size
@@ -97,9 +110,16 @@ class ReplicaLog:
         assert self._log.end <= self._log.log.last.end, (self._log.end, self._log.log.last)
         self._on_written(self._log.end)
 
+    def _remove_strays(self) -> None:
+        if self._has_strays:
+            self._log.log.remove_strays()
+            self._has_strays = False
+
     def _zero(self, log_offset: int, size: int) -> None:
-        """A torn chunk may stay: the same bytes are written over it when the master sends them again."""
+        """A torn chunk may stay until the store leads: the master sends the same bytes again, and they are
+        written over it.
+        """
         try:
             self._log.zero(log_offset, size)
         except OSError:
-            return
+            self._torn_end = max(self._torn_end, log_offset + size)

@@ -173,6 +173,21 @@ class SegmentedLog:
         if disk.exists(self.directory) and not disk.list(self.directory):
             disk.remove(self.directory)
 
+    def forget_all(self) -> None:
+        """Go on without a file, though some could not be deleted; `remove_strays` comes before the next."""
+        self.segments.clear()
+
+    def remove_strays(self) -> None:
+        """Delete what is left of former files of a log that has none: its first one may lie before them.
+
+        Raises:  OSError when one cannot be deleted.
+        """
+        assert not self.segments, (self.directory, self.segments[0])
+        disk = self._files.disk
+        for name in disk.list(self.directory):
+            if parse_offset_file_name(name) is not None:
+                disk.remove(self.directory / name)
+
 
 def zero_stale(segment: Segment, begin: int, end: int) -> int:
     """Zero the parts of bytes `begin` to `end` of a file that are not zero; how many bytes were written."""

@@ -5,8 +5,8 @@ Owns:       the mark `truncate.pending`, the copies of what was cut.
 Invariants: once the mark is on disk the cut happens, by this life or the next; until it is undone nothing is
             appended. Cut bytes are zeros on disk before the mark goes, files behind the cut included:
             whatever a power cut brings back, no cut record does.
-Strategy:   mark; copy the tail, and say so in the mark (a second attempt finds zeros where the tail was);
-            zeros; the list of terms; an empty mark, because the removal of a file may not last.
+Strategy:   copy the tail; mark; zeros; the list of terms; an empty mark, because the removal of a file may
+            not last. A disk that is full is met before the mark, when nothing is changed yet.
 Knows not:  queues, watermarks: the store cuts them, or the recovery at its start does.
 Source:     spec controller 4.6, 10.9.
 """
@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +26,6 @@ from tandemmq.protocol.record import Record, RecordError, RecordOutcome, check_r
 from tandemmq.replication.core.epochs import EpochList, decode_epochs, encode_epochs
 from tandemmq.runtime.ports import Disk
 from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.damage import data_end
 from tandemmq.store.segmented_log import Segment, zero_stale
 from tandemmq.telemetry import events
 from tandemmq.units import Buffer
@@ -45,7 +43,6 @@ class PendingCut(msgspec.Struct, frozen=True, rename="camel"):
     epochs: str
     epoch: Annotated[int, msgspec.Meta(ge=0)]
     reason: str
-    is_copied: bool = False
 
 
 class CutMark:
@@ -179,10 +176,9 @@ def zero_behind(segments: Iterable[Segment], point: int, end: int) -> int:
     return zeroed
 
 
-async def finish_cut(
-    mark: CutMark, pending: PendingCut, log_: CommitLog, *, divergent: Path, bytes_max: int
-) -> None:
-    """At the start: do again, on files that nobody uses yet, what a former life may have begun.
+async def finish_cut(mark: CutMark, pending: PendingCut, log_: CommitLog) -> None:
+    """At the start: do again, on files that nobody uses yet, what a former life may have begun. The tail was
+    copied before the mark.
 
     Raises:  Corrupt for a point outside the log, with nothing changed; OSError.
     """
@@ -191,40 +187,17 @@ async def finish_cut(
     if last is not None and not log_.begin <= pending.point <= last.end:
         raise mark.damage(f"names byte {pending.point}, and the files have {log_.begin} to {last.end}")
     segments = [segment for segment in log_.log.segments if segment.end > pending.point]
-    disk = log_.disk
-    if not pending.is_copied:
-        await _copy_files(segments, pending, disk, divergent, bytes_max)
-        pending = msgspec.structs.replace(pending, is_copied=True)
-        await disk.offload(mark.write, pending)
+    end = segments[-1].end if segments else 0
     for segment in segments:
         segment.pin()
     try:
-        zeroed = await disk.offload(zero_behind, segments, pending.point, segments[-1].end if segments else 0)
+        zeroed = await log_.disk.offload(zero_behind, segments, pending.point, end)
     finally:
         for segment in segments:
             segment.unpin()
     log_.log.truncate(pending.point, zero_bytes_max=0)
     facts = {"log_offset": pending.point, "reason": pending.reason, "zeroed_bytes": zeroed}
     log.warning(events.LOG_TAIL_CUT, extra=facts)
-
-
-async def _copy_files(
-    segments: list[Segment], pending: PendingCut, disk: Disk, divergent: Path, bytes_max: int
-) -> None:
-    end = pending.point
-    for segment in segments:
-        begin = max(0, pending.point - segment.base)
-        end = max(end, segment.base + data_end(segment.view(), begin))
-    if end == pending.point:
-        return
-    parts = [
-        segment.view()[max(0, pending.point - segment.base) : end - segment.base]
-        for segment in segments
-        if segment.base < end
-    ]
-    point = pending.point
-    keep = partial(keep_tail, epoch=pending.epoch, directory=divergent, bytes_max=bytes_max, disk=disk)
-    await disk.offload(keep, parts, point, end - point)
 
 
 @dataclass(frozen=True, slots=True)

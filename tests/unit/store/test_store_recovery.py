@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from store_rig import ROOT, Rig, bodies, options, record, turn_until
+from store_rig import ROOT, Rig, bodies, options, record, turn_until, unremovable
 
 from sim.memory import MemoryDisk, NoFault
 from tandemmq.errors import Corrupt, LogMissing, StoreError, StoreLocked
@@ -106,6 +106,19 @@ async def test_a_clean_stop_leaves_full_files_and_no_abort_mark() -> None:
     assert {rig.disk.size(QUEUE / name) for name in rig.disk.list(QUEUE)} == {200}
     assert rig.disk.size(ROOT / "checkpoint") == 4096
     assert rig.disk.read_bytes(ROOT / "lock") == b"lock"
+
+
+async def test_a_stop_that_cannot_delete_the_abort_mark_lets_the_store_be_opened_again() -> None:
+    rig = Rig()
+    store = await rig.open()
+    rig.put(store, record(b"one"))
+    with unremovable(rig, ROOT / "abort"):
+        await store.close()
+    store = await rig.open()
+    assert bodies(store) == [b"one"]
+    await store.close()
+    assert rig.fatal == []
+    assert not rig.disk.exists(ROOT / "abort")
 
 
 async def test_a_clean_restart_goes_on_where_the_log_ended() -> None:

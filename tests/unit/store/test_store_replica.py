@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_rig import ROOT, Rig, bodies, record, turn_until
+from store_rig import ROOT, Rig, bodies, record, turn_until, unremovable
 
 from sim.memory import NoFault
 from tandemmq.errors import DiskFull, LogDiverged, ServiceNotAvailable
@@ -527,6 +527,171 @@ async def test_a_part_of_the_end_of_a_file_is_no_end_yet(role: BrokerRole) -> No
         slave_rig.put(slave, record(b"new"))
         await slave_rig.clock.pass_time(0.1)
         assert bodies(slave) == [*bodies(master)[:-1], b"new"]
+    await slave.close()
+    await master.close()
+
+
+@pytest.mark.parametrize("begins_at", ["the same file", "another file", "its own"])
+async def test_an_empty_slave_whose_first_file_takes_no_write_and_stays_copies_later(begins_at: str) -> None:
+    """It holds nothing, so it may lead as well, once the file is gone."""
+    master = await master_with(Rig(), 100)
+    rig = Rig(**SLAVE)
+    slave = await rig.open()
+    base = master.max_log_offset // 4096 * 4096
+    file = ROOT / "commitlog" / f"{base:020d}"
+    rig.disk.fault = Unwritable("commitlog")
+    with unremovable(rig, file):
+        with pytest.raises(DiskFull):
+            slave.append_raw(base, master.log_view(base, 100))
+        rig.disk.fault = NoFault()
+        assert rig.disk.exists(file)
+        assert (slave.min_log_offset, slave.max_log_offset, slave.appended.value) == (0, 0, 0)
+        slave.clean()
+        with pytest.raises(DiskFull):
+            slave.append_raw(base, master.log_view(base, 100))
+        with pytest.raises(OSError, match="refuses"):
+            slave.set_role(BrokerRole.ASYNC_MASTER)
+    if begins_at == "its own":
+        slave.set_role(BrokerRole.ASYNC_MASTER)
+        while slave.max_log_offset < base + 100:
+            rig.put(slave, record(b"x" * 300))
+        expected, begin = bodies(slave), 0
+    else:
+        begin = base if begins_at == "the same file" else base - 4096
+        slave.append_raw(begin, master.log_view(begin, 4096))
+        copy(master, slave)
+        expected = bodies(slave)
+        assert expected == bodies(master, offset=slave.queue_min("T", 0))
+    await slave.close()
+    assert rig.fatal == []
+    slave = await rig.open()
+    assert (slave.min_log_offset, bodies(slave)) == (begin, expected)
+    await slave.close()
+    await master.close()
+
+
+async def test_a_slave_that_is_empty_still_is_so_after_a_stop_though_its_first_file_stays() -> None:
+    master = await master_with(Rig(), 100)
+    rig = Rig(**SLAVE)
+    slave = await rig.open()
+    rig.disk.fault = Unwritable("commitlog")
+    with unremovable(rig, ROOT / "commitlog" / f"{4096:020d}"), pytest.raises(DiskFull):
+        slave.append_raw(4096, master.log_view(4096, 100))
+    rig.disk.fault = NoFault()
+    await slave.close()
+    slave = await rig.open()
+    assert slave.min_log_offset == slave.max_log_offset == 4096
+    copy(master, slave)
+    assert bodies(slave) == bodies(master, offset=slave.queue_min("T", 0))
+    await slave.close()
+    await master.close()
+
+
+async def test_an_empty_log_goes_on_at_no_earlier_file_than_it_stands_at() -> None:
+    """Its marks and its checkpoint say that everything before is on disk."""
+    master = await master_with(Rig(), 100)
+    rig = Rig(**SLAVE)
+    slave = await rig.open()
+    slave.append_raw(8192, master.log_view(8192, 20))
+    rig.kill()
+    slave = await rig.open()
+    assert slave.min_log_offset == slave.max_log_offset == 8192
+    with pytest.raises(LogDiverged):
+        slave.append_raw(4096, master.log_view(4096, 4096))
+    copy(master, slave)
+    await slave.close()
+    await master.close()
+
+
+async def test_a_copy_that_begins_at_a_later_file_may_lead_before_its_first_fsync_is_over() -> None:
+    """Where its whole records begin is no byte 0."""
+    master = await master_with(Rig(), 100)
+    rig = Rig(flush_mode=FlushMode.SYNC_FLUSH, **SLAVE)
+    slave = await rig.open()
+    slave.append_raw(8192, master.log_view(8192, 4096))
+    end = slave.max_log_offset
+    assert slave.dispatched.value == 0
+    slave.set_role(BrokerRole.ASYNC_MASTER)
+    assert (slave.min_log_offset, slave.max_log_offset, slave.dispatched.value) == (8192, end, end)
+    low = slave.queue_min("T", 0)
+    assert bodies(slave) == bodies(master, offset=low)[: slave.queue_max("T", 0) - low]
+    await slave.close()
+    await master.close()
+
+
+async def test_foreign_bytes_in_several_files_come_back_behind_no_end_of_a_master() -> None:
+    """A slave that leads drops them; its own records are shorter, and then it is killed."""
+    master, rig = await master_with(Rig(), 100), Rig(**SLAVE)
+    slave = await rig.open()
+    copy(master, slave, end=4096)
+    slave.append_raw(4096, b"#" * 100 + bytes(master.log_view(4196, 3996)))
+    copy(master, slave, end=12288)
+    slave.set_role(BrokerRole.ASYNC_MASTER)
+    assert slave.max_log_offset == 4096
+    while slave.max_log_offset < 9000:
+        rig.put(slave, record(b"mine" + b"y" * 200))
+    end, before = slave.max_log_offset, bodies(slave)
+    await slave.sync()
+    rig.kill()
+    slave = await rig.open(role=BrokerRole.ASYNC_MASTER)
+    assert (slave.max_log_offset, slave.damaged_ranges, bodies(slave)) == (end, (), before)
+    await slave.close()
+    await master.close()
+
+
+async def test_a_slave_that_leads_leaves_nothing_of_a_failed_write_behind_its_end() -> None:
+    """Neither the write nor its zeros were whole; then the old master's records would be there again."""
+    master, rig = await master_with(Rig(), 20), Rig(**SLAVE)
+    slave = await rig.open()
+    copy(master, slave, end=500)
+    works = rig.disk.fault.on_write
+    sizes = iter([1000])
+    rig.disk.fault.on_write = lambda path, offset, size: next(sizes, 0)  # type: ignore[method-assign]
+    with pytest.raises(DiskFull):
+        slave.append_raw(500, master.log_view(500, 1500))
+    with pytest.raises(OSError, match="no room"):
+        slave.set_role(BrokerRole.ASYNC_MASTER)
+    assert slave.role is BrokerRole.SLAVE
+    rig.disk.fault.on_write = works  # type: ignore[method-assign]
+    slave.set_role(BrokerRole.ASYNC_MASTER)
+    rig.put(slave, record(b"mine"))
+    end, before = slave.max_log_offset, bodies(slave)
+    assert end < 1500
+    await slave.sync()
+    rig.kill()
+    slave = await rig.open(role=BrokerRole.ASYNC_MASTER)
+    assert (slave.max_log_offset, slave.damaged_ranges, bodies(slave)) == (end, (), before)
+    await slave.close()
+    await master.close()
+
+
+@pytest.mark.parametrize("has_expired", [False, True])
+async def test_a_queue_whose_files_cannot_be_deleted_when_it_begins_anew_is_right_later(
+    has_expired: bool,
+) -> None:
+    rig, slave_rig = Rig(), Rig(**SLAVE, consume_queue_file_bytes=60)
+    master, slave = await rig.open(), await slave_rig.open(consume_queue_file_bytes=60)
+    rig.put(master, *(record(b"x" * 1000) for _ in range(20)))
+    copy(master, slave)
+    await slave_rig.clock.pass_time(61)
+    if has_expired:
+        slave_rig.clock._start_ms += 30 * 24 * 3_600_000
+        assert slave.clean(at_any_hour=True) > 1
+    directory = ROOT / "consumequeue" / "T" / "0"
+    files = [directory / name for name in slave_rig.disk.list(directory)]
+    await master.drop_topics(["T"])
+    again = [b"again %d" % n for n in range(3)]
+    rig.put(master, *(record(body) for body in again))
+    with unremovable(slave_rig, *files):
+        copy(master, slave)
+        await slave_rig.clock.pass_time(2)
+        assert bodies(slave) == again
+    await slave_rig.clock.pass_time(2)
+    assert slave_rig.disk.list(directory) == [f"{0:020d}"]
+    assert slave_rig.fatal == []
+    slave_rig.kill()
+    slave = await slave_rig.open()
+    assert bodies(slave) == again
     await slave.close()
     await master.close()
 

@@ -252,3 +252,25 @@ async def test_a_queue_whose_file_cannot_be_deleted_begins_with_the_log_and_so_d
     store = await rig.open()
     assert [bodies(store, queue_id=queue_id) for queue_id in range(2)] == kept
     await store.close()
+
+
+async def test_a_topic_made_again_beside_a_file_that_could_not_be_deleted_has_its_own_only() -> None:
+    """Else the queue has a gap, and the store does not open."""
+    rig = Rig(commit_log_file_bytes=1024, consume_queue_file_bytes=60)
+    store = await rig.open()
+    rig.put(store, *(record(b"x" * 200) for _ in range(30)))
+    await rig.clock.pass_time(61)
+    rig.clock._start_ms += 7 * 24 * HOUR_MS
+    assert store.clean(at_any_hour=True) > 0
+    directory = ROOT / "consumequeue" / "T" / "0"
+    first = directory / rig.disk.list(directory)[0]
+    assert first.name > f"{0:020d}"
+    with unremovable(rig, first), pytest.raises(OSError, match="refuses"):
+        await store.drop_topics(["T"])
+    rig.put(store, record(b"again"))
+    await rig.clock.pass_time(61)
+    assert rig.disk.list(directory) == [f"{0:020d}"]
+    await store.close()
+    store = await rig.open()
+    assert bodies(store) == [b"again"]
+    await store.close()
