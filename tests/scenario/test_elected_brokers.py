@@ -310,6 +310,43 @@ async def test_a_lease_is_of_one_term_and_counts_from_when_it_was_asked_for(grou
     assert not broker._lease.is_valid(now_s)
 
 
+async def test_who_is_replaced_while_its_disk_stalls_takes_no_office(
+    group: Elected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its term begins on a disk that takes as long as it likes, and the group does not wait for it."""
+    broker = await group.start(1, poll_ms=60_000)
+    await group.master()
+    copy, begin_term = copier(group, 1), copier(group, 1).begin_term
+    has_begun, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def begin_slowly(*args: Any) -> None:
+        await begin_term(*args)
+        has_begun.set()
+        await may_go_on.wait()
+
+    compose, composed, trusted = broker._compose, list[bool](), list[bool]()
+
+    async def note_compose(*, is_master: bool, epoch: int) -> None:
+        composed.append(is_master)
+        await compose(is_master=is_master, epoch=epoch)
+
+    assert broker.store is not None
+    monkeypatch.setattr(copy, "begin_term", begin_slowly)
+    monkeypatch.setattr(broker, "_compose", note_compose)
+    monkeypatch.setattr(broker.store, "trust_tail", lambda: trusted.append(True))
+    wanted = broker._wanted
+    assert wanted is not None
+    epoch = wanted.master_epoch
+    broker._note_master(replace(wanted, master_epoch=epoch + 1))
+    await has_begun.wait()
+    other = replace(wanted, master_epoch=epoch + 2, master_id=7, master_address="127.0.0.1:9")
+    broker._note_master(other)
+    may_go_on.set()
+    await until(lambda: broker.broker.options.is_slave, "it is a slave of the next term")
+    assert (composed, trusted, broker.is_master, copy.epoch) == ([False], [], False, None)
+    assert broker._epoch == epoch + 2
+
+
 async def test_a_slave_follows_a_master_only_in_the_term_that_it_was_told(
     group: Elected, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,12 +224,15 @@ async def read_log_checksum(
     """What a broker of ours holds of its log, and the checksum of a part of it.
 
     Raises:  RequestRejected with code REQUEST_CODE_NOT_SUPPORTED from any other broker; Busy when too many
-             ask; BrokerUnreachable, RequestTimeout.
+             ask; BrokerUnreachable, RequestTimeout; RemoteProtocolError for ends that no log has.
     """
     header = LogChecksumRequest(log_offset=log_offset, size_bytes=size_bytes)
     code = RequestCode.TANDEM_READ_LOG_CHECKSUM
     answer = await call(client, address, code, header, timeout_s=timeout_s)
-    return answer.decode(LogChecksumResponse)
+    told = answer.decode(LogChecksumResponse)
+    if not 0 <= told.min_offset <= told.max_offset:
+        raise RemoteProtocolError(f"a log from {told.min_offset} to {told.max_offset} was told")
+    return told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,34 @@
-"""Whose older connection a slave of a term takes the place of, and whose it leaves alone."""
+"""A master and the slaves of its term: whose older connection a slave takes the place of, and whose it leaves
+alone; where a term begins; where a slave ends its log.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pytest
+from replica_logs import make_log
 
 from sim.memory import ManualClock, MemoryDisk, MemoryNetwork
-from tandemmq.replication.core.epochs import Handshake, encode_handshake, encode_term_report
+from tandemmq.protocol.record import NewRecord
+from tandemmq.replication.core.epochs import (
+    EpochEntry,
+    EpochList,
+    EpochsAnswer,
+    Handshake,
+    encode_answer,
+    encode_handshake,
+    encode_term_report,
+)
 from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.progress import LogRange
 from tandemmq.replication.shell import AutoSwitchReplication
-from tandemmq.store import BrokerRole, MessageStore, StoreOptions
+from tandemmq.store import BrokerRole, FlushMode, MessageStore, StoreOptions
+
+RECORD = NewRecord(topic="T", queue_id=0, body=b"x", properties=b"", born_at_ms=1, born_host=bytes(8))
 
 
 class Slave(asyncio.Protocol):
@@ -25,16 +41,41 @@ class Slave(asyncio.Protocol):
         self.is_lost = True
 
 
+class NextMaster(asyncio.Protocol):
+    """Answers a handshake; `heard` is what comes behind it."""
+
+    def __init__(self, answer: EpochsAnswer) -> None:
+        self.answer = answer
+        self.heard = b""
+        self.is_greeted = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_greeted:
+            self.heard += data
+        else:
+            self.is_greeted = True
+            self.transport.write(encode_answer(self.answer))
+
+
 class Term:
     """A master in its term, on an empty log."""
 
     async def start(self) -> None:
         self.clock = ManualClock()
         self.network = MemoryNetwork(self.clock)
-        options = StoreOptions(root=Path("/store"), role=BrokerRole.SLAVE)
+        self.faults: list[BaseException] = []
+        options = StoreOptions(root=Path("/store"), role=BrokerRole.SLAVE, flush_mode=FlushMode.SYNC_FLUSH)
         self.store = await MessageStore.open(options, disk=MemoryDisk(), clock=self.clock, has_terms=True)
         self.channel = AutoSwitchReplication(
-            self.store, 1, ReplicationOptions(), network=self.network, clock=self.clock
+            self.store,
+            1,
+            ReplicationOptions(),
+            network=self.network,
+            clock=self.clock,
+            on_fatal=self.faults.append,
         )
         self.address = await self.channel.start("10.0.0.1", 10912)
         await self.channel.begin_term(1, frozenset({1}), 100)
@@ -50,10 +91,15 @@ class Term:
         await self.clock.pass_time(0.1)
         return slave
 
-    async def come(self, slave_id: int, *, is_learner: bool = False) -> Slave:
-        """A slave that says who it is and that it holds nothing."""
+    async def come(self, slave_id: int, *, is_learner: bool = False, held: int = 0) -> Slave:
+        """A slave that says who it is and how much it holds."""
         hello = encode_handshake(Handshake(slave_id, is_learner=is_learner))
-        return await self.connect(hello + encode_term_report(0))
+        return await self.connect(hello + encode_term_report(held))
+
+    def write(self) -> None:
+        """A record; it is not on disk yet."""
+        self.store.append([RECORD], lambda _status: None)
+        self.clock.run_soon()
 
 
 @pytest.fixture
@@ -87,3 +133,78 @@ async def test_a_slave_that_comes_again_takes_the_place_of_its_older_connection(
     newer = await term.come(3, is_learner=is_learner)
     assert [slave.is_lost for slave in (other, older, newer)] == [False, True, False]
     assert ("broker 3" in term.store.acks.positions()) is not is_learner
+
+
+async def test_a_slave_that_comes_again_ends_its_older_connection_that_has_reported_nothing(
+    term: Term,
+) -> None:
+    """Its report may be under way still, and would count beside that of the newer one."""
+    older = await term.connect(encode_handshake(Handshake(3)))
+    newer = await term.come(3)
+    assert [slave.is_lost for slave in (older, newer)] == [True, False]
+
+
+async def test_a_member_that_comes_again_too_old_is_proposed_to_leave_at_once(
+    term: Term, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it holds ends before the log begins, so it can be given nothing; its connection lasts."""
+    proposals: list[frozenset[int]] = []
+
+    def decide(members: frozenset[int], set_epoch: int) -> None:
+        proposals.append(members)
+        term.clock.call_soon(term.channel.set_committed, members, set_epoch + 1)
+
+    term.channel.on_propose = decide
+    term.store.begin_role(BrokerRole.SYNC_MASTER)
+    term.write()
+    await term.store.sync()
+    end = term.store.max_log_offset
+    await term.come(2, held=end)
+    await term.clock.pass_time(1.0)
+    assert proposals == [{1, 2}]
+    monkeypatch.setattr(term.channel, "log_range", lambda: LogRange(end - 1, end))
+    again = await term.come(2, held=1)
+    assert proposals == [{1, 2}, {1}]
+    assert not again.is_lost
+
+
+async def test_a_term_begins_where_the_log_ended_when_the_one_before_did(
+    term: Term, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A master that goes on in a newer term writes on, say delayed messages, while its disk takes what was
+    there. That is not on disk yet: a term that began behind it would begin behind the end that slaves see.
+    """
+    store = term.store
+    store.begin_role(BrokerRole.SYNC_MASTER)
+    term.write()
+    end, sync = store.max_log_offset, store.sync
+    assert store.confirmed.value < end
+
+    async def sync_while_more_comes() -> None:
+        await sync()
+        term.write()
+
+    monkeypatch.setattr(store, "sync", sync_while_more_comes)
+    await term.channel.begin_term(2, frozenset({1}), 200)
+    assert store.epochs.last == EpochEntry(2, end)
+    assert end < store.max_log_offset
+    slave = await term.connect(encode_handshake(Handshake(2)))
+    assert not slave.is_lost
+    assert term.faults == []
+
+
+async def test_a_slave_ends_its_log_where_that_of_the_next_master_parts_from_it(term: Term) -> None:
+    store = term.store
+    await term.channel.end_term()
+    log, ends = make_log([100] * 3, segment_bytes=store.options.commit_log_file_bytes)
+    store.append_raw(0, log)
+    assert [tuple(entry) for entry in store.epochs.entries] == [(1, 0)]
+    epochs = EpochList((EpochEntry(1, 0), EpochEntry(2, ends[1])))
+    master = NextMaster(EpochsAnswer(ends[1], epochs))
+    listener = await term.network.listen("10.0.0.2", 10912, lambda: master)
+    await term.channel.follow("10.0.0.2:10912", 2, 2)
+    await term.clock.pass_time(1.0)
+    assert (store.max_log_offset, store.epochs) == (ends[1], epochs)
+    assert master.heard == encode_term_report(ends[1])
+    assert term.faults == []
+    await listener.close()

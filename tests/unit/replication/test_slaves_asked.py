@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -85,6 +86,92 @@ async def test_enough_slaves_leave_no_room_for_an_acknowledged_message(
         other_master=nobody,
     )
     assert (not await subject._ask_all(0.0)) == is_enough
+    await store.close()
+
+
+class Liar:
+    """Answers whoever asks where its log begins and ends."""
+
+    def __init__(self, low: int, high: int) -> None:
+        self.ends = LogChecksumResponse(min_offset=low, max_offset=high, size_bytes=0, crc=0)
+
+    async def request(self, _address: str, command: Command, _timeout_s: float) -> Command:
+        return command.reply(header=self.ends)
+
+
+@pytest.mark.parametrize("ends", [(-4096, 4096), (8192, 4096), (0, -1)], ids=str)
+async def test_a_slave_that_tells_ends_that_no_log_has_shows_nothing_and_stops_nobody(
+    ends: tuple[int, int],
+) -> None:
+    clock, disk = ManualClock(), MemoryDisk()
+    options = StoreOptions(root=Path("/store"), role=BrokerRole.SYNC_MASTER, in_sync_replicas=2)
+    store = await MessageStore.open(options, disk=disk, clock=clock)
+    client = cast(RemotingClient, Liar(*ends))
+
+    async def listed() -> dict[int, str]:
+        return {1: "10.0.0.9:1"}
+
+    async def nobody(_also: Iterable[str]) -> None:
+        return None
+
+    own = LogChecksums(store, disk=disk, life="life")
+    subject = TailWait(
+        own,
+        client=client,
+        clock=clock,
+        record_bytes_max=RECORD_BYTES_MAX,
+        listed=listed,
+        told=list,
+        other_master=nobody,
+    )
+    assert f"a log from {ends[0]} to {ends[1]} was told" in await subject._ask_all(0.0)
+    verdict = await TailCheck(own, client=client, master=lambda: "10.0.0.9:1")(4096)
+    assert verdict.outcome is TailOutcome.FAILED
+    await store.close()
+
+
+async def test_an_empty_master_that_stands_at_a_later_file_fetches_nothing_from_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A log never goes on below its end."""
+    asked: list[int] = []
+
+    async def read_log_checksum(*_: object) -> LogChecksumResponse:
+        return LogChecksumResponse(min_offset=0, max_offset=12_288, size_bytes=0, crc=0)
+
+    async def read_log(_client: object, address: str, log_offset: int, _size: int) -> None:
+        asked.append(log_offset)
+        raise BrokerUnreachable(f"{address} does not answer")
+
+    async def nobody(_also: Iterable[str]) -> None:
+        return None
+
+    async def listed() -> dict[int, str]:
+        return {1: "10.0.0.9:1"}
+
+    monkeypatch.setattr(tail_check, "read_log_checksum", read_log_checksum)
+    monkeypatch.setattr(tail_check, "read_log", read_log)
+    clock, disk = ManualClock(), MemoryDisk()
+    options = StoreOptions(
+        root=Path("/store"), role=BrokerRole.SLAVE, commit_log_file_bytes=4096, in_sync_replicas=2
+    )
+    store = await MessageStore.open(options, disk=disk, clock=clock)
+    store.append_raw(8192, bytes(20))
+    await store.close()
+    options = replace(options, role=BrokerRole.SYNC_MASTER)
+    store = await MessageStore.open(options, disk=disk, clock=clock)
+    assert store.min_log_offset == store.max_log_offset == 8192
+    subject = TailWait(
+        LogChecksums(store, disk=disk, life="life"),
+        client=cast(RemotingClient, None),
+        clock=clock,
+        record_bytes_max=RECORD_BYTES_MAX,
+        listed=listed,
+        told=list,
+        other_master=nobody,
+    )
+    assert "does not answer" in await subject._ask_all(0.0)
+    assert asked == [8192]
     await store.close()
 
 

@@ -165,3 +165,11 @@ def test_a_slave_out_of_turn_is_refused(data: bytes) -> None:
     master = new_master((1, 0))
     assert isinstance(master.on_data(data, LogRange(0, 100), 0)[-1], Disconnect)
     assert master.is_closed
+
+
+def test_an_answer_tells_the_terms_and_where_the_log_ends() -> None:
+    """A copy that is longer is cut there, and one that holds more than is told is not let in."""
+    master = new_master((1, 0), (3, 50))
+    answer = EpochsAnswer(100, EpochList((EpochEntry(1, 0), EpochEntry(3, 50))))
+    effects = master.on_data(encode_handshake(Handshake(2)), LogRange(0, 100), 0)
+    assert effects == [Send(encode_answer(answer))]

@@ -622,7 +622,9 @@ class ElectedBroker:
         )
 
     async def _become_master(self, facts: MasterFacts) -> None:
-        """Raises StaleTerm, _TermNotKept: then it stays what it is composed of, without a master."""
+        """Raises StaleTerm, _TermNotKept: then it stays what it is composed of, without a master. It does so,
+        too, when another term is known before this one has begun; that one is taken next.
+        """
         assert self.store is not None
         if self.broker.options.is_slave:
             self.broker.set_master(None)
@@ -633,6 +635,10 @@ class ElectedBroker:
             await self.replication.begin_term(facts.master_epoch, frozenset(facts.sync_set), facts.set_epoch)
         except OSError as error:
             raise _TermNotKept(str(error)) from error
+        if self._is_replaced(facts.master_epoch):
+            # Its disk stalled so long. What its log may lack of the group's, it may still lack.
+            await self.replication.end_term()
+            return
         self.store.trust_tail()
         # Clients come anew and tell who they are; who is sending to this broker in this moment stays.
         await self.broker.stop(keeps=self._forwarding.is_used_by)

@@ -301,9 +301,8 @@ class TailWait:
                     return (
                         f"its log differs from ours at {different_at}; it ends at {high}, ours at {own_end}"
                     )
-            low = own_end
-        if high > own_end:
-            await self._fetch(address, low, high)
+        if high > own_end:  # an empty log that stands at a later file has deleted what was before it
+            await self._fetch(address, max(low, own_end), high)
         return ""
 
     async def _fetch(self, address: str, begin: int, end: int) -> None:

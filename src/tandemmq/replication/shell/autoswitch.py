@@ -198,7 +198,7 @@ class AutoSwitchReplication:
         store = self._store
         self._require_newer(epoch)
         await self.end_term()
-        begin = store.max_log_offset
+        begin = store.max_log_offset  # what this master may add meanwhile nobody got in the term before
         if store.confirmed.value < begin:
             # SYNC_FLUSH: slaves are told that the log ends where it is on disk. One that holds more of what
             # was confirmed before would cut it, or halt, and one that holds less would be let into the set.

@@ -179,7 +179,9 @@ class ReplicationSlave:
     async def stop(self) -> None:
         """Returns when the connection and every task have ended."""
         if self._is_started:
-            self._perform(self._session.on_stopped())
+            self._session.on_stopped()
+            # Not as an effect: after a fault in the middle of effects the session may know of no connection.
+            self._disconnect("the slave stops")
         self._is_started = False
         self._cancel_timer()
         await self._tasks.close()
