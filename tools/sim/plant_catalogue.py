@@ -293,6 +293,20 @@ _STORE: Final = (
         proofs=("unit/store/test_truncation.py",),
     ),
     Plant(
+        name="a copy that fills the disk stays in the way of a cut",
+        path="store/message_store.py",
+        sound="                await self._disk.offload(self._disk.remove, copy)\n",
+        bug="",
+        proofs=("unit/store/test_truncation.py",),
+    ),
+    Plant(
+        name="half a copy of a cut tail is kept",
+        path="store/truncation.py",
+        sound="        with suppress(OSError):\n            disk.remove(path)\n",
+        bug="",
+        proofs=("unit/store/test_truncation.py",),
+    ),
+    Plant(
         name="a heal goes on though its range is gone",
         path="store/scrub.py",
         sound="            if damaged not in self._log.damaged:\n                return\n        self",

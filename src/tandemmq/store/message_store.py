@@ -656,7 +656,7 @@ class MessageStore:
         A caller that is cancelled waits for the end of it: an fsync whose error nobody hears would be
         followed by one that succeeds and has nothing to write.
         """
-        if self._admission.is_blocked(_FAILED):
+        if not self._is_open or self._admission.is_blocked(_FAILED):
             return
         end, cut_count = self.appended.value, self.appended.cut_count
         await self._tasks.see_through("sync", self._writers.flusher.flush())
@@ -834,10 +834,16 @@ class MessageStore:
         )
         segments = self._log.dirty_segments(point, end)
         parts = [segment.view()[max(0, point - segment.base) : end - segment.base] for segment in segments]
-        # The copy comes first: a disk that it fills takes no mark, and that is no failure yet.
-        await self._disk.offload(self._keep_tail, parts, point, end, pending.epoch)
+        copy = await self._disk.offload(self._keep_tail, parts, point, end, pending.epoch)
         try:
-            await self._disk.offload(self._cut_mark.write, pending)
+            try:
+                await self._disk.offload(self._cut_mark.write, pending)
+            except OSError:
+                if self._cut_mark.is_there or copy is None:
+                    raise
+                # The copy may have taken the last room, and nobody was told that its bytes are safe.
+                await self._disk.offload(self._disk.remove, copy)
+                await self._disk.offload(self._cut_mark.write, pending)
         except OSError as error:
             if self._cut_mark.is_there:
                 raise
@@ -889,8 +895,8 @@ class MessageStore:
         log.warning(events.LOG_TAIL_CUT, extra=facts)
         self.on_cut()
 
-    def _keep_tail(self, parts: list[memoryview], point: int, end: int, epoch: int) -> None:
-        keep_tail(
+    def _keep_tail(self, parts: list[memoryview], point: int, end: int, epoch: int) -> Path | None:
+        return keep_tail(
             parts,
             point,
             end - point,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -105,8 +106,9 @@ def keep_tail(
     directory: Path,
     bytes_max: int,
     disk: Disk,
-) -> None:
-    """Copy `size` bytes from `begin` on to `<epoch>-<begin>-<end>` and sync them. Blocks.
+) -> Path | None:
+    """The file `<epoch>-<begin>-<end>`: a copy of `size` bytes from `begin` on, synced; None where there is
+    no room for it. Blocks.
 
     `bytes_max`: of all copies together; the oldest make room, and what alone is more is left out at its end.
 
@@ -119,29 +121,33 @@ def keep_tail(
     facts = {"path": str(path), "log_offset": begin, "size_bytes": size}
     size = min(size, bytes_max)
     if not size:
-        return
+        return None
     try:
-        _make_room(directory, size, bytes_max, disk)
         if disk.exists(path):
-            disk.remove(path)
+            disk.remove(path)  # of an attempt before this one
+        _make_room(directory, size, bytes_max, disk)
         file = disk.create(path, size)
     except OSError as error:
         log.error(events.LOG_COPY_FAILED, extra={**facts, "error": str(error)})
-        return
+        return None
     try:
         at = 0
         for raw in parts:
             part = raw[: size - at]
-            try:
-                file.pwrite(at, (part,))
-            except OSError as error:
-                log.error(events.LOG_COPY_FAILED, extra={**facts, "error": str(error)})
-                return
+            file.pwrite(at, (part,))
             at += len(part)
+    except OSError as error:
+        file.close()
+        log.error(events.LOG_COPY_FAILED, extra={**facts, "error": str(error)})
+        with suppress(OSError):
+            disk.remove(path)
+        return None
+    try:
         file.sync()
     finally:
         file.close()
     log.warning(events.LOG_TAIL_KEPT, extra=facts)
+    return path
 
 
 def _make_room(directory: Path, size: int, bytes_max: int, disk: Disk) -> None:

@@ -313,6 +313,46 @@ async def test_a_disk_that_is_full_refuses_a_cut_before_anything_is_changed(take
     await check_cut(rig, point)
 
 
+async def test_a_copy_that_leaves_no_room_for_a_cut_makes_room_and_costs_no_other_copy() -> None:
+    class Full(NoFault):
+        def on_write(self, path: Path, offset: int, size: int) -> int:
+            has_copy = any(name.startswith("1-") for name in rig.disk.list(directory))
+            return 0 if path.name == "truncate.pending" and has_copy else size
+
+    directory = ROOT / "divergent"
+    rig = TermRig()
+    store, point = await open_deposed(rig)
+    size = store.max_log_offset - point
+    rig.disk.make_dirs(directory)
+    rig.disk.create(directory / "0-10-20", store.options.divergent_bytes_max - size).close()
+    rig.disk.fault = Full()
+    await store.cut(point, AFTER, "a newer term")
+    assert rig.disk.list(directory) == ["0-10-20"]
+    rig.disk.fault = NoFault()
+    await store.close()
+    assert (await rig.open()).max_log_offset == point
+
+
+async def test_a_copy_that_is_made_again_or_breaks_off_costs_no_other_copy(tmp_path: Path) -> None:
+    class Breaks(NoFault):
+        def on_write(self, path: Path, offset: int, size: int) -> int:
+            return size if offset == 0 else 0
+
+    disk = MemoryDisk()
+
+    def keep(epoch: int) -> None:
+        data = bytes(40)
+        keep_tail([data[:3], data[3:]], 10, 40, epoch=epoch, directory=tmp_path, bytes_max=100, disk=disk)
+
+    keep(1)
+    keep(2)
+    keep(2)
+    assert disk.list(tmp_path) == ["1-10-50", "2-10-50"]
+    disk.fault = Breaks()
+    keep(2)
+    assert disk.list(tmp_path) == ["1-10-50"]
+
+
 async def test_a_log_from_before_terms_gets_a_list_and_confirms_nothing() -> None:
     rig = TermRig()
     store = await Rig.open(rig)

@@ -608,6 +608,8 @@ class ElectedBroker:
             self._epoch = epoch_before
             self._clock.call_later(RETRY_S, self._term_due.set)
             return
+        if is_own and not self._is_master:
+            return  # another term is known already
         log.warning(
             events.BROKER_ROLE_CHANGED,
             extra={
