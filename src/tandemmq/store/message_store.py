@@ -656,8 +656,8 @@ class MessageStore:
         A caller that is cancelled waits for the end of it: an fsync whose error nobody hears would be
         followed by one that succeeds and has nothing to write.
         """
-        if not self._is_open or self._admission.is_blocked(_FAILED):
-            return
+        if self._tasks.is_closed:
+            return  # the store is closed, or one of its tasks has failed
         end, cut_count = self.appended.value, self.appended.cut_count
         await self._tasks.see_through("sync", self._writers.flusher.flush())
         is_cut = self.appended.cut_count != cut_count

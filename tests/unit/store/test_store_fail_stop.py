@@ -128,6 +128,12 @@ async def test_the_failure_of_an_fsync_is_heard_when_who_asked_for_it_is_cancell
     await store.close()
 
 
+async def test_a_closed_store_has_nothing_to_sync() -> None:
+    store = await Rig().open()
+    await store.close()
+    await store.sync()
+
+
 async def test_zeros_that_cannot_be_written_are_written_before_the_next_send() -> None:
     faults = ShortWrites(room=50, failures=2)
     rig, store = await broken_store(faults)
