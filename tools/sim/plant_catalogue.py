@@ -537,8 +537,8 @@ _REPLICATION: Final = (
     Plant(
         name="slaves are sent what is not flushed",
         path="replication/shell/master.py",
-        sound="return LogRange(begin, max(begin, self._store.confirmed.value))",
-        bug="return LogRange(begin, max(begin, self._store.appended.value))",
+        sound="return LogRange(self._store.min_log_offset, self._store.confirmed_log_offset)",
+        bug="return LogRange(self._store.min_log_offset, self._store.max_log_offset)",
         proofs=("scenario/test_replication_sync.py", "scenario/test_replication_copy.py", "sim"),
     ),
     Plant(

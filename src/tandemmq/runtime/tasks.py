@@ -113,6 +113,14 @@ class TaskScope:
             self._on_failure(task.get_name(), error)
 
 
+async def run_out(current: Callable[[], asyncio.Task[Any] | None]) -> None:
+    """Returns when `current` tells no task that runs. One that ends may have begun the next, or have been
+    cancelled before its first step, in which it would have taken itself back.
+    """
+    while (task := current()) is not None and not task.done():
+        await asyncio.wait([task])
+
+
 class FaultGuard:
     """Runs callbacks of the event loop; faults of ours and fatal errors go to the owner, so that a failed
     assertion stops the node and does not vanish in the loop's log.

@@ -272,10 +272,7 @@ class ConsumeQueue:
         self.tail_start = self.min_offset = self.max_offset = self.next_offset = queue_offset
         self.end_log_offset = -1
         self._is_overtaken = True
-        try:
-            self._log.remove_all()
-        finally:
-            self._log.forget_all()
+        self._log.begin_anew()
 
     def _write_long_tail(self) -> None:
         if self.is_dropped:

@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import Any
 
 from tandemmq.runtime.ports import Clock, Disk, TimerHandle
-from tandemmq.runtime.tasks import TaskScope
+from tandemmq.runtime.tasks import TaskScope, run_out
 from tandemmq.store.admission import Admission
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.flusher import sync_segments
@@ -163,10 +163,8 @@ class FailedWrites:
         """
         if not self._is_halted:
             self.zero()
-        while (task := self._task) is not None:
-            await asyncio.wait([task])
-            if task is self._task:  # cancelled before its first step: another task has failed
-                self._task = None
+        await run_out(lambda: self._task)
+        self._task = None
         assert not self._sends, "a send would never be answered"
         return not self._dirty and not self._unsynced
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from tandemmq.errors import FlushFailed
 from tandemmq.runtime.ports import Clock, Disk, File, TimerHandle
-from tandemmq.runtime.tasks import TaskScope
+from tandemmq.runtime.tasks import TaskScope, run_out
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.options import FlushMode, StoreOptions
 from tandemmq.store.recorder import StoreRecorder
@@ -162,10 +162,8 @@ class Flusher:
     async def stop(self) -> None:
         """Returns when no flush runs; none will start."""
         self.halt()
-        while (task := self._task) is not None:
-            await asyncio.wait([task])
-            if task is self._task:  # cancelled before its first step: another task has failed
-                self._task = None
+        await run_out(lambda: self._task)
+        self._task = None
 
 
 async def sync_segments(disk: Disk, segments: Sequence[Segment]) -> None:

@@ -943,6 +943,11 @@ class MessageStore:
         return self._log.end
 
     @property
+    def confirmed_log_offset(self) -> int:
+        """Where what may be read ends; nothing may, where the first bytes of a copy are not on disk yet."""
+        return max(self._log.begin, self.confirmed.value)
+
+    @property
     def accepted_log_offset(self) -> int:
         """The end of what sends were told of; beyond `appended` while it lies in the transient pool."""
         if self._pool is None or self.role is BrokerRole.SLAVE:

@@ -98,10 +98,9 @@ class ReplicaLog:
                 self._zero(log_offset, size)
             else:  # it begins nowhere yet, and by now its master may begin elsewhere
                 self._log.end = end
-                self._log.log.forget_all()
                 self._has_strays = True
                 with suppress(OSError):
-                    self._remove_strays()
+                    self._log.log.begin_anew()
             raise DiskFull(f"the disk takes no writes: {error.strerror or error}") from error
         self._recorder.append_batch_s.observe(self._clock.monotonic() - begun_at)
         self._log.end = log_offset + size

@@ -173,9 +173,16 @@ class SegmentedLog:
         if disk.exists(self.directory) and not disk.list(self.directory):
             disk.remove(self.directory)
 
-    def forget_all(self) -> None:
-        """Go on without a file, though some could not be deleted; `remove_strays` comes before the next."""
-        self.segments.clear()
+    def begin_anew(self) -> None:
+        """As `remove_all`, but the log has no file afterwards in any case: `remove_strays` comes before the
+        next one.
+
+        Raises:  OSError when a file cannot be deleted.
+        """
+        try:
+            self.remove_all()
+        finally:
+            self.segments.clear()
 
     def remove_strays(self) -> None:
         """Delete what is left of former files of a log that has none: its first one may lie before them.

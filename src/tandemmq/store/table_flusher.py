@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tandemmq.runtime.ports import Clock, Disk, TimerHandle
-from tandemmq.runtime.tasks import TaskScope
+from tandemmq.runtime.tasks import TaskScope, run_out
 from tandemmq.store.admission import Admission
 from tandemmq.store.checkpoint import Checkpoint
 from tandemmq.store.consume_queue import ConsumeQueue
@@ -234,10 +234,8 @@ class TableFlusher:
 
     async def idle(self) -> None:
         """Returns when no round runs; none begins before the next await."""
-        while (task := self._task) is not None:
-            await asyncio.wait([task])
-            if task is self._task:  # cancelled before its first step: another task has failed
-                self._task = None
+        await run_out(lambda: self._task)
+        self._task = None
 
     def halt(self) -> None:
         """Start no more rounds."""

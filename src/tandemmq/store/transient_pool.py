@@ -24,7 +24,7 @@ from tandemmq.errors import Busy, RequestRejected
 from tandemmq.protocol.record import RecordOutcome, check_record
 from tandemmq.runtime.disk import LockedMemory
 from tandemmq.runtime.ports import Clock, Disk, File, TimerHandle
-from tandemmq.runtime.tasks import TaskScope
+from tandemmq.runtime.tasks import TaskScope, run_out
 from tandemmq.store.admission import Admission
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.flusher import PAGE_BYTES
@@ -348,10 +348,8 @@ class Committer:
         """Commit the rest; True when nothing is left. None will start afterwards."""
         is_halted = self._is_stopped
         self.halt()
-        while (task := self._task) is not None:
-            await asyncio.wait([task])
-            if task is self._task:  # cancelled before its first step: another task has failed
-                self._task = None
+        await run_out(lambda: self._task)
+        self._task = None
         for _ in range(0 if is_halted else LAST_ATTEMPTS):
             if self._pool.end <= self._log.end or await self.commit():
                 break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +26,34 @@ from tandemmq.store import BrokerRole, MessageStore, StoreOptions
 
 RECORD_BYTES_MAX = 4096
 EMPTY = LogChecksumResponse(min_offset=0, max_offset=0, size_bytes=0, crc=0)
+
+
+def tail_wait(
+    store: MessageStore,
+    disk: MemoryDisk,
+    clock: ManualClock,
+    *,
+    slave_count: int = 1,
+    client: RemotingClient | None = None,
+    others: Sequence[str] = (),
+) -> TailWait:
+    """Of a master that name servers list with slaves at 10.0.0.9:1 and so on. `others`: other masters."""
+
+    async def listed() -> dict[int, str]:
+        return {number: f"10.0.0.9:{number}" for number in range(1, slave_count + 1)}
+
+    async def other_master(_also: Iterable[str]) -> str | None:
+        return others[0] if others else None
+
+    return TailWait(
+        LogChecksums(store, disk=disk, life="life"),
+        client=cast(RemotingClient, client),
+        clock=clock,
+        record_bytes_max=RECORD_BYTES_MAX,
+        listed=listed,
+        told=list,
+        other_master=other_master,
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,21 +98,7 @@ async def test_enough_slaves_leave_no_room_for_an_acknowledged_message(
         clock=clock,
     )
 
-    async def listed() -> dict[int, str]:
-        return {number: f"10.0.0.9:{number}" for number in range(1, slave_count + 1)}
-
-    async def nobody(_also: Iterable[str]) -> None:
-        return None
-
-    subject = TailWait(
-        LogChecksums(store, disk=disk, life="life"),
-        client=cast(RemotingClient, None),
-        clock=clock,
-        record_bytes_max=RECORD_BYTES_MAX,
-        listed=listed,
-        told=list,
-        other_master=nobody,
-    )
+    subject = tail_wait(store, disk, clock, slave_count=slave_count)
     assert (not await subject._ask_all(0.0)) == is_enough
     await store.close()
 
@@ -107,24 +121,9 @@ async def test_a_slave_that_tells_ends_that_no_log_has_shows_nothing_and_stops_n
     options = StoreOptions(root=Path("/store"), role=BrokerRole.SYNC_MASTER, in_sync_replicas=2)
     store = await MessageStore.open(options, disk=disk, clock=clock)
     client = cast(RemotingClient, Liar(*ends))
-
-    async def listed() -> dict[int, str]:
-        return {1: "10.0.0.9:1"}
-
-    async def nobody(_also: Iterable[str]) -> None:
-        return None
-
-    own = LogChecksums(store, disk=disk, life="life")
-    subject = TailWait(
-        own,
-        client=client,
-        clock=clock,
-        record_bytes_max=RECORD_BYTES_MAX,
-        listed=listed,
-        told=list,
-        other_master=nobody,
-    )
+    subject = tail_wait(store, disk, clock, client=client)
     assert f"a log from {ends[0]} to {ends[1]} was told" in await subject._ask_all(0.0)
+    own = LogChecksums(store, disk=disk, life="life")
     verdict = await TailCheck(own, client=client, master=lambda: "10.0.0.9:1")(4096)
     assert verdict.outcome is TailOutcome.FAILED
     await store.close()
@@ -143,12 +142,6 @@ async def test_an_empty_master_that_stands_at_a_later_file_fetches_nothing_from_
         asked.append(log_offset)
         raise BrokerUnreachable(f"{address} does not answer")
 
-    async def nobody(_also: Iterable[str]) -> None:
-        return None
-
-    async def listed() -> dict[int, str]:
-        return {1: "10.0.0.9:1"}
-
     monkeypatch.setattr(tail_check, "read_log_checksum", read_log_checksum)
     monkeypatch.setattr(tail_check, "read_log", read_log)
     clock, disk = ManualClock(), MemoryDisk()
@@ -161,15 +154,7 @@ async def test_an_empty_master_that_stands_at_a_later_file_fetches_nothing_from_
     options = replace(options, role=BrokerRole.SYNC_MASTER)
     store = await MessageStore.open(options, disk=disk, clock=clock)
     assert store.min_log_offset == store.max_log_offset == 8192
-    subject = TailWait(
-        LogChecksums(store, disk=disk, life="life"),
-        client=cast(RemotingClient, None),
-        clock=clock,
-        record_bytes_max=RECORD_BYTES_MAX,
-        listed=listed,
-        told=list,
-        other_master=nobody,
-    )
+    subject = tail_wait(store, disk, clock)
     assert "does not answer" in await subject._ask_all(0.0)
     assert asked == [8192]
     await store.close()
@@ -202,22 +187,7 @@ async def test_a_decision_that_did_not_know_of_another_master_does_not_hold_once
     options = StoreOptions(root=Path("/store"), role=BrokerRole.SYNC_MASTER, in_sync_replicas=2)
     store = await MessageStore.open(options, disk=disk, clock=clock)
     others = ["10.0.0.8:10911"]
-
-    async def listed() -> dict[int, str]:
-        return {}
-
-    async def other_master(_also: Iterable[str]) -> str | None:
-        return others[0] if others else None
-
-    subject = TailWait(
-        LogChecksums(store, disk=disk, life="life"),
-        client=cast(RemotingClient, None),
-        clock=clock,
-        record_bytes_max=RECORD_BYTES_MAX,
-        listed=listed,
-        told=list,
-        other_master=other_master,
-    )
+    subject = tail_wait(store, disk, clock, slave_count=0, others=others)
     waiting = asyncio.create_task(subject.run())
     await clock.pass_time(0.1)
     subject.handle_accept(cast(Channel, None), Command.request(RequestCode.TANDEM_ACCEPT_LOG))

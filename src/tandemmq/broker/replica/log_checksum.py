@@ -83,10 +83,9 @@ class LogChecksums:
         if asked.size_bytes:
             async with self._in_turn():
                 found = await self.checksum(asked.log_offset, min(asked.size_bytes, RANGE_BYTES_MAX))
-        begin = self._store.min_log_offset
         header = LogChecksumResponse(
-            min_offset=begin,
-            max_offset=max(begin, self._store.confirmed.value),  # a copy's first bytes may not be on disk yet
+            min_offset=self._store.min_log_offset,
+            max_offset=self._store.confirmed_log_offset,
             size_bytes=found.size_bytes,
             crc=found.crc,
             life=self._life,

@@ -354,8 +354,7 @@ class AutoSwitchReplication:
     # What connections ask and tell.
 
     def log_range(self) -> LogRange:
-        begin = self._store.min_log_offset
-        return LogRange(begin, max(begin, self._store.confirmed.value))
+        return LogRange(self._store.min_log_offset, self._store.confirmed_log_offset)
 
     def log_view(self, log_offset: int, bytes_max: int) -> memoryview:
         return self._store.log_view(log_offset, bytes_max)

@@ -179,9 +179,8 @@ class ReplicationMaster:
     # What connections ask and tell.
 
     def log_range(self) -> LogRange:
-        """What a slave can get. Nothing, where the first bytes of a copy are not on disk yet."""
-        begin = self._store.min_log_offset
-        return LogRange(begin, max(begin, self._store.confirmed.value))
+        """What a slave can get."""
+        return LogRange(self._store.min_log_offset, self._store.confirmed_log_offset)
 
     def log_view(self, log_offset: int, bytes_max: int) -> memoryview:
         return self._store.log_view(log_offset, bytes_max)
