@@ -88,15 +88,16 @@ def test_reading_a_backlog_has_no_latency_of_its_own() -> None:
     ]
 
 
-def test_starts_have_a_table_of_their_own() -> None:
-    start = Case(setting=ASYNC, kind="start")
-    page = render_page([reading(start, side, 1.0) for side in (OURS, JAVA)], [])
+@pytest.mark.parametrize("kind", ["start", "failover"])
+def test_what_happens_once_has_a_table_of_its_own(kind: str) -> None:
+    once = Case(setting=ELECTED, kind=kind)
+    page = render_page([reading(once, side, 1.0) for side in (OURS, JAVA)], [])
     assert [line for line in page.splitlines() if line.startswith("###")] == [
         "### Latency",
-        "### Start",
+        "### Start and failover",
         "### Memory",
     ]
-    assert f"| {start.name} | 0.00 | 0.00 | **0.25** (0.25 to 0.25) | 0.00 | 0.00 | **0.25**" in page
+    assert f"| {once.name} | 0.00 | 0.00 | **0.25** (0.25 to 0.25) | 0.00 | 0.00 | **0.25**" in page
 
 
 def test_report_is_a_page_a_plot_and_json(tmp_path: Path) -> None:
@@ -128,6 +129,7 @@ def test_cases_are_chosen_by_a_part_of_their_name() -> None:
         "pop",
         "delay",
     ]
+    assert [case.kind for case in choose_cases(["5,000 sends"])] == ["rate", "rate-read", "rate"]
     with pytest.raises(TandemError, match="no case has 'queues' in its name; there are: ASYNC_FLUSH: sends"):
         choose_cases(["queues"])
 

@@ -50,6 +50,7 @@ public final class Load {
     private static final int READ_AT_ONCE = 32;
     private static final int SEEKS_MAX = 20;
     private static final long INVISIBLE_MS = 60_000;
+    private static final String DUE = "due";
 
     private final String nameServer;
     private final String topic;
@@ -98,6 +99,8 @@ public final class Load {
             case "send":
             case "delay": load.send(); break;
             case "rate": load.sendAtRate(); break;
+            case "rate-read": load.readMeanwhile(); break;
+            case "deliver": load.deliver(); break;
             case "transaction": load.sendTransactions(); break;
             case "read": load.read("*"); break;
             case "filter": load.read("T1"); break;
@@ -129,7 +132,61 @@ public final class Load {
 
     /** A fixed number each second, however long the answers take. */
     private void sendAtRate() throws Exception {
+        sendAtRate(start(new DefaultMQProducer("bench")), true);
+    }
+
+    /** The same, while one thread reads what the topic holds, as fast as it can, again and again. */
+    private void readMeanwhile() throws Exception {
+        DefaultMQPullConsumer consumer = start(new DefaultMQPullConsumer("bench_meanwhile"));
         DefaultMQProducer producer = start(new DefaultMQProducer("bench"));
+        List<MessageQueue> queues = new ArrayList<>(consumer.fetchSubscribeMessageQueues(topic));
+        Thread reader = new Thread(() -> {
+            long[] offsets = new long[queues.size()];
+            for (int number = 0; ; number = (number + 1) % offsets.length) {
+                try {
+                    PullResult result = consumer.pull(queues.get(number), "*", offsets[number], READ_AT_ONCE);
+                    boolean isOver = result.getPullStatus() == PullStatus.NO_NEW_MSG;
+                    offsets[number] = isOver ? 0 : result.getNextBeginOffset();
+                } catch (Exception error) {
+                    noteFailure(error, 1);
+                }
+            }
+        });
+        reader.setDaemon(true);
+        reader.start();
+        sendAtRate(producer, true);
+    }
+
+    /** A fixed number each second to one consumer, from the moment at which a send was due to its delivery. */
+    private void deliver() throws Exception {
+        DefaultMQProducer producer = start(new DefaultMQProducer("bench"));
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("bench_deliver");
+        consumer.setNamesrvAddr(nameServer);
+        consumer.setAutoCommit(false);
+        consumer.setPullBatchSize(READ_AT_ONCE);
+        consumer.start();
+        Collection<MessageQueue> queues = consumer.fetchMessageQueues(topic);
+        consumer.assign(queues);
+        for (MessageQueue queue : queues) {
+            seek(queue, consumer::seekToEnd);
+        }
+        Thread reader = new Thread(() -> {
+            while (true) {
+                for (MessageExt message : consumer.poll(200)) {
+                    String due = message.getProperty(DUE);
+                    if (isMeasuring && due != null) {
+                        answers.incrementAndGet();
+                        sample(System.nanoTime() - Long.parseLong(due));
+                    }
+                }
+            }
+        });
+        reader.setDaemon(true);
+        reader.start();
+        sendAtRate(producer, false);
+    }
+
+    private void sendAtRate(DefaultMQProducer producer, boolean countsAnswers) throws Exception {
         Semaphore room = new Semaphore(100_000);
         Clock clock = new Clock();
         long first = System.nanoTime();
@@ -139,7 +196,11 @@ public final class Load {
                 LockSupport.parkNanos(Math.min(50_000, due - System.nanoTime()));
             }
             room.acquire();
-            producer.send(message(number), note(due, 1, room), TIMEOUT_MS);
+            Message message = message(number);
+            if (!countsAnswers) {
+                message.putUserProperty(DUE, Long.toString(due));
+            }
+            producer.send(message, note(due, countsAnswers ? 1 : 0, room), TIMEOUT_MS);
         }
         room.acquire(100_000);
         clock.tell();
@@ -229,18 +290,26 @@ public final class Load {
     private static void seekToBegin(DefaultLitePullConsumer consumer, Collection<MessageQueue> queues)
         throws Exception {
         for (MessageQueue queue : queues) {
-            for (int attempt = 0; ; attempt++) {
-                try {
-                    consumer.seekToBegin(queue);
-                    break;
-                } catch (MQClientException error) {
-                    if (attempt == SEEKS_MAX) {
-                        throw error;
-                    }
-                    Thread.sleep(1);
+            seek(queue, consumer::seekToBegin);
+        }
+    }
+
+    private static void seek(MessageQueue queue, Seek seek) throws Exception {
+        for (int attempt = 0; ; attempt++) {
+            try {
+                seek.run(queue);
+                return;
+            } catch (MQClientException error) {
+                if (attempt == SEEKS_MAX) {
+                    throw error;
                 }
+                Thread.sleep(1);
             }
         }
+    }
+
+    private interface Seek {
+        void run(MessageQueue queue) throws MQClientException;
     }
 
     /** The same, a thread for each queue, of the messages that an expression selects. */
@@ -439,7 +508,7 @@ public final class Load {
 
             @Override
             public void onException(Throwable error) {
-                noteFailure(error, count);
+                noteFailure(error, Math.max(count, 1));
                 room.release();
             }
         };
@@ -449,11 +518,11 @@ public final class Load {
         if (!isMeasuring) {
             return;
         }
-        if (result.getSendStatus() == SendStatus.SEND_OK) {
+        if (result.getSendStatus() != SendStatus.SEND_OK) {
+            noteFailure(new IllegalStateException(result.getSendStatus().name()), Math.max(count, 1));
+        } else if (count > 0) {
             answers.addAndGet(count);
             sample(System.nanoTime() - begun);
-        } else {
-            noteFailure(new IllegalStateException(result.getSendStatus().name()), count);
         }
     }
 

@@ -61,6 +61,9 @@ class BrokerSetting:
     flush: str = "ASYNC_FLUSH"
     has_slave: bool = False
     is_elected: bool = False
+    acks_min: int = 2
+    """Of elected brokers: how many must hold a message. A master that is alone takes no send with 2."""
+    log_file_bytes: int = 1 << 30
 
     def of_broker(
         self, directory: Path, name_server: str, port: int, *, is_slave: bool, controller: str = ""
@@ -76,7 +79,7 @@ class BrokerSetting:
             "enableControllerMode": "true",
             "controllerAddr": controller,
             "allAckInSyncStateSet": "true",
-            "minInSyncReplicas": 2,
+            "minInSyncReplicas": self.acks_min,
         }
         return {
             **(of_elected if self.is_elected else of_role),
@@ -88,7 +91,7 @@ class BrokerSetting:
             "listenPort": port,
             "haListenPort": port + 1,
             "flushDiskType": self.flush,
-            "mappedFileSizeCommitLog": 1 << 30,
+            "mappedFileSizeCommitLog": self.log_file_bytes,
             "storePathRootDir": directory / ("slave" if is_slave else "master"),
             "storePathCommitLog": directory / ("slave" if is_slave else "master") / "commitlog",
             "waitTimeMillsInSendQueue": 10_000,
@@ -108,12 +111,14 @@ class BrokerSetting:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCluster:
-    """One that runs. `pids`: by what a process is."""
+    """One that runs. `pids`: by what a process is. `slave`, `controller`: empty without one."""
 
     side: str
     name_server: str
     master: str
     pids: Mapping[str, int]
+    slave: str = ""
+    controller: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +200,8 @@ def running_ours(directory: Path, setting: BrokerSetting) -> Iterator[MeasuredCl
             )
             start(name, "broker", values)
         pids = {name: server.pid for name, server in servers.items()}
-        yield MeasuredCluster(OURS, name_server.address, servers["master"].address, pids)
+        slave = servers["slave"].address if setting.has_slave else ""
+        yield MeasuredCluster(OURS, name_server.address, servers["master"].address, pids, slave, controller)
 
 
 @contextmanager
@@ -228,7 +234,8 @@ def running_java(directory: Path, setting: BrokerSetting, tools: JavaTools) -> I
 
         kv = {"listenPort": port, "kvConfigPath": directory / "kvConfig.json"}
         start("name server", "org.apache.rocketmq.namesrv.NamesrvStartup", kv, port)
-        name_server, master, controller = f"{HOST}:{port}", "", ""
+        name_server, controller = f"{HOST}:{port}", ""
+        brokers: dict[str, str] = {}
         if setting.is_elected:
             port = _free_port()
             controller = f"{HOST}:{port}"
@@ -236,12 +243,13 @@ def running_java(directory: Path, setting: BrokerSetting, tools: JavaTools) -> I
             start("controller", "org.apache.rocketmq.controller.ControllerStartup", values, port)
         for name in ("master", "slave")[: 1 + setting.has_slave]:
             port = _free_port()
-            master = master or f"{HOST}:{port}"
+            brokers[name] = f"{HOST}:{port}"
             values = setting.of_broker(
                 directory, name_server, port, is_slave=name == "slave", controller=controller
             )
             start(name, "org.apache.rocketmq.broker.BrokerStartup", values, port)
-        yield MeasuredCluster(JAVA, name_server, master, pids)
+        slave = brokers.get("slave", "")
+        yield MeasuredCluster(JAVA, name_server, brokers["master"], pids, slave, controller)
 
 
 def _free_port() -> int:

@@ -7,21 +7,26 @@ before it counts. Processor time is read from the kernel when the counted time b
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
+from tandemmq.api.controller import read_sync_states
 from tandemmq.bench.generator import run_load, send_frames
 from tandemmq.bench.java.clusters import (
+    BROKER_NAME,
     JAVA,
     OURS,
     BrokerSetting,
@@ -34,16 +39,19 @@ from tandemmq.bench.java.clusters import (
 )
 from tandemmq.bench.process_stats import private_bytes, processor_seconds, resident_bytes
 from tandemmq.errors import TandemError
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 
 ASYNC: Final = BrokerSetting("ASYNC_FLUSH")
 SYNC: Final = BrokerSetting("SYNC_FLUSH", flush="SYNC_FLUSH")
 PAIR: Final = BrokerSetting("ASYNC_FLUSH, synchronous slave", has_slave=True)
 SAFE: Final = BrokerSetting("SYNC_FLUSH, synchronous slave", flush="SYNC_FLUSH", has_slave=True)
 ELECTED: Final = BrokerSetting("ASYNC_FLUSH, elected master and slave", has_slave=True, is_elected=True)
+ROLLING: Final = BrokerSetting("ASYNC_FLUSH, a new log file every 16 MiB", log_file_bytes=16 << 20)
 
 WARM_UP_S: Final = 20.0
 CLIENT_WARM_UP_S: Final = 2.0
-_Runner = Callable[[Path], AbstractContextManager[MeasuredCluster]]
+_Runner = Callable[[Path, BrokerSetting], AbstractContextManager[MeasuredCluster]]
 LOAD_S_MAX: Final = 120.0
 """Beyond its warm-up and its measured time: a load that takes longer is ended, and an error."""
 SAID_CHARS: Final = 1000
@@ -52,7 +60,9 @@ SAID_CHARS: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One load. `kind`: one of the load program's, `light`, our generator of prepared frames, or `start`."""
+    """One load. `kind`: one of the load program's, `light`, our generator of prepared frames, or what is done
+    to a cluster of its own: `start`, `failover`.
+    """
 
     setting: BrokerSetting
     kind: str
@@ -68,6 +78,10 @@ class Case:
         match self.kind:
             case "rate":
                 return f"{self.rate:,} sends/s of {size}"
+            case "rate-read":
+                return f"{self.rate:,} sends/s of {size} while a backlog is read"
+            case "deliver":
+                return f"{self.rate:,} sends/s of {size}, until each is consumed"
             case "light":
                 return f"light generator, {size}, {self.in_flight} in flight"
             case "send" if self.batch > 1:
@@ -81,6 +95,8 @@ class Case:
                 return f"backlog of {size} by a listener"
             case "start":
                 return "start of all servers to the first acknowledged send"
+            case "failover":
+                return "death of an elected master to the first send that its successor acknowledges"
             case "pop":
                 return f"pops of up to 32 of {size}, each acknowledged, {self.in_flight} in flight"
             case "delay":
@@ -99,6 +115,8 @@ def _all_cases() -> Iterator[Case]:
     yield Case(setting=ASYNC, kind="light", in_flight=64)
     for rate in (1_000, 5_000, 10_000):
         yield Case(setting=ASYNC, kind="rate", rate=rate)
+    yield Case(setting=ASYNC, kind="rate-read", rate=5_000)
+    yield Case(setting=ASYNC, kind="deliver", rate=1_000)
     for kind in ("read", "filter", "sql"):
         yield Case(setting=ASYNC, kind=kind)
     yield Case(setting=ASYNC, kind="pop", in_flight=4)
@@ -108,6 +126,8 @@ def _all_cases() -> Iterator[Case]:
     for setting in (SYNC, PAIR, SAFE, ELECTED):
         for in_flight in (1, 64):
             yield Case(setting=setting, kind="send", in_flight=in_flight)
+    yield Case(setting=ELECTED, kind="failover")
+    yield Case(setting=ROLLING, kind="rate", rate=5_000)
 
 
 CASES: Final = tuple(_all_cases())
@@ -168,10 +188,10 @@ def measure_pairs(
             root = Path(name)
             tell(f"starting both clusters, {setting.name}")
             runners: dict[str, _Runner] = {
-                OURS: partial(running_ours, setting=setting),
-                JAVA: partial(running_java, setting=setting, tools=tools),
+                OURS: running_ours,
+                JAVA: partial(running_java, tools=tools),
             }
-            clusters = [stack.enter_context(run(root / side)) for side, run in runners.items()]
+            clusters = [stack.enter_context(run(root / side, setting)) for side, run in runners.items()]
             loads = _Loads(tools, root / "load", seconds)
             for cluster in clusters:
                 tell(f"warming up {cluster.side}, {setting.name}")
@@ -181,9 +201,9 @@ def measure_pairs(
                 for case in chosen:
                     for cluster in clusters[:: -1 if number % 2 else 1]:
                         tell(f"round {number + 1} of {rounds}, {setting.name}: {case.name}, {cluster.side}")
-                        if case.kind == "start":
-                            folder = root / f"{cluster.side}-start-{number}"
-                            readings.append(_time_start(runners[cluster.side], case, folder))
+                        if case.kind in _TIMED:
+                            folder = root / f"{cluster.side}-{case.kind}-{number}"
+                            readings.append(_TIMED[case.kind](runners[cluster.side], case, folder))
                         else:
                             readings.append(loads.run(cluster, case))
     return readings
@@ -196,15 +216,71 @@ def _time_start(run: _Runner, case: Case, folder: Path) -> CaseFigures:
     """
     frames = send_frames(_topic_of(case), 1, case.body_bytes, 1)
     begun = time.monotonic()
-    with run(folder) as cluster:
-        while run_load(cluster.master, frames, in_flight=1, seconds_max=0.001).failed:
-            if time.monotonic() > begun + LOAD_S_MAX:
-                raise TandemError(f"{cluster.side} takes no send {LOAD_S_MAX:.0f} s after its start")
-            time.sleep(0.01)
-        seconds = time.monotonic() - begun
-        told: dict[str, Any] = {"count": 1, "seconds": seconds, "failed": 0}
-        told |= dict.fromkeys(("p50_us", "p99_us", "p999_us"), seconds * 1e6)
-        return _reading(cluster, case, told, dict.fromkeys(cluster.pids, 0.0), _processor(cluster))
+    with run(folder, case.setting) as cluster:
+        _wait_until(
+            lambda: _takes_sends(cluster.master, frames), f"{cluster.side} takes no send after its start"
+        )
+        nothing = dict.fromkeys(cluster.pids, 0.0)
+        return _reading_of_once(cluster, case, time.monotonic() - begun, nothing)
+
+
+def _time_failover(run: _Runner, case: Case, folder: Path) -> CaseFigures:
+    """From SIGKILL of a master whose slave holds everything. Its processor time is that of all who are left.
+
+    Raises:  TandemError when the slave does not catch up, or does not take over, within LOAD_S_MAX.
+    """
+    frames = send_frames(_topic_of(case), 1, case.body_bytes, 1)
+    with run(folder, replace(case.setting, acks_min=1)) as cluster:
+        side = cluster.side
+        _wait_until(lambda: _takes_sends(cluster.master, frames), f"{side} takes no send after its start")
+        _wait_until(
+            lambda: asyncio.run(_count_in_sync(cluster.controller)) == 2, f"{side}'s slave is not in sync"
+        )
+        left = replace(cluster, pids={name: pid for name, pid in cluster.pids.items() if name != "master"})
+        before = _processor(left)
+        os.kill(cluster.pids["master"], signal.SIGKILL)
+        begun = time.monotonic()
+        _wait_until(lambda: _takes_sends(cluster.slave, frames), f"{side}'s slave does not take over")
+        return _reading_of_once(left, case, time.monotonic() - begun, before)
+
+
+_TIMED: Final = {"start": _time_start, "failover": _time_failover}
+
+
+async def _count_in_sync(controller: str) -> int:
+    """How many brokers hold everything, as the controller knows it; 0 while it cannot tell."""
+    client = RemotingClient(network=TcpNetwork(), clock=LoopClock())
+    try:
+        group = (await read_sync_states(client, controller, [BROKER_NAME])).get(BROKER_NAME)
+        return 0 if group is None else len(group.in_sync)
+    except TandemError:
+        return 0
+    finally:
+        await client.close()
+
+
+def _takes_sends(address: str, frames: list[bytes]) -> bool:
+    try:
+        return not run_load(address, frames, in_flight=1, seconds_max=0.001).failed
+    except OSError:
+        return False
+
+
+def _wait_until(holds: Callable[[], bool], failure: str) -> None:
+    """Raises:  TandemError, `failure` and the time, after LOAD_S_MAX."""
+    deadline = time.monotonic() + LOAD_S_MAX
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TandemError(f"{failure}, {LOAD_S_MAX:.0f} s long")
+        time.sleep(0.01)
+
+
+def _reading_of_once(
+    cluster: MeasuredCluster, case: Case, seconds: float, before: dict[str, float]
+) -> CaseFigures:
+    told: dict[str, Any] = {"count": 1, "seconds": seconds, "failed": 0}
+    told |= dict.fromkeys(("p50_us", "p99_us", "p999_us"), seconds * 1e6)
+    return _reading(cluster, case, told, before, _processor(cluster))
 
 
 class _Loads:
@@ -258,7 +334,7 @@ class _Loads:
             if len(text) > 2 * SAID_CHARS:
                 text = f"{text[:SAID_CHARS]} ... {text[-SAID_CHARS:]}"
             raise TandemError(f"{case.name} on {cluster.side} ended with {code} and without figures: {text}")
-        if not told["count"] or (told["failed"] and case.kind != "rate"):
+        if not told["count"] or (told["failed"] and not case.rate):
             raise TandemError(
                 f"{case.name} on {cluster.side}: {told['failed']} failed, {told['count']} did not:"
                 f" {told['reason']}"

@@ -13,6 +13,8 @@ from tandemmq.bench.java.clusters import JAVA, OURS, VERSION
 from tandemmq.bench.java.measure import Case, CaseFigures
 
 BROKERS: Final = ("master", "slave")
+ONCE: Final = ("start", "failover")
+"""Cases that happen once in the life of a cluster: their figure is a time."""
 INTRODUCTION: Final = f"""# Benchmarks
 
 Our servers beside Java RocketMQ {VERSION}, under the same loads on one machine. `make bench`
@@ -107,7 +109,7 @@ def render_page(readings: Sequence[CaseFigures], machine: Sequence[str]) -> str:
     spread = f"Medians of {rounds} rounds; in brackets the least and the largest ratio of a pair."
     lines = [*machine, spread]
     setting = None
-    for row in (row for row in rows if row.case.kind != "start"):
+    for row in (row for row in rows if row.case.kind not in ONCE):
         if row.case.setting != setting:
             setting = row.case.setting
             lines += ["", f"### {setting.name}", ""]
@@ -115,10 +117,10 @@ def render_page(readings: Sequence[CaseFigures], machine: Sequence[str]) -> str:
         lines.append(f"| {row.case.name} | {_cells(row.per_second, 0)} | {_cells(row.processor_us, 1)} |")
     lines += ["", "### Latency", "", *_latency_header()]
     lines += [line for row in rows for line in _latency_lines(row)]
-    starts = [row for row in rows if row.case.kind == "start"]
-    if starts:
-        lines += ["", "### Start", "", *_header("seconds", "processor seconds")]
-    for row in starts:
+    once = [row for row in rows if row.case.kind in ONCE]
+    if once:
+        lines += ["", "### Start and failover", "", *_header("seconds", "processor seconds")]
+    for row in once:
         elapsed, spent = _in_seconds(row.p50_us), _in_seconds(row.processor_us)
         lines.append(f"| {row.case.name} | {_cells(elapsed, 2)} | {_cells(spent, 2)} |")
     lines += ["", "### Memory", "", *_memory_lines(readings)]
@@ -144,7 +146,7 @@ def _latency_header() -> list[str]:
 
 
 def _latency_lines(row: CaseRow) -> Iterator[str]:
-    if not row.p50_us.java or row.case.kind in ("read", "filter", "sql", "start"):
+    if not row.p50_us.java or row.case.kind in ("read", "filter", "sql", *ONCE):
         return
     name = f"{row.case.name}, {row.case.setting.name}"
     for what, figure in (("p50", row.p50_us), ("p99", row.p99_us), ("p99.9", row.p999_us)):
