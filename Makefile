@@ -113,7 +113,7 @@ check: lint types contracts costs test ## Lint, types, contracts, costs and test
 
 bench: ROUNDS ?= 3
 bench: CASES ?=
-bench: setup-dev ## Measure ours and Java RocketMQ in turns, write docs/benchmarks.md (an hour on a quiet machine; ROUNDS=n; CASES=text prints some)
+bench: setup-dev ## Measure ours and Java RocketMQ in turns, then Kafka and NATS, write docs/benchmarks.md (an hour on a quiet machine; ROUNDS=n; CASES=text prints some)
 	@scripts/setup jdk
 	@$(TANDEMMQ) bench java --rounds $(ROUNDS) $(if $(CASES),--case "$(CASES)",--out docs) $(ARGS)
 

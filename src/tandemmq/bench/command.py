@@ -5,7 +5,7 @@
 - `catchup`: an empty slave copies its master;
 - `client`: what the Python client sends and reads, with our broker or any other, and beside the Java client;
 - `spark`, `kafka`: reading with Spark, alone and beside Kafka;
-- `java`: our servers beside Java RocketMQ's under the same loads.
+- `java`: our servers beside Java RocketMQ's under the same loads, and beside Kafka and NATS under others.
 """
 
 from __future__ import annotations
@@ -376,23 +376,39 @@ def java(
 ) -> None:
     """Measure our servers and Java RocketMQ's in turns, pair by pair, and print medians and ratios.
 
-    Needs a JDK and Maven, which fetches RocketMQ at the first run, and about 40 GB of disk for all cases.
+    At the end Apache Kafka and NATS JetStream are measured beside ours (`--case Kafka`: only that, printed).
+    Needs a JDK and Maven, which fetches RocketMQ and Kafka at the first run, nats-server for NATS, and about
+    40 GB of disk for all cases.
     """
-    from tandemmq.bench.java.measure import choose_cases, measure_pairs
+    from tandemmq.bench.java.measure import measure_pairs
     from tandemmq.bench.java.report import render_page, write_report
+    from tandemmq.bench.others import choose, measure_others, render_others, tell_absent
 
     machine = describe_machine()
+    cases, has_others = choose(case or [])
     console = Console(stderr=True)
+    if has_others:
+        tell_absent(console.print)
     with console.status("") as status:
-        readings = measure_pairs(
-            choose_cases(case or []),
-            rounds=rounds,
-            seconds=seconds,
-            warm_up_s=warm_up,
-            cache=cache.absolute(),
-            directory=directory,
-            tell=status.update if console.is_terminal else console.print,
-        )
-    typer.echo(render_page(readings, machine))
-    if out is not None:
-        write_report(readings, machine, out)
+        tell = status.update if console.is_terminal else console.print
+        if cases:
+            readings = measure_pairs(
+                cases,
+                rounds=rounds,
+                seconds=seconds,
+                warm_up_s=warm_up,
+                cache=cache.absolute(),
+                directory=directory,
+                tell=tell,
+            )
+            typer.echo(render_page(readings, machine))
+            if out is not None:
+                # At once: what is measured after it must not cost these figures.
+                write_report(readings, machine, out)
+        if has_others:
+            others = measure_others(
+                rounds=rounds, warm_up_s=warm_up, cache=cache.absolute(), directory=directory, tell=tell
+            )
+            typer.echo("\n".join(["" if cases else machine[0], render_others(others)]))
+            if cases and out is not None:
+                write_report(readings, machine, out, others)

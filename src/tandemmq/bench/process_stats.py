@@ -16,16 +16,26 @@ from tandemmq.launcher import Server, stopping, write_properties
 
 HOST = "127.0.0.1"
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-_USER_FIELD, _SYSTEM_FIELD = 13, 14
+_USER_FIELD, _SYSTEM_FIELD, _START_FIELD = 13, 14, 21
 
 
 def processor_seconds(pid: int) -> float:
     """User and system time that the process has used so far, in seconds (resolution: one kernel tick, 10
     ms)."""
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    # The command name in parentheses may itself hold spaces; fields are counted behind it.
-    fields = text[text.rindex(")") + 2 :].split()
+    fields = _stat_fields(pid)
     return (int(fields[_USER_FIELD - 2]) + int(fields[_SYSTEM_FIELD - 2])) / _TICKS_PER_SECOND
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """Those behind the command's name, which stands in parentheses and may itself hold spaces."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    return text[text.rindex(")") + 2 :].split()
+
+
+def age_seconds(pid: int) -> float:
+    """How long ago the process began, in seconds (resolution: one kernel tick)."""
+    up_s = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
+    return up_s - int(_stat_fields(pid)[_START_FIELD - 2]) / _TICKS_PER_SECOND
 
 
 def resident_bytes(pid: int) -> int:

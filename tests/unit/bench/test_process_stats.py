@@ -1,11 +1,12 @@
-"""Processor time of a tree of processes: children count, the left-out ones do not."""
+"""Processor time of a tree of processes: children count, the left-out ones do not. How old one is."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
-from tandemmq.bench.process_stats import processor_seconds, tree_seconds
+from tandemmq.bench.process_stats import age_seconds, processor_seconds, tree_seconds
 
 # Uses some processor time; with arguments, starts a child that does what the first of them says, tells its
 # number, and waits until nobody writes any more.
@@ -33,3 +34,16 @@ def test_grandchildren_count_and_left_out_trees_do_not() -> None:
         assert tree_seconds(root.pid) >= own + 0.1
         assert tree_seconds(child) >= 0.1
         assert tree_seconds(root.pid, without=frozenset([child])) == 0
+
+
+def test_age_counts_from_the_beginning_of_the_process() -> None:
+    tick_s = 0.011
+    before = time.monotonic()
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        began = time.monotonic()
+        while (asked := time.monotonic()) < began + 0.05:
+            pass
+        age = age_seconds(process.pid)
+        now = time.monotonic()
+    assert asked - began - tick_s <= age <= now - before + tick_s

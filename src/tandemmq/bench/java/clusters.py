@@ -30,8 +30,8 @@ ARTIFACTS: Final = tuple(
 OURS, JAVA = "tandemmq", "java"
 HOST: Final = "127.0.0.1"
 BROKER_NAME: Final = "bench"
-READY_S_MAX: Final = 120.0
-STOP_S_MAX: Final = 40.0
+READY_S_MAX: Final = 180.0
+STOP_S_MAX: Final = 60.0
 COMPILE_S_MAX: Final = 300.0
 SERVER_FLAGS: Final = (
     "-Xms1g",
@@ -188,13 +188,13 @@ def running_ours(directory: Path, setting: BrokerSetting) -> Iterator[MeasuredCl
 
         controller = ""
         if setting.is_elected:
-            controller = f"{HOST}:{_free_port()}"
+            controller = f"{HOST}:{free_port()}"
             start("controller", "controller", setting.of_controller(directory, controller))
         for name in ("master", "slave")[: 1 + setting.has_slave]:
             values = setting.of_broker(
                 directory,
                 name_server.address,
-                _free_port(),
+                free_port(),
                 is_slave=name == "slave",
                 controller=controller,
             )
@@ -211,7 +211,7 @@ def running_java(directory: Path, setting: BrokerSetting, tools: JavaTools) -> I
     Raises:  TandemError when one ends, or does not listen within READY_S_MAX.
     """
     directory.mkdir(parents=True)
-    port = _free_port()
+    port = free_port()
     pids: dict[str, int] = {}
     with ExitStack() as stack:
 
@@ -228,21 +228,21 @@ def running_java(directory: Path, setting: BrokerSetting, tools: JavaTools) -> I
                     env={**os.environ, "ROCKETMQ_HOME": str(home)},
                     cwd=home,
                 )
-            stack.callback(_stop, process)
+            stack.callback(stop_process, process)
             pids[name] = process.pid
-            _wait_until_open(process, port, f"Java's {name}", log)
+            wait_until_open(process, port, f"Java's {name}", log)
 
         kv = {"listenPort": port, "kvConfigPath": directory / "kvConfig.json"}
         start("name server", "org.apache.rocketmq.namesrv.NamesrvStartup", kv, port)
         name_server, controller = f"{HOST}:{port}", ""
         brokers: dict[str, str] = {}
         if setting.is_elected:
-            port = _free_port()
+            port = free_port()
             controller = f"{HOST}:{port}"
             values = setting.of_controller(directory, controller)
             start("controller", "org.apache.rocketmq.controller.ControllerStartup", values, port)
         for name in ("master", "slave")[: 1 + setting.has_slave]:
-            port = _free_port()
+            port = free_port()
             brokers[name] = f"{HOST}:{port}"
             values = setting.of_broker(
                 directory, name_server, port, is_slave=name == "slave", controller=controller
@@ -252,7 +252,7 @@ def running_java(directory: Path, setting: BrokerSetting, tools: JavaTools) -> I
         yield MeasuredCluster(JAVA, name_server, brokers["master"], pids, slave, controller)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that was free just now, and so were the two beside it that a broker opens."""
     while True:
         with ExitStack() as stack:
@@ -265,7 +265,11 @@ def _free_port() -> int:
             return int(port)
 
 
-def _wait_until_open(process: subprocess.Popen[bytes], port: int, name: str, log: Path) -> None:
+def wait_until_open(process: subprocess.Popen[bytes], port: int, name: str, log: Path) -> None:
+    """Returns once the port can be connected to.
+
+    Raises:  TandemError when the process ends, or does not listen within READY_S_MAX.
+    """
     deadline = time.monotonic() + READY_S_MAX
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -280,7 +284,8 @@ def _wait_until_open(process: subprocess.Popen[bytes], port: int, name: str, log
     raise TandemError(f"{name} does not listen after {READY_S_MAX:.0f} s")
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop_process(process: subprocess.Popen[bytes]) -> None:
+    """Ends it in order; by force after STOP_S_MAX."""
     process.terminate()
     try:
         process.wait(STOP_S_MAX)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tandemmq.api.controller import read_sync_states
-from tandemmq.bench.generator import run_load, send_frames
+from tandemmq.bench.generator import LoadResult, run_load, send_frames
 from tandemmq.bench.java.clusters import (
     BROKER_NAME,
     JAVA,
@@ -51,7 +51,7 @@ ROLLING: Final = BrokerSetting("ASYNC_FLUSH, a new log file every 16 MiB", log_f
 
 WARM_UP_S: Final = 20.0
 CLIENT_WARM_UP_S: Final = 2.0
-_Runner = Callable[[Path, BrokerSetting], AbstractContextManager[MeasuredCluster]]
+Runner = Callable[[Path, BrokerSetting], AbstractContextManager[MeasuredCluster]]
 LOAD_S_MAX: Final = 120.0
 """Beyond its warm-up and its measured time: a load that takes longer is ended, and an error."""
 SAID_CHARS: Final = 1000
@@ -151,15 +151,17 @@ class CaseFigures:
     resident_bytes: dict[str, int]
 
 
-def choose_cases(wanted: Sequence[str]) -> list[Case]:
-    """The cases in whose setting or name one of the texts is; all without a text.
+def choose_cases(wanted: Sequence[str], *, elsewhere: Sequence[str] = ()) -> list[Case]:
+    """The cases in whose setting or name one of the texts is; all without a text. `elsewhere`: names of
+    what else can be chosen, to be told.
 
     Raises:  TandemError for a text that is in none, with the names that there are.
     """
     known = {case: f"{case.setting.name}: {case.name}" for case in CASES}
     for text in wanted:
         if not any(text in name for name in known.values()):
-            raise TandemError(f"no case has {text!r} in its name; there are: {'; '.join(known.values())}")
+            names = "; ".join([*known.values(), *elsewhere])
+            raise TandemError(f"no case has {text!r} in its name; there are: {names}")
     return [case for case, name in known.items() if not wanted or any(text in name for text in wanted)]
 
 
@@ -187,12 +189,12 @@ def measure_pairs(
         ):
             root = Path(name)
             tell(f"starting both clusters, {setting.name}")
-            runners: dict[str, _Runner] = {
+            runners: dict[str, Runner] = {
                 OURS: running_ours,
                 JAVA: partial(running_java, tools=tools),
             }
             clusters = [stack.enter_context(run(root / side, setting)) for side, run in runners.items()]
-            loads = _Loads(tools, root / "load", seconds)
+            loads = Loads(tools, root / "load", seconds)
             for cluster in clusters:
                 tell(f"warming up {cluster.side}, {setting.name}")
                 warming = Case(setting=setting, kind="send", in_flight=64)
@@ -209,27 +211,27 @@ def measure_pairs(
     return readings
 
 
-def _time_start(run: _Runner, case: Case, folder: Path) -> CaseFigures:
+def time_start(run: Runner, case: Case, folder: Path) -> CaseFigures:
     """Of a cluster of its own, from the first process on. Its processor time is that of the whole start.
 
     Raises:  TandemError when no send is taken within LOAD_S_MAX.
     """
-    frames = send_frames(_topic_of(case), 1, case.body_bytes, 1)
+    frames = send_frames(topic_of(case), 1, case.body_bytes, 1)
     begun = time.monotonic()
     with run(folder, case.setting) as cluster:
         _wait_until(
             lambda: _takes_sends(cluster.master, frames), f"{cluster.side} takes no send after its start"
         )
         nothing = dict.fromkeys(cluster.pids, 0.0)
-        return _reading_of_once(cluster, case, time.monotonic() - begun, nothing)
+        return reading_of_once(cluster, case, time.monotonic() - begun, nothing)
 
 
-def _time_failover(run: _Runner, case: Case, folder: Path) -> CaseFigures:
+def _time_failover(run: Runner, case: Case, folder: Path) -> CaseFigures:
     """From SIGKILL of a master whose slave holds everything. Its processor time is that of all who are left.
 
     Raises:  TandemError when the slave does not catch up, or does not take over, within LOAD_S_MAX.
     """
-    frames = send_frames(_topic_of(case), 1, case.body_bytes, 1)
+    frames = send_frames(topic_of(case), 1, case.body_bytes, 1)
     with run(folder, replace(case.setting, acks_min=1)) as cluster:
         side = cluster.side
         _wait_until(lambda: _takes_sends(cluster.master, frames), f"{side} takes no send after its start")
@@ -237,14 +239,14 @@ def _time_failover(run: _Runner, case: Case, folder: Path) -> CaseFigures:
             lambda: asyncio.run(_count_in_sync(cluster.controller)) == 2, f"{side}'s slave is not in sync"
         )
         left = replace(cluster, pids={name: pid for name, pid in cluster.pids.items() if name != "master"})
-        before = _processor(left)
+        before = processor_of(left)
         os.kill(cluster.pids["master"], signal.SIGKILL)
         begun = time.monotonic()
         _wait_until(lambda: _takes_sends(cluster.slave, frames), f"{side}'s slave does not take over")
-        return _reading_of_once(left, case, time.monotonic() - begun, before)
+        return reading_of_once(left, case, time.monotonic() - begun, before)
 
 
-_TIMED: Final = {"start": _time_start, "failover": _time_failover}
+_TIMED: Final = {"start": time_start, "failover": _time_failover}
 
 
 async def _count_in_sync(controller: str) -> int:
@@ -275,15 +277,16 @@ def _wait_until(holds: Callable[[], bool], failure: str) -> None:
         time.sleep(0.01)
 
 
-def _reading_of_once(
+def reading_of_once(
     cluster: MeasuredCluster, case: Case, seconds: float, before: dict[str, float]
 ) -> CaseFigures:
+    """Of what happens once in the life of a cluster, and took so long."""
     told: dict[str, Any] = {"count": 1, "seconds": seconds, "failed": 0}
     told |= dict.fromkeys(("p50_us", "p99_us", "p999_us"), seconds * 1e6)
-    return _reading(cluster, case, told, before, _processor(cluster))
+    return reading_of(cluster, case, told, before, processor_of(cluster))
 
 
-class _Loads:
+class Loads:
     """Runs loads on clusters."""
 
     def __init__(self, tools: JavaTools, home: Path, seconds: float) -> None:
@@ -307,7 +310,7 @@ class _Loads:
             return self._run_light(cluster, case, warm_up_s, seconds)
         values = (case.body_bytes, case.in_flight, case.batch, case.rate, warm_up_s, seconds)
         command = [self._tools.java, *self._flags, "-cp", self._tools.class_path, "Load"]
-        command += [cluster.name_server, topic or _topic_of(case), case.kind, *map(str, values)]
+        command += [cluster.name_server, topic or topic_of(case), case.kind, *map(str, values)]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
@@ -321,9 +324,9 @@ class _Loads:
                 assert process.stdout is not None
                 for line in process.stdout:
                     if line.startswith("BEGIN"):
-                        before = _processor(cluster)
+                        before = processor_of(cluster)
                     elif line.startswith("END "):
-                        after = _processor(cluster)
+                        after = processor_of(cluster)
                         told = json.loads(line[4:])
                     else:
                         said.append(line.strip())
@@ -339,24 +342,22 @@ class _Loads:
                 f"{case.name} on {cluster.side}: {told['failed']} failed, {told['count']} did not:"
                 f" {told['reason']}"
             )
-        return _reading(cluster, case, told, before, after)
+        return reading_of(cluster, case, told, before, after)
 
     def _run_light(
         self, cluster: MeasuredCluster, case: Case, warm_up_s: float, seconds: float
     ) -> CaseFigures:
         frames = self._frames.get(case.body_bytes)
         if frames is None:
-            frames = self._frames[case.body_bytes] = send_frames(_topic_of(case), 4, case.body_bytes, 4096)
+            frames = self._frames[case.body_bytes] = send_frames(topic_of(case), 4, case.body_bytes, 4096)
         run_load(cluster.master, frames, in_flight=case.in_flight, seconds_max=warm_up_s)
-        before = _processor(cluster)
+        before = processor_of(cluster)
         result = run_load(cluster.master, frames, in_flight=case.in_flight, seconds_max=seconds)
-        after = _processor(cluster)
+        after = processor_of(cluster)
         if result.failed:
             raise TandemError(f"{case.name} on {cluster.side}: {result.failed} sends were refused")
         # Java's broker answers the sends of one connection in any order: there is no latency to tell.
-        told: dict[str, Any] = {"count": result.count, "seconds": result.seconds, "failed": 0}
-        told |= dict.fromkeys(("p50_us", "p99_us", "p999_us"), 0.0)
-        return _reading(cluster, case, told, before, after)
+        return reading_of(cluster, case, tell_load(result, has_order=cluster.side == OURS), before, after)
 
 
 CLIENT_CASES: Final = {
@@ -382,27 +383,37 @@ def measure_java_client(
     tools = prepare_java(cache)
     cluster = MeasuredCluster(JAVA, name_server, "", {})
     with tempfile.TemporaryDirectory(prefix="tandemmq-bench-") as home:
-        loads = _Loads(tools, Path(home), seconds)
+        loads = Loads(tools, Path(home), seconds)
         for name, (kind, in_flight, batch) in CLIENT_CASES.items():
             case = Case(setting=ASYNC, kind=kind, body_bytes=body_bytes, in_flight=in_flight, batch=batch)
             yield name, loads.run(cluster, case, topic=topic)
 
 
-def _topic_of(case: Case) -> str:
+def topic_of(case: Case) -> str:
+    """The topic that its messages go to, and are read from."""
     return f"Bench{case.body_bytes}"
 
 
-def _processor(cluster: MeasuredCluster) -> dict[str, float]:
+def tell_load(result: LoadResult, *, has_order: bool = True) -> dict[str, Any]:
+    """The figures of a load of our own as the load program tells its. `has_order`: so have the answers."""
+    shares = {"p50_us": 0.5, "p99_us": 0.99, "p999_us": 0.999}
+    times = {name: result.percentile_us(share) if has_order else 0.0 for name, share in shares.items()}
+    return {"count": result.count, "seconds": result.seconds, "failed": result.failed, **times}
+
+
+def processor_of(cluster: MeasuredCluster) -> dict[str, float]:
+    """Processor time that each of its processes has used so far, in seconds."""
     return {name: processor_seconds(pid) for name, pid in cluster.pids.items()}
 
 
-def _reading(
+def reading_of(
     cluster: MeasuredCluster,
     case: Case,
     told: dict[str, Any],
     before: dict[str, float],
     after: dict[str, float],
 ) -> CaseFigures:
+    """What a load told, beside the processor time before and after it and the memory of now."""
     count = told["count"]
     return CaseFigures(
         case=case,

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from tandemmq.bench.java.clusters import JAVA, OURS, VERSION
 from tandemmq.bench.java.measure import Case, CaseFigures
+from tandemmq.bench.others import PAGE, Others, render_others
 
 BROKERS: Final = ("master", "slave")
 ONCE: Final = ("start", "failover")
@@ -20,7 +21,8 @@ INTRODUCTION: Final = f"""# Benchmarks
 Our servers beside Java RocketMQ {VERSION}, under the same loads on one machine. `make bench`
 measures all cases and writes this page. `make bench ROUNDS=1 CASES="64 in flight"` measures the
 cases with this text in their name, and prints them. Both need a JDK and Maven, up to 40 GB of disk,
-and a machine that has nothing else to do.
+and a machine that has nothing else to do. At the end Apache Kafka and NATS JetStream are measured
+beside ours, which needs `apt-get install nats-server`; what is missing is left out.
 
 How it is measured:
 
@@ -173,20 +175,28 @@ def _memory_lines(readings: Sequence[CaseFigures]) -> Iterator[str]:
         )
 
 
-def write_report(readings: Sequence[CaseFigures], machine: Sequence[str], folder: Path) -> None:
-    """Three files of the folder: the page with its explanation, every reading, and the plot."""
+def write_report(
+    readings: Sequence[CaseFigures], machine: Sequence[str], folder: Path, others: Others | None = None
+) -> None:
+    """Three files of the folder: the page with its explanation, every reading, and the plot. `others`: has a
+    section of its own, and no part in the plot."""
     (folder / "images").mkdir(parents=True, exist_ok=True)
     draw(readings, folder / "images" / "benchmarks.png")
-    (folder / "benchmarks.json").write_text(render_json(readings, machine), encoding="utf-8")
+    (folder / "benchmarks.json").write_text(render_json(readings, machine, others), encoding="utf-8")
     plot = "![ratios of all cases](images/benchmarks.png)"
     page = f"{INTRODUCTION}\n## Figures\n\n{plot}\n\n{render_page(readings, machine)}"
+    if others is not None:
+        page += f"\n{PAGE}\n{render_others(others)}"
     (folder / "benchmarks.md").write_text(page, encoding="utf-8")
 
 
-def render_json(readings: Sequence[CaseFigures], machine: Sequence[str]) -> str:
+def render_json(readings: Sequence[CaseFigures], machine: Sequence[str], others: Others | None = None) -> str:
     """Every reading, for programs."""
     told: list[dict[str, Any]] = [{"name": reading.case.name, **asdict(reading)} for reading in readings]
-    return json.dumps({"machine": list(machine), "readings": told}, indent=1)
+    page: dict[str, Any] = {"machine": list(machine), "readings": told}
+    if others is not None:
+        page["others"] = others.as_json()
+    return json.dumps(page, indent=1)
 
 
 def draw(readings: Sequence[CaseFigures], path: Path) -> None:

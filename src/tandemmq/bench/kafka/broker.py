@@ -11,11 +11,11 @@ import base64
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tandemmq.bench.java.clusters import READY_S_MAX, stop_process, wait_until_open
 from tandemmq.errors import TandemError
 from tandemmq.launcher import write_properties
 from tandemmq.spark.java import find_java
@@ -31,9 +31,6 @@ SOURCE = (
 """All that the source needs beside what Spark itself has: no dependencies of these."""
 BROKER = (f"org.apache.kafka:kafka_2.13:{BROKER_VERSION}",)
 
-
-READY_SECONDS_MAX = 180.0
-STOP_SECONDS_MAX = 60.0
 # What Kafka's own start script gives its broker.
 _FLAGS = ("-Xmx1G", "-Xms1G", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-Djava.awt.headless=true")
 
@@ -42,7 +39,7 @@ _FLAGS = ("-Xmx1G", "-Xms1G", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-Djava
 def running_kafka(jars: list[Path], directory: Path, *, partition_count: int) -> Iterator[tuple[str, int]]:
     """Address and process id of a broker that makes topics of `partition_count` at their first use.
 
-    Raises:  TandemError when it ends, or does not listen within READY_SECONDS_MAX.
+    Raises:  TandemError when it ends, or does not listen within READY_S_MAX.
     """
     directory.mkdir(parents=True)
     port, controller_port = _free_ports()
@@ -53,16 +50,16 @@ def running_kafka(jars: list[Path], directory: Path, *, partition_count: int) ->
     cluster = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=").replace("-", "a")
     with log.open("ab") as output:
         formatting = [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
-        if subprocess.run(formatting, stdout=output, stderr=output, timeout=READY_SECONDS_MAX).returncode:
+        if subprocess.run(formatting, stdout=output, stderr=output, timeout=READY_S_MAX).returncode:
             raise TandemError(f"Kafka's store could not be made (log: {log})")
         process = subprocess.Popen(
             [*java[:1], *_FLAGS, *java[1:], "kafka.Kafka", str(settings)], stdout=output, stderr=output
         )
     try:
-        _wait_until_open(process, port, log)
+        wait_until_open(process, port, "Kafka", log)
         yield address, process.pid
     finally:
-        _stop(process)
+        stop_process(process)
 
 
 def _write_settings(directory: Path, address: str, controller: str, partition_count: int) -> Path:
@@ -81,6 +78,8 @@ def _write_settings(directory: Path, address: str, controller: str, partition_co
             "offsets.topic.replication.factor": 1,
             "transaction.state.log.replication.factor": 1,
             "transaction.state.log.min.isr": 1,
+            # As in Kafka's own example: the only consumer of a group need not wait for others.
+            "group.initial.rebalance.delay.ms": 0,
         },
     )
 
@@ -89,26 +88,3 @@ def _free_ports() -> tuple[int, int]:
     """Two ports that were free just now; Kafka cannot be told to choose its own."""
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
         return first.getsockname()[1], second.getsockname()[1]
-
-
-def _wait_until_open(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + READY_SECONDS_MAX
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise TandemError(f"Kafka ended with exit code {process.returncode} (log: {log})")
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
-        except OSError:
-            time.sleep(0.2)
-        else:
-            return
-    raise TandemError(f"Kafka does not listen after {READY_SECONDS_MAX:.0f} s (log: {log})")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_SECONDS_MAX)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -1,0 +1,533 @@
+"""The nearest equivalents beside ours: Apache Kafka and NATS JetStream, each by a load of its own, in turns.
+
+Neither speaks RocketMQ's protocol, so no load is the same for two of them; the page says what each one does.
+All servers stand side by side, and those that are not measured have nothing to do. What fails here, or is not
+installed, is left out and told in a note: it costs no figures of others.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+from tandemmq.bench.java.clusters import (
+    OURS,
+    VERSION,
+    MeasuredCluster,
+    fetch_jars,
+    make_home,
+    prepare_java,
+    running_ours,
+)
+from tandemmq.bench.java.measure import (
+    ASYNC,
+    CLIENT_WARM_UP_S,
+    LOAD_S_MAX,
+    Case,
+    CaseFigures,
+    Loads,
+    choose_cases,
+    processor_of,
+    reading_of,
+    reading_of_once,
+    tell_load,
+    time_start,
+    topic_of,
+)
+from tandemmq.bench.kafka.broker import BROKER, BROKER_VERSION, running_kafka
+from tandemmq.bench.nats_load import find_nats, find_version, read_load, running_nats, send_load
+from tandemmq.bench.process_stats import age_seconds
+from tandemmq.errors import TandemError
+from tandemmq.spark.java import find_java
+
+CHOSEN_BY: Final = "Nearest equivalents: Apache Kafka, NATS JetStream"
+"""Any part of it chooses the chapter, as a part of a case's name does the case."""
+CLIENT: Final = f"ours, RocketMQ's Java client {VERSION}"
+LIGHT: Final = "ours, light generator"
+KAFKA: Final = f"Apache Kafka {BROKER_VERSION}, its own tools"
+SENDS: Final = tuple(Case(setting=ASYNC, kind="send", in_flight=in_flight) for in_flight in (1, 16, 64))
+BATCHES: Final = Case(setting=ASYNC, kind="send", in_flight=16, batch=16)
+BACKLOG: Final = Case(setting=ASYNC, kind="read")
+START: Final = Case(setting=ASYNC, kind="start")
+CASES: Final = (*SENDS, BATCHES, BACKLOG, START)
+LOAD_S: Final = 2.5
+"""Of each load, beyond its warm-up. Shorter than those of the other chapters, so that this one stays one."""
+LIGHT_WARM_UP_S: Final = 0.5
+"""Of a load that is no Java program, on a server that is none."""
+
+PAGE: Final = f"""## Nearest equivalents
+
+Apache Kafka and NATS JetStream do related work over protocols of their own, so these are no ratios of
+like to like. All were measured on this machine and in turns, while the other servers were idle: one
+server without a copy, bodies of 1 KiB, a send that is acknowledged before the disk has it, processor
+time and memory as the kernel accounts them. `make bench CASES=Kafka` measures them alone; NATS needs
+`apt-get install nats-server`, and without it the tables have no NATS.
+
+- **Comparable**: what the server spends on a message, its memory, and how soon it is there; and our
+  light generator with NATS's load, which are both one connection that replays prepared bytes.
+- **Not comparable**: messages per second and latencies of different loads. Client and servers share
+  the processors, so that a load which costs more leaves less to its server.
+- **Kafka** has its default settings, a heap of 1 GiB and G1, and its own controller in the same
+  process; it is warmed up for 20 s. `ProducerPerformance` sends with acks=1 to four partitions. Without
+  batches it has linger.ms=0 and batch.size=0, and max.request.size leaves room for one record, so that
+  each record is a request; as many requests are in flight as the case says, and buffer.memory
+  keeps the producer from queueing more. Its broker handles the requests of one connection one after
+  the other, so that more in flight gain little. With batches it has its default batch.size (16 KiB: 15
+  records) and linger.ms=5, and buffer.memory for 16 batches. The first 5 s of each run are not
+  counted, but are in the percentiles, which the tool tells in whole milliseconds.
+  `ConsumerPerformance` reads its topic once from the beginning, the first 2 s are not counted.
+- **NATS** has its default settings and a stream in files. Its load is a small one of ours in Python.
+  It has no batches of its own: beside them stand 256 single sends in flight. The backlog is read by a
+  pull consumer without acknowledgements, 1,000 messages for a request.
+- **Ours** is a name server and a broker with ASYNC_FLUSH; memory is that of both. RocketMQ's
+  Java client is the load of the chapters above.
+- Seconds to ready count from the first process: ours and NATS to the first acknowledged
+  message, Kafka to the moment when it listens.
+- Loads are counted for {LOAD_S:g} s.
+"""
+
+
+@dataclass(slots=True)
+class Others:
+    """What was measured. `notes`: what was not, and why."""
+
+    readings: list[CaseFigures] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs, beside the readings of the pairs."""
+        told = [{"name": reading.case.name, **asdict(reading)} for reading in self.readings]
+        return {"readings": told, "notes": self.notes}
+
+
+class Contestant(NamedTuple):
+    """A server and its load. `run` measures one of its cases once."""
+
+    side: str
+    cases: Sequence[Case]
+    run: Callable[[Case], CaseFigures]
+
+
+_Opener = Callable[[], AbstractContextManager[list[Contestant]]]
+_FAILURES: Final = (TandemError, OSError, ValueError, LookupError, subprocess.SubprocessError)
+
+
+def choose(wanted: Sequence[str]) -> tuple[list[Case], bool]:
+    """The cases of the pairs, and whether this chapter is among what is wanted; everything without a text.
+
+    Raises:  TandemError for a text that is in no name.
+    """
+    of_pairs = [text for text in wanted if text not in CHOSEN_BY]
+    cases = choose_cases(of_pairs, elsewhere=[CHOSEN_BY]) if of_pairs or not wanted else []
+    return cases, len(of_pairs) < max(len(wanted), 1)
+
+
+def measure_others(
+    *, rounds: int, warm_up_s: float, cache: Path, directory: Path | None, tell: Callable[[str], None]
+) -> Others:
+    """All rounds of all cases. What fails is told in a note and not tried again; its readings stay."""
+    with tempfile.TemporaryDirectory(prefix="tandemmq-bench-", dir=directory) as name:
+        root = Path(name)
+        openers: dict[str, _Opener] = {
+            OURS: partial(_open_ours, root, cache),
+            "Apache Kafka": partial(_open_kafka, root, cache, warm_up_s, tell),
+            "NATS JetStream": partial(_open_nats, root),
+        }
+        return run_in_turns(openers, rounds=rounds, tell=tell)
+
+
+def run_in_turns(openers: dict[str, _Opener], *, rounds: int, tell: Callable[[str], None]) -> Others:
+    """Each case by each contestant, in every other round the last one first."""
+    found = Others()
+
+    def leave_out(name: str, error: BaseException) -> None:
+        found.notes.append(f"{name} is left out: {error or type(error).__name__}")
+        tell(found.notes[-1])
+
+    with ExitStack() as stack:
+        contestants: list[Contestant] = []
+        for name, opener in openers.items():
+            tell(f"starting {name}")
+            try:
+                contestants += stack.enter_context(opener())
+            except _FAILURES as error:
+                leave_out(name, error)
+        for number in range(rounds):
+            for case in CASES:
+                for contestant in contestants[:: -1 if number % 2 else 1]:
+                    if case not in contestant.cases:
+                        continue
+                    tell(f"round {number + 1} of {rounds}, {case.name}: {contestant.side}")
+                    try:
+                        reading = contestant.run(case)
+                    except _FAILURES as error:
+                        leave_out(f"{contestant.side}, from {case.name!r} on,", error)
+                        contestants.remove(contestant)
+                    else:
+                        found.readings.append(replace(reading, case=case, side=contestant.side))
+    return found
+
+
+def tell_absent(tell: Callable[[str], None]) -> None:
+    """What will be left out, before an hour of measuring."""
+    try:
+        find_nats()
+    except TandemError as error:
+        tell(f"NATS JetStream will be left out: {error}")
+
+
+@contextmanager
+def _open_ours(root: Path, cache: Path) -> Iterator[list[Contestant]]:
+    tools = prepare_java(cache)
+    with running_ours(root / "ours", ASYNC) as cluster:
+        loads = Loads(tools, root / "load", LOAD_S)
+
+        def run_client(case: Case) -> CaseFigures:
+            if case is START:
+                return time_start(running_ours, case, _new_folder(root))
+            return loads.run(cluster, case)
+
+        def run_light(case: Case) -> CaseFigures:
+            return loads.run(cluster, replace(case, kind="light"), warm_up_s=LIGHT_WARM_UP_S)
+
+        yield [Contestant(CLIENT, CASES, run_client), Contestant(LIGHT, SENDS, run_light)]
+
+
+def _new_folder(root: Path) -> Path:
+    return Path(tempfile.mkdtemp(dir=root)) / "start"
+
+
+def _read_start(cluster: MeasuredCluster, pid: int) -> CaseFigures:
+    """Of a server that is ready just now."""
+    return reading_of_once(cluster, START, age_seconds(pid), dict.fromkeys(cluster.pids, 0.0))
+
+
+# NATS.
+
+
+@contextmanager
+def _open_nats(root: Path) -> Iterator[list[Contestant]]:
+    program = find_nats()
+    side = f"NATS JetStream {find_version(program)}, a plain load"
+    with running_nats(root / "nats", program) as cluster:
+
+        def run(case: Case) -> CaseFigures:
+            if case is START:
+                with running_nats(_new_folder(root), program) as started:
+                    send_load(started.master, body_bytes=case.body_bytes, in_flight=1, seconds=0.0)
+                    return _read_start(started, started.pids["broker"])
+            if case is BACKLOG:
+                load = partial(read_load, cluster.master)
+            else:
+                in_flight = case.in_flight * case.batch
+                load = partial(send_load, cluster.master, body_bytes=case.body_bytes, in_flight=in_flight)
+            load(seconds=LIGHT_WARM_UP_S)
+            before = processor_of(cluster)
+            result = load(seconds=LOAD_S)
+            after = processor_of(cluster)
+            if result.failed or not result.count:
+                raise TandemError(f"{result.failed} sends of {result.count} were refused")
+            return reading_of(cluster, case, tell_load(result, has_order=case is not BACKLOG), before, after)
+
+        yield [Contestant(side, CASES, run)]
+
+
+# Kafka, by its own tools.
+
+WINDOW_S: Final = 5.0
+"""How often the producer's tool tells how far it is. The first time is a client's warm-up."""
+COUNTED_S_MIN: Final = 1.0
+ATTEMPTS_MAX: Final = 3
+ENDLESS: Final = 2**31 - 1
+COLD: Final = 1.5
+"""How much faster than in its first window a client may become."""
+RECORD_BYTES_MAX: Final = 1110
+"""What the producer reserves in its buffer for a record of 1 KiB without a key in a batch of its own."""
+REQUEST_BYTES_MAX: Final = 1200
+"""More than one such record, less than two."""
+BATCH_BYTES: Final = 16384
+BACKLOG_RECORDS_MIN: Final = 2_000_000
+"""What the consumer's tool reads in its warm-up and its measured time: it reads a topic once only."""
+TOOL_ARTIFACTS: Final = (*BROKER, f"org.apache.kafka:kafka-tools:{BROKER_VERSION}")
+_PROGRESS: Final = re.compile(
+    r"(\d+) records sent, ([\d.]+) records/sec .* ms max latency"
+    r"(?:, (\d+) ms 50th, \d+ ms 95th, (\d+) ms 99th, (\d+) ms 99\.9th)?\."
+)
+
+
+class Progress(NamedTuple):
+    """A line of the producer's tool: of a window, or of the whole run, which has percentiles too."""
+
+    records: int
+    per_second: float
+    percentiles_ms: tuple[int, int, int] | None
+
+    @property
+    def seconds(self) -> float:
+        """How long it is about."""
+        return self.records / self.per_second if self.per_second else 0.0
+
+
+def parse_progress(line: str) -> Progress | None:
+    """None for a line that tells something else."""
+    found = _PROGRESS.match(line)
+    if found is None:
+        return None
+    count, rate, p50, p99, p999 = found.groups()
+    return Progress(int(count), float(rate), None if p50 is None else (int(p50), int(p99), int(p999)))
+
+
+def tell_producer(first: Progress, whole: Progress) -> dict[str, Any]:
+    """The figures behind the first window; the percentiles are those of the whole run."""
+    assert whole.percentiles_ms is not None, "the line of the whole run has percentiles"
+    told: dict[str, Any] = {"count": whole.records - first.records, "failed": 0}
+    told["seconds"] = whole.seconds - first.seconds
+    return told | {
+        name: ms * 1e3 for name, ms in zip(("p50_us", "p99_us", "p999_us"), whole.percentiles_ms, strict=True)
+    }
+
+
+def parse_consumed(line: str) -> tuple[float, int] | None:
+    """When (in seconds), and how many messages have been read by then; None for a line that tells neither."""
+    fields = line.split(", ")
+    try:
+        return datetime.strptime(fields[0], "%Y-%m-%d %H:%M:%S:%f").timestamp(), int(fields[4])
+    except (ValueError, IndexError):
+        return None
+
+
+def producer_settings(case: Case) -> dict[str, object]:
+    """What the producer is told, beside where its broker is."""
+    settings: dict[str, object] = {"acks": 1, "enable.idempotence": "false"}
+    if case.batch > 1:
+        memory = case.in_flight * BATCH_BYTES
+        return settings | {"batch.size": BATCH_BYTES, "linger.ms": 5, "buffer.memory": memory}
+    return settings | {
+        "batch.size": 0,
+        "linger.ms": 0,
+        "max.request.size": REQUEST_BYTES_MAX,
+        "max.in.flight.requests.per.connection": case.in_flight,
+        # The producer waits for room; what is left over is less than another record needs.
+        "buffer.memory": case.in_flight * RECORD_BYTES_MAX + RECORD_BYTES_MAX - 1,
+    }
+
+
+@contextmanager
+def _open_kafka(
+    root: Path, cache: Path, warm_up_s: float, tell: Callable[[str], None]
+) -> Iterator[list[Contestant]]:
+    jars = fetch_jars(cache, "kafka-tools", TOOL_ARTIFACTS, has_dependencies=True)
+    flags = ["-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-Duser.language=en", *make_home(root / "tools")]
+    java = [str(find_java() / "bin" / "java"), *flags, "-cp", os.pathsep.join(map(str, jars))]
+    with running_kafka(jars, root / "kafka", partition_count=4) as (address, pid):
+        tools = _KafkaTools(java, MeasuredCluster(KAFKA, "", address, {"broker": pid}))
+        tell("warming up Apache Kafka")
+        tools.warm_up(warm_up_s)
+
+        def run(case: Case) -> CaseFigures:
+            if case is START:
+                with running_kafka(jars, _new_folder(root), partition_count=4) as (_, started):
+                    return _read_start(MeasuredCluster(KAFKA, "", "", {"broker": started}), started)
+            return tools.read() if case is BACKLOG else tools.send(case)
+
+        yield [Contestant(KAFKA, CASES, run)]
+
+
+class _KafkaTools:
+    """Runs Kafka's own tools on its broker. The topic is made by the first send."""
+
+    def __init__(self, java: Sequence[str], cluster: MeasuredCluster) -> None:
+        self._java = java
+        self._cluster = cluster
+        self._rates: dict[Case, float] = {}
+        """What each case is likely to reach: the tool is told how many to send, not for how long."""
+        self._stored = 0
+
+    def warm_up(self, seconds: float) -> None:
+        """All kinds of sends, at least one window of each, for so long together."""
+        cases = (BATCHES, *reversed(SENDS))
+        windows = max(1, math.ceil(seconds / WINDOW_S / len(cases)))
+        for case in cases:
+            with closing(self._progress(case, ENDLESS)) as told:
+                for _ in range(windows):
+                    window = next(told, None)
+                    if window is None:
+                        raise TandemError("the producer ended in its warm-up")
+                    self._stored += window.records
+                    self._rates[case] = window.per_second * COLD
+
+    def send(self, case: Case) -> CaseFigures:
+        """Raises:  TandemError when the tool fails."""
+        for _ in range(ATTEMPTS_MAX):
+            before: dict[str, float] = {}
+            first = whole = None
+            count = int(self._rates[case] * (WINDOW_S + LOAD_S)) + 1
+            with closing(self._progress(case, count)) as lines:
+                for told in lines:
+                    if told.percentiles_ms is not None:
+                        whole = told
+                    elif first is None:
+                        before = processor_of(self._cluster)
+                        first = told
+            after = processor_of(self._cluster)
+            if whole is None:
+                raise TandemError("the producer ended without figures")
+            self._stored += whole.records
+            if first is not None and whole.seconds - first.seconds >= COUNTED_S_MIN:
+                self._rates[case] = whole.per_second
+                return reading_of(self._cluster, case, tell_producer(first, whole), before, after)
+            self._rates[case] *= 2
+        raise TandemError(f"the producer is done before its warm-up, {ATTEMPTS_MAX} times")
+
+    def read(self) -> CaseFigures:
+        """Raises:  TandemError when the tool fails, or the topic holds too little."""
+        if self._stored < BACKLOG_RECORDS_MIN:
+            self._stored += sum(
+                told.records
+                for told in self._progress(BATCHES, BACKLOG_RECORDS_MIN - self._stored)
+                if told.percentiles_ms is not None
+            )
+        command = ["org.apache.kafka.tools.ConsumerPerformance", "--bootstrap-server", self._cluster.master]
+        command += ["--topic", topic_of(BACKLOG), "--messages", str(self._stored)]
+        command += ["--show-detailed-stats", "--reporting-interval", "250"]
+        began: tuple[float, int] | None = None
+        warm = last = None
+        before: dict[str, float] = {}
+        after: dict[str, float] = {}
+        with closing(self._said_by(command, LOAD_S_MAX)) as lines:
+            for line in lines:
+                told = parse_consumed(line)
+                if told is None:
+                    continue
+                began = began or told
+                if warm is None:
+                    if told[0] >= began[0] + CLIENT_WARM_UP_S:
+                        warm, before = told, processor_of(self._cluster)
+                    continue
+                last, after = told, processor_of(self._cluster)
+                if last[0] >= warm[0] + LOAD_S:
+                    break
+        if warm is None or last is None or last[0] < warm[0] + COUNTED_S_MIN:
+            raise TandemError(f"{self._stored:,} messages are read before the consumer is warm")
+        figures: dict[str, Any] = {"count": last[1] - warm[1], "seconds": last[0] - warm[0], "failed": 0}
+        figures |= dict.fromkeys(("p50_us", "p99_us", "p999_us"), 0.0)
+        return reading_of(self._cluster, BACKLOG, figures, before, after)
+
+    def _progress(self, case: Case, count: int) -> Generator[Progress, None, None]:
+        settings = {"bootstrap.servers": self._cluster.master, **producer_settings(case)}
+        command = ["org.apache.kafka.tools.ProducerPerformance", "--topic", topic_of(case)]
+        command += ["--num-records", str(count), "--record-size", str(case.body_bytes), "--throughput", "-1"]
+        command += ["--producer-props", *(f"{key}={value}" for key, value in settings.items())]
+        with closing(self._said_by(command, LOAD_S_MAX)) as lines:
+            for line in lines:
+                told = parse_progress(line)
+                if told is not None:
+                    yield told
+                elif "Exception" in line:
+                    raise TandemError(f"a send failed: {line}")
+
+    def _said_by(self, command: Sequence[str], seconds_max: float) -> Generator[str, None, None]:
+        """The lines of a tool, which is ended with this iterator.
+
+        Raises:  TandemError when it fails, or takes too long.
+        """
+        with subprocess.Popen(
+            [*self._java, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            assert process.stdout is not None
+            watchdog = threading.Timer(seconds_max, process.kill)
+            watchdog.start()
+            line = ""
+            try:
+                for line in map(str.strip, process.stdout):
+                    yield line
+                if process.wait():
+                    raise TandemError(f"{command[0]} ended with {process.returncode}: {line[:300]}")
+            finally:
+                watchdog.cancel()
+                process.kill()
+
+
+# What the page and the screen show.
+
+
+def render_others(found: Others) -> str:
+    """Tables in Markdown: the cases, then the servers."""
+    lines = [*found.notes]
+    if found.readings:
+        rounds = max(len(_of(found, reading.case, reading.side)) for reading in found.readings)
+        lines += [f"Medians of {rounds} rounds; memory is the most after a case.", ""]
+        lines += ["| case | server and load | messages/s | processor us per message | p50 ms | p99 ms |"]
+        lines += ["|---|---|--:|--:|--:|--:|"]
+        lines += [line for case in CASES if case is not START for line in _case_lines(found, case)]
+        lines += ["", "| server | private MiB | resident MiB | seconds to ready |", "|---|--:|--:|--:|"]
+        lines += _server_lines(found)
+    return "\n".join(lines) + "\n"
+
+
+def _of(found: Others, case: Case, side: str) -> list[CaseFigures]:
+    return [reading for reading in found.readings if reading.case == case and reading.side == side]
+
+
+def _sides(found: Others) -> list[str]:
+    return list(dict.fromkeys(reading.side for reading in found.readings))
+
+
+def _case_lines(found: Others, case: Case) -> Iterator[str]:
+    name = case.name
+    for side in sorted(_sides(found), key=_rank):
+        readings = _of(found, case, side)
+        if not readings:
+            continue
+        rate = median(reading.per_second for reading in readings)
+        spent = median(_broker_us(reading) for reading in readings)
+        times = [
+            _milliseconds(median(values), is_whole=side == KAFKA) if case is not BACKLOG else "-"
+            for values in (
+                [reading.p50_us for reading in readings],
+                [reading.p99_us for reading in readings],
+            )
+        ]
+        yield f"| {name} | {side} | {rate:,.0f} | {spent:.1f} | {' | '.join(times)} |"
+        name = ""
+
+
+def _rank(side: str) -> int:
+    """Ours first, then as the servers are named; the order of measuring says nothing."""
+    return next((rank for rank, known in enumerate((CLIENT, LIGHT, KAFKA)) if side == known), 3)
+
+
+def _broker_us(reading: CaseFigures) -> float:
+    return sum(spent for name, spent in reading.processor_us.items() if name != "name server")
+
+
+def _milliseconds(us: float, *, is_whole: bool) -> str:
+    if is_whole:
+        return f"{us / 1000:,.0f}" if us else "<1"
+    return f"{us / 1000:,.2f}"
+
+
+def _server_lines(found: Others) -> Iterator[str]:
+    for side in sorted(_sides(found), key=_rank):
+        loads = [reading for reading in found.readings if reading.side == side and reading.case != START]
+        starts = [reading.p50_us / 1e6 for reading in _of(found, START, side)]
+        if side == LIGHT or not loads:
+            continue
+        most = [
+            max(sum(getattr(reading, kind).values()) for reading in loads) / 2**20
+            for kind in ("private_bytes", "resident_bytes")
+        ]
+        ready = f"{median(starts):.2f}" if starts else "-"
+        yield f"| {side.partition(',')[0]} | {most[0]:,.0f} | {most[1]:,.0f} | {ready} |"
