@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sim.workload import as_batch
 from tandemmq.errors import MessageIllegal
 from tandemmq.protocol.batch import encode_batch, split_batch
-from tandemmq.protocol.hashes import java_hash, java_hashes, key_hash
+from tandemmq.protocol.hashes import java_hash, java_hashes, key_hash, key_head
 from tandemmq.protocol.message_id import decode_host, encode_host
 from tandemmq.protocol.properties import decode_properties, encode_properties, find_property
 from tandemmq.protocol.record import (
@@ -203,6 +203,9 @@ def test_hashes_agree_with_the_definition(texts: list[str]) -> None:
         assert java_hash(text) == naive_hash(text)
         assert key_hash("topic", text) == (abs(naive_hash(f"topic#{text}")) & 0x7FFFFFFF)
     assert java_hashes(texts).tolist() == [naive_hash(text) for text in texts]
+    heads = [key_head(f"t{number % 3}") for number in range(len(texts))]
+    whole = [f"t{number % 3}#{text}" for number, text in enumerate(texts)]
+    assert java_hashes(texts, heads).tolist() == [naive_hash(text) for text in whole]
 
 
 def naive_hash(text: str) -> int:

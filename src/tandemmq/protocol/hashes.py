@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from itertools import accumulate
+from itertools import accumulate, repeat
 from operator import mul
 from struct import unpack
 from typing import TYPE_CHECKING, Final
@@ -25,7 +25,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["crc32", "java_hash", "java_hashes", "key_hash", "seal_json", "tag_hash", "unseal_json"]
+__all__ = [
+    "crc32",
+    "java_hash",
+    "java_hashes",
+    "key_hash",
+    "key_head",
+    "seal_json",
+    "tag_hash",
+    "unseal_json",
+]
 
 _MASK: Final = 0xFFFFFFFF
 _SIGN: Final = 0x80000000
@@ -73,17 +82,22 @@ def tag_hash(tags: str) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _prefix_hash(topic: str) -> int:
+def key_head(topic: str) -> int:
+    """The hash of what stands before each key of a topic, for `java_hashes`."""
     return _unsigned(topic + "#")
+
+
+def _unsigned_behind(head: int, text: str) -> int:
+    """hash(a + b) = hash(a) * 31^len(b) + hash(b)."""
+    return (head * pow(31, len(_units(text)), 1 << 32) + _unsigned(text)) & _MASK
 
 
 def key_hash(topic: str, key: str) -> int:
     """The index file's hash of `topic#key`: 0 .. 2^31 - 1 (spec store 8).
 
-    The topic's half is cached: hash(a + b) = hash(a) * 31^len(b) + hash(b).
+    The topic's half is cached.
     """
-    units = _units(key)
-    value = (_prefix_hash(topic) * pow(31, len(units), 1 << 32) + _unsigned(key)) & _MASK
+    value = _unsigned_behind(key_head(topic), key)
     if value < _SIGN:
         return value
     # abs() of a Java int; -2^31 has no positive twin and becomes 0.
@@ -97,30 +111,40 @@ def _powers_rising() -> NDArray[np.uint32]:
     return np.array(_POWERS[::-1], dtype=np.uint32)
 
 
-def java_hashes(texts: Sequence[str]) -> NDArray[np.int32]:
+def java_hashes(texts: Sequence[str], heads: Sequence[int] = ()) -> NDArray[np.int32]:
     """`java_hash` of every text at once; about ten times faster than one by one from some hundred texts on.
 
+    `heads`: of each text the hash, 0 .. 2^32 - 1, of what stands before it; none when nothing does.
     Shape:   (len(texts),), dtype int32.
     """
     # Only a store asks, and a client that hashes its own tags must not pay for the library: 0.1 s, 30 MiB.
     import numpy as np
 
+    count = len(texts)
+    assert not heads or len(heads) == count, (len(heads), count)
     joined = "".join(texts)
-    if not joined.isascii() or max(map(len, texts), default=0) > _LENGTH_MAX:
-        return np.fromiter(map(java_hash, texts), dtype=np.int32, count=len(texts))
-    lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
+    widths = set(map(len, texts))
+    if not joined.isascii() or max(widths, default=0) >= _LENGTH_MAX:
+        pairs = zip(texts, heads or repeat(0))  # noqa: B905  # the zeros are endless
+        return np.array([_unsigned_behind(head, text) for text, head in pairs], np.uint32).view(np.int32)
     units = np.frombuffer(joined.encode("ascii"), dtype=np.uint8)
-    if len(units) and (lengths == lengths[0]).all():
+    powers = _powers_rising()
+    result: NDArray[np.uint32]
+    if len(widths) == 1:
         # The unique keys of one topic: a table, a row for each text.
-        table = units.reshape(len(texts), -1) * _powers_rising()[: lengths[0]][::-1]
-        sums: NDArray[np.uint32] = table.sum(axis=1, dtype=np.uint32)
-        return sums.view(np.int32)
-    result = np.zeros(len(texts), dtype=np.uint32)
-    ends = np.cumsum(lengths)
-    weights = _powers_rising()[np.repeat(ends, lengths) - 1 - np.arange(len(units))]
-    filled = lengths > 0
-    if filled.any():
-        result[filled] = np.add.reduceat(units * weights, (ends - lengths)[filled], dtype=np.uint32)
+        shift = powers[len(units) // count]
+        result = units.reshape(count, -1).astype(np.uint32) @ powers[: len(units) // count][::-1]
+    else:
+        lengths = np.fromiter(map(len, texts), dtype=np.int64, count=count)
+        shift = powers[lengths]
+        result = np.zeros(count, dtype=np.uint32)
+        ends = np.cumsum(lengths)
+        weights = powers[np.repeat(ends, lengths) - 1 - np.arange(len(units))]
+        filled = lengths > 0
+        if filled.any():
+            result[filled] = np.add.reduceat(units * weights, (ends - lengths)[filled], dtype=np.uint32)
+    if heads:
+        result += np.array(heads, dtype=np.uint32) * shift
     return result.view(np.int32)
 
 

@@ -10,11 +10,12 @@ Source:     spec store 8.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
-from tandemmq.protocol.hashes import java_hashes, key_hash
+from tandemmq.protocol.hashes import java_hashes, key_hash, key_head
 from tandemmq.protocol.record_scan import Ints
 from tandemmq.protocol.sys_flag import TRANSACTION_ROLLBACK
 from tandemmq.runtime.ports import Clock, Disk, TimerHandle
@@ -167,6 +168,7 @@ class KeyIndexes:
             return
         assert self.indexed_to <= units[0][1] <= units[-1][1], (self.indexed_to, units[0][1], units[-1][1])
         texts: list[str] = []
+        heads: list[int] = []
         log_offsets: list[int] = []
         times: list[int] = []
         for _queue, log_offset, _size, record, stored_at_ms in units:
@@ -175,25 +177,28 @@ class KeyIndexes:
             if isinstance(record, PlacedBatch):
                 found, places = _keys_of(record)
                 texts += found
+                heads += [key_head(record.topic)] * len(found)
                 log_offsets += places
                 times += [stored_at_ms] * len(found)
                 continue
-            head = record.topic + "#"
+            head = key_head(record.topic)
             unique_key, keys = record.unique_key, record.keys
             if unique_key:
-                texts.append(head + unique_key)
+                texts.append(unique_key)
+                heads.append(head)
                 log_offsets.append(log_offset)
                 times.append(stored_at_ms)
             if keys:
                 for key in keys.split(" "):
                     if key:
-                        texts.append(head + key)
+                        texts.append(key)
+                        heads.append(head)
                         log_offsets.append(log_offset)
                         times.append(stored_at_ms)
-        assert len(texts) == len(log_offsets) == len(times), "each key has a record"
+        assert len(texts) == len(heads) == len(log_offsets) == len(times), "each key has a record"
         done = self._indexed_key_count if units[0][1] == self.indexed_to else 0
         if len(texts) > done:
-            hashes = fold_hashes(java_hashes(texts[done:]))
+            hashes = fold_hashes(java_hashes(texts[done:], heads[done:]))
             self._put(hashes, np.array(log_offsets[done:]), np.array(times[done:]))
 
     def _put(self, hashes: Ints, log_offsets: Ints, stored_at_ms: Ints) -> None:
@@ -300,15 +305,14 @@ class KeyIndexes:
             index.close()
 
 
-def _keys_of(batch: PlacedBatch) -> tuple[list[str], list[int]]:
-    """The keys of a batch as they are hashed, of one record the unique key first; where its record lies."""
-    head = batch.topic + "#"
+def _keys_of(batch: PlacedBatch) -> tuple[Sequence[str], list[int]]:
+    """The keys of a batch, of one record the unique key first; where its record lies."""
     if all(batch.unique_keys) and not any(batch.keys):
-        return [head + key for key in batch.unique_keys], batch.log_offsets
+        return batch.unique_keys, batch.log_offsets
     texts, places = [], []
     for unique_key, keys, log_offset in zip(batch.unique_keys, batch.keys, batch.log_offsets, strict=True):
         for key in (unique_key, *keys.split(" ")):
             if key:
-                texts.append(head + key)
+                texts.append(key)
                 places.append(log_offset)
     return texts, places

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandemmq.protocol.hashes import java_hash, java_hashes, key_hash, tag_hash
+from tandemmq.protocol.hashes import java_hash, java_hashes, key_hash, key_head, tag_hash
 
 KNOWN = [
     ("", 0),
@@ -74,3 +74,7 @@ def key_with_hash(prefix: str, wanted: int) -> str:
 )
 def test_many_hashes_are_the_single_ones(texts: list[str]) -> None:
     assert java_hashes(texts).tolist() == [java_hash(text) for text in texts]
+    topics = ["T" * (number % 3 + 1) for number in range(len(texts))]
+    heads = [key_head(topic) for topic in topics]
+    whole = [f"{topic}#{text}" for topic, text in zip(topics, texts, strict=True)]
+    assert java_hashes(texts, heads).tolist() == [java_hash(text) for text in whole]
