@@ -10,8 +10,10 @@ until the topic is on disk (`UnsavedTopics`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from itertools import count, repeat
+from typing import TypeAlias
 
 from tandemmq.broker.clients.queue_locks import QueueLocks
 from tandemmq.broker.delay.recall import encode_recall_handle
@@ -95,9 +97,14 @@ _REFUSED_NAMES = (
     b"INNER_NUM",
 )
 _REMOVED_NAMES = (b"POP_CK", b"__CRC32#")
+_UNCLEAN_PARTS = (b"DEL", b"TRAN_MSG", b"INNER_NUM", b"POP_CK", b"__CRC32#")
+"""Where none of these is, there is none of those names."""
+assert all(any(part in name for part in _UNCLEAN_PARTS) for name in (*_REFUSED_NAMES, *_REMOVED_NAMES))
 _UNIQUE_MARK = b"UNIQ_KEY\x01"
 _KNOWN_BYTES_MAX = 256
 """Longer properties are not kept."""
+_ALIKE_COUNT_MIN = 8
+"""From about so many messages on it pays to look whether they are alike."""
 
 
 def make_batch(
@@ -133,19 +140,7 @@ def make_batch(
     if not all(bodies):
         index = next(index for index, one in enumerate(bodies) if not one)
         raise MessageIllegal(f"message {index} of the batch has no body: at least one byte is needed")
-    tag_hashes: list[int] = []
-    keys: list[str] = []
-    unique_keys: list[bytes] = []
-    # Many messages differ in their unique key only: the rest is looked at once.
-    for index, text in enumerate(properties):
-        unique_key, rest = _part_unique_key(text)
-        found = _read_part_plain(rest) if len(rest) <= _KNOWN_BYTES_MAX else None
-        if found is None:
-            text = properties[index] = _clean_part(text, index)
-            found = _read_part(text)
-        tag_hashes.append(found[0])
-        keys.append(found[1])
-        unique_keys.append(unique_key)
+    unique_keys, tag_hashes, keys = _read_alike(properties) or _read_each(properties)
     return NewBatch(
         topic=topic,
         queue_id=queue_id,
@@ -163,6 +158,73 @@ def make_batch(
     )
 
 
+_PartFacts: TypeAlias = "tuple[Sequence[bytes], Sequence[int], Sequence[str]]"
+"""Of each message of a batch its unique key, empty without one, the hash of its tags, and its keys."""
+
+
+def _read_alike(properties: list[bytes]) -> _PartFacts | None:
+    """As `_read_each`, for messages that begin alike with unique keys of one length and go on in few ways;
+    None for others.
+    """
+    if len(properties) < _ALIKE_COUNT_MIN:
+        return None
+    first = properties[0]
+    begin = first.find(_UNIQUE_MARK) + len(_UNIQUE_MARK)
+    end = first.find(b"\x02", begin)
+    if end <= begin:
+        return None
+    head = first[:begin]
+    unique_keys = [text[begin:end] for text in properties]
+    joined = b"".join(unique_keys)
+    if (
+        b"\x01" in joined
+        or b"\x02" in joined
+        or len(joined) != (end - begin) * len(properties)
+        or not all(map(bytes.startswith, properties, repeat(head)))
+    ):
+        return None
+    rests = [text[end:] for text in properties]
+    ways = set(rests)
+    if len(ways) > max(4, len(rests) // 4) or begin + max(map(len, ways)) > _KNOWN_BYTES_MAX:
+        return None
+    found = {rest: _read_around(head, rest) for rest in ways}
+    if None in found.values():
+        return None
+    tag_hashes, keys = zip(*map(found.__getitem__, rests), strict=True)
+    return unique_keys, tag_hashes, keys
+
+
+@lru_cache(maxsize=1024)
+def _read_around(head: bytes, rest: bytes) -> tuple[int, str] | None:
+    """As `_read_part`, of what stands before the value of a unique key and behind it; None if another one may
+    count, or if there may be something that has to be refused or removed.
+    """
+    is_pair = head == _UNIQUE_MARK or head.endswith(b"\x02" + _UNIQUE_MARK)
+    if not is_pair or rest[:1] != b"\x02" or _UNIQUE_MARK in rest or _may_be_unclean(head + rest):
+        return None
+    return _read_part(head + rest)
+
+
+def _read_each(properties: list[bytes]) -> _PartFacts:
+    """What is to be removed it takes out of the properties.
+
+    Raises:  MessageIllegal naming what a batch may not have.
+    """
+    if _may_be_unclean(b"".join(properties)):
+        properties[:] = map(_clean_part, properties, count())
+    unique_keys: list[bytes] = []
+    tag_hashes: list[int] = []
+    keys: list[str] = []
+    for text in properties:
+        unique_key, rest = _part_unique_key(text)
+        read = _read_part if len(rest) <= _KNOWN_BYTES_MAX else _read_part.__wrapped__
+        tag_hash, text_keys = read(rest)
+        unique_keys.append(unique_key)
+        tag_hashes.append(tag_hash)
+        keys.append(text_keys)
+    return unique_keys, tag_hashes, keys
+
+
 def _part_unique_key(properties: bytes) -> tuple[bytes, bytes]:
     """The unique key, empty without one, and the properties without that pair."""
     start = properties.rfind(_UNIQUE_MARK)
@@ -174,14 +236,11 @@ def _part_unique_key(properties: bytes) -> tuple[bytes, bytes]:
     return find_property(properties, b"UNIQ_KEY") or b"", properties
 
 
+def _may_be_unclean(properties: bytes) -> bool:
+    return max(map(properties.find, _UNCLEAN_PARTS)) >= 0
+
+
 @lru_cache(maxsize=1024)
-def _read_part_plain(properties: bytes) -> tuple[int, str] | None:
-    """As `_read_part`; None if there may be something that has to be refused or removed."""
-    if any(name in properties for name in (*_REFUSED_NAMES, *_REMOVED_NAMES)):
-        return None
-    return _read_part(properties)
-
-
 def _read_part(properties: bytes) -> tuple[int, str]:
     """The hash of the tags, and the keys."""
     return tag_hash_of(properties), str(find_property(properties, b"KEYS") or b"", "utf-8", "replace")

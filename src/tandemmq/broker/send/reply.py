@@ -92,8 +92,8 @@ class ReplyForm:
 
     def message_ids(self, log_offsets: Sequence[int]) -> str:
         """Of all records of a send, joined by commas."""
-        form = f"{self.host_hex}%016X"
-        return ",".join([form] * len(log_offsets)) % tuple(log_offsets)
+        offsets = struct.pack(f">{len(log_offsets)}q", *log_offsets).hex(",", 8).upper()
+        return self.host_hex + offsets.replace(",", "," + self.host_hex)
 
 
 class SendReply(msgspec.Struct, gc=False):
