@@ -131,6 +131,9 @@ def _run(main: Callable[[], Awaitable[int]], log_level: str) -> NoReturn:
     gc.disable()
     import uvloop
 
+    from tandemmq.runtime.machine import keep_freed_memory
+
+    keep_freed_memory()
     configure_logging(level)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
