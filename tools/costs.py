@@ -97,7 +97,8 @@ def cases() -> list[Case]:
     """In this order: what is pulled was sent before."""
     sends, pulled = send_frames(TOPIC, 1, BODY_BYTES, 64), PULLED * BODY_BYTES
     return [
-        Case(name="send a batch of 16", frames=[_batch_frame(16)], messages=16, steps=447, loops=85),
+        Case(name="send a batch of 16", frames=[_batch_frame(16)], messages=16, steps=294, loops=84),
+        Case(name="send a batch of 256", frames=[_batch_frame(256)], messages=256, steps=112, loops=26),
         Case(name="send, one in flight", frames=sends[:1], messages=1, steps=2297, loops=None),
         Case(name="send, 64 in flight", frames=sends, messages=64, steps=1021, loops=120),
         Case(

@@ -51,11 +51,40 @@ def test_batch_that_does_not_add_up_is_refused_as_a_whole(data: bytes) -> None:
         split_batch(SAMPLE + data if data else b"")
 
 
+@pytest.mark.parametrize("properties", [b"", b"\0", b"\2ab"])
+@pytest.mark.parametrize("body_size", [0, 1, 5])
+def test_messages_of_equal_sizes_are_split_as_others_are(
+    monkeypatch: pytest.MonkeyPatch, body_size: int, properties: bytes
+) -> None:
+    raw = encode_batch([(number, bytes(body_size), properties) for number in range(5)])
+    changed = [raw, raw + b"\0", raw[:-1], raw[: -len(raw) // 5]]
+    for position in range(len(raw)):
+        for value in (0, 1, raw[position] + 1, raw[position] - 1 & 0xFF, 128, 255):
+            changed.append(raw[:position] + bytes([value]) + raw[position + 1 :])
+    # Two messages whose lengths differ as much as the one is longer and the other shorter.
+    one, other = encode_batch([(0, b"abc", b"d")]), encode_batch([(0, b"a", b"bcd")])
+    changed += [one * 3 + other, other + one * 3, one * 4 + other * 4]
+    quickly = list(map(_split_or_refuse, changed))
+    monkeypatch.setattr(batch_module, "_EQUAL_COUNT_MIN", 1 << 30)
+    assert quickly == list(map(_split_or_refuse, changed))
+
+
+def _split_or_refuse(raw: bytes) -> object:
+    try:
+        return [(item.flag, bytes(item.body), item.properties) for item in split_batch(raw)]
+    except MessageIllegal as error:
+        return str(error)
+
+
 def test_batch_of_too_many_messages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_module, "BATCH_COUNT_MAX", 3)
     assert len(split_batch(SAMPLE * 3)) == 3
     with pytest.raises(MessageIllegal, match="more than 3"):
         split_batch(SAMPLE * 4)
+    monkeypatch.setattr(batch_module, "BATCH_COUNT_MAX", 5)
+    assert len(split_batch(SAMPLE * 5)) == 5
+    with pytest.raises(MessageIllegal, match="more than 5"):
+        split_batch(SAMPLE * 6)
 
 
 def test_properties_that_do_not_fit_are_our_fault() -> None:

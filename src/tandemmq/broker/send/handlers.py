@@ -175,13 +175,7 @@ def _read_alike(properties: list[bytes]) -> _PartFacts | None:
         return None
     head = first[:begin]
     unique_keys = [text[begin:end] for text in properties]
-    joined = b"".join(unique_keys)
-    if (
-        b"\x01" in joined
-        or b"\x02" in joined
-        or len(joined) != (end - begin) * len(properties)
-        or not all(map(bytes.startswith, properties, repeat(head)))
-    ):
+    if b"\x02" in b"".join(unique_keys) or not all(map(bytes.startswith, properties, repeat(head))):
         return None
     rests = [text[end:] for text in properties]
     ways = set(rests)
