@@ -148,6 +148,7 @@ class RouteTable:
         self._clusters: dict[str, dict[str, None]] = {}
         self._replica_sets: dict[str, ReplicaSet] = {}
         self._queues: dict[str, dict[str, QueueData]] = {}  # topic -> broker name -> queues
+        self._topics_of: dict[str, dict[str, None]] = {}  # broker name -> topics, the other way round
         self._live: dict[BrokerKey, LiveBroker] = {}
         self._filter_servers: dict[BrokerKey, tuple[str, ...]] = {}
 
@@ -193,7 +194,8 @@ class RouteTable:
         self._clusters.setdefault(registration.cluster, {})[registration.broker_name] = None
         if self._gives_topics(registration, replica_set):
             if drops_missing_topics:
-                for topic in [topic for topic in self._queues if topic not in registration.topics]:
+                held = self._topics_of.get(registration.broker_name, {})
+                for topic in [topic for topic in held if topic not in registration.topics]:
                     self._drop_queues(topic, registration.broker_name)
             self._take_topics(registration, is_first=is_first)
         self._take_liveness(registration, now_s)
@@ -227,9 +229,11 @@ class RouteTable:
         live = self._live.get(registration.key)
         is_changed = is_first or live is None or live.data_version != registration.data_version
         drops_write = registration.broker_id != MASTER_ID and registration.is_acting_master_enabled
+        held = self._topics_of.setdefault(name, {})
         for topic, config in registration.topics.items():
             brokers = self._queues.setdefault(topic, {})
             if is_changed or name not in brokers:
+                held[topic] = None
                 brokers[name] = QueueData(
                     broker_name=name,
                     permission=config.permission & ~Permission.WRITE if drops_write else config.permission,
@@ -279,6 +283,8 @@ class RouteTable:
             taken[data.broker_name] = data
         if taken and (is_complete or topic in self._queues):
             self._queues.setdefault(topic, {}).update(taken)
+            for name in taken:
+                self._topics_of.setdefault(name, {})[topic] = None
 
     # Liveness
 
@@ -331,12 +337,14 @@ class RouteTable:
             del self._clusters[cluster][replica_set.name]
             if not self._clusters[cluster]:
                 del self._clusters[cluster]
-        for topic in list(self._queues):
+        for topic in list(self._topics_of.get(replica_set.name, ())):
             self._drop_queues(topic, replica_set.name)
+        self._topics_of.pop(replica_set.name, None)
 
     def _drop_queues(self, topic: str, broker_name: str) -> None:
+        """Of a topic that the broker has."""
         brokers = self._queues[topic]
-        brokers.pop(broker_name, None)
+        del brokers[broker_name], self._topics_of[broker_name][topic]
         if not brokers:
             del self._queues[topic]
 
@@ -367,14 +375,10 @@ class RouteTable:
 
     def delete_topic(self, topic: str, cluster: str | None) -> None:
         """Forgets a topic, on the brokers of one cluster or on all; what is unknown is ignored."""
-        if topic not in self._queues:
-            return
-        if cluster is None:
-            del self._queues[topic]
-            return
-        for name in self._clusters.get(cluster, {}):
-            if topic in self._queues:
-                self._drop_queues(topic, name)
+        names = self._queues.get(topic, {})
+        of_cluster = names if cluster is None else self._clusters.get(cluster, {})
+        for name in [name for name in names if name in of_cluster]:
+            self._drop_queues(topic, name)
 
     def wipe_write_permission(self, broker_name: str) -> int:
         """Takes the write bit from all topics of a broker; how many topics it has."""
@@ -385,13 +389,12 @@ class RouteTable:
         return self._change_permissions(broker_name, lambda _: int(PERMISSION_ADDED))
 
     def _change_permissions(self, broker_name: str, change: Callable[[int], int]) -> int:
-        count = 0
-        for brokers in self._queues.values():
-            data = brokers.get(broker_name)
-            if data is not None:
-                brokers[broker_name] = replace(data, permission=int(change(data.permission)))
-                count += 1
-        return count
+        topics = self._topics_of.get(broker_name, {})
+        for topic in topics:
+            brokers = self._queues[topic]
+            data = brokers[broker_name]
+            brokers[broker_name] = replace(data, permission=int(change(data.permission)))
+        return len(topics)
 
     # Queries
 

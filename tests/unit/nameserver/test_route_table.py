@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandemmq.errors import RequestRejected
 from tandemmq.nameserver.route_table import MasterAddresses, RegisteredBroker, RouteTable, select_zone
@@ -354,3 +356,68 @@ def test_what_would_be_too_much_is_refused_and_changes_nothing() -> None:
     table.unregister("C", "broker-b", OTHER)
     table.register(broker(1, SLAVE), 1.0)
     assert addresses(table) == {0: MASTER, 1: SLAVE}
+
+
+NAMES = ("broker-a", "broker-b", "broker-c")
+TOPICS = ("T1", "T2", "T3", "T4")
+
+
+def queues_by_looking_at_all(table: RouteTable) -> set[tuple[str, str]]:
+    """(broker, topic) of all queues that routes show."""
+    routes = {topic: table.route(topic) for topic in table.topics()}
+    assert None not in routes.values()  # no topic is left without a broker that is known
+    return {(data.broker_name, topic) for topic, route in routes.items() if route for data in route.queues}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(
+                ("register", "register and drop", "leave", "register a topic", "delete", "delete of C")
+            ),
+            st.sampled_from(NAMES),
+            st.lists(st.sampled_from(TOPICS), unique=True),
+        ),
+        max_size=30,
+    )
+)
+def test_topics_of_a_broker_are_those_that_a_look_at_all_topics_finds(
+    changes: list[tuple[str, str, list[str]]],
+) -> None:
+    table, expected = RouteTable(), set[tuple[str, str]]()
+    for number, (change, name, chosen) in enumerate(changes):
+        known = table.broker_names()
+        one = chosen[0] if chosen else "T1"
+        cluster = "C" if name != "broker-c" else "D"
+        match change:
+            case "register" | "register and drop":
+                if name not in known and len(chosen) == 1:
+                    continue
+                drops = change == "register and drop"
+                made = broker(
+                    broker_name=name,
+                    cluster=cluster,
+                    address=f"{name}:1",
+                    topics=topics(*chosen),
+                    data_version=DataVersion(counter=number // 3),
+                )
+                table.register(made, number, drops_missing_topics=drops)
+                if drops:
+                    expected = {pair for pair in expected if pair[0] != name}
+                expected |= {(name, topic) for topic in chosen}
+            case "leave":
+                table.unregister(cluster, name, f"{name}:1")
+                expected = {pair for pair in expected if pair[0] != name}
+            case "register a topic":
+                table.register_topic(one, [QueueData(broker_name=name, permission=6)])
+                expected |= {(name, one)} & {(other, one) for other in known}
+            case "delete":
+                table.delete_topic(one, None)
+                expected = {pair for pair in expected if pair[1] != one}
+            case _:
+                table.delete_topic(one, "C")
+                expected = {pair for pair in expected if pair[1] != one or pair[0] == "broker-c"}
+        assert queues_by_looking_at_all(table) == expected
+        for other in NAMES:
+            count = sum(pair[0] == other for pair in expected)
+            assert table.wipe_write_permission(other) == table.add_write_permission(other) == count
