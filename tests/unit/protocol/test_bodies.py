@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandemmq.errors import LocalProtocolError, RemoteProtocolError
 from tandemmq.protocol.bodies import DataVersion, MessageQueue
@@ -49,6 +51,7 @@ from tandemmq.protocol.bodies.route import (
     decode_topic_route,
     encode_cluster_info,
     encode_member_group,
+    encode_strict,
     encode_topic_route,
 )
 from tandemmq.protocol.bodies.stats import ConsumeQueueEntry, ConsumeQueueView, encode_consume_queue_view
@@ -190,6 +193,19 @@ def test_strict_routes_are_ascii_and_always_say_whether_a_slave_may_act() -> Non
     assert json.loads(text)["brokerDatas"] == [
         {"brokerAddrs": {"0": "h:1"}, "brokerName": "b-\u00e9", "cluster": "C", "enableActingMaster": False}
     ]
+
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()))  # also halves of surrogate pairs
+ANY_FIELDS = st.recursive(
+    ANY_TEXT | st.booleans() | st.integers(0, 2**31),
+    lambda inner: st.lists(inner) | st.dictionaries(ANY_TEXT, inner),
+)
+
+
+@given(st.dictionaries(ANY_TEXT, ANY_FIELDS))
+def test_strict_text_has_the_bytes_of_the_plain_encoder(fields: dict[str, Any]) -> None:
+    plain = json.dumps(fields, separators=(",", ":"), sort_keys=True).encode("ascii")
+    assert encode_strict(fields, []) == plain
 
 
 def test_empty_parts_of_a_route_are_written() -> None:
