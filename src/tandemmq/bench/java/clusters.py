@@ -167,18 +167,67 @@ def make_home(home: Path) -> list[str]:
 
 
 @contextmanager
+def running_our_name_server(directory: Path) -> Iterator[MeasuredCluster]:
+    """Ours alone, without a broker. `directory` is made.
+
+    Raises:  ProcessFailed when it does not start.
+    """
+    directory.mkdir(parents=True)
+    command = ["namesrv", "--set", "listenPort=0", "--set", f"bindAddress={HOST}"]
+    server = Server("name server", command, directory / "namesrv.log")
+    with stopping([server]):
+        server.start()
+        yield MeasuredCluster(OURS, server.address, "", {"name server": server.pid})
+
+
+@contextmanager
+def running_java_name_server(directory: Path, tools: JavaTools) -> Iterator[MeasuredCluster]:
+    """RocketMQ's alone, as `running_our_name_server`.
+
+    Raises:  TandemError when it ends, or does not listen within READY_S_MAX.
+    """
+    directory.mkdir(parents=True)
+    port = free_port()
+    values = {"listenPort": port, "kvConfigPath": directory / "kvConfig.json"}
+    main = "org.apache.rocketmq.namesrv.NamesrvStartup"
+    with _java_process(tools, directory, "name server", main, values, port) as pid:
+        yield MeasuredCluster(JAVA, f"{HOST}:{port}", "", {"name server": pid})
+
+
+@contextmanager
+def _java_process(
+    tools: JavaTools, directory: Path, name: str, main: str, values: Mapping[str, object], port: int
+) -> Iterator[int]:
+    """The process id of one of RocketMQ's servers, which listens."""
+    home = directory / f"{name.replace(' ', '-')}-home"
+    flags = make_home(home)
+    conf = write_properties(home / "server.conf", values)
+    log = home / "output.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [tools.java, *SERVER_FLAGS, *flags, "-cp", tools.class_path, main, "-c", str(conf)],
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "ROCKETMQ_HOME": str(home)},
+            cwd=home,
+        )
+    try:
+        wait_until_open(process, port, f"Java's {name}", log)
+        yield process.pid
+    finally:
+        stop_process(process)
+
+
+@contextmanager
 def running_ours(directory: Path, setting: BrokerSetting) -> Iterator[MeasuredCluster]:
     """Our name server, master and slave.
 
     Raises:  ProcessFailed when one does not start.
     """
-    directory.mkdir(parents=True)
-    command = ["namesrv", "--set", "listenPort=0", "--set", f"bindAddress={HOST}"]
-    name_server = Server("name server", command, directory / "namesrv.log")
     with ExitStack() as stack:
-        servers = {"name server": name_server}
-        stack.enter_context(stopping([name_server]))
-        name_server.start()
+        name_server = stack.enter_context(running_our_name_server(directory))
+        pids = dict(name_server.pids)
+        servers: dict[str, Server] = {}
 
         def start(name: str, command: str, values: Mapping[str, object]) -> None:
             conf = write_properties(directory / f"{name}.conf", {**values, "bindAddress": HOST})
@@ -193,15 +242,17 @@ def running_ours(directory: Path, setting: BrokerSetting) -> Iterator[MeasuredCl
         for name in ("master", "slave")[: 1 + setting.has_slave]:
             values = setting.of_broker(
                 directory,
-                name_server.address,
+                name_server.name_server,
                 free_port(),
                 is_slave=name == "slave",
                 controller=controller,
             )
             start(name, "broker", values)
-        pids = {name: server.pid for name, server in servers.items()}
+        pids |= {name: server.pid for name, server in servers.items()}
         slave = servers["slave"].address if setting.has_slave else ""
-        yield MeasuredCluster(OURS, name_server.address, servers["master"].address, pids, slave, controller)
+        yield MeasuredCluster(
+            OURS, name_server.name_server, servers["master"].address, pids, slave, controller
+        )
 
 
 @contextmanager
@@ -210,32 +261,16 @@ def running_java(directory: Path, setting: BrokerSetting, tools: JavaTools) -> I
 
     Raises:  TandemError when one ends, or does not listen within READY_S_MAX.
     """
-    directory.mkdir(parents=True)
-    port = free_port()
-    pids: dict[str, int] = {}
     with ExitStack() as stack:
+        base = stack.enter_context(running_java_name_server(directory, tools))
+        pids = dict(base.pids)
+        name_server, controller = base.name_server, ""
+        brokers: dict[str, str] = {}
 
         def start(name: str, main: str, values: Mapping[str, object], port: int) -> None:
-            home = directory / f"{name.replace(' ', '-')}-home"
-            flags = make_home(home)
-            conf = write_properties(home / "server.conf", values)
-            log = home / "output.log"
-            with log.open("wb") as output:
-                process = subprocess.Popen(
-                    [tools.java, *SERVER_FLAGS, *flags, "-cp", tools.class_path, main, "-c", str(conf)],
-                    stdout=output,
-                    stderr=output,
-                    env={**os.environ, "ROCKETMQ_HOME": str(home)},
-                    cwd=home,
-                )
-            stack.callback(stop_process, process)
-            pids[name] = process.pid
-            wait_until_open(process, port, f"Java's {name}", log)
+            process = _java_process(tools, directory, name, main, values, port)
+            pids[name] = stack.enter_context(process)
 
-        kv = {"listenPort": port, "kvConfigPath": directory / "kvConfig.json"}
-        start("name server", "org.apache.rocketmq.namesrv.NamesrvStartup", kv, port)
-        name_server, controller = f"{HOST}:{port}", ""
-        brokers: dict[str, str] = {}
         if setting.is_elected:
             port = free_port()
             controller = f"{HOST}:{port}"
