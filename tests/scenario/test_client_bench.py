@@ -1,12 +1,16 @@
-"""`tandemmq bench client` measures every case against a cluster that it is given."""
+"""`tandemmq bench client` measures every case against a cluster that it is given; `bench processes` starts
+brokers side by side."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from client_rig import running_rig
+from typer.testing import CliRunner
 
 from tandemmq.bench.client_bench import measure_client
+from tandemmq.bench.command import app
 from tandemmq.bench.java.measure import CLIENT_CASES
 from tandemmq.client import Admin
 
@@ -25,3 +29,12 @@ async def test_every_case_is_measured_and_nothing_is_left(tmp_path: Path) -> Non
             assert one.p50_us is not None
             assert one.p99_us is not None
             assert 0 < one.p50_us <= one.p99_us
+
+
+@pytest.mark.process
+def test_brokers_side_by_side_are_measured_one_and_two_at_once() -> None:
+    done = CliRunner().invoke(app, ["processes", "--most", "2", "--seconds", "0.1"])
+    assert done.exit_code == 0, done.output
+    for setting in ("1 broker ", "2 brokers"):
+        assert done.output.count(setting) == 3, "1, 16 and 64 in flight"
+    assert "generator" in done.output

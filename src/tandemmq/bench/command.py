@@ -1,6 +1,7 @@
 """`tandemmq bench` and its commands: what a broker costs per message, and what the parts around it cost.
 
 - without a command: one broker alone, and with a synchronous slave;
+- `processes`: brokers side by side, as `tandemmq up --processes` starts them;
 - `open`: opening a store after its broker was killed;
 - `catchup`: an empty slave copies its master;
 - `client`: what the Python client sends and reads, with our broker or any other, and beside the Java client;
@@ -14,8 +15,11 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,8 +60,8 @@ class QuickRow:
 
 
 @contextmanager
-def _cluster(directory: Path, *, has_slave: bool) -> Iterator[dict[str, Server]]:
-    """A master (and a slave) on free ports, by name; stopped at the end."""
+def _cluster(directory: Path, *, has_slave: bool, masters: int = 1) -> Iterator[dict[str, Server]]:
+    """A master (and a slave, and more masters) on free ports, by name; stopped at the end."""
     name_server = Server(
         "name server",
         ["namesrv", "--set", "listenPort=0", "--set", "bindAddress=127.0.0.1"],
@@ -85,6 +89,8 @@ def _cluster(directory: Path, *, has_slave: bool) -> Iterator[dict[str, Server]]
         }
         if has_slave:
             roles["slave"] = {"brokerId": 1, "brokerRole": "SLAVE"}
+        for number in range(2, masters + 1):
+            roles[f"master {number}"] = {**roles["master"], "brokerName": f"bench-{number}"}
         brokers = []
         for name, role in roles.items():
             settings = {**common, **role, "storePathRootDir": directory / name}
@@ -124,8 +130,44 @@ def _wait_until_replicated(servers: dict[str, Server], frames: list[bytes]) -> N
     raise typer.BadParameter("the slave did not acknowledge any send within 30 tries")
 
 
-def _render(rows: list[QuickRow]) -> Table:
-    table = Table(title=f"send, {BODY_BYTES} B bodies, one connection", title_justify="left")
+def _measure_side_by_side(
+    generators: Executor, brokers: list[Server], frames: list[bytes], *, in_flight: int, seconds: float
+) -> QuickRow:
+    """Each broker gets the load of a process of its own, all at the same time."""
+    before = [processor_seconds(broker.pid) for broker in brokers]
+    loads = [generators.submit(_load_of, broker.address, frames, in_flight, seconds) for broker in brokers]
+    results = [load.result() for load in loads]
+    spent_s = sum(
+        processor_seconds(broker.pid) - earlier for broker, earlier in zip(brokers, before, strict=True)
+    )
+    together = LoadResult(
+        count=sum(result.count for result, _ in results),
+        seconds=max(result.seconds for result, _ in results),
+        latencies_us=[latency for result, _ in results for latency in result.latencies_us],
+        failed=sum(result.failed for result, _ in results),
+    )
+    generators_s = sum(generator_s for _, generator_s in results)
+    return QuickRow(
+        setting=f"{len(brokers)} broker{'s' * (len(brokers) > 1)}",
+        in_flight=in_flight,
+        result=together,
+        processor_us={
+            who: spent * 1e6 / max(together.count, 1)
+            for who, spent in (("broker", spent_s), ("generator", generators_s))
+        },
+        resident_mib={"each": max(resident_bytes(broker.pid) for broker in brokers) / 2**20},
+    )
+
+
+def _load_of(address: str, frames: list[bytes], in_flight: int, seconds: float) -> tuple[LoadResult, float]:
+    """A load, and the processor time that making it took."""
+    begun_s = time.process_time()
+    result = run_load(address, frames, in_flight=in_flight, seconds_max=seconds)
+    return result, time.process_time() - begun_s
+
+
+def _render(rows: list[QuickRow], connections: str = "one connection") -> Table:
+    table = Table(title=f"send, {BODY_BYTES} B bodies, {connections}", title_justify="left")
     for heading in (
         "setting",
         "in flight",
@@ -173,11 +215,44 @@ def bench(
             run_load(servers["master"].address, frames, in_flight=64, seconds_max=_WARM_UP_SECONDS)
             for in_flight in (1, 64):
                 rows.append(_measure(setting, servers, frames, in_flight=in_flight, seconds=seconds))
-    console.print(_render(rows))
+    _print_rows(console, _render(rows), rows)
+
+
+def _print_rows(console: Console, table: Table, rows: list[QuickRow]) -> None:
+    """The exit code is 1 when a send failed."""
+    console.print(table)
     failed = sum(row.result.failed for row in rows)
     if failed:
         console.print(f"{failed} sends were not answered with SUCCESS")
         raise typer.Exit(1)
+
+
+@app.command(name="processes")
+def brokers_side_by_side(
+    most: Annotated[
+        int, typer.Option(help="Measure 1, 2, 4, ... brokers, up to so many.", min=1, max=64)
+    ] = 2,
+    seconds: Annotated[float, typer.Option(help="Length of each measured run.", min=0.1, max=60)] = 5.0,
+) -> None:
+    """Send to brokers that share nothing but the machine, each from a light process of its own, and print
+    how that adds up."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = TABLE_WIDTH
+    frames = send_frames(TOPIC, QUEUE_COUNT, BODY_BYTES, 4096)
+    rows: list[QuickRow] = []
+    for count in (1 << power for power in range(most.bit_length())):
+        with (
+            tempfile.TemporaryDirectory(prefix="tandemmq-bench-") as name,
+            _cluster(Path(name), has_slave=False, masters=count) as servers,
+            ProcessPoolExecutor(count, get_context("spawn")) as generators,
+            console.status(f"measuring {count} at once"),
+        ):
+            del servers["name server"]
+            measure = partial(_measure_side_by_side, generators, list(servers.values()), frames)
+            measure(in_flight=64, seconds=min(seconds, _WARM_UP_SECONDS))
+            rows += [measure(in_flight=in_flight, seconds=seconds) for in_flight in (1, 16, 64)]
+    _print_rows(console, _render(rows, "one connection and one generator to each broker"), rows)
 
 
 @app.command(name="open")
