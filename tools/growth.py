@@ -3,9 +3,10 @@
 Both run in this process over connections in memory, on a real disk. What is measured is the processor time of
 the event loop's thread per operation, the least of three looks, and the private memory of the process: so a
 curve says how the work grows, on a busy machine too. Throughput and latency of real processes are in
-`tandemmq bench`.
+`tandemmq bench`. Two curves compare with Java's name server: there both are processes, asked over sockets.
 
-Writes `docs/growth.md` and its picture; with `--only text` it prints the curves whose title has the text.
+Writes `docs/growth.md` and its picture with `--out docs`. With `--only text` it measures the curves whose
+title has the text; what the page has of the others stays.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import argparse
 import asyncio
 import gc
 import os
+import re
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
@@ -29,7 +32,17 @@ from rich.console import Console
 
 from costs import PULLED, Asker, Connect, running_broker, send_header
 from sim.memory import MemoryNetwork
-from tandemmq.bench.process_stats import describe_machine, private_bytes
+from tandemmq.bench.generator import run_load
+from tandemmq.bench.java.clusters import (
+    JAVA,
+    OURS,
+    MeasuredCluster,
+    prepare_java,
+    running_java_name_server,
+    running_our_name_server,
+)
+from tandemmq.bench.process_stats import describe_machine, private_bytes, processor_seconds
+from tandemmq.errors import TandemError
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.bodies.register import RegisterBrokerBody, body_crc32, encode_register_broker_body
@@ -56,19 +69,31 @@ COLD_MESSAGES: Final = 256 * KIB
 SUSPEND, SUBSCRIPTION = 0x2, 0x4
 """Bits of a pull's sysFlag: the broker may hold it; it says itself what it subscribes to."""
 DAY_MS: Final = 86_400_000
+ROUTES_S: Final = 2.0
+WARM_UP_S: Final = 12.0
+"""Of the process's own time, so that it gets as much on a busy machine."""
+FORGETTING_S: Final = 0.3
+DEATHS: Final = 5
+JAVA_CACHE: Final = Path(".interop-cache")
 
+OF_JAVA: Final = ", Java"
+"""What the names of Java's figures end with."""
 MEMORY: Final = "private MiB"
 PLOTS_PER_ROW: Final = 3
 INTRODUCTION: Final = """# How the costs grow
 
 What one operation costs while there is more of everything else. `make growth` measures all curves and
 writes this page (a quarter of an hour, 25 GB of disk); `make growth ARGS="--only topics"` prints the curves
-that have this text in their title.
+that have this text in their title, and `ARGS="--only topics --out docs"` puts them into this page, too.
 
 A broker and a name server run in the process that measures, over connections in memory and on a real
 disk. A figure in us is the processor time of the event loop's thread per operation, without the kernel's
 work for sockets: the least of three looks. Memory is that of the whole process. Both axes of the plots are
 logarithmic.
+
+The last two curves are of our name server beside Java's: each a process of its own, asked over real
+connections; their processor time is that of the whole process, with the kernel's work for sockets, and so
+more than in the curves above. They need a JDK and Maven; without them there is ours alone.
 """
 
 Figures = dict[str, float]
@@ -77,13 +102,17 @@ Points = AsyncIterator[tuple[int, Figures]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """How figures change with the number or size of something. `says`: what a reader takes from it."""
+    """How figures change with the number or size of something. `says`: what a reader takes from it.
+
+    `has_java`: there are figures of Java's, too, where Java and Maven are.
+    """
 
     title: str
     axis: str
     sizes: Sequence[int]
     measure: Callable[[Sequence[int]], Points]
     says: str
+    has_java: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +121,15 @@ class Point:
 
     size: int
     figures: Figures
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A curve with its points. `machine`: where and when that was, as `describe_machine` says it."""
+
+    curve: Curve
+    points: Sequence[Point]
+    machine: str
 
 
 def _request(code: RequestCode, header: Header, body: bytes = b"") -> bytes:
@@ -409,9 +447,7 @@ async def _name_server_figures(brokers: list[Asker]) -> Figures:
         looks.append(time.thread_time() - begun_at)
     register = min(looks) / len(numbers) * 1e6
     routes = [
-        _request(
-            RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteRequest(topic=_topic_of(number, at % TOPICS_PER_BROKER))
-        )
+        _route_query(_topic_of(number, at % TOPICS_PER_BROKER))
         for at, number in enumerate(_spread(size, 3200))
     ]
     route = await _microseconds(brokers[0], routes)
@@ -427,6 +463,130 @@ async def _name_server_figures(brokers: list[Asker]) -> Figures:
         "forget a broker, us": forget,
         MEMORY: memory,
     }
+
+
+@dataclass(slots=True)
+class ComparedNameServer:
+    """One side: its process, and the connections of its brokers, which are numbered by their place."""
+
+    process: MeasuredCluster
+    brokers: list[Asker]
+    asker: Asker
+
+    async def connect(self) -> Asker:
+        host, port = self.process.name_server.split(":")
+        _, asker = await asyncio.get_running_loop().create_connection(Asker, host, int(port))
+        return asker
+
+    async def add_broker(self) -> None:
+        self.brokers.append(await self.connect())
+        await self.brokers[-1].ask(_registration(len(self.brokers) - 1), 1)
+
+    def spent_s(self) -> float:
+        return processor_seconds(self.process.pids["name server"])
+
+    async def register(self) -> Figures:
+        """One registration after the other, each over the connection of its broker."""
+        numbers = list(_spread(len(self.brokers), max(8, OPERATIONS // 4)))
+        registrations = [_registration(number) for number in numbers]
+        looks = []
+        for _ in range(LOOKS):
+            begun_s = self.spent_s()
+            for number, frame in zip(numbers, registrations, strict=True):
+                await self.brokers[number].ask(frame, 1)
+            looks.append(self.spent_s() - begun_s)
+        memory = private_bytes(self.process.pids["name server"]) / MIB
+        return {"registration, us": min(looks) / len(numbers) * 1e6, MEMORY: memory}
+
+    async def route(self) -> Figures:
+        """Queries of topics of all brokers over one connection; then brokers die, one after the other."""
+        frames = [
+            _route_query(_topic_of(number, at % TOPICS_PER_BROKER))
+            for at, number in enumerate(_spread(len(self.brokers)))
+        ]
+        rates, costs = [], []
+        for _ in range(LOOKS):
+            begun_s = self.spent_s()
+            load = run_load(
+                self.process.name_server, frames, in_flight=IN_FLIGHT, seconds_max=ROUTES_S / LOOKS
+            )
+            costs.append((self.spent_s() - begun_s) / load.count * 1e6)
+            rates.append(load.count / load.seconds)
+        deaths = [await self.bury_broker() for _ in range(DEATHS)]
+        return {
+            "route queries/s": max(rates),
+            "route query, us": min(costs),
+            "broker forgotten after, us": min(after for after, _ in deaths),
+            "forget a broker, us": min(spent for _, spent in deaths),
+        }
+
+    async def bury_broker(self) -> tuple[float, float]:
+        """Microseconds until the last broker's route is gone, and of processor time for that.
+
+        The broker dies twice: a question about its route takes processor time, too.
+        """
+        number = len(self.brokers) - 1
+        begun_s = self.spent_s()
+        self.brokers.pop().end()
+        await asyncio.sleep(FORGETTING_S)
+        spent_s = self.spent_s() - begun_s
+        await self.add_broker()
+        begun_at = time.perf_counter()
+        self.brokers.pop().end()
+        while await self.knows(_topic_of(number, 0)):
+            pass
+        after_s = time.perf_counter() - begun_at
+        await self.add_broker()
+        return after_s * 1e6, spent_s * 1e6
+
+    async def knows(self, topic: str) -> bool:
+        try:
+            await self.asker.ask(_route_query(topic), 1)
+        except RuntimeError:
+            return False
+        return True
+
+    async def warm_up(self) -> None:
+        """All that is measured, until Java's compiler has seen enough of it."""
+        enough_s = self.spent_s() + WARM_UP_S
+        while self.spent_s() < enough_s:
+            await self.register()
+            await self.route()
+
+
+async def by_compared_brokers(
+    sizes: Sequence[int], measure: Callable[[ComparedNameServer], Awaitable[Figures]]
+) -> Points:
+    """Each side is a process; both have the same brokers, with connections over the loopback."""
+    async with AsyncExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandemmq-growth-")))
+        processes = [stack.enter_context(running_our_name_server(root / OURS))]
+        try:
+            tools = prepare_java(JAVA_CACHE.absolute())
+        except TandemError as error:
+            Console().print(f"Ours alone: {error}")
+        else:
+            processes.append(stack.enter_context(running_java_name_server(root / JAVA, tools)))
+        sides = [ComparedNameServer(process, [], Asker()) for process in processes]
+        for side in sides:
+            side.asker = await side.connect()
+            await side.add_broker()
+            await side.warm_up()
+        for size in sizes:
+            figures: Figures = {}
+            for side in sides:
+                while len(side.brokers) < size:
+                    await side.add_broker()
+                ending = OF_JAVA if side.process.side == JAVA else ""
+                figures |= {f"{name}{ending}": figure for name, figure in (await measure(side)).items()}
+            yield size, figures
+        for side in sides:
+            for asker in (side.asker, *side.brokers):
+                asker.end()
+
+
+def _route_query(topic: str) -> bytes:
+    return _request(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteRequest(topic=topic))
 
 
 def _topic_of(broker: int, number: int) -> str:
@@ -534,30 +694,86 @@ CURVES: Final = (
         sizes=(1, 10, 100, 1_000),
         measure=by_brokers,
         says=(
-            "A registration and a route cost the same. When a connection ends, the name server looks "
-            "through all topics for its broker: linear, some milliseconds with 50,000."
+            "A registration and a route cost the same. When a connection ends, the name server forgets the "
+            "topics of that broker, whatever others have."
         ),
+    ),
+    Curve(
+        title="registrations, ours and Java's",
+        axis="brokers",
+        sizes=(1, 10, 100, 1_000),
+        measure=partial(by_compared_brokers, measure=ComparedNameServer.register),
+        says=(
+            "Each broker registers its 50 topics again, as brokers do every 30 s: nearly level on both "
+            "sides. Java's memory is how far it has touched the heap of 1 GiB that it was given."
+        ),
+        has_java=True,
+    ),
+    Curve(
+        title="routes and dead brokers, ours and Java's",
+        axis="brokers",
+        sizes=(1, 10, 100, 1_000),
+        measure=partial(by_compared_brokers, measure=ComparedNameServer.route),
+        says=(
+            "A route costs the same whatever else is known. Ours answers on one thread and Java on several, "
+            "so Java answers more where processors are free. Ours knows the topics of each broker and "
+            "forgets those; Java looks through all topics, which is linear. The time for that is of 0.3 s, "
+            "so it has what the process does at rest, in Java a millisecond."
+        ),
+        has_java=True,
     ),
 )
 
 
-def render_page(found: Sequence[tuple[Curve, list[Point]]]) -> str:
-    """The page in Markdown: a table and a sentence for each curve."""
-    lines = [INTRODUCTION, *describe_machine(), "", "![all curves](images/growth.png)"]
-    for curve, points in found:
-        names = list(points[0].figures)
-        lines += ["", f"## {curve.title.capitalize()}", "", curve.says, ""]
+def render_page(found: Sequence[Measured]) -> str:
+    """The page in Markdown: a table and a sentence for each curve.
+
+    The head tells of the machine of the first curve; others that were measured elsewhere or on another day
+    tell of theirs.
+    """
+    lines = [INTRODUCTION, found[0].machine, "", "![all curves](images/growth.png)"]
+    for one in found:
+        curve, names = one.curve, list(one.points[0].figures)
+        lines += ["", f"## {_heading(curve)}", "", curve.says, ""]
+        if one.machine != found[0].machine:
+            lines += [one.machine, ""]
+        if curve.has_java and not any(name.endswith(OF_JAVA) for name in names):
+            lines += ["Java's was not measured: there was no JDK or Maven.", ""]
         lines += [f"| {curve.axis} | {' | '.join(names)} |", "|--:" * (len(names) + 1) + "|"]
         lines += [
             f"| {point.size:,} | {' | '.join(f'{point.figures[name]:,.1f}' for name in names)} |"
-            for point in points
+            for point in one.points
         ]
     return "\n".join(lines) + "\n"
 
 
-def draw(found: Sequence[tuple[Curve, list[Point]]], path: Path) -> None:
+def _heading(curve: Curve) -> str:
+    return curve.title[0].upper() + curve.title[1:]
+
+
+def read_page(text: str) -> dict[str, Measured]:
+    """What a page tells, by the title of the curve: what `render_page` was given, as far as it is shown."""
+    head, *sections = text.split("\n## ")
+    (of_first,) = _MACHINE.findall(head)
+    found = {}
+    for curve in CURVES:
+        for section in sections:
+            if not section.startswith(f"{_heading(curve)}\n"):
+                continue
+            rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+            names = rows[0][1:]
+            values = [[float(cell.replace(",", "")) for cell in row] for row in rows[1:]]
+            points = [Point(int(size), dict(zip(names, row, strict=True))) for size, *row in values]
+            found[curve.title] = Measured(curve, points, next(iter(_MACHINE.findall(section)), of_first))
+    return found
+
+
+_MACHINE: Final = re.compile(r"^\d{4}-\d\d-\d\d: .*$", re.MULTILINE)
+
+
+def draw(found: Sequence[Measured], path: Path) -> None:
     """A plot for each curve, both axes logarithmic: what does not grow is level, what is linear rises by one
-    for one.
+    for one. Java's figures have the colours of ours, with dots.
     """
     from matplotlib.figure import Figure as Picture
 
@@ -566,11 +782,16 @@ def draw(found: Sequence[tuple[Curve, list[Point]]], path: Path) -> None:
     every = picture.subplots(rows, PLOTS_PER_ROW, squeeze=False)
     for axes in every.flat[len(found) :]:
         axes.set_visible(False)
-    for axes, (curve, points) in zip(every.flat, found, strict=False):
+    for axes, one in zip(every.flat, found, strict=False):
+        curve, points = one.curve, one.points
         sizes = [point.size for point in points]
+        colours: dict[str, str] = {}
         for name in points[0].figures:
-            style = "--" if name == MEMORY else "-"
-            axes.plot(sizes, [point.figures[name] for point in points], style, marker="o", ms=3, label=name)
+            ours = name.removesuffix(OF_JAVA)
+            colour = colours.setdefault(ours, f"C{len(colours)}")
+            style = ":" if name != ours else "--" if name == MEMORY else "-"
+            figures = [point.figures[name] for point in points]
+            axes.plot(sizes, figures, style, color=colour, marker="o", ms=3, label=name)
         axes.set_xscale("symlog" if sizes[0] == 0 else "log")
         axes.set_yscale("log")
         axes.set_title(curve.title, fontsize=10)
@@ -587,19 +808,28 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write growth.md and its picture into this folder")
     options = parser.parse_args(arguments)
     console = Console()
-    found: list[tuple[Curve, list[Point]]] = []
-    for curve in (curve for curve in CURVES if options.only in curve.title):
-        # In a process of its own: memory that another curve has used is not this one's.
-        with ProcessPoolExecutor(1, get_context("spawn")) as process:
-            found.append((curve, process.submit(_run, curve.title).result()))
-    if not found:
+    chosen = [curve for curve in CURVES if options.only in curve.title]
+    if not chosen:
         titles = ", ".join(curve.title for curve in CURVES)
         console.print(f"--only {options.only}: no curve has this in its title; there are: {titles}")
         return 2
+    measured: dict[str, Measured] = {}
+    for curve in chosen:
+        measured[curve.title] = Measured(curve, _measure_alone(curve), " ".join(describe_machine()))
     if options.out is not None:
+        page = options.out / "growth.md"
+        told = read_page(page.read_text(encoding="utf-8")) if page.exists() else {}
+        every = told | measured
+        found = [every[curve.title] for curve in CURVES if curve.title in every]
         draw(found, options.out / "images" / "growth.png")
-        (options.out / "growth.md").write_text(render_page(found), encoding="utf-8")
+        page.write_text(render_page(found), encoding="utf-8")
     return 0
+
+
+def _measure_alone(curve: Curve) -> list[Point]:
+    """In a process of its own: memory that another curve has used is not this one's."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(_run, curve.title).result()
 
 
 def _run(title: str) -> list[Point]:

@@ -8,14 +8,22 @@ from pathlib import Path
 import pytest
 
 import growth
+from tandemmq.errors import TandemError
 
 SMALL = {"backlog": (0,), "size of a message": (64, 1024), "cold readers": (0, 1)}
+
+
+def lack_java(_cache: Path) -> None:
+    raise TandemError("Maven is missing")
 
 
 @pytest.mark.parametrize("curve", growth.CURVES, ids=lambda curve: curve.title)
 def test_each_curve_gives_figures_of_each_size(curve: growth.Curve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "OPERATIONS", 32)
     monkeypatch.setattr(growth, "COLD_MESSAGES", 4096)
+    for name in ("ROUTES_S", "WARM_UP_S", "FORGETTING_S"):
+        monkeypatch.setattr(growth, name, 0.06)
+    monkeypatch.setattr(growth, "prepare_java", lack_java)
 
     async def collect(sizes: tuple[int, ...]) -> list[growth.Point]:
         return [growth.Point(size, figures) async for size, figures in curve.measure(sizes)]
@@ -27,13 +35,45 @@ def test_each_curve_gives_figures_of_each_size(curve: growth.Curve, monkeypatch:
     assert len({tuple(point.figures) for point in points}) == 1
 
 
+def measured(number: int, figures: growth.Figures, machine: str = "2026-01-02: ours.") -> growth.Measured:
+    points = [growth.Point(size, figures) for size in (1, 1_000)]
+    return growth.Measured(growth.CURVES[number], points, machine)
+
+
 def test_the_page_and_its_picture_show_every_figure(tmp_path: Path) -> None:
-    points = [growth.Point(1, {"send, us": 12.34}), growth.Point(1_000, {"send, us": 5_678.9})]
-    page = growth.render_page([(growth.CURVES[0], points)])
+    one = measured(0, {"send, us": 5_678.9})
+    page = growth.render_page([one])
     assert "| 1,000 | 5,678.9 |" in page
-    assert growth.CURVES[0].says in page
-    growth.draw([(growth.CURVES[0], points)], tmp_path / "growth.png")
+    assert one.curve.says in page
+    growth.draw([one], tmp_path / "growth.png")
     assert (tmp_path / "growth.png").stat().st_size > 0
+
+
+def test_a_page_that_was_read_is_written_again_as_it_was() -> None:
+    figures = {"send, us": 1_234.5, "private MiB": 0.1}
+    every = [measured(0, figures), measured(3, figures, "2026-02-03: elsewhere."), measured(-1, figures)]
+    page = growth.render_page(every)
+    assert page.count("2026-01-02") == page.count("2026-02-03") == 1
+    assert list(growth.read_page(page).values()) == every
+
+
+def test_a_curve_that_is_measured_alone_leaves_the_others_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "images").mkdir()
+    page = tmp_path / "growth.md"
+    page.write_text(growth.render_page([measured(0, {"send, us": 1.5}), measured(3, {"send, us": 2.5})]))
+    monkeypatch.setattr(growth, "_measure_alone", lambda _curve: [growth.Point(7, {"send, us": 8.5})])
+    assert growth.main(["--only", growth.CURVES[3].title, "--out", str(tmp_path)]) == 0
+    assert "| 1 | 1.5 |" in page.read_text()
+    assert "| 7 | 8.5 |" in page.read_text()
+    assert "2.5" not in page.read_text()
+
+
+def test_a_page_without_java_says_so() -> None:
+    assert "Java's was not measured" in growth.render_page([measured(-1, {"registration, us": 1.0})])
+    with_java = {"registration, us": 1.0, "registration, us, Java": 2.0}
+    assert "Java's was not measured" not in growth.render_page([measured(-1, with_java)])
 
 
 def test_a_title_that_no_curve_has_is_named(capsys: pytest.CaptureFixture[str]) -> None:
