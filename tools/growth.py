@@ -791,13 +791,15 @@ def draw(found: Sequence[Measured], path: Path) -> None:
             colour = colours.setdefault(ours, f"C{len(colours)}")
             style = ":" if name != ours else "--" if name == MEMORY else "-"
             figures = [point.figures[name] for point in points]
-            axes.plot(sizes, figures, style, color=colour, marker="o", ms=3, label=name)
+            label = name if name == ours else None
+            axes.plot(sizes, figures, style, color=colour, marker="o", ms=3, label=label)
         axes.set_xscale("symlog" if sizes[0] == 0 else "log")
         axes.set_yscale("log")
         axes.set_title(curve.title, fontsize=10)
         axes.set_xlabel(curve.axis, fontsize=8)
         axes.tick_params(labelsize=7)
-        axes.legend(fontsize=7)
+        has_java = any(name.endswith(OF_JAVA) for name in points[0].figures)
+        axes.legend(fontsize=7, title="dots: Java" if has_java else None, title_fontsize=7)
     picture.savefig(path, dpi=110)
 
 
