@@ -28,12 +28,18 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from tandemmq.bench.catchup import CatchUp, measure_catchup
-from tandemmq.bench.client_bench import ClientFigures, measure_client
+from tandemmq.bench.around import (
+    measure_around,
+    measure_java_beside,
+    measure_python_client,
+    tell_catchup,
+    tell_clients,
+    tell_reopened,
+)
+from tandemmq.bench.catchup import measure_catchup
 from tandemmq.bench.generator import LoadResult, run_load, send_frames
 from tandemmq.bench.process_stats import describe_machine, processor_seconds, resident_bytes
 from tandemmq.bench.reopen import measure_reopening
-from tandemmq.client import BlockingAdmin
 from tandemmq.launcher import Server, stopping, write_properties
 
 if TYPE_CHECKING:
@@ -264,11 +270,7 @@ def open_store(
     """Fill a store, kill its process under load, open it again and print what that costs."""
     with tempfile.TemporaryDirectory(prefix="tandemmq-bench-", dir=directory) as name:
         found = measure_reopening(Path(name) / "store", gib, body_bytes)
-    typer.echo(
-        f"{found.log_bytes / 2**30:.1f} GiB, {found.message_count:,} messages: open in {found.seconds:.1f} s"
-        f" ({found.processor_seconds:.1f} s of processor time),"
-        f" {found.resident_bytes / 2**20:.0f} MiB resident, at most {found.peak_bytes / 2**20:.0f} MiB"
-    )
+    typer.echo(tell_reopened(found))
 
 
 @app.command()
@@ -295,31 +297,8 @@ def catchup(
             progress.update(tasks[what], completed=done, total=total)
 
         found = asyncio.run(measure_catchup(Path(name), gib, body_bytes, show))
-    _print_catchup(found)
-
-
-def _print_catchup(found: CatchUp) -> None:
-    """Four lines: the loopback, the log, the tables, the processes."""
-    size, count = found.log_bytes, found.message_count
-    echo = typer.echo
-    echo(
-        f"bare loopback {found.loopback_rate / 1e6:,.0f} MB/s,"
-        f" received and written to a file {found.loopback_file_rate / 1e6:,.0f} MB/s"
-    )
-    for what, reading in (("log copied", found.copied), ("queues and keys too", found.dispatched)):
-        echo(
-            f"{what}: {size / 2**30:.1f} GiB, {count:,} messages in {reading.seconds:.1f} s:"
-            f" {size / reading.seconds / 1e6:,.0f} MB/s"
-            f" ({size / reading.seconds / found.loopback_file_rate:.0%} of the loopback with a file);"
-            f" slave {reading.processor_seconds:.1f} s of processor time,"
-            f" {reading.processor_seconds * 1e6 / count:.2f} us per message"
-        )
-    echo(
-        f"master {found.master_seconds:.1f} s of processor time,"
-        f" {found.master_seconds * 1e6 / count:.2f} us per message;"
-        f" at most resident: master {found.master_peak_bytes / 2**20:.0f} MiB,"
-        f" slave {found.dispatched.peak_bytes / 2**20:.0f} MiB"
-    )
+    for line in tell_catchup(found):
+        typer.echo(line)
 
 
 @app.command(name="client")
@@ -344,50 +323,21 @@ def client_rates(
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandemmq-bench-")))
             servers = stack.enter_context(_cluster(directory, has_slave=False))
             namesrv = servers["name server"].address
-        readings = asyncio.run(_collect(namesrv, body, seconds))
+        readings = measure_python_client(namesrv, body_bytes=body, seconds=seconds)
         if java:
-            of_java = _measure_java(namesrv, body, seconds, cache)
+            of_java = measure_java_beside(namesrv, body_bytes=body, seconds=seconds, cache=cache)
     table = Table(title=f"Python client, {body} B bodies", title_justify="left")
-    headings = ["case", "messages/s", "p50 us", "p99 us"]
-    if java:
-        headings += ["Java's client", "p50 us", "p99 us", "Python / Java"]
+    headings, *rows = tell_clients(readings, of_java)
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "case" else "right")
-    for one in readings:
-        times = ["-" if took is None else f"{took:,.0f}" for took in (one.p50_us, one.p99_us)]
-        other = of_java.get(one.case)
-        if other is not None:
-            has_times = one.p50_us is not None
-            times += [f"{other.per_second:,.0f}"]
-            times += [f"{took:,.0f}" if has_times else "-" for took in (other.p50_us, other.p99_us)]
-            times += [f"{one.rate / other.per_second:.2f}"]
-        table.add_row(one.case, one.error or f"{one.rate:,.0f}", *times)
+    for row in rows:
+        table.add_row(*row)
     console = Console()
     if not console.is_terminal:
         console.width = TABLE_WIDTH
     console.print(table)
     if any(one.error or not one.message_count for one in readings):
         raise typer.Exit(1)
-
-
-def _measure_java(namesrv: str, body_bytes: int, seconds: float, cache: Path) -> dict[str, CaseFigures]:
-    """In a topic of its own, which is deleted."""
-    from tandemmq.bench.java.measure import measure_java_client
-
-    topic = f"BenchJavaClient-{time.time_ns()}"
-    with BlockingAdmin(namesrv) as admin:
-        admin.create_topic(topic, queue_count=QUEUE_COUNT)
-        try:
-            found = measure_java_client(
-                namesrv, topic, body_bytes=body_bytes, seconds=seconds, cache=cache.absolute()
-            )
-            return dict(found)
-        finally:
-            admin.delete_topic(topic)
-
-
-async def _collect(namesrv: str, body_bytes: int, seconds: float) -> list[ClientFigures]:
-    return [one async for one in measure_client(namesrv, body_bytes=body_bytes, seconds=seconds)]
 
 
 @app.command(name="spark")
@@ -486,4 +436,5 @@ def java(
             )
             typer.echo("\n".join(["" if cases else machine[0], render_others(others)]))
             if cases and out is not None:
-                write_report(readings, machine, out, others)
+                chapter = measure_around(cache=cache, directory=directory, tell=tell)
+                write_report(readings, machine, out, others, chapter)

@@ -176,10 +176,15 @@ def _memory_lines(readings: Sequence[CaseFigures]) -> Iterator[str]:
 
 
 def write_report(
-    readings: Sequence[CaseFigures], machine: Sequence[str], folder: Path, others: Others | None = None
+    readings: Sequence[CaseFigures],
+    machine: Sequence[str],
+    folder: Path,
+    others: Others | None = None,
+    around: Sequence[str] = (),
 ) -> None:
-    """Three files of the folder: the page with its explanation, every reading, and the plot. `others`: has a
-    section of its own, and no part in the plot."""
+    """Three files of the folder: the page with its explanation, every reading, and the plot. `others` has a
+    section of its own, and no part in the plot; `around`: lines of one more.
+    """
     (folder / "images").mkdir(parents=True, exist_ok=True)
     draw(readings, folder / "images" / "benchmarks.png")
     (folder / "benchmarks.json").write_text(render_json(readings, machine, others), encoding="utf-8")
@@ -187,6 +192,8 @@ def write_report(
     page = f"{INTRODUCTION}\n## Figures\n\n{plot}\n\n{render_page(readings, machine)}"
     if others is not None:
         page += f"\n{PAGE}\n{render_others(others)}"
+    if around:
+        page += "\n" + "\n".join(around) + "\n"
     (folder / "benchmarks.md").write_text(page, encoding="utf-8")
 
 
