@@ -180,6 +180,27 @@ async def test_a_server_has_its_garbage_collected_though_its_imports_had_not() -
     assert (result.exit_code, gc.isenabled()) == (1, True)
 
 
+async def test_collections_of_a_server_pass_over_what_it_began_with() -> None:
+    outcome = ServerEnd()
+    made_at_start: list[list[object]] = []
+    seen: dict[str, bool] = {}
+
+    class Making(StandInServer):
+        async def start(self) -> None:
+            seen["imports"] = gc.get_freeze_count() > 0
+            made_at_start.append([])
+
+    def ready() -> str:
+        seen["start"] = not any(one is made_at_start[0] for one in gc.get_objects())
+        asyncio.get_running_loop().call_soon(outcome.end)
+        return "ready"
+
+    assert await serve(Making(), outcome, ready) == 0
+    assert seen == {"imports": True, "start": True}
+    assert gc.get_freeze_count() == 0
+    assert any(one is made_at_start[0] for one in gc.get_objects())
+
+
 async def test_failed_start_is_raised_after_stopping() -> None:
     server = StandInServer(start_error=ConfigError("no"))
     with pytest.raises(ConfigError):
