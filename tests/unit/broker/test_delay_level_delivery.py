@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from delay_machine import ROOT, Machine
@@ -10,7 +11,7 @@ from delay_machine import ROOT, Machine
 from tandemmq.broker.durable import Writer
 from tandemmq.errors import Busy
 from tandemmq.protocol.properties import encode_properties
-from tandemmq.protocol.record import NewRecord
+from tandemmq.protocol.record import NewRecord, Record
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.store import FlushMode
 from tandemmq.store.options import QUEUE_UNIT_BYTES
@@ -53,6 +54,27 @@ async def test_levels_do_not_wait_for_each_other() -> None:
     assert machine.names() == ["quick 1"]
     await machine.clock.pass_time(20)
     assert machine.names() == ["quick 1", "quick 2", "slow"]
+    await machine.stop()
+
+
+async def test_each_message_is_read_once_however_many_wait_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+    await machine.start()
+    read: list[int] = []
+    read_before = Writer.read
+
+    def count(self: Writer, *args: Any, **options: Any) -> tuple[list[Record], int]:
+        records, next_offset = read_before(self, *args, **options)
+        read.extend(record.queue_offset for record in records)
+        return records, next_offset
+
+    monkeypatch.setattr(Writer, "read", count)
+    for number in range(40):
+        machine.delay(f"{number}", 1)
+        await machine.clock.pass_time(0.05)
+    await machine.clock.pass_time(2)
+    assert machine.names() == [f"{number}" for number in range(40)]
+    assert read == list(range(40))
     await machine.stop()
 
 

@@ -17,6 +17,7 @@ from tandemmq.broker.delay.timer_delivery import TimerDelivery, TimerFigures
 from tandemmq.broker.delay.timers import COUNT_MAX, ROLL_AFTER_MS, TIMER_TOPIC, TimerProgress
 from tandemmq.broker.durable import Progress, Wake, Writer, restore
 from tandemmq.broker.offsets.offset_table import DelayOffsetTable
+from tandemmq.protocol.record import Record
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.runtime.ports import Clock
 from tandemmq.runtime.tasks import TaskScope
@@ -31,8 +32,9 @@ log = logging.getLogger(__name__)
 # Invariants: a message is delivered after its delay, in the order of its level, and again only when the
 #             process died before its progress was saved.
 # Strategy:   no timer per message. The task looks at the head of every level, appends what is due, and sleeps
-#             until the next head is due, at most TICK_S, so that a changed wall clock is noticed. With
-#             nothing waiting it sleeps until `wake` is called. Two clocks decide what is due, and either is
+#             until the next head is due, at most TICK_S, so that a changed wall clock is noticed. What it has
+#             read of a level and is not due yet is kept, so each message is read once, and no arrival behind
+#             it wakes the task. With nothing waiting it sleeps. Two clocks decide what is due, and either is
 #             enough: the wall clock, a level's delay after the message was stored; the steady clock, when
 #             this process has known it for that long. So a wall clock that is set back neither holds messages
 #             for ever nor releases them early, and none is delivered before its delay has passed on one of
@@ -95,7 +97,7 @@ class Arrivals:
 
 
 def plan_level(
-    waiting: Sequence[Waiting], arrivals: Arrivals, *, delay_ms: int, now_ms: int, steady_ms: int
+    waiting: Sequence[Waiting | Record], arrivals: Arrivals, *, delay_ms: int, now_ms: int, steady_ms: int
 ) -> LevelPlan:
     """How many messages from the head on are due. Order within a level is kept: the first that is not due
     holds back those behind it.
@@ -117,16 +119,16 @@ TICK_S = 1.0
 
 
 class Level:
-    """One level's queue: the next offset to deliver, and the head as far as it was read."""
+    """One level's queue: the head as far as it was read, one batch at most, and the offset behind it."""
 
-    __slots__ = ("arrivals", "delay_ms", "head_stored_at_ms", "number", "offset")
+    __slots__ = ("arrivals", "delay_ms", "number", "offset", "waiting")
 
     def __init__(self, number: int, delay_ms: int, offset: int) -> None:
         self.number = number
         self.delay_ms = delay_ms
         self.offset = offset
         self.arrivals = Arrivals(delay_ms)
-        self.head_stored_at_ms: int | None = None  # of the message at `offset`, once it was read
+        self.waiting: list[Record] = []
 
     @property
     def queue_id(self) -> int:
@@ -155,9 +157,12 @@ class LevelDelivery:
         self._wake = Wake(clock)
         self._is_stopping = False
 
-    def wake(self) -> None:
-        """A message became readable in a level's queue."""
-        self._wake.set()
+    def wake(self, queue_id: int) -> None:
+        """A message became readable in a level's queue. Behind one that waits it is found in its turn."""
+        level = self._levels.get(queue_id + 1) or self._open_level(queue_id + 1)
+        self._note_arrival(level)
+        if not level.waiting:
+            self._wake.set()
 
     def stop(self) -> None:
         """`run` returns after the batch that it is writing."""
@@ -173,6 +178,10 @@ class LevelDelivery:
 
     async def run(self) -> None:
         """Returns after `stop`."""
+        # Every level with a queue, those above the configured ones included: nothing is left behind.
+        for topic, queue_id in self._store.queue_keys():
+            if topic == SCHEDULE_TOPIC and queue_id >= 0 and queue_id + 1 not in self._levels:
+                self._open_level(queue_id + 1)
         while not self._is_stopping:
             self._wake.clear()
             wait_s = await self._deliver_round()
@@ -184,7 +193,7 @@ class LevelDelivery:
     async def _deliver_round(self) -> float | None:
         """One batch of every level; in how many seconds to look again, None: when one arrives."""
         waits: list[float] = []
-        for level in self._find_levels():
+        for level in list(self._levels.values()):
             if self._is_stopping or self._progress.is_full:
                 break
             wait_s = await self._deliver_level(level)
@@ -192,59 +201,56 @@ class LevelDelivery:
                 waits.append(wait_s)
         return min(waits, default=None)
 
-    def _find_levels(self) -> list[Level]:
-        """Every level with a queue, those above the configured ones included: nothing is left behind."""
-        for topic, queue_id in self._store.queue_keys():
-            if topic == SCHEDULE_TOPIC and queue_id >= 0 and queue_id + 1 not in self._levels:
-                self._levels[queue_id + 1] = self._open_level(queue_id + 1)
-        return list(self._levels.values())
-
     def _open_level(self, number: int) -> Level:
         """A level at its saved offset, or at the nearest one that its queue has."""
         low = self._store.queue_min(SCHEDULE_TOPIC, number - 1)
         high = self._store.queue_max(SCHEDULE_TOPIC, number - 1)
         offset = min(max(self._offsets.get(number) or 0, low), high)
-        return Level(number, self._delays_ms[min(number, len(self._delays_ms)) - 1], offset)
+        level = Level(number, self._delays_ms[min(number, len(self._delays_ms)) - 1], offset)
+        self._levels[number] = level
+        return level
 
-    async def _deliver_level(self, level: Level) -> float | None:
-        """Seconds until the level wants to be looked at again; None when nothing waits in it."""
+    def _note_arrival(self, level: Level) -> tuple[int, int]:
+        """Where the level's queue ends, and the steady time at which that is known."""
         queue_end = self._store.queue_max(SCHEDULE_TOPIC, level.queue_id)
         steady_ms = int(self._clock.monotonic() * 1000)
         level.arrivals.note(queue_end, steady_ms)
-        if level.offset >= queue_end:
-            return None
-        now_ms = self._clock.now_ms()
-        if level.head_stored_at_ms is not None:
-            head = (Waiting(level.offset, level.head_stored_at_ms),)
-            plan = plan_level(
-                head, level.arrivals, delay_ms=level.delay_ms, now_ms=now_ms, steady_ms=steady_ms
-            )
-            if plan.wait_ms is not None:
-                return min(plan.wait_ms / 1000, TICK_S)
-        records, next_offset = self._writer.read(SCHEDULE_TOPIC, level.queue_id, level.offset)
-        if level.offset < (low := self._store.queue_min(SCHEDULE_TOPIC, level.queue_id)):
-            facts = {"topic": SCHEDULE_TOPIC, "queue_id": level.queue_id, "queue_offset": level.offset}
-            log.error(
-                events.DELAYED_MESSAGE_LOST,
-                extra={**facts, "count": low - level.offset, "reason": "they were deleted"},
-            )
-        waiting = [Waiting(record.queue_offset, record.stored_at_ms) for record in records]
+        return queue_end, steady_ms
+
+    async def _deliver_level(self, level: Level) -> float | None:
+        """Seconds until the level wants to be looked at again; None when nothing waits in it."""
+        queue_end, steady_ms = self._note_arrival(level)
+        if not level.waiting:
+            if level.offset >= queue_end:
+                return None
+            if not self._read(level):
+                return TICK_S
         plan = plan_level(
-            waiting, level.arrivals, delay_ms=level.delay_ms, now_ms=now_ms, steady_ms=steady_ms
+            level.waiting,
+            level.arrivals,
+            delay_ms=level.delay_ms,
+            now_ms=self._clock.now_ms(),
+            steady_ms=steady_ms,
         )
-        due = records[: plan.due_count]
+        due = level.waiting[: plan.due_count]
         if due:
             restored = [new for new in map(restore, due) if new is not None]
             end = await self._writer.append(restored) if restored else self._writer.log_end
             self._progress.add(end, (level.number, due[-1].queue_offset + 1))
-        if plan.wait_ms is None:
-            has_moved = next_offset > level.offset
-            level.offset = next_offset
-            level.head_stored_at_ms = None
-            return 0.0 if has_moved else TICK_S
-        level.offset = waiting[plan.due_count].queue_offset
-        level.head_stored_at_ms = waiting[plan.due_count].stored_at_ms
-        return min(plan.wait_ms / 1000, TICK_S)
+            del level.waiting[: plan.due_count]
+        return 0.0 if plan.wait_ms is None else min(plan.wait_ms / 1000, TICK_S)
+
+    def _read(self, level: Level) -> bool:
+        """Go on in the level's queue; False when that is not possible now."""
+        begin = level.offset
+        level.waiting, level.offset = self._writer.read(SCHEDULE_TOPIC, level.queue_id, begin)
+        if begin < (low := self._store.queue_min(SCHEDULE_TOPIC, level.queue_id)):
+            facts = {"topic": SCHEDULE_TOPIC, "queue_id": level.queue_id, "queue_offset": begin}
+            log.error(
+                events.DELAYED_MESSAGE_LOST,
+                extra={**facts, "count": low - begin, "reason": "they were deleted"},
+            )
+        return level.offset > begin
 
 
 STOP_S_MAX = 5.0
@@ -334,8 +340,8 @@ class DelayedDelivery:
                 part.settle(self._store.flushed.value)
 
     def _on_dispatch(self, newest: Mapping[tuple[str, int], int]) -> None:
-        for topic, _ in newest:
-            if topic == SCHEDULE_TOPIC and self._levels is not None:
-                self._levels.wake()
+        for topic, queue_id in newest:
+            if topic == SCHEDULE_TOPIC and queue_id >= 0 and self._levels is not None:
+                self._levels.wake(queue_id)
             elif topic == TIMER_TOPIC and self._timers is not None:
                 self._timers.wake()
