@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandemmq.protocol.record import RecordCheck, RecordOutcome, check_record
+from tandemmq.protocol.record_check import parse_record
 from tandemmq.runtime.ports import Disk, File
 from tandemmq.store.damage import DamagedRanges
 from tandemmq.store.segmented_log import Segment, SegmentedLog
@@ -241,21 +242,32 @@ class CommitLog:
 
     def check(self, log_offset: int, *, check_crc: bool = False) -> RecordCheck:
         """What lies at `log_offset`, compared with the offset that the record says."""
+        place = self._place(log_offset)
+        if isinstance(place, RecordOutcome):
+            return RecordCheck(place)
+        return check_record(*place, log_offset=log_offset, check_crc=check_crc)
+
+    def _place(self, log_offset: int) -> tuple[memoryview, int] | RecordOutcome:
+        """The written bytes of the file that holds `log_offset`, and where in them it is; or why not."""
         if self.damaged and self.damaged.find(log_offset, log_offset + 1) is not None:
-            return RecordCheck(RecordOutcome.BAD_CRC)
+            return RecordOutcome.BAD_CRC
         found = self._segment_view(log_offset, log_offset + 1)
         if found is None:
-            return RecordCheck(RecordOutcome.END)
+            return RecordOutcome.END
         base, view = found
-        return check_record(view, log_offset - base, log_offset=log_offset, check_crc=check_crc)
+        return view, log_offset - base
 
     def record(self, log_offset: int) -> memoryview | None:
         """The whole record that begins at `log_offset`; None when none does."""
-        checked = self.check(log_offset)
-        if checked.outcome is not RecordOutcome.OK:
+        place = self._place(log_offset)
+        if isinstance(place, RecordOutcome):
             return None
-        view = self.view(log_offset, checked.size)
-        assert len(view) == checked.size, (log_offset, checked.size, len(view))
+        parsed = parse_record(*place)
+        if isinstance(parsed, RecordCheck) or parsed[0][6] != log_offset:
+            return None
+        size = parsed[0][0]
+        view = self.view(log_offset, size)
+        assert len(view) == size, (log_offset, size, len(view))
         return view
 
     def stored_at(self, log_offset: int) -> int:
