@@ -326,8 +326,8 @@ class ServerEnd:
 
 async def serve(server: ServedProcess, outcome: ServerEnd, ready: Callable[[], str]) -> int:
     """Starts the server, says so, waits for a signal or a fatal error, stops it; the exit code."""
-    # What a server needs is imported, and what its start makes stays: a collection that looked at all that would
-    # hold the loop for tens of milliseconds (80,000 objects), again and again.
+    # What a server needs is imported, and what its start makes stays. A collection that looked at all that,
+    # 80,000 objects, would hold the loop for tens of milliseconds.
     gc.freeze()
     gc.enable()
     loop = asyncio.get_running_loop()

@@ -118,8 +118,20 @@ def _refuse_bad_pairs(properties: Mapping[str, str]) -> None:
 
 def decode_properties(raw: bytes | bytearray | memoryview) -> dict[str, str]:
     """The pairs in their order; anything that is no pair is ignored."""
+    text = str(raw, "utf-8", "replace")
+    pieces = text.split("\x02")
+    # Nearly always all pieces are pairs, but for the empty one at the end.
+    if text[-1:] == "\x02" and text[0] != "\x01" and "\x01\x02" not in text and "\x02\x01" not in text:
+        try:
+            return dict([piece.split("\x01", 1) for piece in pieces[:-1]])
+        except ValueError:  # one has no separator
+            return _decode_pieces(pieces)
+    return _decode_pieces(pieces)
+
+
+def _decode_pieces(pieces: list[str]) -> dict[str, str]:
     properties: dict[str, str] = {}
-    for piece in str(raw, "utf-8", "replace").split("\x02"):
+    for piece in pieces:
         name, separator, value = piece.partition("\x01")
         if separator and name and value:
             properties[name] = value

@@ -93,6 +93,34 @@ def test_wishes_for_a_time_are_found_and_kept() -> None:
     assert look(text_of(TIMER_DELAY_SEC="9", TIMER_OUT_MS="5")).wishes == {}
 
 
+NAMES = ["a", "DELAY", "TAGS", "POP_CK", "POP_CKX", "__CRC32#", "__RMQ.TRANSIENT.x", "TIMER_DELAY_SEC", ""]
+PIECES = st.builds(
+    lambda name, mark, value, end: name + mark + value + end,
+    st.sampled_from(NAMES),
+    st.sampled_from(["\x01", "\x01", "\x01", ""]),
+    st.sampled_from(["1", "2", "", "v\x01w", "ä", "\ud800"]),
+    st.sampled_from(["\x02", "\x02", "\x02", "", "\x02\x02"]),
+)
+
+
+@given(st.lists(PIECES, max_size=6).map("".join))
+def test_properties_come_out_as_their_kept_pairs_written_anew(text: str) -> None:
+    pairs = decode_properties(text.encode("utf-8", "replace"))
+    dropped = {"POP_CK", "__CRC32#"}
+    try:
+        found = look(text)
+    except MessageIllegal:
+        return
+    if found.delay_level:
+        dropped |= {"TIMER_DELAY_SEC"}
+    kept = {
+        name: value
+        for name, value in pairs.items()
+        if name not in dropped and not name.startswith("__RMQ.TRANSIENT.")
+    }
+    assert found.text == encode_properties(kept).decode()
+
+
 def test_half_messages_are_told_from_their_retries() -> None:
     assert look(text_of(TRAN_MSG="TRUE", DELAY="3")).is_half
     assert not look(text_of(TRAN_MSG="true", DELAY="3"), is_retry=True).is_half

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandemmq.errors import LocalProtocolError, MessageIllegal
 from tandemmq.protocol.properties import (
@@ -57,6 +59,17 @@ def test_whatever_is_no_pair_is_ignored(raw: bytes, expected: dict[str, str]) ->
         found = find_property(raw, name.encode())
         assert found is not None
         assert found.decode("utf-8", "replace") == value
+
+
+@given(st.text("\x01\x02ab", max_size=14).map(str.encode), st.booleans())
+def test_pairs_are_told_at_once_as_they_are_one_by_one(raw: bytes, is_ended: bool) -> None:
+    raw += b"\x02" if is_ended else b""
+    expected: dict[str, str] = {}
+    for piece in raw.decode().split("\x02"):
+        name, _, value = piece.partition("\x01")
+        if name and value:
+            expected[name] = value
+    assert list(decode_properties(raw).items()) == list(expected.items())
 
 
 @pytest.mark.parametrize(
