@@ -15,17 +15,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import re
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
@@ -41,10 +42,14 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import encode_frame
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.consume import PullRequest
-from tandemmq.protocol.requests.send import SendRequestV2
+from tandemmq.protocol.requests.send import EndTransactionRequest, SendRequestV2
+from tandemmq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_PREPARED
+from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, SeededRandom
+from tandemmq.runtime.ports import TimerHandle
 from tandemmq.store import StoreOptions
+from tandemmq.units import EpochMs
 
 PACKAGE: Final = str(Path(tandemmq.__file__).parent)
 TOPIC: Final = "Costs"
@@ -57,7 +62,13 @@ TIMED_ROUNDS: Final = 40
 TRIES_MAX: Final = 4
 ASK_SECONDS_MAX: Final = 60.0
 FIXED_LOOP_ROUNDS: Final = 20_000
+DELAY_S: Final = 1.0
 SHOWN_FUNCTIONS: Final = 25
+_SENT: Final = re.compile(rb'"msgId":"([0-9A-F]{32,})".*"queueOffset":"(\d+)"')
+
+
+End: TypeAlias = "Callable[[Asker], Awaitable[None]]"
+"""What follows the answers to a case's frames."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +76,7 @@ class Case:
     """One way to use a broker: `frames` are written at once, and `messages` are what their answers are about.
 
     `steps` and `loops`, per message, are from Python 3.11. `loops` None: its time says nothing, because most
-    of it is the event loop that falls asleep and wakes up.
+    of it is the event loop that falls asleep and wakes up. `then`: what follows the answers and counts, too.
     """
 
     name: str
@@ -74,6 +85,14 @@ class Case:
     steps: float
     loops: float | None
     answer_bytes_min: int = 0
+    then: End | None = None
+
+    async def run(self, asker: Asker) -> int:
+        """Once; how many bytes the answers have."""
+        size = await asker.ask(b"".join(self.frames), len(self.frames))
+        if self.then is not None:
+            await self.then(asker)
+        return size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +142,60 @@ def cases() -> list[Case]:
     ]
 
 
+def cases_with_an_end(deliver: End, commit: End) -> list[Case]:
+    """What is not over with the answer to a send. `deliver`: ends the delay of all that waits; `commit`: ends
+    the transactions of the half messages whose answers came last.
+    """
+    half = {"TRAN_MSG": "true", "PGROUP": "costs"}
+    return [
+        Case(
+            name="send with a delay, until delivered",
+            frames=[_single_frame(number, {"DELAY": "1"}) for number in range(16)],
+            messages=16,
+            steps=3284,
+            loops=600,
+            then=deliver,
+        ),
+        Case(
+            name="half message and its commit",
+            frames=[_single_frame(number, half, sys_flag=TRANSACTION_PREPARED) for number in range(16)],
+            messages=16,
+            steps=5190,
+            loops=700,
+            then=commit,
+        ),
+    ]
+
+
+async def _commit(asker: Asker) -> None:
+    frames = []
+    for message_id, queue_offset in asker.sent:
+        header = EndTransactionRequest(
+            topic=TOPIC,
+            producer_group="costs",
+            half_queue_offset=queue_offset,
+            log_offset=int(message_id[-16:], 16),
+            decision=TRANSACTION_COMMIT,
+            unique_key="-",
+            transaction_id="-",
+        )
+        frames.append(encode_frame(Command.request(RequestCode.END_TRANSACTION, header)))
+    await asker.ask(b"".join(frames), len(frames))
+
+
+def _single_frame(number: int, properties: dict[str, str], *, sys_flag: int = 0) -> bytes:
+    pairs = {"UNIQ_KEY": f"7F0000010001{number:020X}", "WAIT": "true", "TAGS": TAGS[number % 4], **properties}
+    header = send_header(properties=encode_properties(pairs).decode(), sys_flag=sys_flag)
+    return encode_frame(Command.request(RequestCode.SEND_MESSAGE_V2, header, body=b"x" * BODY_BYTES))
+
+
 def send_header(
-    topic: str = TOPIC, *, queue_id: int = 0, properties: str | None = None, is_batch: bool = False
+    topic: str = TOPIC,
+    *,
+    queue_id: int = 0,
+    properties: str | None = None,
+    is_batch: bool = False,
+    sys_flag: int = 0,
 ) -> SendRequestV2:
     """As a producer writes it."""
     return SendRequestV2(
@@ -133,7 +204,7 @@ def send_header(
         default_topic="TBW102",
         default_topic_queue_count=4,
         queue_id=queue_id,
-        sys_flag=0,
+        sys_flag=sys_flag,
         born_at_ms=1_700_000_000_000,
         flag=0,
         is_batch=is_batch,
@@ -177,6 +248,8 @@ class Asker(asyncio.Protocol):
     """The client's end of a connection: it counts answers, with nothing of the package."""
 
     def __init__(self) -> None:
+        self.sent: list[tuple[str, int]] = []
+        """The message id and queue offset of each send that was answered last."""
         self._received = bytearray()
         self._wanted = self._answer_bytes = 0
         self._answered: asyncio.Future[None] | None = None
@@ -197,6 +270,9 @@ class Asker(asyncio.Protocol):
                 return
             if self._wanted > 0 and b'"code":0,' not in self._received[:size]:
                 self._fail(f"the broker refuses: {bytes(self._received[8:size])!r}")
+            found = _SENT.search(self._received, 8, size)
+            if found is not None:
+                self.sent.append((found[1].decode(), int(found[2])))
             del self._received[:size]
             self._wanted -= 1
             self._answer_bytes += size
@@ -221,6 +297,7 @@ class Asker(asyncio.Protocol):
         Raises:  RuntimeError when one is refused, TimeoutError.
         """
         self._wanted, self._answer_bytes = count, 0
+        self.sent = []
         self._answered = asyncio.get_running_loop().create_future()
         self._transport.write(frames)
         async with asyncio.timeout(ASK_SECONDS_MAX):
@@ -300,26 +377,25 @@ async def measure(case: Case, asker: Asker) -> Cost:
 
     Raises:  RuntimeError when the broker does not do what the case is about.
     """
-    frames, count = b"".join(case.frames), len(case.frames)
     for _ in range(3):
-        size = await asker.ask(frames, count)
+        size = await case.run(asker)
         if size < case.answer_bytes_min:
             raise RuntimeError(f"{case.name}: {size} bytes came, at least {case.answer_bytes_min} are right")
     counts = []
-    for _ in range(5):
+    for _ in range(8):
         with counting_steps() as counted:
-            await asker.ask(frames, count)
+            await case.run(asker)
         counts.append(counted)
     least = min(counts, key=Counter.total)
-    loops = await _time(frames, count, asker) / case.messages
+    loops = await _time(case, asker) / case.messages
     for _ in range(TRIES_MAX):  # a busy machine may have slowed it down
         if case.loops is None or loops <= case.loops * TIME_RISE_MAX:
             break
-        loops = min(loops, await _time(frames, count, asker) / case.messages)
+        loops = min(loops, await _time(case, asker) / case.messages)
     return Cost(case=case, steps=least.total() / case.messages, loops=loops, by_function=least)
 
 
-async def _time(frames: bytes, count: int, asker: Asker) -> float:
+async def _time(case: Case, asker: Asker) -> float:
     """Processor time of this thread, in rounds of the fixed loop."""
     seconds, loop_seconds = [], []
     gc.collect()
@@ -329,11 +405,46 @@ async def _time(frames: bytes, count: int, asker: Asker) -> float:
             loop_seconds.append(_loop_seconds())
             begun_at = time.thread_time()
             for _ in range(4):
-                await asker.ask(frames, count)
+                await case.run(asker)
             seconds.append((time.thread_time() - begun_at) / 4)
     finally:
         gc.enable()
     return min(seconds) / min(loop_seconds)
+
+
+class JumpingClock(LoopClock):
+    """The loop's clock until it is set ahead: what was to run by then runs at once."""
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+        self._timers: dict[asyncio.TimerHandle, tuple[float, Callable[..., object], tuple[Any, ...]]] = {}
+
+    def now_ms(self) -> EpochMs:
+        return EpochMs(super().now_ms() + round(self._ahead_s * 1000))
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._ahead_s
+
+    def call_later(self, delay_s: float, fn: Callable[..., object], *args: Any) -> TimerHandle:
+        due_at = self.monotonic() + delay_s
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle = loop.call_later(delay_s, lambda: self._run(timer))
+        self._timers[timer] = due_at, fn, args
+        return timer
+
+    def jump(self, seconds: float) -> None:
+        """Set it ahead."""
+        self._ahead_s += seconds
+        now = self.monotonic()
+        self._timers = {timer: call for timer, call in self._timers.items() if not timer.cancelled()}
+        for timer, (due_at, _, _) in list(self._timers.items()):
+            if due_at <= now and not timer.cancelled():
+                timer.cancel()
+                self._run(timer)
+
+    def _run(self, timer: asyncio.TimerHandle) -> None:
+        _, fn, args = self._timers.pop(timer)
+        fn(*args)
 
 
 Connect = Callable[[], Awaitable[Asker]]
@@ -342,13 +453,19 @@ Connect = Callable[[], Awaitable[Asker]]
 @asynccontextmanager
 async def running_broker(root: Path) -> AsyncIterator[Connect]:
     """A broker in this process whose store lies below `root`; gives what connects to it."""
+    async with _running(root, LoopClock()) as (_, connect):
+        yield connect
+
+
+@asynccontextmanager
+async def _running(root: Path, clock: LoopClock) -> AsyncIterator[tuple[Broker, Connect]]:
     network = MemoryNetwork(LoopClock())
     broker = Broker(
         BrokerOptions(listen_host="127.0.0.1", listen_port=0, property_filter_enable=True),
         StoreOptions(root=root, commit_log_file_bytes=256 << 20),
         network=network,
         disk=RealDisk(),
-        clock=LoopClock(),
+        clock=clock,
         chance=SeededRandom(1),
     )
     await broker.start()
@@ -359,16 +476,50 @@ async def running_broker(root: Path) -> AsyncIterator[Connect]:
         return asker
 
     try:
-        yield connect
+        yield broker, connect
     finally:
         await broker.stop()
 
 
+@asynccontextmanager
+async def _running_ahead(root: Path) -> AsyncIterator[tuple[End, End, Connect]]:
+    """As `running_broker`; gives also the ends of `cases_with_an_end`. With each end time passes: what the
+    broker does now and then, as to build the key index, counts always.
+    """
+    clock = JumpingClock()
+    async with _running(root, clock) as (broker, connect):
+        store = broker.store
+        assert store is not None
+        ends: dict[str, int] = {}
+        has_more = asyncio.Event()
+
+        def note(newest: Mapping[tuple[str, int], int]) -> None:
+            ends.update({topic: end for (topic, _), end in newest.items()})
+            has_more.set()
+
+        store.on_dispatch(note)
+
+        async def deliver(_asker: Asker) -> None:
+            clock.jump(DELAY_S)
+            while ends.get(TOPIC, 0) < ends[SCHEDULE_TOPIC]:
+                has_more.clear()
+                await has_more.wait()
+
+        async def commit(asker: Asker) -> None:
+            await _commit(asker)
+            clock.jump(DELAY_S)
+
+        yield deliver, commit, connect
+
+
 async def measure_all(root: Path) -> list[Cost]:
     """Of all cases, on one broker whose store lies below `root`."""
-    async with running_broker(root) as connect:
+    async with running_broker(root / "1") as connect:
         asker = await connect()
-        return [await measure(case, asker) for case in cases()]
+        found = [await measure(case, asker) for case in cases()]
+    async with _running_ahead(root / "2") as (deliver, commit, connect):
+        asker = await connect()
+        return [*found, *[await measure(case, asker) for case in cases_with_an_end(deliver, commit)]]
 
 
 def main(arguments: list[str] | None = None) -> int:
