@@ -825,7 +825,7 @@ _DELAY: Final = (
         name="progress of a level covers what was read and is not due",
         path="broker/delay/delivery.py",
         sound="self._progress.add(end, (level.number, due[-1].queue_offset + 1))",
-        bug="self._progress.add(end, (level.number, next_offset))",
+        bug="self._progress.add(end, (level.number, level.offset))",
         proofs=("unit/broker/test_delay_level_delivery.py", "sim"),
     ),
     Plant(

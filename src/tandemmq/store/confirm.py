@@ -158,6 +158,9 @@ class WaitLines:
     def __len__(self) -> int:
         return len(self._flush) + len(self._both) + len(self._acks) + len(self._repeats)
 
+    def __bool__(self) -> bool:
+        return bool(self._acks or self._flush or self._both or self._repeats)
+
     @property
     def ack_count(self) -> int:
         """How many of them wait for replicas; the others wait for the disk."""
