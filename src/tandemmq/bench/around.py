@@ -1,5 +1,5 @@
-"""What surrounds the loads of a broker: a slave that catches up, a store that opens after a kill, and the Python
-client beside RocketMQ's. How each is told on a screen, and together as a chapter of the page.
+"""What surrounds the loads of a broker: a slave that catches up, a store that opens after a kill, and the
+Python client beside RocketMQ's. How each is told on a screen, and together as a chapter of the page.
 """
 
 from __future__ import annotations
