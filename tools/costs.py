@@ -53,6 +53,7 @@ from tandemmq.units import EpochMs
 
 PACKAGE: Final = str(Path(tandemmq.__file__).parent)
 TOPIC: Final = "Costs"
+USER_TOPIC: Final = "CostsUser"
 BODY_BYTES: Final = 1024
 PULLED: Final = 32
 TAGS: Final = ("TagA", "TagB", "TagC", "TagD")
@@ -121,13 +122,13 @@ def cases() -> list[Case]:
         Case(name="send, one in flight", frames=sends[:1], messages=1, steps=2297, loops=None),
         Case(name="send, 64 in flight", frames=sends, messages=64, steps=1021, loops=120),
         Case(
-            name="pull", frames=[pull_frame()], messages=PULLED, steps=196, loops=26, answer_bytes_min=pulled
+            name="pull", frames=[pull_frame()], messages=PULLED, steps=192, loops=26, answer_bytes_min=pulled
         ),
         Case(
             name="pull one tag of four",
             frames=[pull_frame("TagA")],
             messages=PULLED,
-            steps=529,
+            steps=299,
             loops=44,
             answer_bytes_min=pulled,
         ),
@@ -135,8 +136,23 @@ def cases() -> list[Case]:
             name="pull by SQL92, one of four",
             frames=[pull_frame("TAGS = 'TagA'", "SQL92")],
             messages=PULLED,
-            steps=1808,
-            loops=145,
+            steps=488,
+            loops=73,
+            answer_bytes_min=pulled,
+        ),
+        Case(
+            name="send a batch of 64, user properties",
+            frames=[_batch_frame(64, USER_TOPIC, {"a": "17", "price": "99.5"})],
+            messages=64,
+            steps=318,
+            loops=50,
+        ),
+        Case(
+            name="pull by SQL92, user properties",
+            frames=[pull_frame("a > 5 AND b = 'x'", "SQL92", topic=USER_TOPIC)],
+            messages=PULLED,
+            steps=1528,
+            loops=150,
             answer_bytes_min=pulled,
         ),
     ]
@@ -212,14 +228,18 @@ def send_header(
     )
 
 
-def _batch_frame(count: int) -> bytes:
-    """Messages as those of the single sends are; each tag in turn."""
+def _batch_frame(count: int, topic: str = TOPIC, user: Mapping[str, str] | None = None) -> bytes:
+    """Messages as those of the single sends are; each tag in turn. Beside `user` properties stands `b`, one of
+    four values in turn.
+    """
     body = b"x" * BODY_BYTES
     items = []
     for number in range(count):
         properties = {"UNIQ_KEY": f"7F0000010001{number:020X}", "WAIT": "true", "TAGS": TAGS[number % 4]}
+        if user is not None:
+            properties |= {**user, "b": "xyzw"[number % 4]}
         items.append((0, body, encode_properties(properties)))
-    header = send_header(is_batch=True)
+    header = send_header(topic, is_batch=True)
     command = Command.request(RequestCode.SEND_BATCH_MESSAGE, header, body=encode_batch(items))
     return encode_frame(command)
 

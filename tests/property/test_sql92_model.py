@@ -9,10 +9,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandemmq.protocol.hashes import tag_hash
+from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.sql92 import SqlError, compile_filter
 
 Tree = tuple[Any, ...]
-NAMES = ("a", "b", "c")
+NAMES = ("a", "b", "TAGS")
 ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
@@ -26,6 +28,7 @@ def leaves() -> st.SearchStrategy[Tree]:
     text = st.sampled_from(["x", "y", "5", "it's"])
     return st.one_of(
         st.tuples(st.sampled_from(["=", "<>"]), name, st.one_of(number, text)),
+        st.tuples(st.just("="), st.just("TAGS"), text),
         st.tuples(st.sampled_from(list(ORDERS)), name, number),
         st.tuples(st.just("between"), name, number, number, st.booleans()),
         st.tuples(st.just("in"), name, st.lists(text, min_size=1, max_size=7), st.booleans()),
@@ -132,7 +135,12 @@ def test_filter_agrees_with_a_tree_walk(tree: Tree, message: dict[str, str]) -> 
         expected = judge(tree, message) is True
     except Mistake:
         expected = False
-    assert compile_filter(text).matches(message.get) is expected, text
+    compiled = compile_filter(text)
+    assert compiled.matches(message.get) is expected, text
+    # As a store asks: the wire form, and only where the tag allows it.
+    assert compiled.matches_properties(encode_properties(message)) is expected, text
+    if expected and compiled.tag_hashes is not None:
+        assert tag_hash(message["TAGS"]) in compiled.tag_hashes, text
 
 
 @given(st.text(alphabet="ab15'()=<>-. \tnotANDOrIiSULlBETWN,+*/", max_size=40))

@@ -664,15 +664,15 @@ _REPLICATION: Final = (
     Plant(
         name="readers pass over an entry whose record is being looked for",
         path="store/reader.py",
-        sound="if is_lost and self._on_doubt(queue, next_offset) and waits:",
-        bug="if is_lost and self._on_doubt(queue, next_offset) and not waits:",
+        sound="if is_lost and self._on_doubt(queue, queue_offset) and waits:",
+        bug="if is_lost and self._on_doubt(queue, queue_offset) and not waits:",
         proofs=("unit/store/test_scrub.py",),
     ),
     Plant(
         name="readers get what a wrong queue entry names",
         path="store/reader.py",
-        sound="if wrong is None and offset < queue.tail_start:",
-        bug="if wrong is None and offset < 0:",
+        sound="if wrong is None and offset < queue.tail_start and record_filter is None:",
+        bug="if wrong is None and offset < 0 and record_filter is None:",
         proofs=("unit/store/test_scrub.py",),
     ),
     Plant(

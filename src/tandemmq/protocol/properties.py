@@ -9,7 +9,7 @@ Source: spec store 3, spec remoting 12.4 and 12.5.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tandemmq.errors import LocalProtocolError, MessageIllegal
@@ -152,6 +152,26 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
                 return raw[begin:end]
         start = raw.rfind(mark, 0, start)
     return None
+
+
+def property_mark(name: str) -> bytes:
+    """What `find_properties` looks for."""
+    return f"\x02{name}\x01".encode()
+
+
+def find_properties(raw: bytes, marks: Sequence[bytes]) -> tuple[bytes | None, ...]:
+    """As `find_property` for each of several names, which are given by their marks, for half the price."""
+    closed = b"\x02%b\x02" % raw
+    values: list[bytes | None] = []
+    for mark in marks:
+        at = closed.rfind(mark)
+        if at < 0:
+            values.append(None)
+            continue
+        begin = at + len(mark)
+        value = closed[begin : closed.find(b"\x02", begin)]
+        values.append(value or find_property(raw, mark[1:-1]))  # one without a value is ignored
+    return tuple(values)
 
 
 def append_property(raw: bytes, name: str, value: str) -> bytes:

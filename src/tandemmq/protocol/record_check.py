@@ -165,12 +165,8 @@ def find_record_properties(view: Buffer) -> bytes | None:
     if len(view) < RECORD_BYTES_MIN:
         return None
     size, magic, sys_flag, body_size = _FACTS_V4.unpack_from(view)
-    if magic == MAGIC_V1 and not sys_flag & HOSTS_V6_MASK and 0 <= body_size <= size - RECORD_BYTES_MIN:
-        # Nearly all records are such.
-        topic_at = HEAD_V4_BYTES + body_size
-        begin = topic_at + 3 + view[topic_at] if size <= len(view) else size + 1
-        if begin <= size and begin + (view[begin - 2] << 8 | view[begin - 1]) == size:
-            return bytes(view[begin:size])
+    if magic == MAGIC_V1 and not sys_flag & HOSTS_V6_MASK:
+        return find_plain_properties(view, size, body_size) if size <= len(view) else None
     if not RECORD_BYTES_MIN <= size <= len(view) or (magic != MAGIC_V1 and magic != MAGIC_V2):
         return None
     hosts = view[SYS_FLAG_AT + 3] & HOSTS_V6_MASK
@@ -185,6 +181,19 @@ def find_record_properties(view: Buffer) -> bytes | None:
         begin = topic_at + 3 + view[topic_at]
     else:
         begin = topic_at + 4 + (view[topic_at] << 8 | view[topic_at + 1])
+    if begin > size or begin + (view[begin - 2] << 8 | view[begin - 1]) != size:
+        return None
+    return bytes(view[begin:size])
+
+
+def find_plain_properties(view: Buffer, size: int, body_size: int) -> bytes | None:
+    """As `find_record_properties`, of a V1 record with addresses of four bytes whose `size` bytes are there.
+    Nearly all records are such.
+    """
+    if not 0 <= body_size <= size - RECORD_BYTES_MIN:
+        return None
+    begin = HEAD_V4_BYTES + 3 + body_size
+    begin += view[begin - 3]  # the topic's size
     if begin > size or begin + (view[begin - 2] << 8 | view[begin - 1]) != size:
         return None
     return bytes(view[begin:size])

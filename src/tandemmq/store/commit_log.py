@@ -60,34 +60,39 @@ def warm(file: File, warmth: Warmth) -> None:
 class LogWindow:
     """Looks at many places of a log, most of which are in the file of the one before, and in its block."""
 
-    __slots__ = ("_base", "_block", "_log", "_segment", "_stop", "_whole")
+    __slots__ = ("_base", "_block_begin", "_block_end", "_log", "_segment", "_stop", "_whole")
 
     def __init__(self, log: CommitLog) -> None:
         self._log = log
         self._segment: Segment | None = None
         self._base = self._stop = 0
-        self._block = -1
+        self._block_begin = self._block_end = 0  # what is in the block that was looked at last, of this file
         self._whole = memoryview(b"")
 
     def view(self, begin: int, end: int) -> memoryview:
         """As `CommitLog.view`, up to `end`."""
+        if not (self._block_begin <= begin and end <= self._block_end):
+            end = self._move(begin, end)
+        base = self._base
+        return self._whole[begin - base : end - base]
+
+    def _move(self, begin: int, end: int) -> int:
+        """Come to another block; where the bytes end that can be looked at, `begin` when there are none."""
+        log = self._log
         if not self._base <= begin < self._stop:
-            log = self._log
             if not log.begin <= begin < log.end:
-                return memoryview(b"")
+                return begin
             segment = self._segment = log.log.find(begin)
             assert segment is not None, begin
             self._base, self._stop, self._whole = segment.base, min(segment.end, log.end), segment.view()
             assert self._base <= begin < self._stop, (segment, begin, log.end)
-        if end > self._stop:
-            end = self._stop
-        last_block = (end - 1) >> BLOCK_SHIFT
-        if last_block != self._block or begin >> BLOCK_SHIFT != last_block:
-            assert self._segment is not None
-            self._log.touch(self._segment, begin, end)
-            self._block = last_block
-        base = self._base
-        return self._whole[begin - base : end - base]
+        end = min(end, self._stop)
+        assert self._segment is not None
+        log.touch(self._segment, begin, end)
+        block = (end - 1) >> BLOCK_SHIFT << BLOCK_SHIFT
+        self._block_begin = max(self._base, block)
+        self._block_end = min(self._stop, block + (1 << BLOCK_SHIFT))
+        return end
 
 
 class CommitLog:

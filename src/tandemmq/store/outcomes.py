@@ -79,7 +79,12 @@ class GetResult(msgspec.Struct, frozen=True):
 
 
 class RecordFilter(NamedTuple):
-    """Which records a read delivers, asked of each record's bytes for at most `count_max` of them."""
+    """Which records a read delivers, asked of each record's properties for at most `count_max` of them.
 
-    matches: Callable[[memoryview], bool]
+    It is not asked of those whose TAGS has none of `tag_hashes`, because it wants none of these; None: it may
+    want any.
+    """
+
+    matches: Callable[[bytes], bool]
     count_max: int
+    tag_hashes: frozenset[int] | None = None

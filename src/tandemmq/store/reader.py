@@ -3,23 +3,30 @@
 Invariants: only dispatched entries are seen, so nothing unconfirmed is read; slices stay valid whatever
             happens to their file. An entry that names no record, or another queue's, is not believed: a bit
             of it has turned over, or of the record.
-Strategy:   entries are walked once; records that are neighbours in the log become one slice, so a pull of a
-            queue that has the log for itself costs one memoryview. Entries of such a slice confirm each
-            other; the record at its beginning and the last one are looked at.
+Strategy:   entries are walked once; those of other tags are passed over together where all around them are
+            ordinary ones. Records that are neighbours in the log become one slice, so a pull of a queue that
+            has the log for itself costs one memoryview. Entries of such a slice confirm each other; the
+            record at its beginning and the last one are looked at.
 Source:     spec store 13.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import chain
 from struct import Struct
 from typing import Final, NamedTuple
 
+import numpy as np
+
+from tandemmq.protocol.record_check import find_plain_properties, find_record_properties
 from tandemmq.protocol.record_layout import MAGIC_V1, MAGIC_V2
+from tandemmq.protocol.record_scan import Bools, Ints
+from tandemmq.protocol.sys_flag import HOSTS_V6_MASK
 from tandemmq.store.bulk_read import collect_bulk
 from tandemmq.store.commit_log import CommitLog, LogWindow
-from tandemmq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue
+from tandemmq.store.consume_queue import ENTRY, FILLER_SIZE, UNIT, ConsumeQueue
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.options import QUEUE_UNIT_BYTES, BrokerRole, StoreOptions
 from tandemmq.store.outcomes import GetResult, GetStatus, Packed, RecordFilter
@@ -29,13 +36,24 @@ GET_BYTES_MAX = 134_217_728
 GET_BYTES_MIN = 100
 assert GET_BYTES_MIN <= GET_BYTES_MAX
 FIRST_ENTRIES = 64
-"""Entries fetched first; a scan that goes on (a filter that matches little) fetches the rest at once."""
+"""Entries fetched first; a scan that goes on (a filter that matches little) fetches more each time."""
+FIRST_ENTRIES_TAGGED = 256
+"""By their tags, so many are looked at together for what a few cost."""
+TAG_MASK: Final = 0xFFFFFFFF
+"""Of a tag only 32 bits count."""
+TAGS_COMPARED_MAX = 16
+"""So many tags are compared one after the other; a search for all of them costs more at first."""
 LOOKS_MAX: Final = 16
 """So many wrong entries are passed over in one get; it ends before the next one."""
 SHARED_PREFIX: Final = "%LMQ%"
 """Entries of such topics name records of other topics (RocketMQ's light queues)."""
 _HEAD: Final = Struct(">ii4xi4xqq")  # size, magic, queue, queue offset, log offset
 _HEAD_BYTES: Final = _HEAD.size
+_FACTS: Final = Struct(">ii4xi4xqqi44xi")
+"""The same, the system flag, and the body size of a record with addresses of four bytes."""
+_FACTS_BYTES: Final = _FACTS.size
+_NO_FACTS: Final = (-1,) * 7
+_unpack_facts: Final = _FACTS.unpack_from
 _MAGICS: Final = (MAGIC_V1, MAGIC_V2)
 
 
@@ -44,6 +62,24 @@ class _Wrong(NamedTuple):
 
     queue_offset: int
     is_record: bool
+
+
+class _Want(NamedTuple):
+    """What a get asks for. `tags`: 32 bits of each; `hints`: those that the filter does not ask records of
+    other tags for; `log_limit`: what begins there or behind it is not shown;
+    `near`: where what is in memory begins, of which `near_max` records and bytes are given, of the rest
+    `far_max`; `scan_end`: behind the last entry that may be looked at.
+    """
+
+    tags: frozenset[int] | None
+    hints: frozenset[int] | None
+    record_filter: RecordFilter | None
+    log_limit: int
+    near: int
+    near_max: tuple[int, int]
+    far_max: tuple[int, int]
+    scan_end: int
+    first_count: int
 
 
 @dataclass(slots=True)
@@ -69,12 +105,10 @@ def _first_wrong(
     """The first entry of the batch that does not name its record, but for those `kept`."""
     queue_id = queue.key[1]
     for (begin, end, first, last_begin, last), view in zip(batch.ranges, views, strict=True):
-        if last == first and len(view) >= _HEAD_BYTES:
-            # As `_wrong` finds nothing, without the call: queues that share the log have a slice per record.
-            size, magic, own_id, own_offset, own_begin = _HEAD.unpack_from(view)
-            is_sound = own_begin == begin and magic in _MAGICS and size == end - begin
-            if is_sound and own_offset == first and own_id == queue_id:
-                continue
+        # As `_wrong` finds nothing, without the call: queues that share the log have a slice per record.
+        is_one = last == first and len(view) >= _HEAD_BYTES
+        if is_one and _HEAD.unpack_from(view) == (end - begin, MAGIC_V1, queue_id, first, begin):
+            continue
         wrong = _wrong(queue, first, begin, end - begin if last == first else None, view)
         if wrong is None and last != first:
             wrong = _wrong(queue, last, last_begin, end - last_begin, view[last_begin - begin :])
@@ -98,6 +132,34 @@ def _wrong(
     if (own_offset != queue_offset or own_id != queue_id) and not topic.startswith(SHARED_PREFIX):
         return _Wrong(queue_offset, is_record=True)
     return None
+
+
+def _has_tag(tags: Ints, wanted: Set[int]) -> Bools:
+    """Whether each tag is a wanted one."""
+    if len(wanted) > TAGS_COMPARED_MAX:
+        return np.isin(tags, np.array(sorted(wanted), dtype=np.int64))
+    is_wanted = np.zeros(len(tags), dtype=np.bool_)
+    for tag in wanted:
+        is_wanted |= tags == tag
+    return is_wanted
+
+
+def _join(
+    begins: Sequence[int], ends: Sequence[int], offsets: Sequence[int], segment_bytes: int
+) -> list[list[int]]:
+    """The ranges of records that are collected, as `_Batch` has them."""
+    if begins and begins[0] // segment_bytes == (ends[-1] - 1) // segment_bytes and begins[1:] == ends[:-1]:
+        return [[begins[0], ends[-1], offsets[0], begins[-1], offsets[-1]]]
+    ranges: list[list[int]] = []
+    previous_end = -1
+    for begin, end, queue_offset in zip(begins, ends, offsets, strict=True):
+        if begin == previous_end and begin % segment_bytes:
+            one = ranges[-1]
+            one[1], one[3], one[4] = end, begin, queue_offset
+        else:
+            ranges.append([begin, end, queue_offset, begin, queue_offset])
+        previous_end = end
+    return ranges
 
 
 class Reader:
@@ -162,6 +224,7 @@ class Reader:
             return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
         lost: Set[int] = frozenset()
         kept: Set[int] = frozenset()
+        want = self._want(queue, offset, count_max, bytes_max, tag_hashes, record_filter, limit)
         until = high
         looks = 0
         while True:
@@ -170,19 +233,7 @@ class Reader:
                     queue, offset, count_max, bytes_max, tag_hashes, limit, until=until, lost=lost
                 )
             else:
-                batch = self._collect(
-                    queue,
-                    offset,
-                    count_max,
-                    bytes_max,
-                    tag_hashes,
-                    record_filter,
-                    limit,
-                    until=until,
-                    lost=lost,
-                    kept=kept,
-                    waits=waits,
-                )
+                batch = self._collect(queue, offset, want, until=until, lost=lost, kept=kept, waits=waits)
             if batch is None and (until < high or queue.entry(offset) is not None):  # in doubt
                 return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
             if batch is None:
@@ -191,7 +242,8 @@ class Reader:
             assert offset < batch.next_offset <= high, "a reader goes forward, and not beyond the queue"
             views = self._log.views(batch.ranges)
             wrong = batch.wrong
-            if wrong is None and offset < queue.tail_start:  # those in memory cannot have changed
+            # Those in memory cannot have changed, and those that a filter took were looked at.
+            if wrong is None and offset < queue.tail_start and record_filter is None:
                 wrong = _first_wrong(queue, batch, views, kept)
             if wrong is None:
                 return self._result(batch, views, low, high)
@@ -227,7 +279,7 @@ class Reader:
         is_slave = self.role is BrokerRole.SLAVE
         return asked if is_slave and not self._options.offset_check_in_slave else right
 
-    def _collect(
+    def _want(
         self,
         queue: ConsumeQueue,
         offset: int,
@@ -236,6 +288,41 @@ class Reader:
         tag_hashes: frozenset[int] | None,
         record_filter: RecordFilter | None,
         limit: int | None,
+    ) -> _Want:
+        """With RocketMQ's limits: a get reads the entries of one queue file, and at most so many bytes."""
+        options = self._options
+        bytes_max = max(min(bytes_max, GET_BYTES_MAX), GET_BYTES_MIN)
+        scan_bytes = max(options.filter_scan_bytes_max, count_max * QUEUE_UNIT_BYTES)
+        hints = None if record_filter is None else record_filter.tag_hashes
+        if tag_hashes is not None or hints is not None:
+            first_count = FIRST_ENTRIES_TAGGED
+        elif record_filter is not None:
+            first_count = FIRST_ENTRIES
+        else:
+            first_count = min(max(1, count_max) + 1, FIRST_ENTRIES)  # the last one tells that the get is full
+        return _Want(
+            None if tag_hashes is None else frozenset([tag & TAG_MASK for tag in tag_hashes]),
+            None if hints is None else frozenset([tag & TAG_MASK for tag in hints]),
+            record_filter,
+            self._log.end if limit is None else limit,
+            self._log.end - self._memory_window_bytes,
+            (
+                min(count_max, options.transfer_count_in_memory_max),
+                min(bytes_max, options.transfer_bytes_in_memory_max),
+            ),
+            (
+                min(count_max, options.transfer_count_on_disk_max),
+                min(bytes_max, options.transfer_bytes_on_disk_max),
+            ),
+            min(queue.file_end(offset), offset + -(-scan_bytes // QUEUE_UNIT_BYTES)),
+            first_count,
+        )
+
+    def _collect(
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        want: _Want,
         *,
         until: int,
         lost: Set[int],
@@ -245,83 +332,125 @@ class Reader:
         """Walk the entries of one queue file, none from `until` on; None when there are none. Those that are
         `lost` are passed over.
         """
-        options = self._options
-        asked = 0
         log_begin, log_end = self._log.begin, self._log.end
-        segment_bytes = self._log.segment_bytes
         damaged = self._log.damaged or None
-        near = log_end - self._memory_window_bytes
-        bytes_max = max(min(bytes_max, GET_BYTES_MAX), GET_BYTES_MIN)
-        near_count_max = min(count_max, options.transfer_count_in_memory_max)
-        near_bytes_max = min(bytes_max, options.transfer_bytes_in_memory_max)
-        far_count_max = min(count_max, options.transfer_count_on_disk_max)
-        far_bytes_max = min(bytes_max, options.transfer_bytes_on_disk_max)
-        # Of a tag only 32 bits count.
-        wanted = None if tag_hashes is None else {tag & 0xFFFFFFFF for tag in tag_hashes}
+        tags, hints, record_filter = want.tags, want.hints, want.record_filter
+        log_limit, near = want.log_limit, want.near
+        queue_id = queue.key[1]
         batch = _Batch(offset)
         window = LogWindow(self._log)
-        open_range: list[int] | None = None
-        last_begin = last_offset = last_log_offset = 0
-        count = size_bytes = 0
-        limit = log_end if limit is None else limit
+        begins: list[int] = []
+        ends: list[int] = []
+        offsets: list[int] = []
+        asked = count = size_bytes = 0
         next_offset = offset
-        for log_offset, size, tag in self._walk(queue, offset, count_max, until):
-            is_lost = not 0 <= log_offset < log_offset + size <= log_end and size != FILLER_SIZE
-            if is_lost or (lost and next_offset in lost):
-                if is_lost and self._on_doubt(queue, next_offset) and waits:
+        stretches = self._walk(queue, offset, want, until, lost)
+        for queue_offset, (begin, size, tag) in chain.from_iterable(stretches):
+            end = begin + size
+            is_lost = not 0 <= begin < end <= log_end and size != FILLER_SIZE
+            if is_lost or (lost and queue_offset in lost):
+                if is_lost and self._on_doubt(queue, queue_offset) and waits:
                     break
-                next_offset += 1
+                next_offset = queue_offset + 1
                 batch.was_removing |= not count
                 continue
-            if log_offset >= limit:
+            if begin >= log_limit:
                 break
             if count:
-                if log_offset >= near:
-                    is_full = count >= near_count_max or size_bytes + size > near_bytes_max
-                else:
-                    is_full = count >= far_count_max or size_bytes + size > far_bytes_max
-                if is_full:
+                count_max, bytes_max = want.near_max if begin >= near else want.far_max
+                if count >= count_max or size_bytes + size > bytes_max:
                     break
-            last_log_offset = log_offset
-            next_offset += 1
-            if wanted is not None and tag & 0xFFFFFFFF not in wanted:
+            batch.last_log_offset = begin
+            next_offset = queue_offset + 1
+            if tags is not None and tag & TAG_MASK not in tags:
                 continue
-            if size == FILLER_SIZE or log_offset < log_begin:
+            if size == FILLER_SIZE or begin < log_begin:
                 batch.was_removing |= not count
                 continue
-            if damaged is not None and damaged.find(log_offset, log_offset + size) is not None:
+            if damaged is not None and damaged.find(begin, end) is not None:
                 batch.was_removing |= not count
                 continue
             if record_filter is not None:
+                # What is no hash says nothing of the tag.
+                if hints is not None and tag & TAG_MASK not in hints and -1 <= tag >> 31 <= 0:
+                    continue
                 if asked == record_filter.count_max:
-                    next_offset -= 1
+                    next_offset = queue_offset
                     break
                 asked += 1
-                view = window.view(log_offset, log_offset + size)
-                wrong = _wrong(queue, next_offset - 1, log_offset, size, view)
-                if wrong is not None and not (wrong.is_record and wrong.queue_offset in kept):
-                    batch.wrong = wrong
-                    break
-                if not record_filter.matches(view):
+                view = window.view(begin, end)
+                facts = _unpack_facts(view) if len(view) >= _FACTS_BYTES else _NO_FACTS
+                is_plain = facts[:5] == (size, MAGIC_V1, queue_id, queue_offset, begin)
+                if is_plain and not facts[5] & HOSTS_V6_MASK:
+                    properties = find_plain_properties(view, size, facts[6])
+                else:
+                    wrong = _wrong(queue, queue_offset, begin, size, view)
+                    if wrong is not None and not (wrong.is_record and queue_offset in kept):
+                        batch.wrong = wrong
+                        break
+                    properties = find_record_properties(view)
+                if properties is None or not record_filter.matches(properties):
                     batch.rejected_bytes += size
                     continue
-            queue_offset = next_offset - 1
-            if open_range is not None and open_range[1] == log_offset and log_offset % segment_bytes:
-                open_range[1] = log_offset + size
-            else:
-                if open_range is not None:
-                    open_range[3], open_range[4] = last_begin, last_offset
-                open_range = [log_offset, log_offset + size, queue_offset, log_offset, queue_offset]
-                batch.ranges.append(open_range)
-            last_begin, last_offset = log_offset, queue_offset
+            begins.append(begin)
+            ends.append(end)
+            offsets.append(queue_offset)
             count += 1
             size_bytes += size
-        if open_range is not None:
-            open_range[3], open_range[4] = last_begin, last_offset
-        batch.next_offset, batch.last_log_offset = next_offset, last_log_offset
-        batch.count, batch.bytes = count, size_bytes
+        batch.ranges = _join(begins, ends, offsets, self._log.segment_bytes)
+        batch.next_offset, batch.count, batch.bytes = next_offset, count, size_bytes
         assert next_offset <= until, (queue, next_offset, until)
         return batch if next_offset > offset else None
+
+    def _walk(
+        self, queue: ConsumeQueue, offset: int, want: _Want, until: int, lost: Set[int]
+    ) -> Iterator[Iterable[tuple[int, tuple[int, int, int]]]]:
+        """Stretches of the entries from `offset` on, each entry with its queue offset; of a stretch of
+        ordinary ones only those of a wanted tag, and the last one.
+        """
+        end, count = min(want.scan_end, until), want.first_count
+        while offset < end:
+            raw = queue.entries(offset, min(count, end - offset))
+            if not raw:
+                return
+            wanted = None if lost else self._wanted(raw, offset, want)
+            yield enumerate(UNIT.iter_unpack(raw), offset) if wanted is None else wanted
+            offset += len(raw) // QUEUE_UNIT_BYTES
+            count *= 2
+
+    def _wanted(
+        self, raw: bytes, offset: int, want: _Want
+    ) -> Iterable[tuple[int, tuple[int, int, int]]] | None:
+        """The entries of a wanted tag, and the last one. None unless all name records that the log has and
+        that are as near as each other, none of them damaged, and which are too small to fill a get by bytes:
+        then those of other tags count, too.
+        """
+        wanted = want.hints if want.tags is None else want.tags
+        if wanted is None:
+            return None
+        entries = np.frombuffer(raw, dtype=ENTRY)
+        begins = entries["log_offset"].astype(np.int64)
+        sizes = entries["size"].astype(np.int64)
+        ends = begins + sizes
+        first, last, end, largest = int(begins[0]), int(begins[-1]), int(ends[-1]), int(sizes.max())
+        log = self._log
+        count_max, bytes_max = want.near_max if first >= want.near else want.far_max
+        if first < log.begin or last >= want.log_limit or end > log.end or first < want.near <= last:
+            return None
+        if sizes.min() <= 0 or (begins[1:] < ends[:-1]).any() or largest * (count_max + 1) > bytes_max:
+            return None
+        if log.damaged and log.damaged.find(first, end) is not None:
+            return None
+        tags = entries["tag_hash"].astype(np.int64)
+        is_wanted = _has_tag(tags & TAG_MASK, wanted)
+        if want.hints is not None:
+            is_wanted |= (tags >> 31 != 0) & (tags >> 31 != -1)
+        is_wanted[-1] = True
+        rows = is_wanted.nonzero()[0]
+        if want.record_filter is None:
+            rows = rows[: count_max + 1]  # the last one tells that the get is full
+        columns = begins[rows].tolist(), sizes[rows].tolist(), tags[rows].tolist()
+        return zip((rows + offset).tolist(), zip(*columns, strict=True), strict=True)
 
     def _collect_bulk(
         self,
@@ -361,21 +490,6 @@ class Reader:
             was_removing=tag_hashes is None and not bulk.record_count,
             sizes=bulk.sizes,
         )
-
-    def _walk(
-        self, queue: ConsumeQueue, offset: int, count_max: int, until: int
-    ) -> Iterator[tuple[int, int, int]]:
-        """Entries from `offset` to the end of its queue file, at most as many as one get may scan."""
-        scan_bytes = max(self._options.filter_scan_bytes_max, count_max * QUEUE_UNIT_BYTES)
-        end = min(until, queue.file_end(offset), offset + -(-scan_bytes // QUEUE_UNIT_BYTES))
-        step = min(max(1, count_max), FIRST_ENTRIES)
-        while offset < end:
-            raw = queue.entries(offset, min(step, end - offset))
-            if not raw:
-                return
-            yield from UNIT.iter_unpack(raw)
-            offset += len(raw) // QUEUE_UNIT_BYTES
-            step = end - offset
 
     def _result(self, batch: _Batch, views: list[memoryview], low: int, high: int) -> GetResult:
         if batch.count:

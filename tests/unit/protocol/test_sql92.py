@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandemmq.protocol.properties import decode_properties, encode_properties, find_property
+from tandemmq.protocol.hashes import tag_hash
+from tandemmq.protocol.properties import (
+    decode_properties,
+    encode_properties,
+    find_properties,
+    find_property,
+    property_mark,
+)
 from tandemmq.protocol.record import NewRecord, encode_record
 from tandemmq.protocol.record_check import RecordCheck, find_record_properties, parse_record
 from tandemmq.protocol.sql92 import SqlError, compile_filter
@@ -139,6 +146,10 @@ def test_properties_are_found_where_the_whole_record_is_read(
             value = find_property(parsed[3], name.encode())
             told = None if value is None else str(value, "utf-8", "replace")
             assert told == pairs_found.get(name)
+            # Several are found at once as one by one.
+            names = (name, "b", "a")
+            values = tuple(find_property(parsed[3], each.encode()) for each in names)
+            assert find_properties(parsed[3], tuple(map(property_mark, names))) == values
     for end in range(0, len(raw), 7):
         assert find_record_properties(raw[:end]) is None
 
@@ -183,3 +194,31 @@ def test_what_is_known_of_some_values_is_what_would_be_found_again(
         raw = encode_record(new, queue_offset=3, log_offset=100, stored_at_ms=2, store_host=bytes(8))
         assert kept.matches_record(raw) is matches(expression, **properties)
     assert len(kept._known) <= len(messages)
+
+
+@pytest.mark.parametrize(
+    ("expression", "tags"),
+    [
+        ("TAGS = 'x'", {"x"}),
+        ("'x' = TAGS", {"x"}),
+        ("TAGS IN ('x', 'y')", {"x", "y"}),
+        ("(TAGS = 'x' OR TAGS = 'y') AND a > 5", {"x", "y"}),
+        ("TAGS IN ('x', 'y') AND TAGS = 'y'", {"y"}),
+        ("TAGS = 'x' AND TAGS = 'y'", set()),
+        ("TAGS = 'x' OR a > 5", None),
+        ("TAGS <> 'x'", None),
+        ("NOT (TAGS = 'x')", None),
+        ("TAGS NOT IN ('x')", None),
+        ("TAGS IS NULL", None),
+        ("TAGS = 5", None),
+        ("TAGS = a", None),
+        ("a = 'x'", None),
+        ("(TAGS = 'x') = FALSE", None),
+        ("TAGS STARTSWITH 'x'", None),
+        ("TAGS", None),
+        ("TRUE", None),
+    ],
+)
+def test_tags_are_told_only_where_a_match_needs_one_of_them(expression: str, tags: set[str] | None) -> None:
+    told = compile_filter(expression).tag_hashes
+    assert told == (None if tags is None else set(map(tag_hash, tags)))

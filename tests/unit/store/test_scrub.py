@@ -10,10 +10,10 @@ import pytest
 from store_rig import Rig, record
 from test_damage import COUNT, FIELDS, FILE_BYTES, filled, flip, healed, log_bytes, place, read
 
-from tandemmq.protocol.record import decode_record
 from tandemmq.runtime.ports import File
 from tandemmq.store import FlushMode, GetResult, GetStatus, MessageStore, reader
 from tandemmq.store.consume_queue import UNIT
+from tandemmq.store.outcomes import RecordFilter
 from tandemmq.store.scrub import BLOCK_BYTES, FIRST_DELAY_S
 from tandemmq.telemetry import events
 
@@ -262,13 +262,7 @@ async def test_readers_wait_while_the_record_of_a_wrong_entry_is_looked_for(
     await store.close()
 
 
-class Everything:
-    """A filter that wants all that is a record."""
-
-    count_max = 1_000
-
-    def matches(self, record: memoryview) -> bool:
-        return bool(decode_record(record, 0).body)
+EVERYTHING = RecordFilter(lambda _properties: True, 1_000)
 
 
 @pytest.mark.parametrize("how", ["plain", "bulk", "filter"])
@@ -281,7 +275,7 @@ async def test_an_entry_that_names_the_record_of_another_place_is_mended_when_it
     store = rig.stores[-1]
     await from_disk(rig)
     overwrite_entry(rig, 15, UNIT.pack(*store.queue_entries("T", 0, other, 1)[0]))
-    record_filter = Everything() if how == "filter" else None
+    record_filter = EVERYTHING if how == "filter" else None
 
     def get(offset: int) -> GetResult:
         return store.get("T", 0, offset, count_max=100, is_bulk=how == "bulk", record_filter=record_filter)

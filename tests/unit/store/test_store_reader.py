@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from store_rig import Rig, bodies, record, stored
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from store_rig import ROOT, Rig, bodies, record, stored
 
 from tandemmq.protocol.hashes import tag_hash
 from tandemmq.protocol.record import decode_records
+from tandemmq.protocol.sql92 import compile_filter
 from tandemmq.store import BrokerRole, GetResult, GetStatus, MessageStore
+from tandemmq.store.consume_queue import FILLER, UNIT, ConsumeQueue
+from tandemmq.store.damage import DamagedRange
+from tandemmq.store.outcomes import RecordFilter
+from tandemmq.store.reader import Reader
 from tandemmq.units import MIB
 
 BIG: dict[str, Any] = {"commit_log_file_bytes": MIB, "consume_queue_file_bytes": 6000}
@@ -262,4 +272,142 @@ async def test_log_view_gives_every_written_byte_once() -> None:
     assert at == store.max_log_offset
     assert all(len(piece) <= 100 for piece in pieces)
     assert bytes(store.log_view(-1, 10)) == b""
+    await store.close()
+
+
+class EachEntry(Reader):
+    """Looks at each entry, also where all are ordinary ones."""
+
+    def _wanted(self, *_: object) -> None:
+        return None
+
+
+def seen(reader: Reader, offset: int, **asked: Any) -> tuple[Any, ...]:
+    """All that a get tells, and which entries it doubts."""
+    doubted: list[int] = []
+
+    def doubt(_queue: ConsumeQueue, queue_offset: int) -> bool:
+        doubted.append(queue_offset)
+        return queue_offset % 2 == 0
+
+    reader._on_doubt = doubt
+    got = reader.get("T", 0, offset, **asked)
+    slices = list(map(bytes, got.slices))
+    return (
+        got.status,
+        got.next_offset,
+        slices,
+        got.count,
+        got.bytes,
+        got.lag_bytes,
+        got.rejected_bytes,
+        doubted,
+    )
+
+
+NUMBERS_MAX = 120
+EXPRESSIONS = (
+    "TAGS = 'a'",
+    "TAGS IN ('a', 'b') AND n > 5",
+    "n > 7 AND m = 'x'",
+    "TAGS = 'a' OR n < 3",
+    "TRUE",
+)
+entry_faults = st.sampled_from(
+    (FILLER, UNIT.pack(1 << 40, 200, 0), UNIT.pack(-5, 200, 0), UNIT.pack(0, -1, 1))
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_a_get_tells_the_same_whether_it_looks_at_each_entry_or_passes_over_those_of_other_tags(
+    data: st.DataObject,
+) -> None:
+    draw: Callable[..., Any] = data.draw
+    seed = draw(st.randoms(use_true_random=False))
+    log_bytes = draw(st.sampled_from((4096, 16_384, MIB)))
+    memory_bytes = draw(st.sampled_from((1_000, 10_000, 40_000, 1 << 30)))
+
+    async def check() -> None:
+        rig = Rig(commit_log_file_bytes=log_bytes, consume_queue_file_bytes=2_000, memory_bytes=memory_bytes)
+        store = await rig.open()
+        size_max = seed.choice((10, 300, 3_000))
+        for number in range(seed.randrange(1, NUMBERS_MAX)):
+            properties = {"n": str(number % 10), "m": seed.choice("xy")}
+            body = bytes(seed.randrange(size_max))
+            queue_id = seed.choice((0, 0, 0, 1))
+            rig.put(store, record(body, queue_id=queue_id, tags=seed.choice("abc "), properties=properties))
+        queue = store._reader._queues.table.get(("T", 0))
+        if queue is None:
+            await store.close()
+            return
+        for at, raw in draw(
+            st.dictionaries(st.integers(0, queue.max_offset - 1), entry_faults, max_size=2)
+        ).items():
+            queue._tail[at * UNIT.size : (at + 1) * UNIT.size] = raw
+        for at in draw(st.sets(st.integers(0, queue.max_offset - 1), max_size=2)):
+            entry = queue.entry(at)
+            assert entry is not None
+            tag = draw(st.sampled_from((1 << 40, tag_hash("a") - (1 << 32), 1)))
+            queue._tail[at * UNIT.size : (at + 1) * UNIT.size] = UNIT.pack(*entry[:2], tag)
+        if draw(st.booleans()):
+            begin = draw(st.integers(0, store.max_log_offset - 1))
+            store._reader._log.damaged.add(DamagedRange(begin, begin + 50, "a test"), ROOT)
+        each = copy.copy(store._reader)
+        each.__class__ = EachEntry
+        for _ in range(6):
+            sql = draw(st.none() | st.sampled_from(EXPRESSIONS))
+            tags = draw(st.none() | st.sampled_from(("a", "ab", "abc", "z", "abdefghijklmnopqrst")))
+            filters = []
+            if sql is not None:
+                compiled = compile_filter(sql)
+                asked_max = draw(st.sampled_from((1, 5, 1_000)))
+                for hashes in {None, compiled.tag_hashes}:
+                    filters.append(RecordFilter(compiled.matches_properties, asked_max, hashes))
+            limit = draw(st.none() | st.integers(0, store.max_log_offset))
+            store._reader.limit = each.limit = limit
+            asked = {
+                "count_max": draw(st.sampled_from((0, 1, 3, 32, 200))),
+                "bytes_max": draw(st.sampled_from((1, 500, 4_000, MIB))),
+                "tag_hashes": None if tags is None else frozenset(map(tag_hash, tags)),
+            }
+            offset = draw(st.integers(0, queue.max_offset))
+            for record_filter in filters or [None]:
+                told = seen(store._reader, offset, record_filter=record_filter, **asked)
+                assert told == seen(each, offset, record_filter=record_filter, **asked)
+        await store.close()
+
+    asyncio.run(check())
+
+
+async def test_a_filter_is_not_asked_for_records_of_tags_that_it_never_wants() -> None:
+    rig = Rig()
+    store = await rig.open(**BIG)
+    rig.put(store, *(record(b"%d" % n, tags="abcd"[n % 4], properties={"n": str(n)}) for n in range(100)))
+    compiled = compile_filter("TAGS = 'b' AND n > 20")
+    asked: list[bytes] = []
+
+    def matches(properties: bytes) -> bool:
+        asked.append(properties)
+        return compiled.matches_properties(properties)
+
+    record_filter = RecordFilter(matches, 1_000, compiled.tag_hashes)
+    result = store.get("T", 0, 0, count_max=32, record_filter=record_filter)
+    assert read(result) == [b"%d" % n for n in range(21, 100, 4)]
+    assert (result.next_offset, len(asked)) == (100, 25)
+    await store.close()
+
+
+async def test_an_entry_whose_tag_is_no_hash_is_looked_at_for_a_filter() -> None:
+    """As with the extended entries of RocketMQ, which the tag's place names."""
+    rig = Rig()
+    store = await rig.open(**BIG)
+    rig.put(store, *(record(b"%d" % n, tags="a") for n in range(3)))
+    queue = store._reader._queues.table["T", 0]
+    log_offset, size, _tag = store.queue_entries("T", 0, 1, 1)[0]
+    queue._tail[UNIT.size : 2 * UNIT.size] = UNIT.pack(log_offset, size, -(1 << 31) - 5)
+    compiled = compile_filter("TAGS = 'a'")
+    for hashes in (None, compiled.tag_hashes):
+        record_filter = RecordFilter(compiled.matches_properties, 1_000, hashes)
+        assert store.get("T", 0, 0, count_max=32, record_filter=record_filter).count == 3
     await store.close()

@@ -240,7 +240,9 @@ class PullHandlers:
             count_max=max(1, count_max or asked_max),
             bytes_max=bytes_max if bytes_max is not None and bytes_max > 0 else GET_BYTES_MAX,
             tag_hashes=pull.admitted.tag_hashes,
-            record_filter=None if sql is None else RecordFilter(sql.matches_record, SQL_WORK_MAX // sql.size),
+            record_filter=None
+            if sql is None
+            else RecordFilter(sql.matches_properties, SQL_WORK_MAX // sql.size, sql.tag_hashes),
             is_bulk=is_bulk,
         )
         if result.suggest_slave and self._options.cold_control_enable:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tandemmq.protocol.properties import find_property
+from tandemmq.protocol.hashes import tag_hash
+from tandemmq.protocol.properties import find_properties, property_mark
 from tandemmq.protocol.record_check import find_record_properties
 from tandemmq.protocol.sql92.values import NotComparable, SqlError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from tandemmq.protocol.command import Buffer
-    from tandemmq.protocol.sql92.nodes import Evaluate, Lookup
+    from tandemmq.protocol.sql92.nodes import Lookup, Node
 
 LENGTH_MAX: Final = 16_384
 NODES_MAX: Final = 1_000
@@ -23,19 +22,22 @@ KNOWN_BYTES_MAX: Final = 64
 
 
 class SqlFilter:
-    """Says which messages a SQL92 expression takes. `size` counts what is evaluated for one message.
+    """Says which messages a SQL92 expression takes. `size` counts what is evaluated for one message; each
+    that is taken has TAGS with one of `tag_hashes`, None: it may have others, or none.
 
     Strategy: an expression asks for few properties, and these have few values: what it says of some values is
               kept, short ones only. When KNOWN_MAX are kept all are forgotten.
     """
 
-    __slots__ = ("_evaluate", "_known", "_names", "expression", "size")
+    __slots__ = ("_evaluate", "_known", "_marks", "_names", "expression", "size", "tag_hashes")
 
-    def __init__(self, expression: str, evaluate: Evaluate, size: int, names: Iterable[str]) -> None:
+    def __init__(self, expression: str, root: Node) -> None:
         self.expression = expression
-        self._evaluate = evaluate
-        self.size = size
-        self._names = tuple((name, name.encode()) for name in names)
+        self._evaluate = root.evaluate
+        self.size = root.size
+        self.tag_hashes = None if root.tags is None else frozenset(map(tag_hash, root.tags))
+        self._names = tuple(sorted(root.names))
+        self._marks = tuple(map(property_mark, self._names))
         self._known: dict[tuple[bytes | None, ...], bool] = {}
 
     def matches(self, lookup: Lookup) -> bool:
@@ -48,24 +50,22 @@ class SqlFilter:
     def matches_record(self, record: Buffer) -> bool:
         """The same for a stored record; nothing but its properties is decoded. False for broken bytes."""
         raw = find_record_properties(record)
-        if raw is None:
-            return False
+        return raw is not None and self.matches_properties(raw)
 
-        values = tuple([find_property(raw, name) for _, name in self._names])
+    def matches_properties(self, raw: bytes) -> bool:
+        """The same for a message's properties in their wire form."""
+        values = find_properties(raw, self._marks)
         is_match = self._known.get(values)
         if is_match is None:
-            texts = {
-                name: None if value is None else str(value, "utf-8", "replace")
-                for (name, _), value in zip(self._names, values, strict=True)
-            }
-            is_match = self.matches(texts.__getitem__)
+            texts = [None if value is None else str(value, "utf-8", "replace") for value in values]
+            is_match = self.matches(dict(zip(self._names, texts, strict=True)).__getitem__)
             self._keep(values, is_match)
         return is_match
 
     def _keep(self, values: tuple[bytes | None, ...], is_match: bool) -> None:
         if len(self._known) >= KNOWN_MAX:
             self._known.clear()
-        if sum(len(value) for value in values if value) <= KNOWN_BYTES_MAX:
+        if sum(map(len, filter(None, values))) <= KNOWN_BYTES_MAX:
             self._known[values] = is_match
 
 
@@ -83,4 +83,4 @@ def compile_filter(expression: str) -> SqlFilter:
     root = parse(expression)
     if root.size > NODES_MAX:
         raise SqlError(f"the expression has {root.size} parts, at most {NODES_MAX} are allowed")
-    return SqlFilter(expression, root.evaluate, root.size, sorted(root.names))
+    return SqlFilter(expression, root)

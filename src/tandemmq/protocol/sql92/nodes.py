@@ -7,12 +7,14 @@ Source: spec semantics 9.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import Final, NamedTuple, TypeAlias
 
 from lark import Token, Transformer, v_args
 
+from tandemmq.protocol.properties import TAGS
 from tandemmq.protocol.sql92.values import (
     INT_MAX,
     LONG_MAX,
@@ -23,6 +25,7 @@ from tandemmq.protocol.sql92.values import (
     Value,
     compare,
     compare_doubles,
+    parse_integer,
 )
 
 DEPTH_MAX: Final = 100
@@ -31,7 +34,7 @@ DOUBLE_MAX: Final = 1.7976931348623157e308
 
 Lookup: TypeAlias = Callable[[str], str | None]
 Evaluate: TypeAlias = Callable[[Lookup], Value]
-Judge: TypeAlias = Callable[[int], bool]
+Relation: TypeAlias = Callable[[int, int], bool]
 
 
 class NodeKind(Enum):
@@ -50,7 +53,8 @@ _BOOLEANS: Final = (NodeKind.BOOLEAN, NodeKind.BOOLEAN_CONSTANT)
 
 class Node(NamedTuple):
     """A part of an expression. `size` counts its nodes, `depth` how far they nest; `names` are those of the
-    properties that it asks for.
+    properties that it asks for. It is true only for a message whose TAGS is one of `tags`; None: whatever
+    that is.
     """
 
     kind: NodeKind
@@ -59,14 +63,15 @@ class Node(NamedTuple):
     depth: int = 1
     constant: Value = None
     names: frozenset[str] = frozenset()
+    tags: frozenset[str] | None = None
 
 
-def _join(kind: NodeKind, evaluate: Evaluate, *parts: Node) -> Node:
+def _join(kind: NodeKind, evaluate: Evaluate, *parts: Node, tags: frozenset[str] | None = None) -> Node:
     depth = 1 + max(part.depth for part in parts)
     if depth > DEPTH_MAX:
         raise SqlError(f"the expression nests more than {DEPTH_MAX} levels deep")
     names = frozenset().union(*(part.names for part in parts))
-    return Node(kind, evaluate, 1 + sum(part.size for part in parts), depth, names=names)
+    return Node(kind, evaluate, 1 + sum(part.size for part in parts), depth, names=names, tags=tags)
 
 
 def _constant(value: Value, kind: NodeKind = NodeKind.CONSTANT) -> Node:
@@ -111,7 +116,9 @@ def _all(parts: tuple[Node, ...]) -> Node:
                 result = None
         return result
 
-    return _join(NodeKind.BOOLEAN, evaluate, *parts)
+    known = [part.tags for part in parts if part.tags is not None]
+    tags = frozenset.intersection(*known) if known else None
+    return _join(NodeKind.BOOLEAN, evaluate, *parts, tags=tags)
 
 
 def _any(parts: tuple[Node, ...]) -> Node:
@@ -129,7 +136,16 @@ def _any(parts: tuple[Node, ...]) -> Node:
                 result = None
         return result
 
-    return _join(NodeKind.BOOLEAN, evaluate, *parts)
+    known = [part.tags for part in parts if part.tags is not None]
+    tags = frozenset().union(*known) if len(known) == len(parts) else None
+    return _join(NodeKind.BOOLEAN, evaluate, *parts, tags=tags)
+
+
+def _tags_of(node: Node, texts: Iterable[Value]) -> frozenset[str] | None:
+    """What TAGS is when the node is one of these constants; None for another node."""
+    if node.kind is not NodeKind.PROPERTY or node.names != {TAGS}:
+        return None
+    return frozenset(text for text in texts if isinstance(text, str))
 
 
 def _equal_values(left: Evaluate, right: Evaluate) -> Evaluate:
@@ -150,10 +166,44 @@ def _equal(left: Node, right: Node) -> Node:
             raise SqlError("NULL cannot be compared with = or <>: use IS NULL or IS NOT NULL")
     if left.kind is NodeKind.BOOLEAN_CONSTANT and right.kind is NodeKind.CONSTANT:
         raise SqlError("TRUE and FALSE cannot be compared with a number or a string")
-    return _join(NodeKind.BOOLEAN, _equal_values(left.evaluate, right.evaluate), left, right)
+    evaluate = _compare_constant(left, right, operator.eq)
+    if evaluate is None:
+        evaluate = _equal_values(left.evaluate, right.evaluate)
+    tags = None
+    for node, other in ((left, right), (right, left)):
+        if isinstance(other.constant, str):
+            tags = _tags_of(node, (other.constant,))
+            break
+    return _join(NodeKind.BOOLEAN, evaluate, left, right, tags=tags)
 
 
-def _ordered(left: Node, right: Node, judge: Judge) -> Node:
+def _compare_constant(left: Node, right: Node, relation: Relation) -> Evaluate | None:
+    """How a property is compared with a whole number, or found equal to a string, which is what most filters
+    do: as `compare` says, without asking each time what stands on both sides. None for other nodes.
+    """
+    of, constant = left.evaluate, right.constant
+    if left.kind is not NodeKind.PROPERTY or right.kind is not NodeKind.CONSTANT:
+        return None
+    if isinstance(constant, str) and relation is operator.eq:
+
+        def is_equal(lookup: Lookup) -> Value:
+            text = of(lookup)
+            return None if text is None else text == constant
+
+        return is_equal
+    if not isinstance(constant, int):
+        return None
+    number, limit = constant, LONG_MAX if isinstance(constant, Long) else INT_MAX
+
+    def evaluate(lookup: Lookup) -> Value:
+        text = of(lookup)
+        assert text is None or isinstance(text, str), text
+        return None if text is None else relation(parse_integer(text, limit), number)
+
+    return evaluate
+
+
+def _ordered(left: Node, right: Node, relation: Relation) -> Node:
     for node in (left, right):
         is_number = isinstance(node.constant, int | float) and not isinstance(node.constant, bool)
         if node.kind in _BOOLEANS or (node.kind is NodeKind.CONSTANT and not is_number):
@@ -168,26 +218,10 @@ def _ordered(left: Node, right: Node, judge: Judge) -> Node:
         if second is None:
             return None
         if isinstance(first, str) and isinstance(second, str):
-            return judge(compare_doubles(first, second))
-        return judge(compare(first, second))
+            return relation(compare_doubles(first, second), 0)
+        return relation(compare(first, second), 0)
 
-    return _join(NodeKind.BOOLEAN, evaluate, left, right)
-
-
-def _greater(order: int) -> bool:
-    return order > 0
-
-
-def _greater_equal(order: int) -> bool:
-    return order >= 0
-
-
-def _less(order: int) -> bool:
-    return order < 0
-
-
-def _less_equal(order: int) -> bool:
-    return order <= 0
+    return _join(NodeKind.BOOLEAN, _compare_constant(left, right, relation) or evaluate, left, right)
 
 
 def _search(left: Node, token: Token, found: Callable[[str, str], bool], *, wanted: bool) -> Node:
@@ -215,7 +249,7 @@ def _in(left: Node, tokens: tuple[Token, ...], *, wanted: bool) -> Node:
         value = of(lookup)
         return None if value is None else (value in texts) is wanted
 
-    return _join(NodeKind.BOOLEAN, evaluate, left)
+    return _join(NodeKind.BOOLEAN, evaluate, left, tags=_tags_of(left, texts) if wanted else None)
 
 
 def _unquote(token: Token) -> str:
@@ -270,16 +304,16 @@ class Builder(Transformer[Token, Node]):
         return _join(NodeKind.BOOLEAN, lambda lookup: of(lookup) is not None, node)
 
     def greater(self, left: Node, right: Node) -> Node:
-        return _ordered(left, right, _greater)
+        return _ordered(left, right, operator.gt)
 
     def greater_equal(self, left: Node, right: Node) -> Node:
-        return _ordered(left, right, _greater_equal)
+        return _ordered(left, right, operator.ge)
 
     def less(self, left: Node, right: Node) -> Node:
-        return _ordered(left, right, _less)
+        return _ordered(left, right, operator.lt)
 
     def less_equal(self, left: Node, right: Node) -> Node:
-        return _ordered(left, right, _less_equal)
+        return _ordered(left, right, operator.le)
 
     def contains(self, left: Node, token: Token) -> Node:
         return _search(left, token, str.__contains__, wanted=True)
@@ -301,10 +335,10 @@ class Builder(Transformer[Token, Node]):
 
     def between(self, node: Node, low: Node, high: Node) -> Node:
         _check_bounds(low, high)
-        return _all((_ordered(node, low, _greater_equal), _ordered(node, high, _less_equal)))
+        return _all((_ordered(node, low, operator.ge), _ordered(node, high, operator.le)))
 
     def not_between(self, node: Node, low: Node, high: Node) -> Node:
-        return _any((_ordered(node, low, _less), _ordered(node, high, _greater)))
+        return _any((_ordered(node, low, operator.lt), _ordered(node, high, operator.gt)))
 
     def in_list(self, left: Node, *tokens: Token) -> Node:
         return _in(left, tokens, wanted=True)

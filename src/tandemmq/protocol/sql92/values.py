@@ -13,6 +13,8 @@ from typing import Final, TypeAlias
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
 
+_SMALL_DIGITS: Final = 9
+assert 10**_SMALL_DIGITS <= INT_MAX
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _DOUBLE: Final = re.compile(r"[+-]?(?:NaN|Infinity|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[dDfF]?)")
 _JAVA_SPACE: Final = "".join(map(chr, range(33)))
@@ -37,7 +39,9 @@ Present: TypeAlias = str | int | float | bool
 
 
 def parse_integer(text: str, limit: int) -> int:
-    """Raises NotComparable unless it is a whole number of -limit-1..limit."""
+    """Raises NotComparable unless it is a whole number of -limit-1..limit, which is INT_MAX or more."""
+    if len(text) <= _SMALL_DIGITS and text.isdigit() and text.isascii():
+        return int(text)
     if _INTEGER.fullmatch(text):
         number = int(text)
         if -limit - 1 <= number <= limit:
