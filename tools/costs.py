@@ -136,7 +136,7 @@ def cases() -> list[Case]:
             name="pull by SQL92, one of four",
             frames=[pull_frame("TAGS = 'TagA'", "SQL92")],
             messages=PULLED,
-            steps=488,
+            steps=502,
             loops=73,
             answer_bytes_min=pulled,
         ),
@@ -151,7 +151,7 @@ def cases() -> list[Case]:
             name="pull by SQL92, user properties",
             frames=[pull_frame("a > 5 AND b = 'x'", "SQL92", topic=USER_TOPIC)],
             messages=PULLED,
-            steps=1528,
+            steps=1274,
             loops=150,
             answer_bytes_min=pulled,
         ),
@@ -229,8 +229,8 @@ def send_header(
 
 
 def _batch_frame(count: int, topic: str = TOPIC, user: Mapping[str, str] | None = None) -> bytes:
-    """Messages as those of the single sends are; each tag in turn. Beside `user` properties stands `b`, one of
-    four values in turn.
+    """Messages as those of the single sends are; each tag in turn. Beside `user` properties stands `b`, which
+    has one of four values in turn.
     """
     body = b"x" * BODY_BYTES
     items = []

@@ -222,3 +222,27 @@ def test_what_is_known_of_some_values_is_what_would_be_found_again(
 def test_tags_are_told_only_where_a_match_needs_one_of_them(expression: str, tags: set[str] | None) -> None:
     told = compile_filter(expression).tag_hashes
     assert told == (None if tags is None else set(map(tag_hash, tags)))
+
+
+@pytest.mark.parametrize(
+    ("expression", "taken", "left"),
+    [
+        ("b = 'x' AND a > 5", {"a": "6", "b": "x"}, {"a": "6", "b": "xy"}),
+        ("b = 'x' OR b = 'y'", {"b": "y"}, {"bb": "x", "b": "z"}),
+        ("b = 'x' OR a > 5", {"a": "6"}, {"a": "5"}),
+        ("b IN ('1', '2', '3', '4', '5')", {"b": "5"}, {"b": "6"}),
+        ("b = 'é' AND a = 'x'", {"a": "x", "b": "é"}, {"a": "x", "b": "e"}),
+    ],
+)
+def test_properties_in_their_wire_form_are_judged_as_others(
+    expression: str, taken: dict[str, str], left: dict[str, str]
+) -> None:
+    compiled = compile_filter(expression)
+    assert compiled.matches_properties(encode_properties(taken))
+    assert not compiled.matches_properties(encode_properties(left))
+
+
+def test_a_text_that_broken_bytes_read_as_is_found_in_them() -> None:
+    compiled = compile_filter("b = 'x\ufffd'")
+    assert compiled.matches_properties(b"b\x01x\xff\x02")
+    assert compiled.matches_properties(encode_properties({"b": "x\ufffd"}))

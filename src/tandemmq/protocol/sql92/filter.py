@@ -11,7 +11,7 @@ from tandemmq.protocol.sql92.values import NotComparable, SqlError
 
 if TYPE_CHECKING:
     from tandemmq.protocol.command import Buffer
-    from tandemmq.protocol.sql92.nodes import Lookup, Node
+    from tandemmq.protocol.sql92.nodes import Lookup, Node, Pairs
 
 LENGTH_MAX: Final = 16_384
 NODES_MAX: Final = 1_000
@@ -19,6 +19,7 @@ NODES_MAX: Final = 1_000
 
 KNOWN_MAX: Final = 4_096
 KNOWN_BYTES_MAX: Final = 64
+NEEDS_MAX: Final = 4
 
 
 class SqlFilter:
@@ -29,7 +30,7 @@ class SqlFilter:
               kept, short ones only. When KNOWN_MAX are kept all are forgotten.
     """
 
-    __slots__ = ("_evaluate", "_known", "_marks", "_names", "expression", "size", "tag_hashes")
+    __slots__ = ("_evaluate", "_known", "_marks", "_names", "_needs", "expression", "size", "tag_hashes")
 
     def __init__(self, expression: str, root: Node) -> None:
         self.expression = expression
@@ -37,6 +38,7 @@ class SqlFilter:
         self.size = root.size
         self.tag_hashes = None if root.tags is None else frozenset(map(tag_hash, root.tags))
         self._names = tuple(sorted(root.names))
+        self._needs = _needs_of(root.pairs)
         self._marks = tuple(map(property_mark, self._names))
         self._known: dict[tuple[bytes | None, ...], bool] = {}
 
@@ -54,6 +56,12 @@ class SqlFilter:
 
     def matches_properties(self, raw: bytes) -> bool:
         """The same for a message's properties in their wire form."""
+        if self._needs is not None:
+            for need in self._needs:
+                if need in raw:
+                    break
+            else:
+                return False
         values = find_properties(raw, self._marks)
         is_match = self._known.get(values)
         if is_match is None:
@@ -67,6 +75,20 @@ class SqlFilter:
             self._known.clear()
         if sum(map(len, filter(None, values))) <= KNOWN_BYTES_MAX:
             self._known[values] = is_match
+
+
+def _needs_of(pairs: Pairs | None) -> tuple[bytes, ...] | None:
+    """What a message's properties hold, one of these, when it has one of the pairs; None where that says
+    little: one search for each would cost more than it saves, or broken bytes read as the text, too.
+    """
+    if pairs is None or len(pairs) > NEEDS_MAX or any(not _is_exact(text) for _, text in pairs):
+        return None
+    return tuple(f"{name}\x01{text}".encode() for name, text in sorted(pairs))
+
+
+def _is_exact(text: str) -> bool:
+    """Whether only one string of bytes reads as this text."""
+    return "\ufffd" not in text and text.encode("utf-8", "replace").decode() == text
 
 
 def compile_filter(expression: str) -> SqlFilter:

@@ -35,6 +35,7 @@ DOUBLE_MAX: Final = 1.7976931348623157e308
 Lookup: TypeAlias = Callable[[str], str | None]
 Evaluate: TypeAlias = Callable[[Lookup], Value]
 Relation: TypeAlias = Callable[[int, int], bool]
+Pairs: TypeAlias = frozenset[tuple[str, str]]
 
 
 class NodeKind(Enum):
@@ -53,8 +54,8 @@ _BOOLEANS: Final = (NodeKind.BOOLEAN, NodeKind.BOOLEAN_CONSTANT)
 
 class Node(NamedTuple):
     """A part of an expression. `size` counts its nodes, `depth` how far they nest; `names` are those of the
-    properties that it asks for. It is true only for a message whose TAGS is one of `tags`; None: whatever
-    that is.
+    properties that it asks for. It is true only for a message whose TAGS is one of `tags`, and which has one
+    of `pairs`, each a property and its value; None: whatever that is.
     """
 
     kind: NodeKind
@@ -64,14 +65,23 @@ class Node(NamedTuple):
     constant: Value = None
     names: frozenset[str] = frozenset()
     tags: frozenset[str] | None = None
+    pairs: Pairs | None = None
 
 
-def _join(kind: NodeKind, evaluate: Evaluate, *parts: Node, tags: frozenset[str] | None = None) -> Node:
+def _join(
+    kind: NodeKind,
+    evaluate: Evaluate,
+    *parts: Node,
+    tags: frozenset[str] | None = None,
+    pairs: Pairs | None = None,
+) -> Node:
     depth = 1 + max(part.depth for part in parts)
     if depth > DEPTH_MAX:
         raise SqlError(f"the expression nests more than {DEPTH_MAX} levels deep")
     names = frozenset().union(*(part.names for part in parts))
-    return Node(kind, evaluate, 1 + sum(part.size for part in parts), depth, names=names, tags=tags)
+    return Node(
+        kind, evaluate, 1 + sum(part.size for part in parts), depth, names=names, tags=tags, pairs=pairs
+    )
 
 
 def _constant(value: Value, kind: NodeKind = NodeKind.CONSTANT) -> Node:
@@ -118,7 +128,8 @@ def _all(parts: tuple[Node, ...]) -> Node:
 
     known = [part.tags for part in parts if part.tags is not None]
     tags = frozenset.intersection(*known) if known else None
-    return _join(NodeKind.BOOLEAN, evaluate, *parts, tags=tags)
+    pairs = min((part.pairs for part in parts if part.pairs is not None), key=len, default=None)
+    return _join(NodeKind.BOOLEAN, evaluate, *parts, tags=tags, pairs=pairs)
 
 
 def _any(parts: tuple[Node, ...]) -> Node:
@@ -138,14 +149,19 @@ def _any(parts: tuple[Node, ...]) -> Node:
 
     known = [part.tags for part in parts if part.tags is not None]
     tags = frozenset().union(*known) if len(known) == len(parts) else None
-    return _join(NodeKind.BOOLEAN, evaluate, *parts, tags=tags)
+    all_pairs = [part.pairs for part in parts if part.pairs is not None]
+    pairs = frozenset().union(*all_pairs) if len(all_pairs) == len(parts) else None
+    return _join(NodeKind.BOOLEAN, evaluate, *parts, tags=tags, pairs=pairs)
 
 
-def _tags_of(node: Node, texts: Iterable[Value]) -> frozenset[str] | None:
-    """What TAGS is when the node is one of these constants; None for another node."""
-    if node.kind is not NodeKind.PROPERTY or node.names != {TAGS}:
-        return None
-    return frozenset(text for text in texts if isinstance(text, str))
+def _with_needs(node: Node, of: Node, texts: Iterable[str]) -> Node:
+    """The node, which is true only where `of` is one of these texts."""
+    if of.kind is not NodeKind.PROPERTY:
+        return node
+    (name,) = of.names
+    tags = frozenset(texts)
+    pairs = frozenset((name, text) for text in tags)
+    return node._replace(tags=tags if name == TAGS else None, pairs=pairs)
 
 
 def _equal_values(left: Evaluate, right: Evaluate) -> Evaluate:
@@ -169,12 +185,11 @@ def _equal(left: Node, right: Node) -> Node:
     evaluate = _compare_constant(left, right, operator.eq)
     if evaluate is None:
         evaluate = _equal_values(left.evaluate, right.evaluate)
-    tags = None
+    joined = _join(NodeKind.BOOLEAN, evaluate, left, right)
     for node, other in ((left, right), (right, left)):
         if isinstance(other.constant, str):
-            tags = _tags_of(node, (other.constant,))
-            break
-    return _join(NodeKind.BOOLEAN, evaluate, left, right, tags=tags)
+            return _with_needs(joined, node, (other.constant,))
+    return joined
 
 
 def _compare_constant(left: Node, right: Node, relation: Relation) -> Evaluate | None:
@@ -249,7 +264,8 @@ def _in(left: Node, tokens: tuple[Token, ...], *, wanted: bool) -> Node:
         value = of(lookup)
         return None if value is None else (value in texts) is wanted
 
-    return _join(NodeKind.BOOLEAN, evaluate, left, tags=_tags_of(left, texts) if wanted else None)
+    joined = _join(NodeKind.BOOLEAN, evaluate, left)
+    return _with_needs(joined, left, texts) if wanted else joined
 
 
 def _unquote(token: Token) -> str:
