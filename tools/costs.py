@@ -98,11 +98,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a case takes now, per message: steps, and processor time in rounds of the fixed loop."""
+    """What a case takes now, per message: steps, and processor time in rounds of the fixed loop, and in
+    microseconds, by which one Python compares with another on the same machine.
+    """
 
     case: Case
     steps: float
     loops: float
+    us: float
     by_function: Counter[CodeType]
 
     @property
@@ -407,16 +410,22 @@ async def measure(case: Case, asker: Asker) -> Cost:
             await case.run(asker)
         counts.append(counted)
     least = min(counts, key=Counter.total)
-    loops = await _time(case, asker) / case.messages
+    loops, us = await _time(case, asker)
     for _ in range(TRIES_MAX):  # a busy machine may have slowed it down
-        if case.loops is None or loops <= case.loops * TIME_RISE_MAX:
+        if case.loops is None or loops / case.messages <= case.loops * TIME_RISE_MAX:
             break
-        loops = min(loops, await _time(case, asker) / case.messages)
-    return Cost(case=case, steps=least.total() / case.messages, loops=loops, by_function=least)
+        loops, us = map(min, (loops, us), await _time(case, asker))
+    return Cost(
+        case=case,
+        steps=least.total() / case.messages,
+        loops=loops / case.messages,
+        us=us / case.messages,
+        by_function=least,
+    )
 
 
-async def _time(case: Case, asker: Asker) -> float:
-    """Processor time of this thread, in rounds of the fixed loop."""
+async def _time(case: Case, asker: Asker) -> tuple[float, float]:
+    """Processor time of this thread, in rounds of the fixed loop and in microseconds."""
     seconds, loop_seconds = [], []
     gc.collect()
     gc.disable()
@@ -429,7 +438,7 @@ async def _time(case: Case, asker: Asker) -> float:
             seconds.append((time.thread_time() - begun_at) / 4)
     finally:
         gc.enable()
-    return min(seconds) / min(loop_seconds)
+    return min(seconds) / min(loop_seconds), min(seconds) * 1e6
 
 
 class JumpingClock(LoopClock):
@@ -568,7 +577,7 @@ def report(found: Sequence[Cost]) -> Table:
     """What each case takes, and took."""
     table = Table(title="per message")
     table.add_column("case")
-    for name in ("steps", "before", "fixed loops", "before"):
+    for name in ("steps", "before", "fixed loops", "before", "us"):
         table.add_column(name, justify="right")
     for one in found:
         table.add_row(
@@ -577,6 +586,7 @@ def report(found: Sequence[Cost]) -> Table:
             f"{one.case.steps:.0f}",
             f"{one.loops:.1f}",
             "" if one.case.loops is None else f"{one.case.loops:.1f}",
+            f"{one.us:.2f}",
         )
     return table
 

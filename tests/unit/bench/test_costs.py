@@ -41,9 +41,9 @@ def test_a_longer_loop_takes_more_steps_and_others_take_none() -> None:
     ("steps", "loops", "is_far_more"), [(129, 29, False), (131, 10, True), (100, 31, True), (50, 5, False)]
 )
 def test_a_large_regression_is_told_from_noise(steps: float, loops: float, is_far_more: bool) -> None:
-    cost = Cost(case=CASE, steps=steps, loops=loops, by_function=Counter())
+    cost = Cost(case=CASE, steps=steps, loops=loops, us=1, by_function=Counter())
     assert cost.is_far_more is is_far_more
-    timeless = Cost(case=replace(CASE, loops=None), steps=steps, loops=1e6, by_function=Counter())
+    timeless = Cost(case=replace(CASE, loops=None), steps=steps, loops=1e6, us=1, by_function=Counter())
     assert timeless.is_far_more is (steps > 130)
 
 
@@ -52,7 +52,7 @@ async def test_the_same_requests_take_the_same_steps(tmp_path: Path, monkeypatch
     monkeypatch.setattr(costs, "TIMED_ROUNDS", 1)
     first, second = [await measure_all(tmp_path / name) for name in ("first", "second")]
     for one, other in zip(first, second, strict=True):
-        assert one.steps == pytest.approx(other.steps, rel=0.02)
+        assert one.steps == pytest.approx(other.steps, rel=0.04)
         assert not replace(one, loops=0.0).is_far_more
 
 
