@@ -147,7 +147,7 @@ def cases() -> list[Case]:
             name="send a batch of 64, user properties",
             frames=[_batch_frame(64, USER_TOPIC, {"a": "17", "price": "99.5"})],
             messages=64,
-            steps=318,
+            steps=148,
             loops=50,
         ),
         Case(
