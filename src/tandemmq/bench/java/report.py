@@ -37,6 +37,8 @@ How it is measured:
 - Processor time is that of the master, and of the slave where there is one, per message.
 - Sends at a fixed rate are timed from the moment at which they were due, so that a stall counts for
   all that it delayed.
+
+[Where the microseconds go](profile.md) takes a broker's processor time apart.
 """
 
 
