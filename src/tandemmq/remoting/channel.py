@@ -34,6 +34,8 @@ SMALL_PIECE_BYTES = 4096
 average.
 """
 
+FULL_READ_BYTES = 256_000
+"""What uvloop reads at once; asyncio somewhat more."""
 SWEEP_S_MIN = 0.05
 """Deadlines are looked at no more often than this, so an expiry may come this much late."""
 
@@ -259,6 +261,11 @@ class Channel(asyncio.Protocol):
         held = self._decoder.buffered_bytes
         if held != self._frame_bytes_held and not self._hold(held):
             return
+        if len(data) >= FULL_READ_BYTES and self._transport is not None and not self.is_closed:
+            # There is more already, and the event loop would read on, up to 32 times: others come first, and
+            # what these requests wait for.
+            self._transport.pause_reading()
+            self._clock.call_soon(self._read_on)
         # The flush runs after the log's write and after the tasks that these commands woke, so what those
         # send leaves in this turn of the loop, not in the next.
         if not self._is_flush_due:
@@ -279,7 +286,11 @@ class Channel(asyncio.Protocol):
         if self._slow_timer is not None:
             self._slow_timer.cancel()
             self._slow_timer = None
-        if self._transport is not None and not self.is_closed:
+        self._read_on()
+
+    def _read_on(self) -> None:
+        is_peer_slow = self._slow_timer is not None  # then `resume_writing` comes
+        if self._transport is not None and not self.is_closed and not is_peer_slow:
             self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:

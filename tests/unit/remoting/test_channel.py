@@ -11,7 +11,7 @@ from sim.memory import ManualClock
 from tandemmq.errors import BrokerUnreachable, Busy, LocalProtocolError, RequestTimeout, TandemError
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import FRAME_BYTES_MAX, FrameDecoder, encode_frame
-from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.channel import FULL_READ_BYTES, Channel
 from tandemmq.remoting.options import ChannelLimits
 from tandemmq.runtime.machine import LoopClock
 
@@ -234,6 +234,36 @@ def test_peer_that_does_not_take_answers_is_not_read_from() -> None:
     assert harness.transport.calls[-1] == "resume_reading"
     harness.clock.advance(1000)
     assert not harness.channel.is_closed
+
+
+def test_peer_that_floods_is_read_once_in_a_turn_of_the_loop() -> None:
+    harness = Harness()
+    request = encode_frame(Command.request(10, body=bytes(1000)))
+    flood = request * (2 * FULL_READ_BYTES // len(request) + 1)
+    harness.channel.data_received(flood[: FULL_READ_BYTES - 1])
+    assert "pause_reading" not in harness.transport.calls
+    harness.channel.data_received(flood[FULL_READ_BYTES - 1 :][:FULL_READ_BYTES])
+    assert harness.transport.calls[-1] == "pause_reading"
+    harness.clock.run_soon()
+    assert harness.transport.calls[-1] == "resume_reading"
+
+
+def test_peer_that_floods_and_does_not_take_answers_is_not_read_from() -> None:
+    harness = Harness()
+    harness.channel.data_received(encode_frame(Command.request(10, body=bytes(FULL_READ_BYTES))))
+    harness.channel.pause_writing()
+    harness.clock.run_soon()
+    assert "resume_reading" not in harness.transport.calls
+    harness.channel.resume_writing()
+    assert harness.transport.calls[-1] == "resume_reading"
+
+
+def test_channel_that_a_flood_closes_is_read_no_more() -> None:
+    harness = Harness()
+    harness.channel._on_request = lambda channel, _: channel.close("enough")
+    harness.channel.data_received(encode_frame(Command.request(10, body=bytes(FULL_READ_BYTES))))
+    harness.clock.run_soon()
+    assert not {"pause_reading", "resume_reading"} & {*harness.transport.calls}
 
 
 def test_peer_that_takes_no_byte_is_disconnected(caplog: pytest.LogCaptureFixture) -> None:
