@@ -371,10 +371,11 @@ class Cluster:
             return all(store is not None and store.min_log_offset >= kept_from for store in stores)
 
         await self._expect(is_clean, FLUSHED_S + CLEANED_S + START_TIMEOUT_S, "old files are not deleted")
-        await world.until(
-            lambda: self.is_level() or any(map(checkers.is_halted, self.slaves)), START_TIMEOUT_S
-        )
-        await self._replace_halted()
+        for _ in self.slaves:  # each may halt on its own, when another one was replaced already
+            await world.until(
+                lambda: self.is_level() or any(map(checkers.is_halted, self.slaves)), START_TIMEOUT_S
+            )
+            await self._replace_halted()
         await self._expect(self.is_level, START_TIMEOUT_S, "the slaves do not get level after old files went")
         for node in self.brokers:
             checkers.check_queues(world, self.ledger, node)
