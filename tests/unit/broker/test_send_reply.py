@@ -75,6 +75,19 @@ def test_batch_names_every_message() -> None:
     ]
 
 
+def test_repeat_whose_record_is_gone_has_no_message_id() -> None:
+    assert answer(PutStatus.PUT_OK, log_offsets=()).decode(SendResponse).message_id == ""
+
+
+@pytest.mark.parametrize("host", [HOST, bytes(range(16)) + HOST[4:]])
+def test_message_ids_are_the_host_and_each_log_offset(host: bytes) -> None:
+    offsets = (0, 1, 2**40 + 0xABC, 2**63 - 1)
+    form = ReplyForm(host, "R", is_traced=False)
+    for count in range(1, 5):
+        ids = form.message_ids(offsets[:count]).split(",")
+        assert ids == [f"{host.hex().upper()}{offset:016X}" for offset in offsets[:count]]
+
+
 @pytest.mark.parametrize(
     ("status", "code", "is_stored"),
     [

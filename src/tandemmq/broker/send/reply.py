@@ -91,7 +91,9 @@ class ReplyForm:
         ).encode("ascii")
 
     def message_ids(self, log_offsets: Sequence[int]) -> str:
-        """Of all records of a send, joined by commas."""
+        """Of all records of a send, joined by commas; nothing when their places are not known any more."""
+        if not log_offsets:
+            return ""
         offsets = struct.pack(f">{len(log_offsets)}q", *log_offsets).hex(",", 8).upper()
         return self.host_hex + offsets.replace(",", "," + self.host_hex)
 
