@@ -165,6 +165,26 @@ async def test_progress_waits_for_a_slave_that_is_in_sync() -> None:
     await machine.stop()
 
 
+async def test_delivery_goes_on_when_all_of_a_full_progress_became_valid_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tandemmq.broker.durable.PROGRESS_COUNT_MAX", 2)
+    machine = Machine()
+    await machine.start()
+    store = machine.store
+    assert store is not None
+    for name in "abcd":
+        machine.delay(name, 1)
+        store.acks.report(ReplicaId("slave"), store.appended.value)
+        await machine.clock.pass_time(0.3)
+    await machine.clock.pass_time(10)
+    assert machine.names() == ["a", "b"]
+    store.acks.report(ReplicaId("slave"), store.appended.value)
+    await machine.clock.pass_time(1.5)
+    assert machine.names() == ["a", "b", "c", "d"]
+    await machine.stop()
+
+
 @pytest.mark.parametrize("skew_ms", [-3_600_000, -500, 700])
 async def test_clock_that_jumps_makes_no_message_early_and_none_an_hour_late(skew_ms: int) -> None:
     machine = Machine()

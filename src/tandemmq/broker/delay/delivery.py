@@ -194,7 +194,10 @@ class LevelDelivery:
         """One batch of every level; in how many seconds to look again, None: when one arrives."""
         waits: list[float] = []
         for level in list(self._levels.values()):
-            if self._is_stopping or self._progress.is_full:
+            if self._is_stopping:
+                break
+            if self._progress.is_full:  # and may be empty a moment later, with nobody to tell
+                waits.append(TICK_S)
                 break
             wait_s = await self._deliver_level(level)
             if wait_s is not None:
