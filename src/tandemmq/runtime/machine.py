@@ -32,13 +32,13 @@ def keep_freed_memory() -> bool:
     the system, which fills every page with zeros when the next one comes: a sixth of the processor time that
     a broker takes for batches of 256 KiB.
     """
-    import ctypes  # clients need none of this
-
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return False
     try:
+        import ctypes  # clients need none of this
+
         set_option = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # another C library
+    except (ImportError, OSError, AttributeError):  # a Python without libffi, another C library
         return False
     is_set: bool = set_option(_M_MMAP_THRESHOLD, _MAPPED_BYTES_MIN) == 1
     return is_set and set_option(_M_TRIM_THRESHOLD, _FREE_BYTES_MAX) == 1

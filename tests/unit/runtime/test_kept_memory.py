@@ -6,6 +6,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+from tandemmq.runtime.machine import keep_freed_memory
+
 _COUNT = """
 import resource
 from tandemmq.runtime.machine import keep_freed_memory
@@ -39,3 +43,8 @@ def test_what_the_environment_says_of_memory_stays() -> None:
     is_kept, faults = _count_faults(MALLOC_TRIM_THRESHOLD_="131072")
     assert not is_kept
     assert faults > 1000
+
+
+def test_a_python_that_cannot_call_the_c_library_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ctypes", None)
+    assert not keep_freed_memory()
