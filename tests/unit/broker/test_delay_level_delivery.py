@@ -309,6 +309,24 @@ async def test_start_and_stop_follow_the_role() -> None:
     await machine.stop()
 
 
+async def test_a_delivery_that_was_stopped_keeps_no_messages() -> None:
+    machine = Machine()
+    await machine.start()
+    machine.delay("a", 2)
+    await machine.clock.pass_time(1)
+    assert machine.delivery is not None
+    levels = machine.delivery._levels
+    assert levels is not None
+    assert levels._levels[2].waiting
+    await machine.delivery.stop()
+    machine.delay("b", 2)
+    assert not levels._levels
+    machine.delivery.start()
+    await machine.clock.pass_time(6)
+    assert machine.names() == ["a", "b"]
+    await machine.stop()
+
+
 async def test_levels_are_those_of_the_store() -> None:
     machine = Machine()
     await machine.start()

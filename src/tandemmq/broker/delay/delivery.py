@@ -159,6 +159,8 @@ class LevelDelivery:
 
     def wake(self, queue_id: int) -> None:
         """A message became readable in a level's queue. Behind one that waits it is found in its turn."""
+        if self._is_stopping:
+            return
         level = self._levels.get(queue_id + 1) or self._open_level(queue_id + 1)
         self._note_arrival(level)
         if not level.waiting:
@@ -189,6 +191,7 @@ class LevelDelivery:
             if len(self._progress):
                 wait_s = TICK_S if wait_s is None else min(wait_s, TICK_S)
             await self._wake.wait(wait_s)
+        self._levels.clear()  # its progress is asked for later, what it has read is not
 
     async def _deliver_round(self) -> float | None:
         """One batch of every level; in how many seconds to look again, None: when one arrives."""
