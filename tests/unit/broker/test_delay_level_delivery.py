@@ -216,6 +216,39 @@ async def test_clock_that_was_set_back_while_stopped_holds_nothing_for_long() ->
     await machine.stop()
 
 
+async def test_a_message_behind_one_that_waits_is_known_since_it_came() -> None:
+    machine = Machine()
+    await machine.start()
+    machine.delay("a", 2)
+    await machine.clock.pass_time(0.3)
+    machine.delay("b", 2)
+    machine.clock.skew_ms = -3_600_000
+    await machine.clock.pass_time(5.4)
+    assert machine.names() == ["a", "b"]
+    await machine.stop()
+
+
+async def test_what_cannot_be_read_now_is_asked_for_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+    await machine.start()
+    read_before = Writer.read
+    asked: list[int] = []
+
+    def read_nothing(_: Writer, _topic: str, _queue_id: int, queue_offset: int) -> tuple[list[Record], int]:
+        asked.append(queue_offset)
+        assert len(asked) < 10
+        return [], queue_offset
+
+    monkeypatch.setattr(Writer, "read", read_nothing)
+    machine.delay("a", 1)
+    await machine.clock.pass_time(3.5)
+    assert asked == [0, 0, 0, 0]
+    monkeypatch.setattr(Writer, "read", read_before)
+    await machine.clock.pass_time(1)
+    assert machine.names() == ["a"]
+    await machine.stop()
+
+
 async def test_clock_that_jumps_ahead_is_noticed_within_a_second() -> None:
     machine = Machine()
     await machine.start()

@@ -121,6 +121,11 @@ def test_properties_come_out_as_their_kept_pairs_written_anew(text: str) -> None
     assert found.text == encode_properties(kept).decode()
 
 
+def test_half_of_a_character_is_a_question_mark_to_all_who_read_it() -> None:
+    # So the hash of the tags is that of what is stored.
+    assert look("DELAY\x011\x02TAGS\x01a\ud800\x02").text == "DELAY\x011\x02TAGS\x01a?\x02"
+
+
 def test_half_messages_are_told_from_their_retries() -> None:
     assert look(text_of(TRAN_MSG="TRUE", DELAY="3")).is_half
     assert not look(text_of(TRAN_MSG="true", DELAY="3"), is_retry=True).is_half

@@ -12,6 +12,7 @@ import pytest
 from store_rig import ROOT, SMALL, STORE_HOST, Rig, bodies, options, record, stored
 
 from sim.memory import ManualClock, MemoryDisk, NoFault
+from sim.workload import as_batch
 from tandemmq.protocol.hashes import key_hash
 from tandemmq.store import MessageStore
 from tandemmq.store.key_index import KeyIndex, made_at, new_name
@@ -61,6 +62,23 @@ async def test_records_are_found_by_each_of_their_keys() -> None:
     assert found(store, "red") == found(store, "U1") == [b"a"]
     assert found(store, "green", "other") == [b"c"]
     assert found(store, "") == found(store, "absent") == []
+    await store.close()
+
+
+async def test_keys_of_batches_that_are_written_together_are_found_by_their_own_topics() -> None:
+    rig = Rig()
+    store = await rig.open()
+    for topic, keys in (("T", ""), ("other", ""), ("T", "both"), ("third", "both")):
+        messages = [record(b"%d" % n, topic=topic, keys=keys, unique_key=f"{keys}{n}") for n in range(3)]
+        batch = as_batch(messages)
+        assert batch is not None
+        store.append_batch(batch, lambda _: None)
+    rig.clock.run_soon()
+    for topic, key, count in (("T", "1", 1), ("other", "1", 1), ("third", "1", 0), ("other", "both", 0)):
+        assert found(store, key, topic) == [b"1", b"1"][:count]
+    for topic in ("T", "third"):
+        assert found(store, "both1", topic) == [b"1"]
+        assert found(store, "both", topic) == [b"0", b"1", b"2"]
     await store.close()
 
 
