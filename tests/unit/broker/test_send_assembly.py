@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tandemmq.broker.send.assembly import Inspected, find_value, inspect, is_unusual, with_pair
@@ -20,7 +20,8 @@ def text_of(**pairs: str) -> str:
     return encode_properties(pairs).decode()
 
 
-@given(st.lists(st.tuples(names, values), max_size=6), st.booleans(), names)
+@given(st.lists(st.tuples(names, st.one_of(values, st.just(""))), max_size=6), st.booleans(), names)
+@example([("TAGS", "a"), ("TAGS", "")], False, "TAGS")  # a pair without a value is none
 def test_found_value_is_what_a_reader_sees(pairs: list[tuple[str, str]], is_cut: bool, name: str) -> None:
     text = "".join(f"{key}\x01{value}\x02" for key, value in pairs)
     if is_cut:

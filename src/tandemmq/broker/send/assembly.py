@@ -270,13 +270,17 @@ def _is_clean(text: str, count: int) -> bool:
 
 
 def find_value(text: str, mark: str) -> str:
-    """The value of the last pair whose name is `mark` without its 0x01; empty when there is none."""
+    """The value of the last pair whose name is `mark` without its 0x01; empty when there is none. As for all
+    readers, a pair without a value is none: else a queue's entry would name other tags than its record.
+    """
     start = text.rfind(mark)
     while start >= 0:
         if start == 0 or text[start - 1] == "\x02":
-            start += len(mark)
-            end = text.find("\x02", start)
-            return text[start:end] if end >= 0 else text[start:]
+            begin = start + len(mark)
+            end = text.find("\x02", begin)
+            value = text[begin:end] if end >= 0 else text[begin:]
+            if value:
+                return value
         start = text.rfind(mark, 0, start)
     return ""
 
