@@ -24,7 +24,7 @@ from tandemmq.protocol.record_check import find_plain_properties, find_record_pr
 from tandemmq.protocol.record_layout import MAGIC_V1, MAGIC_V2
 from tandemmq.protocol.record_scan import Bools, Ints
 from tandemmq.protocol.sys_flag import HOSTS_V6_MASK
-from tandemmq.store.bulk_read import collect_bulk
+from tandemmq.store.bulk_read import BULK_COUNT_MAX, collect_bulk
 from tandemmq.store.commit_log import CommitLog, LogWindow
 from tandemmq.store.consume_queue import ENTRY, FILLER_SIZE, UNIT, ConsumeQueue
 from tandemmq.store.consume_queues import ConsumeQueues
@@ -292,7 +292,9 @@ class Reader:
         """With RocketMQ's limits: a get reads the entries of one queue file, and at most so many bytes."""
         options = self._options
         bytes_max = max(min(bytes_max, GET_BYTES_MAX), GET_BYTES_MIN)
-        scan_bytes = max(options.filter_scan_bytes_max, count_max * QUEUE_UNIT_BYTES)
+        # A peer that asks in bulk names any count, and entries that a filter is not asked for cost time, too.
+        scan_count = min(count_max, BULK_COUNT_MAX)
+        scan_bytes = max(options.filter_scan_bytes_max, scan_count * QUEUE_UNIT_BYTES)
         hints = None if record_filter is None else record_filter.tag_hashes
         if tag_hashes is not None or hints is not None:
             first_count = FIRST_ENTRIES_TAGGED

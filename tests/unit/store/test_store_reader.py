@@ -6,6 +6,7 @@ import asyncio
 import copy
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from store_rig import ROOT, Rig, bodies, record, stored
 from tandemmq.protocol.hashes import tag_hash
 from tandemmq.protocol.record import decode_records
 from tandemmq.protocol.sql92 import compile_filter
-from tandemmq.store import BrokerRole, GetResult, GetStatus, MessageStore
+from tandemmq.store import BrokerRole, GetResult, GetStatus, MessageStore, reader
 from tandemmq.store.consume_queue import FILLER, UNIT, ConsumeQueue
 from tandemmq.store.damage import DamagedRange
 from tandemmq.store.outcomes import RecordFilter
@@ -175,6 +176,21 @@ async def test_a_filter_that_matches_little_scans_a_bounded_stretch() -> None:
     await store.close()
 
 
+async def test_a_filter_scans_a_bounded_stretch_whatever_count_a_peer_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reader, "BULK_COUNT_MAX", 850)
+    rig = Rig()
+    store = await rig.open(commit_log_file_bytes=MIB, consume_queue_file_bytes=60_000)
+    rig.put(store, *(record(tags="b") for _ in range(1000)))
+    compiled = compile_filter("TAGS = 'a'")
+    record_filter = RecordFilter(compiled.matches_properties, 1_000, compiled.tag_hashes)
+    for count_max, next_offset in ((1, 800), (840, 840), (2**31 - 1, 850)):
+        result = store.get("T", 0, 0, count_max=count_max, record_filter=record_filter, is_bulk=True)
+        assert (result.status, result.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, next_offset)
+    await store.close()
+
+
 async def test_entries_are_the_same_from_memory_and_from_files() -> None:
     rig = Rig()
     store = await filled(rig, 4000, commit_log_file_bytes=MIB, consume_queue_file_bytes=6000)
@@ -196,6 +212,18 @@ async def test_a_record_is_read_by_its_log_offset_only_where_one_begins() -> Non
     assert bytes(store.read_record(size) or b"") == bytes(second)
     for offset in (-1, 1, size - 1, size + 1, store.max_log_offset, 10**12):
         assert store.read_record(offset) is None
+    await store.close()
+
+
+async def test_a_record_that_another_one_carries_is_none_of_the_log() -> None:
+    rig = Rig()
+    store = await filled(rig, 1, **BIG)
+    whole = bytes(store.get("T", 0, 0, count_max=1).slices[0])
+    rig.put(store, record(whole))
+    at = store.queue_entries("T", 0, 1, 1)[0][0]
+    inner = at + bytes(store.log_view(at, MIB)).index(whole)
+    assert bytes(store.read_record(at) or b"").count(whole) == 1
+    assert store.read_record(inner) is None
     await store.close()
 
 
@@ -358,7 +386,10 @@ def test_a_get_tells_the_same_whether_it_looks_at_each_entry_or_passes_over_thos
                 "record_filter": chance.choice(filters),
             }
             offset = chance.randrange(queue.max_offset)
-            assert seen(store._reader, offset, **asked) == seen(each, offset, **asked)
+            # Of a file that is this short all entries would be looked at together.
+            with patch.object(reader, "FIRST_ENTRIES_TAGGED", chance.choice((1, 7, 256))):
+                passed = seen(store._reader, offset, **asked)
+            assert passed == seen(each, offset, **asked), (offset, asked)
         await store.close()
 
     asyncio.run(check())
@@ -379,6 +410,20 @@ async def test_a_filter_is_not_asked_for_records_of_tags_that_it_never_wants() -
     result = store.get("T", 0, 0, count_max=32, record_filter=record_filter)
     assert read(result) == [b"%d" % n for n in range(21, 100, 4)]
     assert (result.next_offset, len(asked)) == (100, 25)
+    await store.close()
+
+
+async def test_a_filter_takes_records_from_ipv6_producers_too() -> None:
+    rig = Rig()
+    store = await rig.open(**BIG)
+    for number in range(4):
+        new = record(b"%d" % number, tags="a", properties={"n": str(number)})
+        if number % 2:
+            new.born_host = bytes(16) + b"\x00\x00\x00\x50"
+        rig.put(store, new)
+    compiled = compile_filter("TAGS = 'a' AND n > 1")
+    record_filter = RecordFilter(compiled.matches_properties, 1_000, compiled.tag_hashes)
+    assert read(store.get("T", 0, 0, count_max=32, record_filter=record_filter)) == [b"2", b"3"]
     await store.close()
 
 
