@@ -381,7 +381,7 @@ class Reader:
                     break
                 asked += 1
                 view = window.view(begin, end)
-                facts = _unpack_facts(view) if len(view) >= _FACTS_BYTES else _NO_FACTS
+                facts = _unpack_facts(view) if len(view) == size >= _FACTS_BYTES else _NO_FACTS
                 is_plain = facts[:5] == (size, MAGIC_V1, queue_id, queue_offset, begin)
                 if is_plain and not facts[5] & HOSTS_V6_MASK:
                     properties = find_plain_properties(view, size, facts[6])

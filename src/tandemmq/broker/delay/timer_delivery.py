@@ -149,6 +149,7 @@ class TimerDelivery:
         """Returns after `stop`."""
         while not (self._is_stopping and (self._is_exact or (self._is_scanning and self._earlier is None))):
             self._wake.clear()
+            was_full = self._progress.is_full
             has_worked = await self._work()
             if self._is_stopping and not has_worked:
                 return
@@ -160,6 +161,8 @@ class TimerDelivery:
                     self._begin(self._base)
                     has_worked = True
             self.settle(self._writer.safe_end())
+            if was_full and not self._progress.is_full:  # and nobody else tells of the room
+                has_worked = True
             await self._wake.wait(0.0 if has_worked else self._wait_s())
 
     async def _work(self) -> bool:
