@@ -19,12 +19,14 @@ def answer_all(listener: socket.socket, code: int) -> None:
             connection.sendall(b"".join(encode_frame(command.reply(code)) for command in decoder.feed(data)))
 
 
-def load_with_answers(code: int, frames: list[bytes], in_flight: int) -> tuple[int, int, int]:
+def load_with_answers(
+    code: int, frames: list[bytes], in_flight: int, seconds: float = 0.05
+) -> tuple[int, int, int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         peer = threading.Thread(target=answer_all, args=(listener, code))
         peer.start()
         host, port = listener.getsockname()
-        result = run_load(f"{host}:{port}", frames, in_flight=in_flight, seconds_max=0.05)
+        result = run_load(f"{host}:{port}", frames, in_flight=in_flight, seconds_max=seconds)
         peer.join()
     return result.count, result.failed, len(result.latencies_us)
 
@@ -48,3 +50,10 @@ def test_every_answer_is_counted_and_timed() -> None:
 def test_refusals_are_counted_as_failed() -> None:
     count, failed, _ = load_with_answers(2, send_frames("T", 1, 10, 4), 4)
     assert failed == count > 0
+
+
+def test_a_load_whose_time_is_over_at_once_is_one_round() -> None:
+    """Who asks whether a broker takes sends must not take silence for an answer."""
+    for code, failures in ((0, 0), (2, 3)):
+        found = load_with_answers(code, send_frames("T", 1, 10, 16), 3, seconds=0.0)
+        assert found == (3, failures, 3)
