@@ -2,6 +2,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collection;
 import java.util.List;
+import java.util.Locale;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.locks.LockSupport;
@@ -550,6 +551,10 @@ public final class Load {
 
         boolean goesOn() {
             long now = System.nanoTime();
+            if (ended != 0) {
+                // Whoever asks once more has done other things meanwhile, as to end a consumer.
+                return false;
+            }
             if (begun == 0 && now >= warm) {
                 begun = now;
                 isMeasuring = true;
@@ -568,6 +573,7 @@ public final class Load {
             long[] sorted = Arrays.copyOf(latenciesNs, count);
             Arrays.sort(sorted);
             System.out.printf(
+                Locale.ROOT,
                 "END {\"count\":%d,\"failed\":%d,\"seconds\":%.6f,\"p50_us\":%.1f,\"p99_us\":%.1f,\"p999_us\":%.1f,"
                     + "\"reason\":\"%s\"}%n",
                 answers.get(), failures.get(), (ended - begun) / 1e9, at(sorted, 0.5), at(sorted, 0.99),
