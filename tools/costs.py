@@ -291,9 +291,12 @@ class Asker(asyncio.Protocol):
             size = 4 + int.from_bytes(self._received[:4], "big")
             if len(self._received) < size:
                 return
-            if self._wanted > 0 and b'"code":0,' not in self._received[:size]:
+            # The header alone: what a message holds is no answer, and to look through it would take longer
+            # than the broker takes to give it.
+            header = bytes(self._received[8 : 8 + int.from_bytes(self._received[5:8], "big")])
+            if self._wanted > 0 and b'"code":0,' not in header:
                 self._fail(f"the broker refuses: {bytes(self._received[8:size])!r}")
-            found = _SENT.search(self._received, 8, size)
+            found = _SENT.search(header)
             if found is not None:
                 self.sent.append((found[1].decode(), int(found[2])))
             del self._received[:size]

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 import costs
-from costs import PACKAGE, Case, Cost, counting_steps, measure_all
+from costs import PACKAGE, Asker, Case, Cost, counting_steps, measure_all
 from tandemmq.bench.generator import send_frames
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.frame import encode_frame
 
 CASE = Case(name="one", frames=[], messages=1, steps=100, loops=10)
 
@@ -69,3 +71,22 @@ async def test_a_broker_that_does_something_else_is_no_cheap_one(
     with pytest.raises(RuntimeError, match=says):
         await measure_all(tmp_path)
     assert await asyncio.to_thread(costs.main, []) == 1
+
+
+@pytest.mark.parametrize(("code", "is_refused"), [(0, False), (1, True)])
+async def test_what_messages_hold_is_no_answer(code: int, is_refused: bool) -> None:
+    body = b'{"code":0,"msgId":"' + b"0" * 32 + b'","queueOffset":"7"}'
+    answer = encode_frame(Command.request(10).reply(code, body=body))
+    asker = Asker()
+
+    class Echo(asyncio.WriteTransport):
+        def write(self, _data: object) -> None:
+            asker.data_received(answer)
+
+    asker.connection_made(Echo())
+    if is_refused:
+        with pytest.raises(RuntimeError, match="the broker refuses"):
+            await asker.ask(b"", 1)
+    else:
+        assert await asker.ask(b"", 1) == len(answer)
+    assert asker.sent == []
