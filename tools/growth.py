@@ -510,6 +510,8 @@ class ComparedNameServer:
             load = run_load(
                 self.process.name_server, frames, in_flight=IN_FLIGHT, seconds_max=ROUTES_S / LOOKS
             )
+            if load.failed:
+                raise RuntimeError(f"{self.process.side} knows no route, {load.failed} times")
             costs.append((self.spent_s() - begun_s) / load.count * 1e6)
             rates.append(load.count / load.seconds)
         deaths = [await self.bury_broker() for _ in range(DEATHS)]
@@ -815,16 +817,19 @@ def main(arguments: list[str] | None = None) -> int:
         titles = ", ".join(curve.title for curve in CURVES)
         console.print(f"--only {options.only}: no curve has this in its title; there are: {titles}")
         return 2
-    measured: dict[str, Measured] = {}
-    for curve in chosen:
-        measured[curve.title] = Measured(curve, _measure_alone(curve), " ".join(describe_machine()))
+    every: dict[str, Measured] = {}
     if options.out is not None:
-        page = options.out / "growth.md"
-        told = read_page(page.read_text(encoding="utf-8")) if page.exists() else {}
-        every = told | measured
-        found = [every[curve.title] for curve in CURVES if curve.title in every]
-        draw(found, options.out / "images" / "growth.png")
-        page.write_text(render_page(found), encoding="utf-8")
+        # Before anything is measured: a page that cannot be read or written costs no figures then.
+        page, picture = options.out / "growth.md", options.out / "images" / "growth.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        every = read_page(page.read_text(encoding="utf-8")) if page.exists() else {}
+    for curve in chosen:
+        every[curve.title] = Measured(curve, _measure_alone(curve), " ".join(describe_machine()))
+        if options.out is not None:
+            # At once: one that fails costs no figures of those before it.
+            found = [every[curve.title] for curve in CURVES if curve.title in every]
+            page.write_text(render_page(found), encoding="utf-8")
+            draw(found, picture)
     return 0
 
 

@@ -70,6 +70,34 @@ def test_a_curve_that_is_measured_alone_leaves_the_others_on_the_page(
     assert "2.5" not in page.read_text()
 
 
+def test_a_curve_that_fails_costs_no_figures_of_those_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "new"
+
+    def measure_or_fail(curve: growth.Curve) -> list[growth.Point]:
+        if curve is growth.CURVES[1]:
+            raise OSError("the disk is full")
+        return [growth.Point(7, {"send, us": 8.5})]
+
+    monkeypatch.setattr(growth, "_measure_alone", measure_or_fail)
+    with pytest.raises(OSError, match="full"):
+        growth.main(["--out", str(out)])
+    assert "| 7 | 8.5 |" in (out / "growth.md").read_text()
+    assert (out / "images" / "growth.png").stat().st_size > 0
+
+
+def test_a_page_that_cannot_be_read_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "growth.md").write_text("# Something else\n")
+    asked: list[growth.Curve] = []
+    monkeypatch.setattr(growth, "_measure_alone", asked.append)
+    with pytest.raises(ValueError, match="values to unpack"):
+        growth.main(["--out", str(tmp_path)])
+    assert asked == []
+
+
 def test_a_page_without_java_says_so() -> None:
     assert "Java's was not measured" in growth.render_page([measured(-1, {"registration, us": 1.0})])
     with_java = {"registration, us": 1.0, "registration, us, Java": 2.0}
