@@ -116,6 +116,7 @@ def measure_around(*, cache: Path, directory: Path | None, tell: Callable[[str],
     with tempfile.TemporaryDirectory(prefix="tandemmq-bench-", dir=directory) as name:
         root = Path(name)
         tell("a slave catches up")
+        (root / "catchup").mkdir()
         copied = asyncio.run(measure_catchup(root / "catchup", GIB, BODY_BYTES, lambda *_: None))
         tell("a store opens after a kill")
         opened = measure_reopening(root / "open", GIB, BODY_BYTES)

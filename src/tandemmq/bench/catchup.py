@@ -145,7 +145,7 @@ class CatchUp:
 
 
 async def measure_catchup(directory: Path, gib: float, body_bytes: int, on_progress: OnProgress) -> CatchUp:
-    """Fill a master in `directory`, copy it, and measure the bare loopback before.
+    """Fill a master in `directory`, which is there, copy it, and measure the bare loopback before.
 
     Raises:  subprocess.CalledProcessError when one of the processes fails.
     """

@@ -19,6 +19,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,6 +41,7 @@ from tandemmq.bench.catchup import measure_catchup
 from tandemmq.bench.generator import LoadResult, run_load, send_frames
 from tandemmq.bench.process_stats import describe_machine, processor_seconds, resident_bytes
 from tandemmq.bench.reopen import measure_reopening
+from tandemmq.errors import ConfigError
 from tandemmq.launcher import Server, stopping, write_properties
 
 if TYPE_CHECKING:
@@ -401,7 +403,8 @@ def java(
 ) -> None:
     """Measure our servers and Java RocketMQ's in turns, pair by pair, and print medians and ratios.
 
-    At the end Apache Kafka and NATS JetStream are measured beside ours (`--case Kafka`: only that, printed).
+    Then Apache Kafka and NATS JetStream are measured beside ours (`--case Kafka`: only that, printed); with
+    --out also what `bench catchup`, `open` and `client --java` measure, which is printed by those alone.
     Needs a JDK and Maven, which fetches RocketMQ and Kafka at the first run, nats-server for NATS, and about
     40 GB of disk for all cases.
     """
@@ -409,6 +412,8 @@ def java(
     from tandemmq.bench.java.report import render_page, write_report
     from tandemmq.bench.others import choose, measure_others, render_others, tell_absent
 
+    if out is not None and find_spec("matplotlib") is None:
+        raise ConfigError("--out needs matplotlib for the plot: pip install 'tandemmq[demo]'")
     machine = describe_machine()
     cases, has_others = choose(case or [])
     console = Console(stderr=True)
@@ -436,5 +441,6 @@ def java(
             )
             typer.echo("\n".join(["" if cases else machine[0], render_others(others)]))
             if cases and out is not None:
+                write_report(readings, machine, out, others)
                 chapter = measure_around(cache=cache, directory=directory, tell=tell)
                 write_report(readings, machine, out, others, chapter)

@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tandemmq.bench import nats_load
+from tandemmq.bench.command import app
 from tandemmq.bench.java.clusters import JAVA, OURS
 from tandemmq.bench.java.measure import CASES as PAIR_CASES
 from tandemmq.bench.java.measure import CaseFigures
@@ -37,7 +39,7 @@ from tandemmq.bench.others import (
     tell_absent,
     tell_producer,
 )
-from tandemmq.errors import TandemError
+from tandemmq.errors import ConfigError, TandemError
 
 NATS = "NATS JetStream 2.9.10, a plain load"
 WINDOW = "7075 records sent, 1414.4 records/sec (1.38 MB/sec), 1.2 ms avg latency, 493.0 ms max latency."
@@ -234,6 +236,32 @@ def test_page_and_json_hold_the_section_beside_the_pairs(tmp_path: Path) -> None
     assert told["others"]["notes"] == others.notes
     assert [one["side"] for one in told["others"]["readings"]] == [KAFKA]
     assert told["readings"] == json.loads(render_json(pairs, []))["readings"]
+
+
+def test_what_fails_last_costs_no_figures_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: object) -> list[str]:
+        raise OSError("the disk is full")
+
+    pairs = [reading(SENDS[0], side, us=10.0) for side in (OURS, JAVA)]
+    others = Others([reading(SENDS[0], KAFKA)])
+    monkeypatch.setattr("tandemmq.bench.java.measure.measure_pairs", lambda *_, **__: pairs)
+    monkeypatch.setattr("tandemmq.bench.others.measure_others", lambda **_: others)
+    monkeypatch.setattr("tandemmq.bench.command.measure_around", fail)
+    done = CliRunner().invoke(app, ["java", "--out", str(tmp_path)])
+    assert isinstance(done.exception, OSError)
+    assert (tmp_path / "benchmarks.md").read_text().endswith(render_others(others))
+
+
+def test_a_plot_that_cannot_be_drawn_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandemmq.bench.command.find_spec", lambda _: None)
+    monkeypatch.setattr("tandemmq.bench.java.measure.measure_pairs", pytest.fail)
+    done = CliRunner().invoke(app, ["java", "--out", str(tmp_path)])
+    assert isinstance(done.exception, ConfigError)
+    assert "matplotlib" in str(done.exception)
 
 
 def test_section_is_chosen_by_a_part_of_its_name_and_runs_with_everything() -> None:

@@ -21,8 +21,9 @@ INTRODUCTION: Final = f"""# Benchmarks
 Our servers beside Java RocketMQ {VERSION}, under the same loads on one machine. `make bench`
 measures all cases and writes this page. `make bench ROUNDS=1 CASES="64 in flight"` measures the
 cases with this text in their name, and prints them. Both need a JDK and Maven, up to 40 GB of disk,
-and a machine that has nothing else to do. At the end Apache Kafka and NATS JetStream are measured
-beside ours, which needs `apt-get install nats-server`; what is missing is left out.
+and a machine that has nothing else to do. Then Apache Kafka and NATS JetStream are measured
+beside ours, which needs `apt-get install nats-server`; what is missing is left out. At the end, once
+and only for the page: a slave that catches up, a store that opens after a kill, the Python client.
 
 How it is measured:
 
