@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -47,3 +48,11 @@ def test_age_counts_from_the_beginning_of_the_process() -> None:
         age = age_seconds(process.pid)
         now = time.monotonic()
     assert asked - began - tick_s <= age <= now - before + tick_s
+
+
+def test_processor_time_is_the_clock_that_a_process_has_of_itself() -> None:
+    with open("/dev/zero", "rb") as zeros:
+        zeros.read(1 << 20)  # the kernel's work for it counts, too
+    before = time.process_time()
+    found = processor_seconds(os.getpid())
+    assert before <= found <= time.process_time()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tandemmq.errors import LocalProtocolError, RemoteProtocolError
@@ -203,6 +203,9 @@ ANY_FIELDS = st.recursive(
 
 
 @given(st.dictionaries(ANY_TEXT, ANY_FIELDS))
+@example({"".join(map(chr, range(127))): 2**64, "b": [-(2**63) - 1], "a": {"2": "", "10": ""}})
+@example({"delete": "\x7f"})
+@example({"half a pair": "\ud800"})
 def test_strict_text_has_the_bytes_of_the_plain_encoder(fields: dict[str, Any]) -> None:
     plain = json.dumps(fields, separators=(",", ":"), sort_keys=True).encode("ascii")
     assert encode_strict(fields, []) == plain
