@@ -175,12 +175,14 @@ def measure_pairs(
     directory: Path | None,
     tell: Callable[[str], None],
 ) -> list[CaseFigures]:
-    """All rounds of all cases on both sides. `tell` hears what is measured next.
+    """All rounds of all cases on both sides. `tell` hears what is measured next, and which pair is left out
+    because a load failed, or a send was not answered with SEND_OK.
 
-    Raises:  TandemError when a server or a load fails, or a send is not answered with SEND_OK.
+    Raises:  TandemError when a server does not start, or no pair is left.
     """
     tools = prepare_java(cache)
     readings: list[CaseFigures] = []
+    failure: TandemError | None = None
     for setting, group in groupby(cases, key=lambda case: case.setting):
         chosen = list(group)
         with (
@@ -201,13 +203,23 @@ def measure_pairs(
                 loads.run(cluster, warming, warm_up_s=warm_up_s, seconds=0.5)
             for number in range(rounds):
                 for case in chosen:
-                    for cluster in clusters[:: -1 if number % 2 else 1]:
-                        tell(f"round {number + 1} of {rounds}, {setting.name}: {case.name}, {cluster.side}")
-                        if case.kind in _TIMED:
-                            folder = root / f"{cluster.side}-{case.kind}-{number}"
-                            readings.append(_TIMED[case.kind](runners[cluster.side], case, folder))
-                        else:
-                            readings.append(loads.run(cluster, case))
+                    what = f"round {number + 1} of {rounds}, {setting.name}: {case.name}"
+                    pair: list[CaseFigures] = []
+                    try:
+                        for cluster in clusters[:: -1 if number % 2 else 1]:
+                            tell(f"{what}, {cluster.side}")
+                            if case.kind in _TIMED:
+                                folder = root / f"{cluster.side}-{case.kind}-{number}"
+                                pair.append(_TIMED[case.kind](runners[cluster.side], case, folder))
+                            else:
+                                pair.append(loads.run(cluster, case))
+                    except TandemError as error:
+                        failure = error
+                        tell(f"{what} is left out: {error}")
+                    else:
+                        readings += pair
+    if not readings:
+        raise failure or TandemError("no case was measured")
     return readings
 
 
