@@ -120,10 +120,10 @@ def cases() -> list[Case]:
     """In this order: what is pulled was sent before."""
     sends, pulled = send_frames(TOPIC, 1, BODY_BYTES, 64), PULLED * BODY_BYTES
     return [
-        Case(name="send a batch of 16", frames=[_batch_frame(16)], messages=16, steps=294, loops=84),
+        Case(name="send a batch of 16", frames=[_batch_frame(16)], messages=16, steps=295, loops=84),
         Case(name="send a batch of 256", frames=[_batch_frame(256)], messages=256, steps=112, loops=26),
-        Case(name="send, one in flight", frames=sends[:1], messages=1, steps=2297, loops=None),
-        Case(name="send, 64 in flight", frames=sends, messages=64, steps=1021, loops=120),
+        Case(name="send, one in flight", frames=sends[:1], messages=1, steps=2318, loops=None),
+        Case(name="send, 64 in flight", frames=sends, messages=64, steps=1029, loops=125),
         Case(
             name="pull", frames=[pull_frame()], messages=PULLED, steps=192, loops=26, answer_bytes_min=pulled
         ),
@@ -139,8 +139,8 @@ def cases() -> list[Case]:
             name="pull by SQL92, one of four",
             frames=[pull_frame("TAGS = 'TagA'", "SQL92")],
             messages=PULLED,
-            steps=502,
-            loops=73,
+            steps=509,
+            loops=69,
             answer_bytes_min=pulled,
         ),
         Case(
@@ -148,14 +148,14 @@ def cases() -> list[Case]:
             frames=[_batch_frame(64, USER_TOPIC, {"a": "17", "price": "99.5"})],
             messages=64,
             steps=148,
-            loops=50,
+            loops=37,
         ),
         Case(
             name="pull by SQL92, user properties",
             frames=[pull_frame("a > 5 AND b = 'x'", "SQL92", topic=USER_TOPIC)],
             messages=PULLED,
-            steps=1274,
-            loops=150,
+            steps=1292,
+            loops=117,
             answer_bytes_min=pulled,
         ),
     ]
@@ -171,16 +171,16 @@ def cases_with_an_end(deliver: End, commit: End) -> list[Case]:
             name="send with a delay, until delivered",
             frames=[_single_frame(number, {"DELAY": "1"}) for number in range(16)],
             messages=16,
-            steps=3284,
-            loops=600,
+            steps=3243,
+            loops=900,
             then=deliver,
         ),
         Case(
             name="half message and its commit",
             frames=[_single_frame(number, half, sys_flag=TRANSACTION_PREPARED) for number in range(16)],
             messages=16,
-            steps=5190,
-            loops=700,
+            steps=5279,
+            loops=1100,
             then=commit,
         ),
     ]
