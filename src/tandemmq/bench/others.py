@@ -400,7 +400,7 @@ class _KafkaTools:
                 if told.percentiles_ms is not None
             )
         command = ["org.apache.kafka.tools.ConsumerPerformance", "--bootstrap-server", self._cluster.master]
-        command += ["--topic", topic_of(BACKLOG), "--messages", str(self._stored)]
+        command += ["--topic", topic_of(BATCHES), "--messages", str(self._stored)]
         command += ["--show-detailed-stats", "--reporting-interval", "250"]
         began: tuple[float, int] | None = None
         warm = last = None

@@ -54,6 +54,9 @@ CLIENT_WARM_UP_S: Final = 2.0
 Runner = Callable[[Path, BrokerSetting], AbstractContextManager[MeasuredCluster]]
 LOAD_S_MAX: Final = 120.0
 """Beyond its warm-up and its measured time: a load that takes longer is ended, and an error."""
+READS: Final = ("read", "filter", "sql", "pop")
+FILLING_S: Final = 5.0
+"""Of batches, before the first read of a side: about half a million messages of 1 KiB."""
 SAID_CHARS: Final = 1000
 """Of each end of what a load said: how it began to fail, and what ended it."""
 
@@ -306,6 +309,7 @@ class Loads:
         self._flags = ["-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", *make_home(home)]
         self._seconds = seconds
         self._frames: dict[int, list[bytes]] = {}
+        self._filled: set[str] = set()
 
     def run(
         self,
@@ -318,6 +322,10 @@ class Loads:
     ) -> CaseFigures:
         """Raises:  TandemError for a load that fails, or takes too long."""
         seconds = self._seconds if seconds is None else seconds
+        if case.kind in READS and not topic and cluster.side not in self._filled:
+            self._filled.add(cluster.side)
+            filling = replace(case, kind="send", in_flight=16, batch=16)
+            self.run(cluster, filling, warm_up_s=0.0, seconds=FILLING_S, topic=topic_of(case))
         if case.kind == "light":
             return self._run_light(cluster, case, warm_up_s, seconds)
         values = (case.body_bytes, case.in_flight, case.batch, case.rate, warm_up_s, seconds)
@@ -402,8 +410,10 @@ def measure_java_client(
 
 
 def topic_of(case: Case) -> str:
-    """The topic that its messages go to, and are read from."""
-    return f"Bench{case.body_bytes}"
+    """The topic that its messages go to, or are read from: a backlog of its own, which the page cache has on
+    both sides. All that was sent to either does not fit into it, and who reads a disk measures that.
+    """
+    return f"{'Backlog' if case.kind in READS else 'Bench'}{case.body_bytes}"
 
 
 def tell_load(result: LoadResult, *, has_order: bool = True) -> dict[str, Any]:
