@@ -437,6 +437,7 @@ class Reader:
         first, last, end, largest = int(begins[0]), int(begins[-1]), int(ends[-1]), int(sizes.max())
         log = self._log
         count_max, bytes_max = want.near_max if first >= want.near else want.far_max
+        count_max = max(count_max, 1)  # a get takes the first record whatever it is limited to
         if first < log.begin or last >= want.log_limit or end > log.end or first < want.near <= last:
             return None
         if sizes.min() <= 0 or (begins[1:] < ends[:-1]).any() or largest * (count_max + 1) > bytes_max:
