@@ -267,7 +267,7 @@ _PROGRESS: Final = re.compile(
 )
 
 
-class Progress(NamedTuple):
+class ProducerProgress(NamedTuple):
     """A line of the producer's tool: of a window, or of the whole run, which has percentiles too."""
 
     records: int
@@ -280,16 +280,16 @@ class Progress(NamedTuple):
         return self.records / self.per_second if self.per_second else 0.0
 
 
-def parse_progress(line: str) -> Progress | None:
+def parse_progress(line: str) -> ProducerProgress | None:
     """None for a line that tells something else."""
     found = _PROGRESS.match(line)
     if found is None:
         return None
     count, rate, p50, p99, p999 = found.groups()
-    return Progress(int(count), float(rate), None if p50 is None else (int(p50), int(p99), int(p999)))
+    return ProducerProgress(int(count), float(rate), None if p50 is None else (int(p50), int(p99), int(p999)))
 
 
-def tell_producer(first: Progress, whole: Progress) -> dict[str, Any]:
+def tell_producer(first: ProducerProgress, whole: ProducerProgress) -> dict[str, Any]:
     """The figures behind the first window; the percentiles are those of the whole run."""
     assert whole.percentiles_ms is not None, "the line of the whole run has percentiles"
     told: dict[str, Any] = {"count": whole.records - first.records, "failed": 0}
@@ -425,7 +425,7 @@ class _KafkaTools:
         figures |= dict.fromkeys(("p50_us", "p99_us", "p999_us"), 0.0)
         return reading_of(self._cluster, BACKLOG, figures, before, after)
 
-    def _progress(self, case: Case, count: int) -> Generator[Progress, None, None]:
+    def _progress(self, case: Case, count: int) -> Generator[ProducerProgress, None, None]:
         settings = {"bootstrap.servers": self._cluster.master, **producer_settings(case)}
         command = ["org.apache.kafka.tools.ProducerPerformance", "--topic", topic_of(case)]
         command += ["--num-records", str(count), "--record-size", str(case.body_bytes), "--throughput", "-1"]
