@@ -70,16 +70,17 @@ class AckTable:
 
         `since`: only replicas that began below this offset are counted; None for all.
         """
-        valid = [offset for offset in self._positions.values() if offset <= log_end]
-        if self._starts and since is not None:
-            starts = self._starts
+        if self.required is not None:
+            return self._held_by_all(self.required, log_end, since)
+        starts = self._starts
+        if not starts or since is None:
+            valid = [offset for offset in self._positions.values() if offset <= log_end]
+        else:
             valid = [
                 offset
                 for replica, offset in self._positions.items()
                 if offset <= log_end and starts.get(replica, 0) < since
             ]
-        if self.required is not None:
-            return self._held_by_all(self.required, log_end, since)
         if not 0 < count <= len(valid):
             return 0
         valid.sort(reverse=True)

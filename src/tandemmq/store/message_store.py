@@ -561,6 +561,11 @@ class MessageStore:
         """Where replication reports what slaves hold."""
         return self._replies.acks
 
+    @property
+    def awaits_acks(self) -> bool:
+        """Whether the sends that come now wait for slaves."""
+        return self._replies.awaits_acks
+
     def set_role(self, role: BrokerRole) -> None:
         """Master or slave from now on. A slave that becomes master drops a record it has only in part; a
         master that becomes slave first commits what is in its pool.

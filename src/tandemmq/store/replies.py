@@ -66,6 +66,11 @@ class Replies:
         self._wait_for = plan_wait(waits=True, sync_flush=sync_flush, ack_count=self._ack_count)
         self._recorder.ack_wait.forget()
 
+    @property
+    def awaits_acks(self) -> bool:
+        """Whether the sends that come now wait for replicas."""
+        return self._ack_count > 0
+
     def require(self, replicas: frozenset[ReplicaId] | None) -> None:
         """From the next write on, wait for each of these; None: for as many as the role needs. Who waits
         already waits for them, too.
@@ -108,7 +113,8 @@ class Replies:
                 add(self._wait_for, end, on_done, ack_deadline=ack_deadline, flush_deadline=flush_deadline)
             else:
                 at_once.append((on_done, PutStatus.SLAVE_NOT_AVAILABLE))
-        self._release()
+        if self.lines:
+            self._after_change()  # nobody can have what was written just now
         self._count(at_once)
         self.tell(at_once)
 

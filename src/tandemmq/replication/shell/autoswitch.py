@@ -23,7 +23,7 @@ from tandemmq.replication.core.sync_state_set import SyncStateSet
 from tandemmq.replication.core.term_sessions import TermMasterSession, TermSlaveSession
 from tandemmq.replication.shell.master_status import MasterStatus
 from tandemmq.replication.shell.slave import ReplicationSlave, ReplicationSlaveStatus
-from tandemmq.replication.shell.slave_connection import SlaveConnection
+from tandemmq.replication.shell.slave_connection import SlaveConnection, SlavePump
 from tandemmq.runtime.machine import unpredictable_bytes
 from tandemmq.runtime.ports import Address, Clock, Listener, Network, TimerHandle
 from tandemmq.runtime.tasks import FaultGuard, OnFatal
@@ -157,7 +157,7 @@ class AutoSwitchReplication:
         self._followed: tuple[str, int, int] | None = None
         self._timer: TimerHandle | None = None
         self._tell_timer: TimerHandle | None = None
-        self._is_pump_due = False
+        self._pump = SlavePump(self._connections, store=store, clock=clock, guard=self._guard)
         self._is_stopped = False
         self._unfollow: Callable[[], None] | None = None
         self.on_propose: OnPropose = lambda _members, _set_epoch: None
@@ -273,7 +273,8 @@ class AutoSwitchReplication:
             self._store.refuse_for_copies("")
             # Whom a send waits for stays: to ask for fewer would answer what members of this term lack.
         # What they still bring belongs to no term: it must not count in the next one.
-        connections, self._connections = self._connections, []
+        connections = list(self._connections)
+        self._connections.clear()
         for connection in connections:
             one = _slave_of(connection)
             if one is not None:
@@ -492,9 +493,7 @@ class AutoSwitchReplication:
     def _on_confirmed(self, end: int) -> None:
         if self._set is not None:
             self._raise_confirm_offset(self._set.raise_confirm(end))
-        if not self._is_pump_due and self._connections:
-            self._is_pump_due = True
-            self._clock.call_soon(self._guard.run, self._pump_all)
+        self._pump.wake()
 
     def _raise_confirm_offset(self, log_offset: int) -> None:
         """What all of the set hold may be read, at the slaves, too: the next bytes tell them, or, when none
@@ -519,12 +518,6 @@ class AutoSwitchReplication:
                 connection.send_head()
             if session.has_untold:  # the socket takes nothing now
                 self._tell_later()
-
-    def _pump_all(self) -> None:
-        assert self._is_pump_due
-        self._is_pump_due = False
-        for connection in list(self._connections):
-            connection.pump()
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic() * 1000)

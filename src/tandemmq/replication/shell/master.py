@@ -6,9 +6,8 @@ Slaves that were found ahead of their master are remembered: their copies stay r
 past them. A slave is known by its host here (spec replication 4.1), and its copy by where it ended: another
 slave of the host, or the same one emptied, reports another end. At the bound the oldest is forgotten.
 
-Owns:       the listener, the connections, which replica each belongs to. One pump per loop turn serves all
-            slaves, however often `confirmed` rose in it. Every broker listens, slaves too (spec replication
-            3).
+Owns:       the listener, the connections, which replica each belongs to. Every broker listens, slaves too
+            (spec replication 3).
 Invariants: a slave is sent nothing that a power cut could still take from us when sends wait for the disk: it
             would serve, and have acknowledged, records that we never had.
 Source:     spec replication 4, spec decisions 2.
@@ -33,7 +32,7 @@ from tandemmq.replication.core.progress import (
 )
 from tandemmq.replication.core.replicas import ReplicaDirectory
 from tandemmq.replication.shell.master_status import DepartedSlave, DepartedSlaves, MasterStatus, SlaveStatus
-from tandemmq.replication.shell.slave_connection import SlaveConnection
+from tandemmq.replication.shell.slave_connection import SlaveConnection, SlavePump
 from tandemmq.runtime.machine import unpredictable_bytes
 from tandemmq.runtime.ports import Address, Clock, Listener, Network
 from tandemmq.runtime.tasks import FaultGuard, OnFatal
@@ -78,7 +77,7 @@ class ReplicationMaster:
         self._known_ahead = KnownAhead()
         self._departed = DepartedSlaves()
         self._in_sync = InSyncLog(options.in_sync_gap_bytes_max)
-        self._is_pump_due = False
+        self._pump = SlavePump(self._connections, store=store, clock=clock, guard=self._guard)
         self._is_stopped = False
         self._highest_acknowledged = 0
         self._unfollow: Callable[[], None] | None = None
@@ -87,7 +86,7 @@ class ReplicationMaster:
         """The address that slaves dial. Port 0 picks a free one."""
         assert self._listener is None, "it listens once"
         assert not self._is_stopped, "what was stopped does not listen again"
-        self._unfollow = self._store.confirmed.follow(self._on_confirmed)
+        self._unfollow = self._store.confirmed.follow(lambda _end: self._pump.wake())
         self._listener = await self._network.listen(
             host,
             port,
@@ -153,7 +152,7 @@ class ReplicationMaster:
 
     def wake(self) -> None:
         """Bytes can be read that could not before: whoever stands in front of them goes on."""
-        self._on_confirmed(self._store.confirmed.value)
+        self._pump.wake()
 
     def on_settled(self) -> None:
         """A master that came back without the end of its log has it again, or goes on as it is."""
@@ -286,17 +285,6 @@ class ReplicationMaster:
             reason=connection.close_reason,
         )
         self._departed.note(slave)
-
-    def _on_confirmed(self, _end: int) -> None:
-        if not self._is_pump_due and self._connections:
-            self._is_pump_due = True
-            self._clock.call_soon(self._guard.run, self._pump_all)
-
-    def _pump_all(self) -> None:
-        assert self._is_pump_due
-        self._is_pump_due = False
-        for connection in list(self._connections):
-            connection.pump()
 
     def _range_of(self, replica: ReplicaId, position: int) -> LogRange:
         return LogRange(self._directory.start(replica), position)

@@ -28,6 +28,7 @@ from tandemmq.replication.core.replicas import Connection
 from tandemmq.replication.shell.master_status import SlaveStatus
 from tandemmq.runtime.ports import Address, Clock, TimerHandle
 from tandemmq.runtime.tasks import FaultGuard
+from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 from tandemmq.units import ReplicaId
 
@@ -71,6 +72,40 @@ class MasterHub(Protocol):
 
     def check_in_sync(self) -> None:
         """Some time has passed: what counts as in sync may have changed."""
+
+
+class SlavePump:
+    """Lets the connections of a master send what was confirmed: in the turn of the loop that wrote it where
+    sends wait for slaves, else in the next one, behind the answers.
+    """
+
+    def __init__(
+        self, connections: list[SlaveConnection], *, store: MessageStore, clock: Clock, guard: FaultGuard
+    ) -> None:
+        self._connections = connections
+        self._store = store
+        self._clock = clock
+        self._guard = guard
+        self._is_due = False
+
+    def wake(self) -> None:
+        """More can be sent."""
+        if not self._connections:
+            return
+        if self._store.awaits_acks:
+            self._guard.run(self._send)
+        elif not self._is_due:
+            self._is_due = True
+            self._clock.call_soon(self._guard.run, self._send_due)
+
+    def _send_due(self) -> None:
+        assert self._is_due
+        self._is_due = False
+        self._send()
+
+    def _send(self) -> None:
+        for connection in list(self._connections):
+            connection.pump()
 
 
 class SlaveConnection(asyncio.Protocol):
