@@ -15,6 +15,7 @@ from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, Record, decode_records
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import GetStatus, MessageStore, StoreOptions
+from tandemmq.units import ReplicaId
 
 ROOT = Path("/broker")
 HOST = b"\x0a\x00\x00\x01\x00\x00\xd4\x31"
@@ -96,6 +97,11 @@ class Machine:
         skew_ms = self.clock.skew_ms
         self.clock = ManualClock(now_ms=self.clock.now_ms() - skew_ms)
         self.clock.skew_ms = skew_ms
+
+    def slave_has_all(self) -> None:
+        """A slave in sync acknowledges what is in the log now."""
+        assert self.store is not None
+        self.store.acks.report(ReplicaId("slave"), self.store.appended.value)
 
     def delay(self, name: str, level: int, *, topic: str = "T") -> None:
         """Send a message for a delay level."""

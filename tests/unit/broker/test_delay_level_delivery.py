@@ -15,7 +15,6 @@ from tandemmq.protocol.record import NewRecord, Record
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.store import FlushMode
 from tandemmq.store.options import QUEUE_UNIT_BYTES
-from tandemmq.units import ReplicaId
 
 
 async def test_message_comes_when_its_delay_is_over_and_not_before() -> None:
@@ -152,14 +151,12 @@ async def test_progress_is_saved_while_running() -> None:
 async def test_progress_waits_for_a_slave_that_is_in_sync() -> None:
     machine = Machine()
     await machine.start()
-    store = machine.store
-    assert store is not None
     machine.delay("a", 1)
-    store.acks.report(ReplicaId("slave"), store.appended.value)
+    machine.slave_has_all()
     await machine.clock.pass_time(30)
     assert machine.names() == ["a"]
     assert machine.tables.delay_offsets.get(1) is None
-    store.acks.report(ReplicaId("slave"), store.appended.value)
+    machine.slave_has_all()
     await machine.clock.pass_time(2)
     assert machine.tables.delay_offsets.get(1) == 1
     await machine.stop()
@@ -171,15 +168,13 @@ async def test_delivery_goes_on_when_all_of_a_full_progress_became_valid_at_once
     monkeypatch.setattr("tandemmq.broker.durable.PROGRESS_COUNT_MAX", 2)
     machine = Machine()
     await machine.start()
-    store = machine.store
-    assert store is not None
     for name in "abcd":
         machine.delay(name, 1)
-        store.acks.report(ReplicaId("slave"), store.appended.value)
+        machine.slave_has_all()
         await machine.clock.pass_time(0.3)
     await machine.clock.pass_time(10)
     assert machine.names() == ["a", "b"]
-    store.acks.report(ReplicaId("slave"), store.appended.value)
+    machine.slave_has_all()
     await machine.clock.pass_time(1.5)
     assert machine.names() == ["a", "b", "c", "d"]
     await machine.stop()

@@ -10,7 +10,6 @@ from delay_machine import ROOT, Machine
 from tandemmq.broker.delay.timers import TimerKey, decode_timer_file
 from tandemmq.broker.durable import BATCH_COUNT_MAX
 from tandemmq.protocol.properties import decode_properties
-from tandemmq.units import ReplicaId
 
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 
@@ -61,17 +60,15 @@ async def test_delivery_goes_on_when_all_of_a_full_progress_became_valid_at_once
     monkeypatch.setattr("tandemmq.broker.durable.PROGRESS_COUNT_MAX", 2)
     machine = Machine()
     await machine.start()
-    store = machine.store
-    assert store is not None
     for name in "abcd":
         machine.time(name, at(machine, 1))
-        store.acks.report(ReplicaId("slave"), store.appended.value)
+        machine.slave_has_all()
         await machine.clock.pass_time(3)
     await machine.clock.pass_time(10)
     assert machine.names() != ["a", "b", "c", "d"]
-    store.acks.report(ReplicaId("slave"), store.appended.value)
+    machine.slave_has_all()
     await machine.clock.pass_time(5)
-    store.acks.report(ReplicaId("slave"), store.appended.value)
+    machine.slave_has_all()
     await machine.clock.pass_time(5)
     assert machine.names() == ["a", "b", "c", "d"]
     await machine.stop()
