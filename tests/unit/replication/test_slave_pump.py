@@ -84,6 +84,21 @@ def test_a_connection_may_end_while_it_is_pumped(awaits_acks: bool) -> None:
     assert not rig.faults
 
 
+@pytest.mark.parametrize("awaits_acks", [False, True])
+def test_a_fault_of_ours_goes_to_the_owner(awaits_acks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not into the store, whose write this may be."""
+    rig = Rig(1, awaits_acks=awaits_acks)
+    fault = AssertionError("what must hold does not")
+
+    def fail() -> None:
+        raise fault
+
+    monkeypatch.setattr(rig.connections[0], "pump", fail)
+    rig.pump.wake()
+    rig.clock.run_soon()
+    assert rig.faults == [fault]
+
+
 def test_without_slaves_nothing_is_scheduled() -> None:
     rig = Rig(0, awaits_acks=False)
     rig.pump.wake()

@@ -91,6 +91,16 @@ def test_a_replica_counts_for_what_lies_behind_its_start() -> None:
     assert acks.acknowledged(2, log_end=100, since=64) == 70
 
 
+def test_who_is_required_counts_for_what_lies_behind_its_start() -> None:
+    acks = AckTable()
+    acks.required = frozenset({A})
+    acks.report(A, 80, start=64)
+    acks.report(B, 90)
+    assert acks.acknowledged(1, log_end=100, since=64) == 0
+    assert acks.acknowledged(1, log_end=100, since=65) == 80
+    assert acks.acknowledged(1, log_end=100) == 80
+
+
 def test_a_send_before_a_late_start_waits_and_those_behind_it_are_released_after_it() -> None:
     acks = AckTable()
     acks.report(A, 90, start=64)

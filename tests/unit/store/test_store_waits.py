@@ -140,6 +140,24 @@ async def test_sync_master_waits_for_a_slave_and_shows_the_message_before() -> N
     await store.close()
 
 
+async def test_a_store_tells_whether_its_next_sends_wait_for_slaves() -> None:
+    rig = Rig(role=BrokerRole.SYNC_MASTER, in_sync_replicas=2)
+    store = await rig.open()
+    assert store.awaits_acks
+    store.set_role(BrokerRole.SLAVE)
+    assert not store.awaits_acks
+    store.set_role(BrokerRole.ASYNC_MASTER)
+    assert not store.awaits_acks
+    store.require_acks(frozenset({SLAVE}))
+    assert store.awaits_acks
+    store.require_acks(frozenset())
+    assert not store.awaits_acks
+    store.require_acks(None)
+    store.set_role(BrokerRole.SYNC_MASTER)
+    assert store.awaits_acks
+    await store.close()
+
+
 async def test_a_repeat_is_not_confirmed_by_a_slave_that_began_behind_its_message() -> None:
     rig = Rig(role=BrokerRole.SYNC_MASTER, in_sync_replicas=2)
     store = await rig.open()

@@ -105,7 +105,14 @@ class SlavePump:
 
     def _send(self) -> None:
         for connection in list(self._connections):
-            connection.pump()
+            try:
+                connection.pump()
+            except AssertionError:
+                raise
+            except Exception as error:
+                # We may be inside the store's write, and one slave must not cost it, nor the other slaves.
+                log.error(events.CALLBACK_FAILED, exc_info=error)
+                connection.close(f"it could not be sent to: {error!r}")
 
 
 class SlaveConnection(asyncio.Protocol):

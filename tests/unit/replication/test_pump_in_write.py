@@ -1,0 +1,121 @@
+"""A master whose slaves' connections are pumped inside its store's write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from sim.memory import ManualClock, MemoryDisk, MemoryNetwork
+from tandemmq.protocol.record import NewRecord
+from tandemmq.replication.core.frames import encode_report
+from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.shell import ReplicationMaster
+from tandemmq.store import BrokerRole, MessageStore, PutStatus, StoreOptions
+
+RECORD = NewRecord(topic="T", queue_id=0, body=b"x", properties=b"", born_at_ms=1, born_host=bytes(8))
+
+
+class Slave(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.heard_bytes = 0
+        self.is_lost = False
+
+    def data_received(self, data: bytes) -> None:
+        self.heard_bytes += len(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+
+
+class Rig:
+    """A SYNC_MASTER that waits for one slave of its two."""
+
+    async def start(self) -> None:
+        self.clock = ManualClock()
+        self.network = MemoryNetwork(self.clock)
+        self.faults: list[BaseException] = []
+        self.store = await MessageStore.open(
+            StoreOptions(root=Path("/store"), role=BrokerRole.SYNC_MASTER, in_sync_replicas=2),
+            disk=MemoryDisk(),
+            clock=self.clock,
+            on_fatal=self.faults.append,
+        )
+        self.master = ReplicationMaster(
+            self.store,
+            ReplicationOptions(),
+            network=self.network,
+            clock=self.clock,
+            on_fatal=self.faults.append,
+        )
+        self.address = await self.master.start("10.0.0.1", 10912)
+
+    async def stop(self) -> None:
+        await self.master.stop()
+        await self.store.close()
+
+    async def come(self) -> Slave:
+        slave = Slave()
+        transport = await self.network.connect(*self.address, lambda: slave, 1.0)
+        transport.write(encode_report(0) * 2)
+        await self.clock.pass_time(0.1)
+        return slave
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    subject = Rig()
+    await subject.start()
+    yield subject
+    await subject.stop()
+
+
+async def test_what_a_send_waits_for_has_left_when_its_write_ends(rig: Rig) -> None:
+    await rig.come()
+    rig.store.append([RECORD], lambda _status: None)
+    sent: list[int] = []
+    rig.clock.call_soon(lambda: sent.append(rig.master.status().slaves[0].next_offset))
+    rig.clock.run_soon()
+    assert sent == [rig.store.appended.value]
+
+
+async def test_an_error_of_one_connection_costs_neither_the_store_nor_another_slave(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, sound = await rig.come(), await rig.come()
+    heard_bytes = sound.heard_bytes
+    log_view, asked = rig.master.log_view, []
+
+    def fail_once(log_offset: int, bytes_max: int) -> memoryview:
+        asked.append(log_offset)
+        if len(asked) == 1:
+            raise ValueError("mmap length is greater than file size")
+        return log_view(log_offset, bytes_max)
+
+    monkeypatch.setattr(rig.master, "log_view", fail_once)
+    statuses: list[PutStatus] = []
+    rig.store.append([RECORD], statuses.append)
+    await rig.clock.pass_time(0.1)
+    assert not rig.faults
+    assert not rig.store.facts().is_failed
+    assert statuses == []
+    assert broken.is_lost
+    assert not sound.is_lost
+    assert sound.heard_bytes > heard_bytes
+
+
+async def test_who_stands_in_front_of_damage_goes_on_at_once_when_it_is_healed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slave = await rig.come()
+    heard_bytes = slave.heard_bytes
+    with monkeypatch.context() as damaged:
+        damaged.setattr(rig.master, "log_view", lambda _log_offset, _bytes_max: memoryview(b""))
+        rig.store.append([RECORD], lambda _status: None)
+        rig.clock.run_soon()
+        assert slave.heard_bytes == heard_bytes
+    rig.master.wake()
+    rig.clock.run_soon()
+    assert slave.heard_bytes > heard_bytes
