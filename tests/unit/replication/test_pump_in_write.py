@@ -119,3 +119,22 @@ async def test_who_stands_in_front_of_damage_goes_on_at_once_when_it_is_healed(
     rig.master.wake()
     rig.clock.run_soon()
     assert slave.heard_bytes > heard_bytes
+
+
+async def test_a_slave_that_is_far_behind_takes_its_part_of_a_turn_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn_bytes = 1024
+    monkeypatch.setattr("tandemmq.replication.shell.slave_connection.TURN_BYTES_MAX", turn_bytes)
+    await rig.come()
+    with monkeypatch.context() as unread:
+        unread.setattr(rig.master, "log_view", lambda _log_offset, _bytes_max: memoryview(b""))
+        rig.store.append([RECORD] * 100, lambda _status: None)
+        rig.clock.run_soon()
+    before = rig.master.status().slaves[0].next_offset
+    for _ in range(5):
+        rig.master.wake()
+    sent_bytes = rig.master.status().slaves[0].next_offset - before
+    assert turn_bytes <= sent_bytes < 2 * turn_bytes
+    rig.clock.run_soon()
+    assert rig.master.status().slaves[0].next_offset == rig.store.appended.value > 5 * turn_bytes

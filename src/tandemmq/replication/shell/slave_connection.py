@@ -120,6 +120,7 @@ class SlaveConnection(asyncio.Protocol):
 
     __slots__ = (
         "_clock",
+        "_goes_on",
         "_guard",
         "_handshake",
         "_hub",
@@ -148,6 +149,7 @@ class SlaveConnection(asyncio.Protocol):
         self._timer: TimerHandle | None = None
         self._handshake: MasterHandshake | None = None
         self._is_paused = False
+        self._goes_on = False  # it has had its part of this turn, and is pumped in the next one
         self.close_reason = ""
         self.name: SlaveName | None = None
         """Told beside this connection, or not at all."""
@@ -210,14 +212,15 @@ class SlaveConnection(asyncio.Protocol):
 
     def pump(self) -> None:
         """Send what the log holds beyond what was sent, within what this turn and the socket allow."""
-        if not self._can_write():
+        if self._goes_on or not self._can_write():
             return
         session, now_ms = self.session, self._now_ms()
         log_range = self._hub.log_range()
         turn_bytes = 0
         while wanted := session.wanted_bytes(log_range, now_ms, bytes_max=TURN_BYTES_MAX):
             if turn_bytes >= TURN_BYTES_MAX:
-                self._clock.call_soon(self._guard.run, self.pump)
+                self._goes_on = True
+                self._clock.call_soon(self._guard.run, self._go_on)
                 break
             try:
                 view = self._hub.log_view(session.next_offset, wanted)
@@ -237,6 +240,10 @@ class SlaveConnection(asyncio.Protocol):
         self.record.sent = session.next_offset
         if self._options.flow_control and turn_bytes:
             self._arm()
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        self.pump()
 
     def send_head(self) -> None:
         """Send a head without bytes, unless earlier frames still wait for the socket."""
