@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tandemmq.bench.java.clusters import JAVA, OURS, BrokerSetting
+from tandemmq.bench.java.clusters import (
+    JAVA,
+    OURS,
+    STILL_S_MAX,
+    BrokerSetting,
+    MeasuredCluster,
+    standing_still,
+)
 from tandemmq.bench.java.measure import ASYNC, CASES, ELECTED, PAIR, Case, CaseFigures, choose_cases
 from tandemmq.bench.java.report import (
     INTRODUCTION,
@@ -163,3 +175,49 @@ def test_elected_brokers_have_the_same_role_and_take_nothing_alone(tmp_path: Pat
         "storePathRootDir",
         "storePathCommitLog",
     }
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as subject:
+        yield subject
+        subject.kill()
+
+
+def is_still(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] == "T"
+
+
+def wait_until_still(pid: int, expected: bool) -> None:
+    deadline = time.monotonic() + 30
+    while is_still(pid) is not expected:
+        assert time.monotonic() < deadline, "the signal did not come"
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("slave", ["", "h:1"])
+def test_what_is_not_measured_stands_still_and_goes_on_whatever_happens(
+    process: subprocess.Popen[bytes], slave: str
+) -> None:
+    cluster = MeasuredCluster(JAVA, "h:9876", "h:10911", {"master": process.pid}, slave=slave)
+    with standing_still(cluster, STILL_S_MAX):
+        wait_until_still(process.pid, True)
+    wait_until_still(process.pid, False)
+    with suppress(TandemError), standing_still(cluster, STILL_S_MAX):
+        wait_until_still(process.pid, True)
+        raise TandemError("the load failed")
+    wait_until_still(process.pid, False)
+
+
+@pytest.mark.parametrize(
+    ("slave", "controller", "seconds"), [("h:1", "h:2", 1.0), ("h:1", "", STILL_S_MAX + 1)]
+)
+def test_who_would_be_taken_for_dead_goes_on(
+    process: subprocess.Popen[bytes], slave: str, controller: str, seconds: float
+) -> None:
+    cluster = MeasuredCluster(
+        JAVA, "h:9876", "h:10911", {"master": process.pid}, slave=slave, controller=controller
+    )
+    with standing_still(cluster, seconds):
+        assert not is_still(process.pid)

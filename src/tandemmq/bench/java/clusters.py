@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -32,6 +33,8 @@ HOST: Final = "127.0.0.1"
 BROKER_NAME: Final = "bench"
 READY_S_MAX: Final = 180.0
 STOP_S_MAX: Final = 60.0
+STILL_S_MAX: Final = 15.0
+"""Well below haHousekeepingInterval, after which a master and its slave part."""
 COMPILE_S_MAX: Final = 300.0
 SERVER_FLAGS: Final = (
     "-Xms1g",
@@ -119,6 +122,22 @@ class MeasuredCluster:
     pids: Mapping[str, int]
     slave: str = ""
     controller: str = ""
+
+
+@contextmanager
+def standing_still(cluster: MeasuredCluster, seconds: float) -> Iterator[None]:
+    """Its processes do nothing meanwhile, for about so long, and leave the machine to another cluster. One
+    with a controller goes on, and one with a slave beyond STILL_S_MAX: they would take it for a death.
+    """
+    goes_on = cluster.controller or (cluster.slave and seconds > STILL_S_MAX)
+    pids = () if goes_on else tuple(cluster.pids.values())
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 @dataclass(frozen=True, slots=True)

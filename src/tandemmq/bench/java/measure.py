@@ -1,7 +1,7 @@
 """Measures the cases on both sides, pair by pair: one case on ours, then on Java's, then the next.
 
-Both clusters of a setting stand side by side, and the one that is not measured has nothing to do. In every
-other round Java is first. Java is warmed up before its first case, and each load warms up its own client
+Both clusters of a setting stand side by side, and the one that is not measured stands still. In every other
+round Java is first. Java is warmed up before its first case, and each load warms up its own client
 before it counts. Processor time is read from the kernel when the counted time begins and when it ends.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, permutations
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +36,7 @@ from tandemmq.bench.java.clusters import (
     prepare_java,
     running_java,
     running_ours,
+    standing_still,
 )
 from tandemmq.bench.process_stats import private_bytes, processor_seconds, resident_bytes
 from tandemmq.errors import TandemError
@@ -209,13 +210,14 @@ def measure_pairs(
                     what = f"round {number + 1} of {rounds}, {setting.name}: {case.name}"
                     pair: list[CaseFigures] = []
                     try:
-                        for cluster in clusters[:: -1 if number % 2 else 1]:
+                        for cluster, other in list(permutations(clusters))[:: -1 if number % 2 else 1]:
                             tell(f"{what}, {cluster.side}")
-                            if case.kind in _TIMED:
-                                folder = root / f"{cluster.side}-{case.kind}-{number}"
-                                pair.append(_TIMED[case.kind](runners[cluster.side], case, folder))
-                            else:
-                                pair.append(loads.run(cluster, case))
+                            with standing_still(other, CLIENT_WARM_UP_S + seconds):
+                                if case.kind in _TIMED:
+                                    folder = root / f"{cluster.side}-{case.kind}-{number}"
+                                    pair.append(_TIMED[case.kind](runners[cluster.side], case, folder))
+                                else:
+                                    pair.append(loads.run(cluster, case))
                     except TandemError as error:
                         failure = error
                         tell(f"{what} is left out: {error}")

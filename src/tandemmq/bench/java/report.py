@@ -29,6 +29,8 @@ How it is measured:
 
 - Both clusters stand side by side with the same settings of flush, replication and log files, and
   with the defaults of their side else. Java's servers have a heap of 1 GiB and G1.
+- The processes of the cluster that is not measured are stopped meanwhile (`SIGSTOP`): Java's servers
+  work and compile when they have no load, too. Elected brokers go on: they would take it for a death.
 - The load is a program around RocketMQ's own Java client, but for the light generator, which
   replays prepared frames over one connection and costs almost nothing itself. Client and servers
   share the processors.
