@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 from test_config_sync import Master, make_sync, make_tables, same
 
+from sim.manual_clock import ManualClock
 from tandemmq.api.replica import await_tables
 from tandemmq.broker.replica import ReplicaTables
 from tandemmq.broker.replica.handlers import ReplicaHandlers
-from tandemmq.broker.replica.table_watch import TableWaits, TableWatch
+from tandemmq.broker.replica.table_watch import PAUSE_S, WAIT_MS, TableWaits, TableWatch
 from tandemmq.errors import Busy, RequestRejected
 from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.bodies.replica import HaStatus
@@ -159,3 +160,26 @@ async def test_who_is_gone_is_not_waited_for(master: Pusher, client: RemotingCli
     waiting = asyncio.ensure_future(master.waits.wait_held(lambda: [1]))
     await other.close()
     await waiting
+
+
+async def test_a_slave_that_hears_of_its_master_after_its_start_asks_it_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = ManualClock()
+    asked: list[str] = []
+
+    async def hold(_client: object, address: str, *_held: object, **_options: object) -> None:
+        asked.append(address)
+        await clock.sleep(WAIT_MS / 1000)
+
+    monkeypatch.setattr("tandemmq.broker.replica.table_watch.await_tables", hold)
+    tables, client = make_tables(), RemotingClient(network=TcpNetwork(), clock=clock)
+    sync = make_sync(tables, client)
+    scope = TaskScope("test")
+    scope.start("watch", TableWatch(tables, sync, client=client, clock=clock).run())
+    await clock.pass_time(0.01)
+    sync.set_master("10.0.0.1:10911")
+    await clock.pass_time(2 * PAUSE_S)
+    assert asked == ["10.0.0.1:10911"]
+    await scope.close()
+    await client.close()

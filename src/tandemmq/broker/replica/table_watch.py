@@ -65,10 +65,11 @@ class TableWatch:
             master = self._sync.master
             if master != self._mute:
                 self._mute = None
-            if master is None and self._broker_id is not None:
-                await self._clock.sleep(PAUSE_S)  # who may be elected tells soon what it holds
+            if master is None:
+                # A slave that starts hears soon who that is, and a change may follow at once.
+                await self._clock.sleep(PAUSE_S)
                 continue
-            if master is None or self._mute is not None:
+            if self._mute is not None:
                 await self._clock.sleep(RETRY_S)
                 continue
             held, begun_at = self._versions(), self._clock.monotonic()

@@ -14,7 +14,7 @@ from sim.cluster.watch import EXCUSE_S
 from sim.cluster.work.node import Item, WorkNode
 from tandemmq.api import broker_admin
 from tandemmq.client import Consumer, Message, Producer, ReceivedMessage
-from tandemmq.errors import NoRoute
+from tandemmq.errors import GroupNotFound, NoRoute
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.units import MASTER_ID
@@ -271,6 +271,7 @@ class MovedWork(OperatedWork):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._moves: list[Move] = []
+        self._is_deleted = False  # and nobody has made it again but by use
 
     async def load(self) -> None:
         if self._moves and not self._moves[-1].offsets:
@@ -326,6 +327,7 @@ class MovedWork(OperatedWork):
             await broker_admin.delete_group(self.instance.remoting, address, self.group, removes_offsets=True)
             return dict.fromkeys(range(self.queue_count), 0)
 
+        self._is_deleted = True
         await self._move(delete)
         self.count("deleted")
         if dice.happens(50):
@@ -335,9 +337,15 @@ class MovedWork(OperatedWork):
     async def _create_group(self) -> None:
         config = SubscriptionGroupConfig(name=self.group, retry_count_max=self.world.dice.between(1, 20))
         await broker_admin.create_group(self.instance.remoting, await self.master_address(), config)
+        self._is_deleted = False
 
     async def _reset(self, time_ms: int) -> dict[int, int]:
-        offsets = await self.admin.reset_offsets(self.group, self.topic, time_ms)
+        try:
+            offsets = await self.admin.reset_offsets(self.group, self.topic, time_ms)
+        except GroupNotFound:
+            if self._is_deleted:  # it was made by use, of a master that was lost before it had saved it
+                await self._create_group()
+            raise
         return {queue.queue_id: offset for queue, offset in offsets.items()}
 
     async def _move(
