@@ -37,8 +37,8 @@ How it is measured:
 - One case is measured on ours and then on Java's, then the next one; in every other round Java is
   first. Java is warmed up for 20 s before, and each load warms up its own client for 2 s before it
   counts.
-- A backlog is what 5 s of batches of 16 leave in a topic of its own, so that both brokers read it from
-  the page cache.
+- A backlog is what 5 s of batches of 16 leave on clusters that are sent nothing else, so that both
+  brokers read it from the page cache.
 - Processor time is that of the master, and of the slave where there is one, per message.
 - Sends at a fixed rate are timed from the moment at which they were due, so that a stall counts for
   all that it delayed.
