@@ -20,7 +20,7 @@ from tandemmq.bench.java.clusters import (
     MeasuredCluster,
     standing_still,
 )
-from tandemmq.bench.java.measure import ASYNC, CASES, ELECTED, PAIR, Case, CaseFigures, choose_cases
+from tandemmq.bench.java.measure import ASYNC, CASES, ELECTED, PAIR, READ, Case, CaseFigures, choose_cases
 from tandemmq.bench.java.report import (
     INTRODUCTION,
     figure_of,
@@ -135,11 +135,11 @@ def test_cases_are_chosen_by_a_part_of_their_name() -> None:
     assert len(set(names)) == len(names)
     assert choose_cases([]) == list(CASES)
     assert {case.in_flight for case in choose_cases(["64 in flight"])} == {64}
-    assert choose_cases(["backlog of 1 KiB, one tag"]) == [Case(setting=ASYNC, kind="filter")]
+    assert choose_cases(["backlog of 1 KiB, one tag"]) == [Case(setting=READ, kind="filter")]
     assert [case.kind for case in choose_cases(["each acknowledged", "SQL92", "delayed"])] == [
+        "delay",
         "sql",
         "pop",
-        "delay",
     ]
     assert [case.kind for case in choose_cases(["5,000 sends"])] == ["rate", "rate-read", "rate"]
     with pytest.raises(TandemError, match="no case has 'queues' in its name; there are: ASYNC_FLUSH: sends"):
