@@ -229,9 +229,9 @@ async def test_a_record_that_is_in_the_log_proves_a_claim(broker: Broker, peer: 
     assert committed(broker) == CLAIM
 
 
-async def pull_shown(peer: Peer, client: str, seen: SeenRecord) -> Command:
+async def pull_shown(peer: Peer, client: str, seen: SeenRecord, offset: int | None = None) -> Command:
     values = {"sys_flag": PUSH | 0x4, "client_id": client, "seen": seen.render()}
-    return await pull(peer, seen.queue_offset + 1, **values)
+    return await pull(peer, seen.queue_offset + 1 if offset is None else offset, **values)
 
 
 async def commit_shown(peer: Peer, seen: SeenRecord) -> None:
@@ -307,6 +307,42 @@ async def test_who_was_believed_and_read_at_a_copy_of_another_log_is_moved(
     assert committed(broker) == LIFE_START
     answer = await pull_shown(peer, "c1", lost)
     assert (answer.code, pull_response(answer).next_offset) == (MOVED, LIFE_START)
+
+
+@pytest.mark.parametrize("broker_id", [0, 1])
+async def test_a_record_proves_the_place_behind_it_and_no_further(tmp_path: Path, broker_id: int) -> None:
+    """Its client has read on at a slave whose copy begins behind it: what that gave may have been lost, and
+    its places given to others, in a life of the master before the last start.
+    """
+    async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+        await send(peer, 20)
+        record = records_of(await pull(peer, 4, sys_flag=0x4))[0]
+        broker._tables.offsets.commit("CG", "T", 0, 3, 0)
+    seen = SeenRecord(4, record.log_offset, record.stored_at_ms)
+    async with (
+        running_broker(tmp_path, broker_id=broker_id, slave_read_enable=True) as broker,
+        Peer(broker) as peer,
+    ):
+        for _ in range(2):  # also when it was believed
+            assert len(records_of(await pull_shown(peer, "c1", seen))) == 15
+            answer = await pull_shown(peer, "c1", seen, CLAIM)
+            assert (answer.code, pull_response(answer).next_offset) == (MOVED, 5)
+            await commit_shown(peer, seen)
+            assert committed(broker) == 5
+            assert len(records_of(await pull_shown(peer, "c1", seen, CLAIM))) == 8  # who insists is believed
+
+
+async def test_where_a_queue_begins_by_now_is_a_place_behind_what_was_deleted(
+    broker: Broker, peer: Peer
+) -> None:
+    """A reader that was away is led there, and shows its last record from before."""
+    record = records_of(await pull(peer, 4, sys_flag=0x4))[0]
+    seen = SeenRecord(4, record.log_offset, record.stored_at_ms)
+    assert records_of(await pull_shown(peer, "c1", seen))
+    assert broker.store is not None
+    broker.store._queues.table["T", 0].min_offset = 9
+    assert len(records_of(await pull_shown(peer, "c1", seen, 9))) == 14
+    assert pull_response(await pull_shown(peer, "c1", seen, CLAIM)).next_offset == 9
 
 
 async def test_a_slave_trusts_no_commit_of_who_shows_a_lost_record(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ Invariants: each queue remembers where it ended when this life of the broker beg
             this one. On a slave neither, when its copy reaches as far as that record: one that is behind has
             nothing in that place, or what was there before its topic was deleted, and refuses the reader. So
             does one whose copy begins behind the offset that the reader is to go back to.
-            The record that is shown lies right below the claim, whether the client got it or a filter passed
-            over it: one from further below may be in both logs.
+            A record that is shown proves the place behind it and no further, whether the client got it or a
+            filter passed over it: one from further below may be in both logs. Who claims more has read on at
+            a slave whose copy begins behind that record, and is led back behind it.
 Strategy:   duplicates rather than gaps. On a master one look into a dict for each pull; commits at or below
             the life start cost a comparison. One look into the log for each pull and commit that shows a
             record: readers go to slaves and come back, so nothing holds for the next one.
@@ -101,7 +102,8 @@ class Claims:
         seen = header.seen_record()
         has_seen = self._has(queue, seen)
         believed = self._believed.get((header.consumer_group, who))
-        if believed is not None and queue in believed and has_seen is not False:
+        is_refuted = has_seen is False or self._has_gap(queue, seen, header.queue_offset)
+        if believed is not None and queue in believed and not is_refuted:
             return None
         return self._judge_claim(channel, who, header, queue, seen, has_seen)
 
@@ -138,6 +140,8 @@ class Claims:
         has_seen = self._has(queue, seen)
         if seen is not None and has_seen is False:
             return min(offset, self._safe_offset_without(group, queue, seen))
+        if seen is not None:
+            offset = min(offset, self._proven(queue, seen))
         if self._is_slave and seen is not None and not has_seen:
             # Nobody could say later what this progress rests on: whoever is told of it has no record to show.
             committed = self._offsets.committed(group, *queue)
@@ -147,7 +151,7 @@ class Claims:
         if not self._is_believed(channel, group, who, queue):
             if is_old:
                 return offset
-            if seen is not None and offset <= seen.queue_offset + 1 and has_seen:
+            if seen is not None and has_seen:
                 self._believe(channel, group, who, queue)
             else:
                 return min(offset, self._safe_offset(group, queue))
@@ -177,7 +181,8 @@ class Claims:
         """Judge a client that is not believed, or that was and comes from a copy of another log."""
         group, offset = header.consumer_group, header.queue_offset
         is_claim = offset > self._store.queue_life_start(*queue)
-        if has_seen is False or (is_claim and not self._is_believed(channel, group, who, queue)):
+        has_gap = self._has_gap(queue, seen, offset)
+        if has_seen is False or has_gap or (is_claim and not self._is_believed(channel, group, who, queue)):
             if not isinstance(who, str):
                 if _needs_heartbeat(header):
                     raise RequestRejected(
@@ -188,10 +193,10 @@ class Claims:
                 return None
             if seen is not None and has_seen is False:
                 safe = self._safe_offset_without(group, queue, seen)
+            elif seen is not None and (has_gap or has_seen):
+                safe = self._proven(queue, seen)
             else:
                 safe = self._safe_offset(group, queue)
-                if seen is not None and safe <= seen.queue_offset < offset and has_seen:
-                    safe = seen.queue_offset + 1
             key = (group, who, queue)
             if offset > safe and self._moved.get(key) != channel.peer and self._count < self._count_max:
                 return self._move(channel, key, offset, safe)
@@ -209,9 +214,16 @@ class Claims:
             return None
         group, queue, seen = header.consumer_group, (header.topic, header.queue_id), header.seen_record()
         key = (group, self._who(channel, group, header.client_id), queue)
-        if seen is None or self._has(queue, seen) is not False:
+        has_seen = self._has(queue, seen)
+        if seen is None or has_seen is None:
             self._moved.pop(key, None)
             return None
+        if has_seen:
+            proven = self._proven(queue, seen)
+            if header.queue_offset <= proven or not self._can_move(channel, key):
+                self._moved.pop(key, None)
+                return None
+            return self._move(channel, key, header.queue_offset, proven)
         if seen.log_offset >= self._store.max_log_offset:
             raise RequestRejected(
                 f"this slave's copy ends at {self._store.max_log_offset}, before the record at"
@@ -227,10 +239,12 @@ class Claims:
                 " master",
                 code=ResponseCode.SLAVE_NOT_AVAILABLE,
             )
-        is_again = self._moved.get(key) == channel.peer
-        if safe >= header.queue_offset or is_again or len(self._moved) >= self._count_max:
+        if safe >= header.queue_offset or not self._can_move(channel, key):
             return None
         return self._move(channel, key, header.queue_offset, safe)
+
+    def _can_move(self, channel: Channel, key: tuple[str, Who, QueueName]) -> bool:
+        return self._moved.get(key) != channel.peer and len(self._moved) < self._count_max
 
     def _move(self, channel: Channel, key: tuple[str, Who, QueueName], claimed: int, safe: int) -> int:
         """Until it comes from there, or insists, its commits stay at what is safe."""
@@ -307,6 +321,13 @@ class Claims:
         if subscription is None:
             return life_start
         return min(life_start, self._store.offset_by_time(*queue, subscription.version))
+
+    def _proven(self, queue: QueueName, seen: SeenRecord) -> int:
+        """How far a record of this log proves a place: right behind it, or where the queue begins by now."""
+        return max(seen.queue_offset + 1, self._store.queue_min(*queue))
+
+    def _has_gap(self, queue: QueueName, seen: SeenRecord | None, offset: int) -> bool:
+        return seen is not None and offset > self._proven(queue, seen)
 
     def _has(self, queue: QueueName, seen: SeenRecord | None) -> bool | None:
         """None when that cannot be told: a slave may not have it yet, and an old record may be deleted."""
