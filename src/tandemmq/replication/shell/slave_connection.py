@@ -111,7 +111,7 @@ class SlavePump:
                 raise
             except Exception as error:
                 # We may be inside the store's write, and one slave must not cost it, nor the other slaves.
-                log.error(events.CALLBACK_FAILED, exc_info=error)
+                log.error(events.SLAVE_PUSH_FAILED, exc_info=error)
                 connection.close(f"it could not be sent to: {error!r}")
 
 
