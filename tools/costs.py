@@ -131,8 +131,8 @@ def cases() -> list[Case]:
             name="pull one tag of four",
             frames=[pull_frame("TagA")],
             messages=PULLED,
-            steps=299,
-            loops=44,
+            steps=185,
+            loops=41,
             answer_bytes_min=pulled,
         ),
         Case(

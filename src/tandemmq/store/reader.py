@@ -4,7 +4,7 @@ Invariants: only dispatched entries are seen, so nothing unconfirmed is read; sl
             happens to their file. An entry that names no record, or another queue's, is not believed: a bit
             of it has turned over, or of the record.
 Strategy:   entries are walked once; those of other tags are passed over together where all around them are
-            ordinary ones. Records that are neighbours in the log become one slice, so a pull of a queue that
+            ordinary ones, and where only tags are asked for, none is looked at by itself there. Records that are neighbours in the log become one slice, so a pull of a queue that
             has the log for itself costs one memoryview. Entries of such a slice confirm each other; the
             record at its beginning and the last one are looked at.
 Source:     spec store 13.
@@ -80,6 +80,19 @@ class _Want(NamedTuple):
     far_max: tuple[int, int]
     scan_end: int
     first_count: int
+
+
+class _Stretch(NamedTuple):
+    """The entries of neighbours in a queue, by their columns. `last`: where the last record begins."""
+
+    begins: Ints
+    sizes: Ints
+    ends: Ints
+    tags: Ints
+    last: int
+    size_max: int
+    count_max: int
+    bytes_max: int
 
 
 @dataclass(slots=True)
@@ -334,6 +347,10 @@ class Reader:
         """Walk the entries of one queue file, none from `until` on; None when there are none. Those that are
         `lost` are passed over.
         """
+        if want.tags is not None and want.record_filter is None and not lost:
+            batch = self._collect_tagged(queue, offset, want, want.tags, until)
+            if batch is not None:
+                return batch
         log_begin, log_end = self._log.begin, self._log.end
         damaged = self._log.damaged or None
         tags, hints, record_filter = want.tags, want.hints, want.record_filter
@@ -404,6 +421,41 @@ class Reader:
         assert next_offset <= until, (queue, next_offset, until)
         return batch if next_offset > offset else None
 
+    def _collect_tagged(
+        self, queue: ConsumeQueue, offset: int, want: _Want, tags: Set[int], until: int
+    ) -> _Batch | None:
+        """As `_collect` by tags alone, without a look at each entry; None unless all are ordinary."""
+        begins: list[int] = []
+        ends: list[int] = []
+        offsets: list[int] = []
+        size_bytes = last_begin = 0
+        next_offset, end, entry_count = offset, min(want.scan_end, until), want.first_count
+        while next_offset < end:
+            raw = queue.entries(next_offset, min(entry_count, end - next_offset))
+            stretch = self._ordinary(raw, want) if raw else None
+            if stretch is None:
+                return None
+            room = stretch.count_max - len(begins)
+            if size_bytes + stretch.size_max * room > stretch.bytes_max and begins:
+                return None
+            if room <= 0:
+                break
+            rows = _has_tag(stretch.tags & TAG_MASK, tags).nonzero()[0]
+            is_full = len(rows) >= room
+            rows = rows[:room]
+            begins += stretch.begins[rows].tolist()
+            ends += stretch.ends[rows].tolist()
+            offsets += (rows + next_offset).tolist()
+            size_bytes += int(stretch.sizes[rows].sum())
+            if is_full:
+                next_offset, last_begin = offsets[-1] + 1, begins[-1]
+                break
+            next_offset += len(stretch.tags)
+            last_begin = stretch.last
+            entry_count *= 2
+        ranges = _join(begins, ends, offsets, self._log.segment_bytes)
+        return _Batch(next_offset, ranges, len(begins), size_bytes, last_begin)
+
     def _walk(
         self, queue: ConsumeQueue, offset: int, want: _Want, until: int, lost: Set[int]
     ) -> Iterator[Iterable[tuple[int, tuple[int, int, int]]]]:
@@ -423,37 +475,42 @@ class Reader:
     def _wanted(
         self, raw: bytes, offset: int, want: _Want
     ) -> Iterable[tuple[int, tuple[int, int, int]]] | None:
-        """The entries of a wanted tag, and the last one. None unless all name records that the log has and
-        that are as near as each other, none of them damaged, and which are too small to fill a get by bytes:
-        then those of other tags count, too.
+        """The entries whose tag does not tell that the filter wants no such record, and the last one. None
+        unless all are ordinary.
         """
         wanted = want.hints if want.tags is None else want.tags
-        if wanted is None:
+        stretch = None if wanted is None else self._ordinary(raw, want)
+        if wanted is None or stretch is None:
             return None
-        entries = np.frombuffer(raw, dtype=ENTRY)
-        begins = entries["log_offset"].astype(np.int64)
-        sizes = entries["size"].astype(np.int64)
-        ends = begins + sizes
-        first, last, end, largest = int(begins[0]), int(begins[-1]), int(ends[-1]), int(sizes.max())
-        log = self._log
-        count_max, bytes_max = want.near_max if first >= want.near else want.far_max
-        count_max = max(count_max, 1)  # a get takes the first record whatever it is limited to
-        if first < log.begin or last >= want.log_limit or end > log.end or first < want.near <= last:
-            return None
-        if sizes.min() <= 0 or (begins[1:] < ends[:-1]).any() or largest * (count_max + 1) > bytes_max:
-            return None
-        if log.damaged and log.damaged.find(first, end) is not None:
-            return None
-        tags = entries["tag_hash"].astype(np.int64)
+        tags = stretch.tags
         is_wanted = _has_tag(tags & TAG_MASK, wanted)
         if want.hints is not None:
             is_wanted |= (tags >> 31 != 0) & (tags >> 31 != -1)
         is_wanted[-1] = True
         rows = is_wanted.nonzero()[0]
-        if want.record_filter is None:
-            rows = rows[: count_max + 1]  # the last one tells that the get is full
-        columns = begins[rows].tolist(), sizes[rows].tolist(), tags[rows].tolist()
+        columns = stretch.begins[rows].tolist(), stretch.sizes[rows].tolist(), tags[rows].tolist()
         return zip((rows + offset).tolist(), zip(*columns, strict=True), strict=True)
+
+    def _ordinary(self, raw: bytes, want: _Want) -> _Stretch | None:
+        """None unless all entries name records that the log has and that are as near as each other, none of
+        them damaged, and which are too small to fill a get by bytes: then those of other tags count, too.
+        """
+        entries = np.frombuffer(raw, dtype=ENTRY)
+        begins = entries["log_offset"].astype(np.int64)
+        sizes = entries["size"].astype(np.int64)
+        ends = begins + sizes
+        first, last, end, size_max = int(begins[0]), int(begins[-1]), int(ends[-1]), int(sizes.max())
+        log = self._log
+        count_max, bytes_max = want.near_max if first >= want.near else want.far_max
+        count_max = max(count_max, 1)  # a get takes the first record whatever it is limited to
+        if first < log.begin or last >= want.log_limit or end > log.end or first < want.near <= last:
+            return None
+        if sizes.min() <= 0 or (begins[1:] < ends[:-1]).any() or size_max * (count_max + 1) > bytes_max:
+            return None
+        if log.damaged and log.damaged.find(first, end) is not None:
+            return None
+        tags = entries["tag_hash"].astype(np.int64)
+        return _Stretch(begins, sizes, ends, tags, last, size_max, count_max, bytes_max)
 
     def _collect_bulk(
         self,

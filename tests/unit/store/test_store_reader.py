@@ -306,7 +306,7 @@ async def test_log_view_gives_every_written_byte_once() -> None:
 class EachEntry(Reader):
     """Looks at each entry, also where all are ordinary ones."""
 
-    def _wanted(self, *_: object) -> None:
+    def _ordinary(self, *_: object) -> None:
         return None
 
 
