@@ -4,9 +4,10 @@ Invariants: only dispatched entries are seen, so nothing unconfirmed is read; sl
             happens to their file. An entry that names no record, or another queue's, is not believed: a bit
             of it has turned over, or of the record.
 Strategy:   entries are walked once; those of other tags are passed over together where all around them are
-            ordinary ones, and where only tags are asked for, none is looked at by itself there. Records that are neighbours in the log become one slice, so a pull of a queue that
-            has the log for itself costs one memoryview. Entries of such a slice confirm each other; the
-            record at its beginning and the last one are looked at.
+            ordinary ones, and by tags alone no entry is looked at by itself there. Records that are
+            neighbours in the log become one slice, so a pull of a queue that has the log for itself costs one
+            memoryview. Entries of such a slice confirm each other; the record at its beginning and the last
+            one are looked at.
 Source:     spec store 13.
 """
 
