@@ -1096,8 +1096,8 @@ _OFFSETS: Final = (
     Plant(
         name="a consumer's proof of its place is not looked up",
         path="broker/offsets/claims.py",
-        sound="if seen is not None and offset <= seen.queue_offset + 1 and has_seen:",
-        bug="if seen is not None and offset <= seen.queue_offset + 1:",
+        sound="            if seen is not None and has_seen:",
+        bug="            if seen is not None:",
         proofs=("scenario/test_progress_clamped.py", "sim"),
     ),
     Plant(
@@ -1110,16 +1110,30 @@ _OFFSETS: Final = (
     Plant(
         name="a consumer that shows a record of another log stays where it asks",
         path="broker/offsets/claims.py",
-        sound="if believed is not None and queue in believed and has_seen is not False:",
-        bug="if believed is not None and queue in believed:",
+        sound="is_refuted = has_seen is False or self._has_gap",
+        bug="is_refuted = self._has_gap",
         proofs=("scenario/test_progress_clamped.py", "sim"),
     ),
     Plant(
         name="a slave hands on a reader whose record its copy does not have",
         path="broker/offsets/claims.py",
-        sound="if seen is None or self._has(queue, seen) is not False:",
-        bug="if seen is None or self._has(queue, seen) is None:",
+        sound="if seen is None or has_seen is None:",
+        bug="if seen is None or not has_seen:",
         proofs=("scenario/test_progress_clamped.py", "sim"),
+    ),
+    Plant(
+        name="a record proves a reader's place however far behind it",
+        path="broker/offsets/claims.py",
+        sound="return seen is not None and offset > self._proven(queue, seen)",
+        bug="return False",
+        proofs=("scenario/test_progress_clamped.py", "sim"),
+    ),
+    Plant(
+        name="a record proves a commit however far behind it",
+        path="broker/offsets/claims.py",
+        sound="            offset = min(offset, self._proven(queue, seen))",
+        bug="            offset = min(offset, self._proven(queue, seen) + 100)",
+        proofs=("scenario/test_progress_clamped.py",),
     ),
     Plant(
         name="what a filter passed over is no proof of a reader's place",
