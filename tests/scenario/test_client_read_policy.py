@@ -69,3 +69,16 @@ async def test_master_alone_is_read_when_told_so(rig: Rig) -> None:
     async with rig.consumer(read_from=ReadFrom.MASTER) as consumer:
         assert numbers(await take(consumer, 40)) == list(range(40))
     assert found_count(rig, 1) == 0
+
+
+async def test_what_a_slave_has_not_got_comes_from_the_master(tmp_path: Path) -> None:
+    """Its copy begins later: as after it was filled again, or deleted what its master keeps."""
+    async with running_cluster(tmp_path, with_slave=True, queue_count=1) as rig:
+        await rig.wait_for_slave("broker-a", "T")
+        await rig.fill("T", 40)
+        await rig.wait_for_slave("broker-a")
+        store = broker(rig, 1).store
+        assert store is not None
+        store._queues.table["T", 0].min_offset = 20
+        async with rig.consumer(read_from=ReadFrom.PREFER_SLAVE) as consumer:
+            assert numbers(await take(consumer, 40)) == list(range(40))

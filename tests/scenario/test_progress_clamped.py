@@ -559,3 +559,16 @@ async def test_at_the_bound_everybody_is_believed(broker: Broker, peer: Peer) ->
             assert len(records_of(await pull(other, 0))) == 23
     await peer.heartbeat("c3", consumer("CG", "T"))
     assert len(records_of(await pull(peer, CLAIM))) == 11
+    await commit_oneway(peer, CLAIM)  # above the life start
+    assert committed(broker) == CLAIM
+
+
+async def test_no_more_are_remembered_as_moved_than_the_bound_says(broker: Broker, peer: Peer) -> None:
+    record = records_of(await pull(peer, 4, sys_flag=0x4))[0]
+    seen = SeenRecord(4, record.log_offset, record.stored_at_ms)
+    assert broker._parts is not None
+    claims = broker._parts.pulls._claims
+    claims._count_max = 3
+    codes = [(await pull_shown(peer, f"c{number}", seen, CLAIM)).code for number in range(5)]
+    assert codes == [MOVED] * 3 + [ResponseCode.SUCCESS] * 2
+    assert len(claims._moved) == 3

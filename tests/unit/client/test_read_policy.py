@@ -79,6 +79,12 @@ def test_slave_that_cannot_judge_is_left_for_a_while() -> None:
     subject = policy(ReadFrom.PREFER_SLAVE)
     subject.note_doubt(1.0)
     assert subject.choose(ADDRESSES, (), 2.0) == MASTER
+    assert subject.choose(ADDRESSES, {"m"}, 2.0) == SLAVE
+    late = 1.0 + 2 * AVOID_SLAVE_S
+    assert subject.choose(ADDRESSES, (), late) == MASTER  # nobody has told yet
+    subject.note_proof()
+    assert subject.choose(ADDRESSES, (), 2.0) == MASTER
+    assert subject.choose(ADDRESSES, (), late) == SLAVE
     subject = policy(ReadFrom.SUGGESTED)
     subject.note_answer(1)
     subject.note_doubt(1.0)

@@ -198,7 +198,7 @@ class Claims:
             else:
                 safe = self._safe_offset(group, queue)
             key = (group, who, queue)
-            if offset > safe and self._moved.get(key) != channel.peer and self._count < self._count_max:
+            if offset > safe and self._can_move(channel, key):
                 return self._move(channel, key, offset, safe)
         if isinstance(who, str) or _needs_heartbeat(header):
             self._believe(channel, group, who, queue)
@@ -345,6 +345,8 @@ class Claims:
 
     def _is_believed(self, channel: Channel, group: str, who: Who, queue: QueueName) -> bool:
         """Also by what it was told over this connection, or its host was, before a heartbeat named it."""
+        if self._count >= self._count_max:
+            return True
         if queue in self._believed.get((group, who), ()) or queue in self._believed.get((group, channel), ()):
             return True
         return not isinstance(who, str) and queue in self._hosts.get((group, channel.peer[0]), ())

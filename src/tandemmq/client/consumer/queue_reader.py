@@ -267,15 +267,19 @@ class QueueReader:
         """Take over one answer.
 
         A slave whose copy begins behind the last record that we got cannot tell whether our offsets are those
-        of its log. That record stays our proof then, and the master is asked.
+        of its log. That record stays our proof then, and the master is asked, which leads us back behind it.
+        So no record is shown when others have led us further than to the place behind it.
 
         Raises:  RemoteProtocolError for a body that cannot be read; the messages before the bad one are kept.
         """
         self._policy.note_answer(pulled.suggested_broker_id)
         seen = self._seen
         is_unproven = replica.is_slave and seen is not None and pulled.min_offset > seen.queue_offset
-        if is_unproven:
+        has_less = replica.is_slave and pulled.min_offset > self.in_flight.next_offset
+        if is_unproven or (has_less and pulled.status is PullStatus.NOTHING_MATCHED):
             self._policy.note_doubt(self._seams.instance.clock.monotonic())
+        else:
+            self._policy.note_proof()
         if pulled.status is PullStatus.OFFSET_MOVED:
             log.warning(
                 events.OFFSET_MOVED,
@@ -287,7 +291,7 @@ class QueueReader:
                     "to_offset": pulled.next_offset,
                 },
             )
-            self._go_on_from(pulled.next_offset)
+            self._go_on_from(pulled.next_offset, is_unproven=is_unproven)
             return
         if pulled.status is PullStatus.FOUND:
             self._accept(pulled)
@@ -295,9 +299,11 @@ class QueueReader:
             self._seen = pulled.passed
         if is_unproven:
             self._seen = seen
+        elif self._seen is not None and pulled.next_offset > self._seen.queue_offset + 1:
+            self._seen = None  # behind it lies what nobody can read
         self.in_flight.advance(pulled.next_offset)
 
-    def _go_on_from(self, offset: int) -> None:
+    def _go_on_from(self, offset: int, *, is_unproven: bool) -> None:
         """The broker has nothing at our next offset and names another.
 
         What was pulled and is not finished must not be skipped by that: it stays when we go forward, and is
@@ -305,6 +311,8 @@ class QueueReader:
         """
         if offset >= self.in_flight.next_offset:
             self.in_flight.advance(offset)
+            if not is_unproven:
+                self._seen = None  # it proves nothing of what we are led past
         else:
             self.move_to(min(offset, self.in_flight.committed_offset))
 

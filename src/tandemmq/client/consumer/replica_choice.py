@@ -61,7 +61,7 @@ class ReadPolicy:
     Times are monotonic seconds.
     """
 
-    __slots__ = ("_avoid_until", "_lag_count_max", "_read_from", "_spread", "_suggested_id")
+    __slots__ = ("_avoid_until", "_is_doubtful", "_lag_count_max", "_read_from", "_spread", "_suggested_id")
 
     def __init__(self, read_from: ReadFrom, *, lag_count_max: int, spread: int = 0) -> None:
         self._read_from = read_from
@@ -69,6 +69,7 @@ class ReadPolicy:
         self._spread = spread
         self._suggested_id = MASTER_ID
         self._avoid_until = float("-inf")
+        self._is_doubtful = False
 
     def choose(
         self, addresses: Mapping[int, str], unreachable: Collection[str], now: float
@@ -81,7 +82,7 @@ class ReadPolicy:
         slaves = sorted(
             key for key, address in addresses.items() if key != MASTER_ID and address not in unreachable
         )
-        if not slaves or now < self._avoid_until:
+        if not slaves or now < self._avoid_until or self._is_doubtful:
             return choose_replica(addresses, MASTER_ID, unreachable)
         broker_id = slaves[self._spread % len(slaves)]
         return ReadReplica(broker_id, addresses[broker_id])
@@ -105,10 +106,17 @@ class ReadPolicy:
         return True
 
     def note_doubt(self, now: float) -> None:
-        """A slave cannot tell whether what we read before is in its log: the master is asked next."""
+        """A slave cannot tell whether what we read before is in its log, or has not got what comes next: the
+        master is asked, however late we come, and for a while.
+        """
+        self._is_doubtful = True
         if self._read_from is ReadFrom.PREFER_SLAVE:
             self._avoid_until = now + AVOID_SLAVE_S
         self._suggested_id = MASTER_ID
+
+    def note_proof(self) -> None:
+        """Somebody has answered who can tell, and has what comes next."""
+        self._is_doubtful = False
 
     def note_refusal(self, replica: ReadReplica, now: float) -> bool:
         """The replica refuses to be read; True when another is read for a while."""
