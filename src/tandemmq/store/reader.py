@@ -351,7 +351,7 @@ class Reader:
         if want.tags is not None and want.record_filter is None and not lost:
             batch = self._collect_tagged(queue, offset, want, want.tags, until)
             if batch is not None:
-                return batch
+                return batch if batch.next_offset > offset else None
         log_begin, log_end = self._log.begin, self._log.end
         damaged = self._log.damaged or None
         tags, hints, record_filter = want.tags, want.hints, want.record_filter
@@ -442,17 +442,18 @@ class Reader:
             if room <= 0:
                 break
             rows = _has_tag(stretch.tags & TAG_MASK, tags).nonzero()[0]
+            stretch_end = next_offset + len(stretch.tags)
             is_full = len(rows) >= room
             rows = rows[:room]
             begins += stretch.begins[rows].tolist()
             ends += stretch.ends[rows].tolist()
             offsets += (rows + next_offset).tolist()
             size_bytes += int(stretch.sizes[rows].sum())
+            next_offset, last_begin = stretch_end, stretch.last
             if is_full:
                 next_offset, last_begin = offsets[-1] + 1, begins[-1]
+            if next_offset < stretch_end:
                 break
-            next_offset += len(stretch.tags)
-            last_begin = stretch.last
             entry_count *= 2
         ranges = _join(begins, ends, offsets, self._log.segment_bytes)
         return _Batch(next_offset, ranges, len(begins), size_bytes, last_begin)
@@ -479,14 +480,12 @@ class Reader:
         """The entries whose tag does not tell that the filter wants no such record, and the last one. None
         unless all are ordinary.
         """
-        wanted = want.hints if want.tags is None else want.tags
-        stretch = None if wanted is None else self._ordinary(raw, want)
-        if wanted is None or stretch is None:
+        stretch = None if want.hints is None else self._ordinary(raw, want)
+        if want.hints is None or stretch is None:
             return None
         tags = stretch.tags
-        is_wanted = _has_tag(tags & TAG_MASK, wanted)
-        if want.hints is not None:
-            is_wanted |= (tags >> 31 != 0) & (tags >> 31 != -1)
+        # What is no hash says nothing of the tag.
+        is_wanted = _has_tag(tags & TAG_MASK, want.hints) | (tags >> 31 != 0) & (tags >> 31 != -1)
         is_wanted[-1] = True
         rows = is_wanted.nonzero()[0]
         columns = stretch.begins[rows].tolist(), stretch.sizes[rows].tolist(), tags[rows].tolist()
@@ -506,7 +505,9 @@ class Reader:
         count_max = max(count_max, 1)  # a get takes the first record whatever it is limited to
         if first < log.begin or last >= want.log_limit or end > log.end or first < want.near <= last:
             return None
-        if sizes.min() <= 0 or (begins[1:] < ends[:-1]).any() or size_max * (count_max + 1) > bytes_max:
+        if (ends <= begins).any() or (begins[1:] < ends[:-1]).any():
+            return None
+        if size_max * (count_max + 1) > bytes_max:
             return None
         if log.damaged and log.damaged.find(first, end) is not None:
             return None

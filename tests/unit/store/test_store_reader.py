@@ -341,7 +341,13 @@ EXPRESSIONS = (
     "TAGS = 'a' OR n < 3",
     "TRUE",
 )
-FAULTS = (FILLER, UNIT.pack(1 << 40, 200, 0), UNIT.pack(-5, 200, 0), UNIT.pack(0, -1, 1))
+FAULTS = (
+    FILLER,
+    UNIT.pack(1 << 40, 200, 0),
+    UNIT.pack(-5, 200, 0),
+    UNIT.pack(0, -1, 1),
+    UNIT.pack((1 << 63) - 1, 200, tag_hash("a")),
+)
 
 
 @settings(deadline=None, max_examples=60)
@@ -368,10 +374,17 @@ def test_a_get_tells_the_same_whether_it_looks_at_each_entry_or_passes_over_thos
             entry = queue.entry(at)
             assert entry is not None
             tagged = UNIT.pack(*entry[:2], chance.choice((1 << 40, tag_hash("a") - (1 << 32), 1)))
-            queue._tail[at * UNIT.size : (at + 1) * UNIT.size] = chance.choice((tagged, *FAULTS))
+            shorter = UNIT.pack(entry[0], entry[1] - 1, entry[2])
+            queue._tail[at * UNIT.size : (at + 1) * UNIT.size] = chance.choice((tagged, shorter, *FAULTS))
         if chance.random() < 0.3:
             begin = chance.randrange(store.max_log_offset)
             store._reader._log.damaged.add(DamagedRange(begin, begin + 50, "a test"), ROOT)
+        if chance.random() < 0.5:  # entries of the files are compared with their records
+            queue.write()
+            if chance.random() < 0.6:
+                queue.drop_tail()
+        edges = [queue.entry(at) for at in range(queue.max_offset)]
+        limits = [None, chance.randrange(store.max_log_offset), *(edge[0] for edge in edges if edge)]
         each = copy.copy(store._reader)
         each.__class__ = EachEntry
         for _ in range(30):
@@ -379,7 +392,7 @@ def test_a_get_tells_the_same_whether_it_looks_at_each_entry_or_passes_over_thos
             filters = [None, RecordFilter(compiled.matches_properties, chance.choice((1, 5, 1_000)))]
             filters.append(filters[1]._replace(tag_hashes=compiled.tag_hashes))  # type: ignore[union-attr]
             tags = chance.choice((None, "a", "ab", "abc", "z", "abdefghijklmnopqrst"))
-            store._reader.limit = each.limit = chance.choice((None, chance.randrange(store.max_log_offset)))
+            store._reader.limit = each.limit = chance.choice(limits[: chance.choice((1, 2, len(limits)))])
             asked = {
                 "count_max": chance.choice((0, 1, 3, 32, 200)),
                 "bytes_max": chance.choice((1, 500, 4_000, MIB)),
@@ -394,6 +407,35 @@ def test_a_get_tells_the_same_whether_it_looks_at_each_entry_or_passes_over_thos
         await store.close()
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize("at", [4, 5])
+async def test_a_get_by_tags_meets_an_entry_of_a_file_that_does_not_name_its_record(at: int) -> None:
+    """It ends there while somebody mends the entry (4), and passes over one that nobody can mend (5)."""
+    rig = Rig()
+    store = await rig.open(**BIG)
+    rig.put(store, *(record(b"%d" % n, tags="a") for n in range(10)))
+    queue = store._reader._queues.table["T", 0]
+    entry = queue.entry(at)
+    assert entry is not None
+    queue._tail[at * UNIT.size : (at + 1) * UNIT.size] = UNIT.pack(entry[0], entry[1] - 1, entry[2])
+    queue.write()
+    queue.drop_tail()
+    each = copy.copy(store._reader)
+    each.__class__ = EachEntry
+    for offset in range(10):
+        asked: dict[str, Any] = {"count_max": 32, "bytes_max": MIB, "tag_hashes": frozenset([tag_hash("a")])}
+        status, next_offset, _, count, *_ = got = seen(store._reader, offset, **asked)
+        assert got == seen(each, offset, **asked)
+        if offset > at:
+            assert (status, next_offset, count) == (GetStatus.FOUND, 10, 10 - offset)
+        elif at == 5:
+            assert (status, next_offset, count) == (GetStatus.FOUND, 10, 9 - offset)
+        elif offset < at:
+            assert (status, next_offset, count) == (GetStatus.FOUND, at, at - offset)
+        else:
+            assert (status, next_offset, count) == (GetStatus.OFFSET_OVERFLOW_ONE, at, 0)
+    await store.close()
 
 
 async def test_a_filter_is_not_asked_for_records_of_tags_that_it_never_wants() -> None:
