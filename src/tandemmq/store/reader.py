@@ -455,6 +455,7 @@ class Reader:
             if next_offset < stretch_end:
                 break
             entry_count *= 2
+        assert next_offset <= until, (queue, next_offset, until)
         ranges = _join(begins, ends, offsets, self._log.segment_bytes)
         return _Batch(next_offset, ranges, len(begins), size_bytes, last_begin)
 

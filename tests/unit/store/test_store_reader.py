@@ -410,7 +410,10 @@ def test_a_get_tells_the_same_whether_it_looks_at_each_entry_or_passes_over_thos
 
 
 @pytest.mark.parametrize("at", [4, 5])
-async def test_a_get_by_tags_meets_an_entry_of_a_file_that_does_not_name_its_record(at: int) -> None:
+@pytest.mark.parametrize("is_far_off", [False, True])
+async def test_a_get_by_tags_meets_an_entry_of_a_file_that_does_not_name_its_record(
+    at: int, is_far_off: bool
+) -> None:
     """It ends there while somebody mends the entry (4), and passes over one that nobody can mend (5)."""
     rig = Rig()
     store = await rig.open(**BIG)
@@ -418,7 +421,8 @@ async def test_a_get_by_tags_meets_an_entry_of_a_file_that_does_not_name_its_rec
     queue = store._reader._queues.table["T", 0]
     entry = queue.entry(at)
     assert entry is not None
-    queue._tail[at * UNIT.size : (at + 1) * UNIT.size] = UNIT.pack(entry[0], entry[1] - 1, entry[2])
+    log_offset = (1 << 63) - 1 if is_far_off else entry[0]
+    queue._tail[at * UNIT.size : (at + 1) * UNIT.size] = UNIT.pack(log_offset, entry[1] - 1, entry[2])
     queue.write()
     queue.drop_tail()
     each = copy.copy(store._reader)
