@@ -303,6 +303,19 @@ async def test_log_view_gives_every_written_byte_once() -> None:
     await store.close()
 
 
+@pytest.mark.parametrize("shown", [1, 5, 31])
+async def test_a_get_by_tags_ends_before_the_record_with_which_the_hidden_ones_begin(shown: int) -> None:
+    rig = Rig()
+    store = await rig.open(**BIG)
+    rig.put(store, *(record(b"%d" % n, tags="a") for n in range(50)))
+    entry = store._reader._queues.table["T", 0].entry(shown)
+    assert entry is not None
+    store._reader.limit = entry[0]
+    got = store.get("T", 0, 0, count_max=100, bytes_max=MIB, tag_hashes=frozenset([tag_hash("a")]))
+    assert (got.next_offset, got.count) == (shown, shown)
+    await store.close()
+
+
 class EachEntry(Reader):
     """Looks at each entry, also where all are ordinary ones."""
 
