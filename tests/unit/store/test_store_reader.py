@@ -307,7 +307,7 @@ async def test_log_view_gives_every_written_byte_once() -> None:
 async def test_a_get_by_tags_ends_before_the_record_with_which_the_hidden_ones_begin(shown: int) -> None:
     rig = Rig()
     store = await rig.open(**BIG)
-    rig.put(store, *(record(b"%d" % n, tags="a") for n in range(50)))
+    rig.put(store, *(record(b"%d" % n, tags="a") for n in range(shown + 1)))
     entry = store._reader._queues.table["T", 0].entry(shown)
     assert entry is not None
     store._reader.limit = entry[0]
