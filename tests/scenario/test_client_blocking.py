@@ -172,7 +172,7 @@ def test_a_callback_that_exits_leaves_nobody_waiting() -> None:
     thread.call_soon(sys.exit)
     waiting.join(PATIENCE_S)
     assert caught
-    until_blocking(lambda: "tandemmq-client" not in {one.name for one in threading.enumerate()})
+    _wait_for_the_end_of(thread)
     with pytest.raises(ClientError):
         thread.call(never())
 
@@ -190,6 +190,13 @@ def test_a_callback_that_exits_ends_the_sending_of_many() -> None:
     producer._thread, producer._client = LoopThread(), Silent()  # type: ignore[assignment]  # what it needs of one
     with pytest.raises(ClientError):
         producer.send_many([Message("T", b"1")])
+    _wait_for_the_end_of(producer._thread)
+
+
+def _wait_for_the_end_of(thread: LoopThread) -> None:
+    """The thread's SystemExit must reach pytest in the test that expects it, not in the next one."""
+    thread._thread.join(PATIENCE_S)
+    assert not thread._thread.is_alive()
 
 
 def test_an_iteration_ends_when_another_thread_closes_the_consumer(rig: Rig) -> None:
