@@ -30,8 +30,28 @@ class ElectMasterRequest(Header, frozen=True, kw_only=True):
     is_designated: bool = field(name="designateElect", default=False)
 
 
+class HistoryFacts(Header, frozen=True, kw_only=True):
+    """The history that a broker knows of its group: fields of ours in registration and heartbeat.
+
+    `epoch_known` is the highest master epoch that the broker has taken or holds in its log, `term_id` the
+    random id of that term (0: unknown) and `master_known` its master. Only that master fills in `members`
+    (ids joined by `;`) and `set_epoch`. `confirmed_epoch` is the epoch of the last byte below the confirmed
+    offset. Every field is optional.
+    """
+
+    group_id: str | None = field(name="tmGroup", default=None)
+    epoch_known: Int32 | None = field(name="tmEpochKnown", default=None)
+    term_id: Int64 | None = field(name="tmTermId", default=None)
+    master_known: Int64 | None = field(name="tmMasterKnown", default=None)
+    members: str | None = field(name="tmMembers", default=None)
+    set_epoch: Int32 | None = field(name="tmSetEpoch", default=None)
+    confirmed_epoch: Int32 | None = field(name="tmConfirmedEpoch", default=None)
+    is_incomplete: bool | None = field(name="tmIncomplete", default=None)
+    """Whether the broker's log may lack its end."""
+
+
 class MasterResponse(Header, frozen=True, kw_only=True):
-    """Who is master: the answer to 1002, 1003 and 1004."""
+    """The master of a group: the answer to 1002, 1003 and 1004. The last two fields are ours."""
 
     cluster_name: str | None = field(name="clusterName", default=None)
     broker_name: str | None = field(name="brokerName", default=None)
@@ -39,16 +59,22 @@ class MasterResponse(Header, frozen=True, kw_only=True):
     master_address: str | None = field(name="masterAddress", default=None)
     master_epoch: Int32 | None = field(name="masterEpoch", default=None)
     set_epoch: Int32 | None = field(name="syncStateSetEpoch", default=None)
+    group_id: str | None = field(name="tmGroup", default=None)
+    term_id: Int64 | None = field(name="tmTermId", default=None)
 
 
-class RegisterReplicaRequest(Header, frozen=True, kw_only=True):
-    """CONTROLLER_REGISTER_BROKER (1003), at each start of a broker."""
+class RegisterReplicaRequest(HistoryFacts, frozen=True, kw_only=True):
+    """CONTROLLER_REGISTER_BROKER (1003), at each start of a broker. The last three fields are ours, as in a
+    heartbeat: the epoch of the last byte of the log, the end of the log, the confirmed offset.
+    """
 
     cluster_name: str = field(name="clusterName")
     broker_name: str = field(name="brokerName")
     broker_id: Int64 = field(name="brokerId")
     broker_address: str = field(name="brokerAddress")
-    is_incomplete: bool | None = field(name="tmIncomplete", default=None)  # ours
+    epoch: Int32 | None = field(name="tmEpoch", default=None)
+    max_log_offset: Int64 | None = field(name="tmMaxOffset", default=None)
+    confirmed_offset: Int64 | None = field(name="tmConfirmOffset", default=None)
 
 
 class ReplicaInfoRequest(Header, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 from msgspec import field
 
 from tandemmq.protocol.header_codec import Header, Int32, Int64
+from tandemmq.protocol.requests.controller import HistoryFacts
 
 
 class RouteRequest(Header, frozen=True, kw_only=True):
@@ -66,8 +67,8 @@ class QueryDataVersionResponse(Header, frozen=True, kw_only=True):
     is_changed: bool = field(name="changed")
 
 
-class BrokerHeartbeatRequest(Header, frozen=True, kw_only=True):
-    """BROKER_HEARTBEAT (904); the further fields are for the controller."""
+class BrokerHeartbeatRequest(HistoryFacts, frozen=True, kw_only=True):
+    """BROKER_HEARTBEAT (904); all fields but the first four are for the controller."""
 
     cluster_name: str = field(name="clusterName")
     broker_address: str = field(name="brokerAddr")
@@ -78,7 +79,6 @@ class BrokerHeartbeatRequest(Header, frozen=True, kw_only=True):
     confirmed_offset: Int64 | None = field(name="confirmOffset", default=None)
     heartbeat_timeout_ms: Int64 | None = field(name="heartbeatTimeoutMills", default=None)
     election_priority: Int32 | None = field(name="electionPriority", default=None)
-    is_incomplete: bool | None = field(name="tmIncomplete", default=None)  # ours
 
 
 class RegisterTopicRequest(Header, frozen=True, kw_only=True):
