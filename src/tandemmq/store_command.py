@@ -207,12 +207,14 @@ def _tail_values(tail: KeptTail, records: list[Record]) -> dict[str, Any]:
 
 
 def _send_again(name_servers: str, records: list[Record]) -> int:
-    """How many were sent. What the system stores for itself (half messages, delays, retries) is left out."""
+    """How many were sent. What the system stores for itself (half messages, delays, retries) is left out, and
+    so is a body that does not decode: a producer cannot claim a compression of its own.
+    """
     from tandemmq.client import BlockingProducer, Message
     from tandemmq.protocol.properties import SYSTEM_NAMES
     from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
 
-    sent = left = 0
+    sent = left = undecoded = 0
     try:
         with BlockingProducer("TANDEMMQ_DIVERGENT", name_servers) as producer:
             for record in records:
@@ -223,11 +225,15 @@ def _send_again(name_servers: str, records: list[Record]) -> int:
                 ):
                     left += 1
                     continue
+                content = record.decode_content()
+                if content.fault:
+                    undecoded += 1
+                    continue
                 pairs = record.properties
                 users = {name: text for name, text in pairs.items() if name not in SYSTEM_NAMES}
                 message = Message(
                     record.topic,
-                    bytes(record.content),
+                    bytes(content.data),
                     tags=pairs.get("TAGS", ""),
                     keys=pairs.get("KEYS", "").split(),
                     properties=users,
@@ -238,6 +244,8 @@ def _send_again(name_servers: str, records: list[Record]) -> int:
         _fail(f"{error}; {sent} messages were sent before")
     if left:
         typer.echo(f"tandemmq: {left} messages of the system's own topics were left out", err=True)
+    if undecoded:
+        typer.echo(f"tandemmq: {undecoded} messages whose body does not decode were left out", err=True)
     return sent
 
 

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from tandemmq.api import broker_admin
+from tandemmq.api import broker_admin, broker_send
+from tandemmq.api.broker_send import SendStatus
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.client import (
@@ -24,6 +25,7 @@ from tandemmq.client import (
 )
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
+from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.remoting.options import render_address
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.disk import RealDisk
@@ -115,6 +117,10 @@ class Rig:
                 ask = partial(broker_admin.query_topic_config, admin._remoting, address, topic)
                 await until(ask, f"the slave knows {topic}")
 
+    async def send_raw(self, topic: str, body: bytes, *, sys_flag: int, queue_id: int = 0) -> None:
+        """A message whose sysFlag claims what the caller says, as any client can send it."""
+        await send_raw(self.namesrv, topic, body, sys_flag=sys_flag, queue_id=queue_id)
+
     async def fill(self, topic: str, count: int, *, first: int = 0) -> None:
         """Messages with their number as body."""
         options = ProducerOptions(timeout_s=PATIENCE_S)
@@ -123,6 +129,24 @@ class Rig:
                 Message(topic=topic, body=b"%d" % number, tags="t") for number in range(first, first + count)
             )
             assert (await producer.send_many(messages)).stored_count == count
+
+
+async def send_raw(namesrv: str, topic: str, body: bytes, *, sys_flag: int, queue_id: int = 0) -> None:
+    """As `Rig.send_raw`; to the first broker of the topic."""
+    async with Admin(namesrv) as admin:
+        route = await admin.topic_route(topic)
+        header = SendRequestV2(
+            producer_group="raw",
+            topic=topic,
+            default_topic="TBW102",
+            default_topic_queue_count=4,
+            queue_id=queue_id,
+            sys_flag=sys_flag,
+            born_at_ms=1,
+            flag=0,
+        )
+        answer = await broker_send.send(admin._remoting, route.brokers[0].addresses[0], header, body)
+        assert answer.status is SendStatus.SEND_OK
 
 
 @asynccontextmanager

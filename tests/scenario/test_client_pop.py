@@ -27,6 +27,8 @@ from tandemmq.client import (
 from tandemmq.errors import Busy, ConfigError, RemoteProtocolError, RequestRejected
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.pop_receipts import parse_handle
+from tandemmq.protocol.record import NewRecord, encode_record
 from tandemmq.protocol.requests.consume import PopResponse
 from waits import PATIENCE_S, until
 
@@ -259,6 +261,36 @@ async def test_the_blocking_twin(tmp_path: Path) -> None:
     async with running_cluster(tmp_path) as rig:
         await rig.fill("T", 3)
         assert await asyncio.to_thread(run, rig.namesrv) == [b"0", b"1", b"2"]
+
+
+async def test_a_body_that_does_not_decode_leaves_its_neighbours_alone(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, queue_count=1) as rig:
+        await rig.send_raw("T", b"before", sys_flag=0)
+        await rig.send_raw("T", b"no stream", sys_flag=0x1)
+        await rig.send_raw("T", b"behind", sys_flag=0)
+        async with pops(rig) as consumer:
+            messages = await receive(consumer, 3)
+            assert [one.body for one in messages] == [b"before", b"no stream", b"behind"]
+            assert [bool(one.body_fault) for one in messages] == [False, True, False]
+            await consumer.ack(*messages)
+
+
+def test_a_popped_body_with_another_checksum_leaves_its_neighbours_alone() -> None:
+    records = [bytearray(stored_record(b"body %d" % place, place)) for place in range(3)]
+    at = records[1].index(b"body 1")
+    records[1][at] ^= 1
+    question = Command.request(RequestCode.POP_MESSAGE)
+    header = PopResponse(start_offset_info="0 0 0", message_offset_info="0 0 0,1,2")
+    answer = question.reply(0, header, body=b"".join(records))
+    found = read_popped(answer, "PG", "T", "a")
+    assert [one.body for one in found] == [b"body 0", b"body 2"]
+    assert [parse_handle(one.handle).offset for one in found] == [0, 2]
+
+
+def stored_record(body: bytes, queue_offset: int) -> bytes:
+    record = NewRecord(topic="T", queue_id=0, body=body, properties=b"", born_at_ms=1, born_host=bytes(8))
+    place = {"queue_offset": queue_offset, "log_offset": 0, "stored_at_ms": 2}
+    return encode_record(record, store_host=bytes(8), **place)
 
 
 def test_an_answer_without_a_place_for_its_message_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from client_rig import send_raw
 
 from tandemmq.client import BlockingConsumer, ConsumerOptions, ReceivedMessage, StartFrom
 from tandemmq.shell import local
@@ -19,6 +21,9 @@ from tandemmq.shell.read import parse_when
 from waits import PATIENCE_S, until_blocking
 
 pytestmark = pytest.mark.process
+
+
+LETTERS = ConsumerOptions(start_from=StartFrom.FIRST, auto_ack=False)
 
 
 class Shell:
@@ -133,9 +138,8 @@ def test_a_group_goes_on_where_it_was(shell: Shell) -> None:
 def test_dead_letters_are_sent_once_more(shell: Shell) -> None:
     state = local.read_state(shell.folder)
     assert state is not None
-    options = ConsumerOptions(start_from=StartFrom.FIRST, auto_ack=False)
     shell.run("produce", "Letters", "--key", "k1", "--tag", "red", data=b"0\n1\n2")
-    with BlockingConsumer("reader", state.namesrv, options=options) as consumer:
+    with BlockingConsumer("reader", state.namesrv, options=LETTERS) as consumer:
         consumer.subscribe("Letters")
 
         def take() -> list[ReceivedMessage]:
@@ -157,6 +161,34 @@ def test_dead_letters_are_sent_once_more(shell: Shell) -> None:
     one = ("--group", "reader", "--id", messages[2].message_id, "--to", "Letters")
     assert shell.run("resend", *one) == "1 dead letters of reader sent to Letters\n"
     assert len(shell.rows("tail", "Letters", "--last", "10", "--no-follow")) == 4
+
+
+def test_a_body_that_does_not_decode_stops_no_command(shell: Shell) -> None:
+    state = local.read_state(shell.folder)
+    assert state is not None
+    shell.run("produce", "Odd", data=b"before")
+    for queue_id in range(4):
+        asyncio.run(send_raw(state.namesrv, "Odd", b"no stream", sys_flag=1, queue_id=queue_id))
+    shell.run("produce", "Odd", data=b"behind")
+    commands = (
+        ("tail", "Odd", "--last", "20", "--no-follow"),
+        ("browse", "Odd"),
+        ("consume", "Odd", "--group", "odd", "--count", "6"),
+    )
+    for command in commands:
+        rows = shell.rows(*command)
+        assert sorted(row["body"] for row in rows) == ["before", "behind", *["no stream"] * 4]
+        assert {"no zlib stream" in row.get("body_fault", "") for row in rows if " " in row["body"]} == {True}
+    with BlockingConsumer("odd-letters", state.namesrv, options=LETTERS) as consumer:
+        consumer.subscribe("Odd")
+        messages: list[ReceivedMessage] = []
+        until_blocking(lambda: messages.extend(consumer.poll(6, 0.5)) or len(messages) >= 6)
+        [bad, *_] = [one for one in messages if one.body_fault]
+        consumer.retry_later(bad, delay_level=-1)
+    shell.run("resend", "--group", "odd-letters", "--to", "Odd")
+    rows = [row for row in shell.rows("tail", "Odd", "--last", "20", "--no-follow") if " " in row["body"]]
+    assert len(rows) == 5
+    assert all(row["body_fault"] for row in rows), "the flag went with it: who can decode it still does"
 
 
 def test_tail_outlives_a_broker_and_leaves_no_group(shell: Shell) -> None:

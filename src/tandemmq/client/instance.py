@@ -22,7 +22,7 @@ from tandemmq.client.route_cache import NameServers, RouteCache
 from tandemmq.errors import BrokerUnreachable, Busy, ClientError, RemoteProtocolError, TandemError
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies.client import ConsumerData, Heartbeat, ProducerData
-from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.protocol.message_id import UniqueKeys
@@ -53,6 +53,10 @@ BROKER_REQUESTS = (
 
 PRODUCER_REQUESTS = (RequestCode.CHECK_TRANSACTION_STATE, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT)
 """What they ask of producers."""
+
+
+UNDECODED_LINE_S = 10.0
+"""Between two log lines about bodies that could not be decoded: a topic may be full of them."""
 
 
 class GroupMember(Protocol):
@@ -131,6 +135,8 @@ class ClientInstance:
         self._producer_groups: dict[str, None] = {INNER_PRODUCER_GROUP: None}
         self._consumers: dict[str, GroupMember] = {}
         self._heartbeat_wanted = asyncio.Event()
+        self._undecoded_count = 0
+        self._undecoded_line_at_s = float("-inf")
 
     async def start(self) -> None:
         """Reach a name server, take an id, start refreshing and heartbeats.
@@ -184,6 +190,26 @@ class ClientInstance:
     def beat_soon(self) -> None:
         """Something that heartbeats carry has changed."""
         self._heartbeat_wanted.set()
+
+    def note_undecoded(self, message: ReceivedMessage) -> None:
+        """A message is handed out with its stored body: counted, and logged now and then with the count."""
+        self._undecoded_count += 1
+        now_s = self.clock.monotonic()
+        if now_s - self._undecoded_line_at_s < UNDECODED_LINE_S:
+            return
+        self._undecoded_line_at_s = now_s
+        log.warning(
+            events.MESSAGE_BODY_UNDECODED,
+            extra={
+                "topic": message.topic,
+                "broker": message.broker_name,
+                "queue_id": message.queue_id,
+                "queue_offset": int(message.queue_offset),
+                "unique_key": message.message_id,
+                "error": message.body_fault,
+                "count": self._undecoded_count,
+            },
+        )
 
     async def leave(self, *, producer_group: str | None = None, consumer_group: str | None = None) -> None:
         """Tell all brokers that a member is gone; those that cannot be reached find out by the closed
@@ -356,11 +382,7 @@ class ProducerQuestions:
         correlation_id = find_property(raw, names.CORRELATION_ID.encode())
         future = self._replies.pop(str(correlation_id or b"", "utf-8", "replace"), None)
         if future is not None and not future.done():
-            try:
-                future.set_result(self._make_message(header, raw, command))
-            except RemoteProtocolError as error:
-                future.set_exception(error)
-                return command.reply(ResponseCode.SYSTEM_ERROR, remark=str(error))
+            future.set_result(self._make_message(header, raw, command))
         return command.reply()
 
     def _make_message(self, header: PushReplyRequest, raw: bytes, command: Command) -> ReceivedMessage:

@@ -3,6 +3,9 @@
 zlib is always there; lz4 (frame format) and zstd only with the extra of that name. A body may not inflate to
 more than `CONTENT_BYTES_MAX`: the limit on messages holds before compression (spec semantics 1.5), so
 anything larger is an attack or a mistake.
+
+Brokers store whatever flag a sender claims. Readers therefore call `decode_content`, which keeps the raw
+bytes of a body that does not decode; `decompress` raises, for callers that handle the error themselves.
 Source: spec remoting 12.3.
 """
 
@@ -12,9 +15,9 @@ import importlib
 import zlib
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from tandemmq.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from tandemmq.errors import ConfigError, LocalProtocolError, ProtocolError, RemoteProtocolError
 from tandemmq.protocol.sys_flag import (
     COMPRESSED,
     COMPRESSION_LEGACY,
@@ -64,6 +67,27 @@ def compressor(kind: Compression) -> Callable[[bytes], bytes]:
     except LocalProtocolError as error:
         raise ConfigError(f"compression {kind.value}: {error}") from None
     return lambda body: bytes(engine.compress(body))
+
+
+class Content(NamedTuple):
+    """The content of a stored body; with a `fault` the stored bytes, and why they did not decode."""
+
+    data: bytes
+    fault: str = ""
+
+
+def decode_content(body: bytes, sys_flag: int, *, bytes_max: int = CONTENT_BYTES_MAX) -> Content:
+    """The body as its sender wrote it; the stored bytes with the reason when they do not decode.
+
+    Never raises on foreign bytes: one message whose body is not what its flag says must not stop the reader
+    of its queue. A missing extra (lz4, zstd) is a reason as well, and the bytes stay usable elsewhere.
+    """
+    if not sys_flag & COMPRESSED:
+        return Content(body)
+    try:
+        return Content(decompress(body, sys_flag, bytes_max=bytes_max))
+    except ProtocolError as error:
+        return Content(body, str(error))
 
 
 def decompress(body: bytes, sys_flag: int, *, bytes_max: int = CONTENT_BYTES_MAX) -> bytes:

@@ -17,6 +17,7 @@ from tandemmq.protocol import properties as names
 from tandemmq.protocol.pop_receipts import parse_handle
 from tandemmq.protocol.properties import encode_properties, is_reserved
 from tandemmq.protocol.record import Record
+from tandemmq.protocol.sys_flag import COMPRESSED, COMPRESSION_MASK
 from tandemmq.protocol.topic_names import NOT_SENDABLE_TOPICS, TOPIC_CHARS_MAX, topic_fault
 from tandemmq.units import MIB, EpochMs, QueueOffset
 
@@ -154,22 +155,29 @@ def _check_delays(message: Message) -> None:
 
 
 class ReceivedMessage:
-    """What a consumer gets: a stored message with its body decompressed.
+    """A stored message as a consumer gets it, with its body decompressed.
 
-    `record` holds everything that the broker stored, hosts and offsets included.
+    `body_fault`: empty, or the reason why `body` is the stored bytes: they are not what their sender's flag
+    says, or the extra for their compression is not installed. `record` holds everything that the broker
+    stored, hosts and offsets included.
     """
 
-    __slots__ = ("body", "broker_name", "record", "topic")
+    __slots__ = ("body", "body_fault", "broker_name", "record", "topic")
 
     def __init__(self, record: Record, *, topic: str | None = None, broker_name: str = "") -> None:
-        """`topic`: what the user subscribed to, where the record lies in a retry topic.
-
-        Raises:  RemoteProtocolError if the body cannot be decompressed.
-        """
+        """`topic`: the subscribed topic, for a record that lies in a retry topic."""
         self.record = record
         self.topic = record.topic if topic is None else topic
         self.broker_name = broker_name
-        self.body = record.content
+        if record.sys_flag & COMPRESSED:
+            self.body, self.body_fault = record.decode_content()
+        else:
+            self.body, self.body_fault = record.body, ""
+
+    @property
+    def body_sys_flag(self) -> int:
+        """The sysFlag with which `body` is sent again: how it is compressed, while it is as it was stored."""
+        return self.record.sys_flag & (COMPRESSED | COMPRESSION_MASK) if self.body_fault else 0
 
     @property
     def message_id(self) -> str:
@@ -219,7 +227,8 @@ class ReceivedMessage:
     def as_object(self) -> dict[str, Any]:
         """The message for programs, in values of JSON.
 
-        A body that is not UTF-8 is in `body_base64` and not in `body`; `broker` is there when it is known.
+        A body that is not UTF-8 is in `body_base64` and not in `body`; `broker` is there when it is known,
+        `body_fault` when the body could not be decompressed.
         """
         found: dict[str, Any] = {
             "topic": self.topic,
@@ -236,6 +245,8 @@ class ReceivedMessage:
         }
         if not self.broker_name:
             del found["broker"]
+        if self.body_fault:
+            found["body_fault"] = self.body_fault
         body = bytes(self.body)
         try:
             found["body"] = body.decode()
@@ -250,7 +261,8 @@ class ReceivedMessage:
     def __repr__(self) -> str:
         return (
             f"ReceivedMessage({self.message_id}, topic={self.topic!r}, queue_id={self.queue_id},"
-            f" queue_offset={self.queue_offset}, body={len(self.body)} bytes)"
+            f" queue_offset={self.queue_offset}, body={len(self.body)} bytes"
+            f"{', ' + self.body_fault if self.body_fault else ''})"
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tandemmq.protocol.compression import decompress
+from tandemmq.protocol.compression import Content, decode_content
 from tandemmq.protocol.hashes import crc32
 from tandemmq.protocol.message_id import decode_host, encode_message_id
 from tandemmq.protocol.properties import decode_properties, find_property
@@ -92,11 +92,17 @@ class Record(msgspec.Struct):
 
     @property
     def content(self) -> bytes:
-        """The body as the sender wrote it: decompressed if it is stored compressed. Not kept.
+        """The body as the sender wrote it; as it is stored when it cannot be decompressed. Not kept."""
+        return self.decode_content().data if self.sys_flag & COMPRESSED else self.body
 
-        Raises:  RemoteProtocolError if it cannot be decompressed (or the library for it is not installed).
-        """
-        return decompress(self.body, self.sys_flag) if self.sys_flag & COMPRESSED else self.body
+    def decode_content(self) -> Content:
+        """As `content`, with the reason when the body could not be decompressed. Not kept."""
+        return decode_content(self.body, self.sys_flag)
+
+    @property
+    def has_good_body(self) -> bool:
+        """True when the body has the checksum that was stored with it."""
+        return not self.body or crc32(self.body) & CRC_MASK == self.body_crc
 
     @property
     def message_id(self) -> str:

@@ -319,7 +319,7 @@ class DeadLetterGroup:
             default_topic="TBW102",
             default_topic_queue_count=4,
             queue_id=-1,
-            sys_flag=0,
+            sys_flag=message.body_sys_flag,
             born_at_ms=message.born_at_ms,
             flag=message.record.flag,
             properties=encode_properties(pairs).decode(),

@@ -137,10 +137,16 @@ def check_name(topic: str) -> None:
 
 
 def write_messages(messages: Iterable[ReceivedMessage], *, as_json: bool, with_meta: bool) -> None:
-    """Each message as one line on standard output; all are written when this returns."""
+    """Each message as one line on standard output; all are written when this returns.
+
+    A body that could not be decoded is written as it is stored, with a note on standard error.
+    """
     is_terminal = sys.stdout.isatty()
     out = sys.stdout.buffer
     for message in messages:
+        if message.body_fault:
+            place = f"{message.broker_name}/{message.queue_id}@{message.queue_offset}"
+            note(f"{place} is written as it is stored: {message.body_fault}")
         if as_json:
             line = json.dumps(message.as_object(), ensure_ascii=False).encode()
         else:

@@ -26,9 +26,7 @@ from tandemmq.errors import (
     BadRequest,
     ClientError,
     ConfigError,
-    LocalProtocolError,
     OffsetOutOfRange,
-    RemoteProtocolError,
 )
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.progress import decode_consumer_status, encode_reset_offsets
@@ -239,24 +237,34 @@ async def test_compressed_bodies_are_inflated():
             assert bodies(await take(consumer, 1)) == [b"plain"]
 
 
-async def test_unreadable_body_is_told_to_the_application_and_not_skipped():
-    async with running_cluster(T=1) as cluster:
-        cluster[0].put("T", 0, b"fine")
-        cluster[0].put("T", 0, b"no zlib", sys_flag=0x301)
-        async with consumer_of(cluster) as consumer:
-            with pytest.raises(RemoteProtocolError, match="zlib"):
-                await take(consumer, 2)
-            assert consumer.positions[MessageQueue("T", "a", 0)] <= 1
+BAD_BODIES = {
+    "no stream": (b"no zlib", 0x301, "no zlib stream"),
+    "a stream cut short": (zlib.compress(b"x" * 5000)[:20], 0x1, "stops before its end"),
+    "an unknown kind": (b"who knows", 0x701, "0x700"),
+    "no extra": (b"a frame", 0x101, "pip install 'tandemmq[lz4]'"),
+}
 
 
-async def test_a_body_that_needs_an_extra_is_told_with_its_name(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("body", "sys_flag", "fault"), BAD_BODIES.values(), ids=list(BAD_BODIES))
+async def test_a_body_that_does_not_decode_comes_as_it_is_stored(
+    body: bytes, sys_flag: int, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     monkeypatch.setitem(sys.modules, "lz4.frame", None)
     async with running_cluster(T=1) as cluster:
-        cluster[0].put("T", 0, b"a frame", sys_flag=0x101)
+        cluster[0].put("T", 0, b"fine")
+        cluster[0].put("T", 0, body, sys_flag=sys_flag)
+        cluster[0].put("T", 0, b"fine, too")
         async with consumer_of(cluster) as consumer:
-            with pytest.raises(LocalProtocolError, match=r"pip install 'tandemmq\[lz4\]'"):
-                await take(consumer, 1)
-            assert consumer.positions.get(MessageQueue("T", "a", 0), 0) == 0
+            first, bad, last = await take(consumer, 3)
+            assert (first.body, first.body_fault) == (b"fine", "")
+            assert (last.body, last.body_fault) == (b"fine, too", "")
+            assert bad.body == body
+            assert fault in bad.body_fault
+            assert bad.as_object()["body_fault"] == bad.body_fault
+            assert await consumer.poll(timeout_s=0) == []  # finishes the three
+            await until(lambda: cluster[0].offsets.get(("g", "T", 0)) == 3)
+    [line] = [one for one in caplog.records if one.message == "message_body.undecoded"]
+    assert (line.topic, line.queue_offset, line.count) == ("T", 1, 1)  # type: ignore[attr-defined]
 
 
 async def test_two_members_share_the_queues_and_take_over():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import zlib
 from typing import Any
 
 import pytest
 
 from tandemmq.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from tandemmq.protocol.compression import SYS_FLAGS, Compression, compressor, decompress
+from tandemmq.protocol.compression import SYS_FLAGS, Compression, compressor, decode_content, decompress
 
 CONTENT = b"0123456789" * 1000
 
@@ -89,3 +90,27 @@ def test_zstd_frames_are_inflated() -> None:
             decompress(bad, 0x201)
     with pytest.raises(RemoteProtocolError, match="more than"):
         decompress(body, 0x201, bytes_max=9999)
+
+
+def test_content_is_decoded_or_kept_with_the_reason() -> None:
+    assert decode_content(b"plain", 0) == (b"plain", "")
+    assert decode_content(zlib.compress(CONTENT), 0x1) == (CONTENT, "")
+    for body, sys_flag, reason in (
+        (b"garbage", 0x1, "no zlib stream"),
+        (zlib.compress(CONTENT)[:-5], 0x301, "stops before its end"),
+        (b"x", 0x701, "0x700"),
+    ):
+        data, fault = decode_content(body, sys_flag)
+        assert data == body
+        assert reason in fault
+    assert decode_content(zlib.compress(CONTENT), 0x1, bytes_max=9999)[1].endswith("more than 9999 bytes")
+
+
+def test_content_without_its_extra_is_kept_with_the_name_of_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    assert decode_content(b"x", 0x201) == (
+        b"x",
+        "a message body in zstd needs an extra: pip install 'tandemmq[zstd]'",
+    )

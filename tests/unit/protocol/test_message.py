@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import zlib
 from typing import Any
 
 import pytest
 
-from tandemmq.errors import MessageIllegal, RemoteProtocolError
+from tandemmq.errors import MessageIllegal
 from tandemmq.protocol.compression import SYS_FLAGS, Compression, compressor
 from tandemmq.protocol.message import (
     Message,
@@ -122,9 +123,18 @@ def test_producers_id_comes_first() -> None:
     assert ReceivedMessage(record).topic == "%RETRY%g"
 
 
-def test_body_that_cannot_be_decompressed_is_the_senders_fault() -> None:
-    with pytest.raises(RemoteProtocolError, match="no zlib"):
-        ReceivedMessage(stored(b"not compressed", sys_flag=1))
+def test_body_that_cannot_be_decompressed_comes_as_it_is_stored() -> None:
+    message = ReceivedMessage(stored(b"not compressed", sys_flag=0x12301))
+    assert message.body == message.record.content == b"not compressed"
+    assert message.body_fault.startswith("message body is no zlib stream")
+    assert message.body_fault in repr(message)
+    assert message.body_sys_flag == 0x301, "sent again, a reader that can decode it still does"
+
+
+def test_body_that_was_decompressed_is_sent_again_in_plain() -> None:
+    message = ReceivedMessage(stored(zlib.compress(b"plain"), sys_flag=0x301))
+    assert (message.body, message.body_fault, message.body_sys_flag) == (b"plain", "", 0)
+    assert "body_fault" not in message.as_object()
 
 
 @pytest.mark.parametrize("keys", ["N14228 UA1545", ("N14228", "UA1545")])

@@ -378,7 +378,7 @@ def _as_retry(message: ReceivedMessage, refused: SendBackRequest) -> SendRequest
         default_topic="TBW102",
         default_topic_queue_count=1,
         queue_id=-1,
-        sys_flag=0,
+        sys_flag=message.body_sys_flag,
         born_at_ms=message.record.born_at_ms,
         flag=message.record.flag,
         properties=encode_properties(pairs).decode(),

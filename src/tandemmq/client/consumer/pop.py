@@ -248,6 +248,8 @@ class PopConsumer(Client):
             return []
         for message in found:
             message.topic = self._namespace.unwrap(message.topic)
+            if message.body_fault:
+                self._instance.note_undecoded(message)
         now = self._subscriptions.get(target.topic, subscription)
         wanted = [one for one in found if subscription.matches(one.tags) or now.matches(one.tags)]
         if len(wanted) < len(found):

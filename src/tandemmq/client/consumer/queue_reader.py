@@ -20,7 +20,6 @@ from tandemmq.client.options import ConsumerOptions, MessageModel
 from tandemmq.client.route_cache import FaultyPeers
 from tandemmq.errors import (
     BrokerUnreachable,
-    LocalProtocolError,
     NoRoute,
     RemoteProtocolError,
     RequestRejected,
@@ -270,7 +269,7 @@ class QueueReader:
         of its log. That record stays our proof then, and the master is asked, which leads us back behind it.
         So no record is shown when others have led us further than to the place behind it.
 
-        Raises:  RemoteProtocolError for a body that cannot be read; the messages before the bad one are kept.
+        Raises:  RemoteProtocolError for bytes that are not records; the messages before them are kept.
         """
         self._policy.note_answer(pulled.suggested_broker_id)
         seen = self._seen
@@ -328,6 +327,8 @@ class QueueReader:
                 if offset < in_flight.next_offset or not subscription.matches(record.tags):
                     continue
                 message = received(record, self.queue.broker_name, namespace)
+                if message.body_fault:
+                    self._seams.instance.note_undecoded(message)
                 in_flight.add(offset, record.size, message)
                 deliveries.append(Received(self, message))
         finally:
@@ -369,7 +370,7 @@ class QueueReader:
             return 0.0
         if isinstance(error, RequestRejected) and error.code == ResponseCode.FLOW_CONTROL:
             return FLOW_CONTROL_PAUSE_S
-        if isinstance(error, RemoteProtocolError | LocalProtocolError):
+        if isinstance(error, RemoteProtocolError):
             seams.inbox.put_error(error)
         return seams.options.pull_error_delay_s
 
