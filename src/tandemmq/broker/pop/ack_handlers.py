@@ -14,7 +14,7 @@ from tandemmq.broker.pop.handlers import PopAdmission, check_invisible
 from tandemmq.broker.pop.lease_log import LeaseLog
 from tandemmq.broker.pop.leases import Lease, LeaseKey, QueueKey
 from tandemmq.broker.pop.order_table import OrderTable
-from tandemmq.broker.pop.reading import PollKey, PopPolls
+from tandemmq.broker.pop.reading import PopPolls
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import BadRequest, RemoteProtocolError, RequestRejected
@@ -23,7 +23,6 @@ from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.pop_receipts import ORDERED_REVIVE_QUEUE, Handle, parse_handle, real_topic
 from tandemmq.protocol.requests.consume import (
-    ANY_QUEUE,
     AckRequest,
     ChangeInvisibleRequest,
     ChangeInvisibleResponse,
@@ -55,7 +54,7 @@ class AckHandlers:
         polls: PopPolls,
         store: MessageStore,
         topics: TopicTable,
-        wake_at: Callable[[PollKey, int], None],
+        wake_at: Callable[[QueueKey, int], None],
         stats: BrokerStats,
         clock: Clock,
     ) -> None:
@@ -198,7 +197,7 @@ class AckHandlers:
         visible_at_ms = self._clock.now_ms() + header.invisible_ms
         self._orders.show_at(key, header.offset, handle.pop_time_ms, visible_at_ms)
         self.changed_count += 1
-        self._wake_at((key[0], key[1]), visible_at_ms)
+        self._wake_at(key, visible_at_ms)
         response = ChangeInvisibleResponse(
             pop_time_ms=handle.pop_time_ms,
             invisible_ms=visible_at_ms - handle.pop_time_ms,
@@ -213,7 +212,7 @@ class AckHandlers:
     def _free(self, key: QueueKey) -> None:
         """Serve the pops that wait for the queue, if it is free now."""
         if self._orders.blocked_until_ms(key, None, self._clock.now_ms()) is None:
-            self._polls.touch((key[0], key[1]), ANY_QUEUE)
+            self._polls.touch(key[:2], key[2])
 
     def _lease(self, key: QueueKey, start_offset: int, pop_time_ms: int) -> Lease | None:
         """The lease that a handle names, unless it is over."""

@@ -17,9 +17,9 @@ from typing import Final, NamedTuple, Protocol
 from tandemmq.broker.guards import invalid, require_group, require_topic
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.lease_log import LeaseLog, is_stored
-from tandemmq.broker.pop.leases import Lease, LeaseKey
+from tandemmq.broker.pop.leases import Lease, LeaseKey, QueueKey
 from tandemmq.broker.pop.order_table import OrderedPop, OrderTable
-from tandemmq.broker.pop.reading import Found, HeldPop, PollKey, PopPolls, PopReader, Taken, Want, with_handle
+from tandemmq.broker.pop.reading import Found, HeldPop, PopPolls, PopReader, Taken, Want, with_handle
 from tandemmq.broker.pull.filters import is_tag_type, parse_tags, require_sql
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.table_file import OnSaved, TableFile, TableSaver
@@ -51,7 +51,7 @@ from tandemmq.protocol.requests.consume import (
 )
 from tandemmq.protocol.sql92 import SqlFilter
 from tandemmq.remoting.channel import Channel
-from tandemmq.runtime.ports import Clock
+from tandemmq.runtime.ports import Clock, TimerHandle
 from tandemmq.store import PutStatus
 from tandemmq.telemetry import events
 
@@ -210,12 +210,13 @@ class PopAnswer:
 
 @dataclass(slots=True)
 class Asked:
-    """One request on its way."""
+    """One request on its way. `is_cut`: its last look ended before it had looked at everything."""
 
     channel: Channel
     command: Command
     want: Want
     admitted: AdmittedPop
+    is_cut: bool = False
 
 
 class PopHandlers:
@@ -245,7 +246,7 @@ class PopHandlers:
         self._group_file = group_file
         self._stats = stats
         self._clock = clock
-        self._wake_times: dict[PollKey, int] = {}
+        self._wake_times: dict[QueueKey, tuple[int, TimerHandle]] = {}
         self.popped_count = 0
 
     def handle_rollback(self, channel: Channel, command: Command) -> Command:
@@ -315,11 +316,18 @@ class PopHandlers:
             header.queue_id,
             1,
             is_ordered=bool(header.is_ordered),
+            wanted=parse_filter(
+                header.topic,
+                header.expression_type,
+                header.expression,
+                is_sql_enabled=self._options.property_filter_enable,
+            ),
             attempt_id=header.attempt_id or "",
         )
         asked = Asked(channel, command, want, admitted)
         if self._reader.has_message(want, admitted.topic.read_queue_count, now_ms):
             return command.reply(ResponseCode.SUCCESS, NotificationResponse(has_message=True))
+        self._wake_when_free(asked, now_ms)
         until_ms = (header.born_at_ms or now_ms) + header.poll_ms
         answer = self._hold(asked, until_ms, self._on_wake_notification)
         if answer is None:
@@ -346,9 +354,9 @@ class PopHandlers:
             return False
         now_ms = self._clock.now_ms()
         found = self._reader.read(want, asked.admitted.topic.read_queue_count, now_ms)
+        asked.is_cut = found.is_cut
         if not found.count:
-            if found.blocked_until_ms is not None:
-                self.wake_at((want.topic, want.group), found.blocked_until_ms)
+            self._wake_when_free(asked, now_ms)
             return False
         if want.is_ordered:
             self._pop_in_order(asked, found, now_ms)
@@ -420,6 +428,7 @@ class PopHandlers:
             channel.send(
                 command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the pop was not stored: {status.value}")
             )
+            self._polls.touch((asked.want.topic, asked.want.group), ANY_QUEUE)  # the messages are free again
             return
         self.popped_count += found.count
         stats = self._stats
@@ -453,18 +462,24 @@ class PopHandlers:
 
     # Waiting.
 
-    def wake_at(self, key: PollKey, at_ms: int) -> None:
-        """Look at the group's held pops again then: an ordered queue is free."""
+    def wake_at(self, key: QueueKey, at_ms: int) -> None:
+        """Look at the pops that wait for the queue again then: it is free for its group."""
         planned = self._wake_times.get(key)
-        if planned is None or at_ms < planned:
-            self._wake_times[key] = at_ms
-            delay_s = max(0, at_ms - self._clock.now_ms()) / 1000
-            self._clock.call_later(delay_s, self._wake_now, key, at_ms)
+        if planned is not None:
+            if planned[0] <= at_ms:
+                return
+            planned[1].cancel()
+        delay_s = max(0, at_ms - self._clock.now_ms()) / 1000
+        self._wake_times[key] = at_ms, self._clock.call_later(delay_s, self._wake_now, key)
 
-    def _wake_now(self, key: PollKey, at_ms: int) -> None:
-        if self._wake_times.get(key) == at_ms:
-            del self._wake_times[key]
-        self._polls.touch(key, ANY_QUEUE)
+    def _wake_when_free(self, asked: Asked, now_ms: int) -> None:
+        count = asked.admitted.topic.read_queue_count
+        for key, until_ms in self._reader.blocked(asked.want, count, now_ms):
+            self.wake_at(key, until_ms)
+
+    def _wake_now(self, key: QueueKey) -> None:
+        del self._wake_times[key]
+        self._polls.touch(key[:2], key[2])
 
     def _hold(self, asked: Asked, until_ms: int, on_wake: Callable[[HeldPop, bool], bool]) -> Command | None:
         """None while the request is held; else its answer."""
@@ -480,11 +495,19 @@ class PopHandlers:
             deadline_s=self._clock.monotonic() + hold_ms / 1000,
             request=asked,
             on_wake=on_wake,
+            kind=(on_wake, want.is_ordered, want.wanted),
+            attempt_id=want.attempt_id if want.is_ordered else "",
         )
         retries = [topic for topic, _ in self._reader.retry_topics(want.group, want.topic)]
         if self._polls.hold(held, retries):
+            self._read_on(asked)
             return None
         return self._nothing(asked.command, ResponseCode.POLLING_FULL, "too many pops wait, try again later")
+
+    def _read_on(self, asked: Asked) -> None:
+        """Continue in the next turn of the loop where the last look ended."""
+        if asked.is_cut:
+            self._polls.touch((asked.want.topic, asked.want.group), asked.want.queue_id)
 
     def _on_wake(self, held: HeldPop, is_over: bool) -> bool:
         """False when the pop waits on."""
@@ -508,6 +531,8 @@ class PopHandlers:
             asked.channel.send(
                 self._nothing(asked.command, ResponseCode.POLLING_TIMEOUT, "no message came in time")
             )
+        else:
+            self._read_on(asked)
         return is_over
 
     def _on_wake_notification(self, held: HeldPop, is_over: bool) -> bool:
@@ -516,9 +541,11 @@ class PopHandlers:
         if asked.channel.is_closed:
             return True
         count = asked.admitted.topic.read_queue_count
-        has_message = self._reader.has_message(asked.want, count, self._clock.now_ms())
+        now_ms = self._clock.now_ms()
+        has_message = self._reader.has_message(asked.want, count, now_ms)
         if has_message or is_over:
             response = NotificationResponse(has_message=has_message)
             asked.channel.send(asked.command.reply(ResponseCode.SUCCESS, response))
             return True
+        self._wake_when_free(asked, now_ms)
         return False

@@ -7,7 +7,7 @@ Source:     spec semantics 14.5. Pure but for the callbacks; time is passed in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from tandemmq.broker.pop.leases import QueueKey
@@ -73,9 +73,14 @@ class OrderTable:
     def __init__(self) -> None:
         self.on_change: list[Callable[[], None]] = []
         self._pops: dict[QueueKey, OrderedPop] = {}
+        self._attempts: dict[tuple[str, str], dict[int, str]] = {}  # of topic and group: by queue, if named
 
     def get(self, key: QueueKey) -> OrderedPop | None:
         return self._pops.get(key)
+
+    def attempts_of(self, key: tuple[str, str]) -> Collection[str]:
+        """The attempts that made the last pops of the topic by the group."""
+        return self._attempts.get(key, {}).values()
 
     def blocked_until_ms(self, key: QueueKey, attempt_id: str | None, now_ms: int) -> int | None:
         """None when the group may pop the queue now."""
@@ -96,7 +101,7 @@ class OrderTable:
             else:
                 seen = set(before.offsets)
                 pop.counts = {o: before.counts.get(o, 0) + 1 for o in pop.offsets if o in seen}
-        self._pops[key] = pop
+        self._set(key, pop)
         self._after_change()
 
     def acknowledge(self, key: QueueKey, offset: int, pop_time_ms: int) -> int | None:
@@ -121,7 +126,8 @@ class OrderTable:
         return True
 
     def clear(self, key: QueueKey) -> None:
-        if self._pops.pop(key, None) is not None:
+        if key in self._pops:
+            self._remove(key)
             self._after_change()
 
     def drop_topic(self, topic: str) -> None:
@@ -140,7 +146,7 @@ class OrderTable:
             if max(pop.offsets, default=-1) >= queue_end(key[0], key[2])
         ]
         for key in gone:
-            del self._pops[key]
+            self._remove(key)
         if gone:
             self._after_change()
         return len(gone)
@@ -151,7 +157,7 @@ class OrderTable:
         table: dict[str, dict[int, OrderState]] = {}
         for key, pop in list(self._pops.items()):
             if pop.seen_at_ms < newest - KEPT_MS:
-                del self._pops[key]
+                self._remove(key)
                 continue
             topic, group, queue_id = key
             table.setdefault(f"{topic}@{group}", {})[queue_id] = _state(pop)
@@ -163,7 +169,21 @@ class OrderTable:
             topic, _, group = name.partition("@")
             for queue_id, state in queues.items():
                 if state.offsets:
-                    self._pops[topic, group, queue_id] = _pop(state)
+                    self._set((topic, group, queue_id), _pop(state))
+
+    def _set(self, key: QueueKey, pop: OrderedPop) -> None:
+        if key in self._pops:
+            self._remove(key)
+        self._pops[key] = pop
+        if pop.attempt_id:
+            self._attempts.setdefault(key[:2], {})[key[2]] = pop.attempt_id
+
+    def _remove(self, key: QueueKey) -> None:
+        if self._pops.pop(key).attempt_id:
+            attempts = self._attempts[key[:2]]
+            del attempts[key[2]]
+            if not attempts:
+                del self._attempts[key[:2]]
 
     def _after_change(self) -> None:
         for callback in self.on_change:

@@ -5,14 +5,14 @@ Source: spec semantics 14.1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.lease_log import LeaseLog
-from tandemmq.broker.pop.leases import QueueKey
+from tandemmq.broker.pop.leases import MESSAGE_COUNT_MAX, QueueKey
 from tandemmq.broker.pop.order_table import OrderTable
 from tandemmq.broker.pull.long_poll import PollChannel
 from tandemmq.errors import RequestRejected
@@ -39,10 +39,19 @@ PollKey = tuple[str, str]
 """Topic and group."""
 
 
-class HeldPop:
-    """One waiting request; `queue_id` -1 waits for any queue."""
+LOOKS_MAX: Final = 64
+"""Looks at waiting requests in one turn of the loop; the rest follow in the next turn."""
 
-    __slots__ = ("channel", "deadline_s", "key", "on_wake", "queue_id", "request", "timer")
+
+class HeldPop:
+    """One waiting request; `queue_id` -1 waits for any queue.
+
+    `kind` names what the request asks for: of two requests with one kind, either both find something or
+    neither does, unless they are of different attempts. `attempt_id` is empty unless the pop is ordered.
+    """
+
+    __slots__ = ("attempt_id", "channel", "deadline_s", "key", "kind", "number", "on_wake", "queue_id",
+                 "request", "timer")  # fmt: skip
 
     def __init__(
         self,
@@ -53,6 +62,8 @@ class HeldPop:
         deadline_s: float,
         request: Any,
         on_wake: Callable[[HeldPop, bool], bool],
+        kind: Hashable = None,
+        attempt_id: str = "",
     ) -> None:
         self.channel = channel
         self.key = key
@@ -60,30 +71,56 @@ class HeldPop:
         self.deadline_s = deadline_s
         self.request = request
         self.on_wake = on_wake
+        self.kind = (queue_id, kind)
+        self.attempt_id = attempt_id
+        self.number = 0
         self.timer: TimerHandle | None = None
+
+
+class _Waiting:
+    """The held requests of one topic and group, by kind, each kind in the order of arrival."""
+
+    __slots__ = ("count", "kinds", "topics")
+
+    def __init__(self, topics: tuple[str, ...]) -> None:
+        self.topics = topics
+        self.count = 0
+        self.kinds: dict[Hashable, dict[HeldPop, None]] = {}
 
 
 class PopPolls:
     """Pops and notifications that wait for messages: held by topic and group, served first come first.
 
     Invariants: a held request is in the table once and leaves it once: served, expired, or with its
-                connection.
-    Strategy:   when a topic gets messages its waiting groups are looked at in the next turn of the loop; each
-                group's requests in order, until one finds nothing.
-    At a bound: `hold` says no (POLLING_FULL).
+                connection. A request that finds nothing hides no request of another kind.
+    Strategy:   when a queue gets messages or becomes free, the groups that wait for it are looked at in the
+                next turn of the loop: of each kind in order, the kind of the oldest request first, until one
+                request finds nothing. Behind that one only requests of attempts that have messages in order
+                are looked at, because such an attempt gets its messages once more.
+    At a bound: `hold` says no (POLLING_FULL). After LOOKS_MAX looks the next turn of the loop continues.
     Knows not:  what a pop is; `on_wake(held, is_over)` answers it, or returns False to wait on.
     """
 
-    def __init__(self, *, clock: Clock, count_max: int, count_per_group_max: int) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        count_max: int,
+        count_per_group_max: int,
+        attempts_of: Callable[[PollKey], Container[str]] = lambda _key: (),
+    ) -> None:
         self._clock = clock
         self._count_max = count_max
         self._count_per_group_max = count_per_group_max
+        self._attempts_of = attempts_of
         self._count = 0
-        self._by_key: dict[PollKey, dict[HeldPop, None]] = {}
+        self._number = 0
+        self._by_key: dict[PollKey, _Waiting] = {}
         self._by_channel: dict[PollChannel, dict[HeldPop, None]] = {}
         self._keys_of_topic: dict[str, dict[PollKey, bool]] = {}  # True: a retry topic of the key
-        self._topics_of_key: dict[PollKey, tuple[str, ...]] = {}
         self._touched: dict[PollKey, set[int]] = {}
+        self._rounds: dict[PollKey, Iterator[None]] = {}  # under way, at most one per key
+        self._is_wake_planned = False
         self.is_closed = False
 
     def __len__(self) -> int:
@@ -91,23 +128,28 @@ class PopPolls:
 
     def count(self, key: PollKey, queue_id: int) -> int:
         """Requests held for exactly this queue id."""
-        return sum(held.queue_id == queue_id for held in self._by_key.get(key, ()))
+        waiting = self._by_key.get(key)
+        if waiting is None:
+            return 0
+        return sum(held.queue_id == queue_id for of_kind in waiting.kinds.values() for held in of_kind)
 
     def hold(self, held: HeldPop, retry_topics: Iterable[str]) -> bool:
         """True when it is held now; False at a bound or after `close`."""
-        of_key = self._by_key.get(held.key)
+        waiting = self._by_key.get(held.key)
         if (
             self.is_closed
             or self._count >= self._count_max
-            or (of_key is not None and len(of_key) >= self._count_per_group_max)
+            or (waiting is not None and waiting.count >= self._count_per_group_max)
         ):
             return False
-        if of_key is None:
-            of_key = self._by_key[held.key] = {}
-            topics = self._topics_of_key[held.key] = (held.key[0], *retry_topics)
-            for topic in topics:
+        if waiting is None:
+            waiting = self._by_key[held.key] = _Waiting((held.key[0], *retry_topics))
+            for topic in waiting.topics:
                 self._keys_of_topic.setdefault(topic, {})[held.key] = topic != held.key[0]
-        of_key[held] = None
+        self._number += 1
+        held.number = self._number
+        waiting.kinds.setdefault(held.kind, {})[held] = None
+        waiting.count += 1
         of_channel = self._by_channel.get(held.channel)
         if of_channel is None:
             of_channel = self._by_channel[held.channel] = {}
@@ -131,9 +173,8 @@ class PopPolls:
     def touch(self, key: PollKey, queue_id: int) -> None:
         """There may be something for the group in this queue (-1: anywhere)."""
         if key in self._by_key:
-            if not self._touched:
-                self._clock.call_soon(self._wake_touched)
             self._touched.setdefault(key, set()).add(queue_id)
+            self._plan_wake()
 
     def drop_channel(self, channel: PollChannel) -> None:
         """Forget the requests of a closed connection."""
@@ -143,35 +184,67 @@ class PopPolls:
     def close(self) -> None:
         """Answer everything that is held."""
         self.is_closed = True
-        for held in [held for of_key in self._by_key.values() for held in of_key]:
+        for held in [held for of_channel in self._by_channel.values() for held in of_channel]:
             self._on_deadline(held)
 
+    def _plan_wake(self) -> None:
+        if not self._is_wake_planned:
+            self._is_wake_planned = True
+            self._clock.call_soon(self._wake_touched)
+
     def _wake_touched(self) -> None:
-        touched, self._touched = self._touched, {}
-        for key, queue_ids in touched.items():
-            for held in list(self._by_key.get(key, ())):
-                if ANY not in queue_ids and held.queue_id != ANY and held.queue_id not in queue_ids:
-                    continue
-                if held not in self._by_key.get(key, ()):
-                    continue
-                if not held.on_wake(held, False):
+        self._is_wake_planned = False
+        for key in [key for key in self._touched if key not in self._rounds]:
+            self._rounds[key] = self._look_at(key, self._touched.pop(key))
+        left = LOOKS_MAX
+        for key, looks in list(self._rounds.items()):
+            for _ in looks:
+                left -= 1
+                if not left:
                     break
-                self._remove(held)
+            else:
+                del self._rounds[key]
+            if not left:
+                break
+        if self._rounds or self._touched:
+            self._plan_wake()
+
+    def _look_at(self, key: PollKey, queue_ids: set[int]) -> Iterator[None]:
+        """Serves the group's requests that may find something in these queues; yields after each look."""
+        waiting = self._by_key.get(key)
+        if waiting is None:
+            return
+        for of_kind in sorted(waiting.kinds.values(), key=lambda of_kind: next(iter(of_kind)).number):
+            attempts: Container[str] | None = None
+            for held in list(of_kind):
+                if held not in of_kind or (attempts is not None and held.attempt_id not in attempts):
+                    continue
+                if ANY not in queue_ids and held.queue_id != ANY and held.queue_id not in queue_ids:
+                    break
+                if held.on_wake(held, False):
+                    self._remove(held)
+                elif attempts is None:
+                    attempts = self._attempts_of(key)
+                yield
 
     def _on_deadline(self, held: HeldPop) -> None:
         self._remove(held)
         held.on_wake(held, True)
 
     def _remove(self, held: HeldPop) -> None:
-        of_key = self._by_key.get(held.key)
-        if of_key is None or of_key.pop(held, 0) == 0:
+        waiting = self._by_key.get(held.key)
+        of_kind = None if waiting is None else waiting.kinds.get(held.kind)
+        if waiting is None or of_kind is None or of_kind.pop(held, 0) == 0:
             return
         self._count -= 1
+        waiting.count -= 1
         if held.timer is not None:
             held.timer.cancel()
-        if not of_key:
+        if not of_kind:
+            del waiting.kinds[held.kind]
+        if not waiting.count:
             del self._by_key[held.key]
-            for topic in self._topics_of_key.pop(held.key):
+            for topic in waiting.topics:
                 del self._keys_of_topic[topic][held.key]
                 if not self._keys_of_topic[topic]:
                     del self._keys_of_topic[topic]
@@ -182,7 +255,7 @@ class PopPolls:
 
 
 SCANS_MAX: Final = 32
-"""Reads of one queue for one pop: a filter may take nothing of what is there."""
+"""Reads for one look of a pop that find nothing wanted and move its position; the next look continues."""
 _QUEUE_OFFSET_AT: Final = 20
 _NOTHING_LEFT: Final = (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE)
 
@@ -222,12 +295,16 @@ class Taken(NamedTuple):
 
 @dataclass(slots=True)
 class Found:
-    """What all queues together gave."""
+    """What all queues together gave.
+
+    `is_cut`: the filter passed over SCANS_MAX reads, and there are messages behind them.
+    """
 
     taken: list[Taken] = field(default_factory=list)
     count: int = 0
     rest: int = 0
-    blocked_until_ms: int | None = None
+    scans_left: int = 0
+    is_cut: bool = False
 
 
 class PopReader:
@@ -283,18 +360,15 @@ class PopReader:
 
     def read(self, want: Want, queue_count: int, now_ms: int) -> Found:
         """Messages for a pop. Positions move over what a filter leaves out, not over what is found."""
-        found = Found()
+        found = Found(scans_left=SCANS_MAX)
         for source in self.sources(want, queue_count):
             key = (source.topic, want.group, source.queue_id)
             if found.count >= want.count_max:
                 found.rest += self._left(key)
                 continue
-            if want.is_ordered:
-                until_ms = self._orders.blocked_until_ms(key, want.attempt_id, now_ms)
-                if until_ms is not None:
-                    found.blocked_until_ms = min(until_ms, found.blocked_until_ms or until_ms)
-                    found.rest += self._left(key)
-                    continue
+            if self._blocked_until_ms(key, want, now_ms) is not None:
+                found.rest += self._left(key)
+                continue
             self._take(source, key, want, found)
         return found
 
@@ -313,17 +387,43 @@ class PopReader:
         return found
 
     def has_message(self, want: Want, queue_count: int, now_ms: int) -> bool:
-        """Whether a pop would look at a message; no filter is asked."""
+        """Whether a pop would find a message, or would have to read on to know."""
         for source in self.sources(want, queue_count):
             key = (source.topic, want.group, source.queue_id)
-            is_blocked = want.is_ordered and self._orders.blocked_until_ms(key, want.attempt_id, now_ms)
-            if not is_blocked and self._left(key) > 0:
+            if self._blocked_until_ms(key, want, now_ms) is None and self._may_find(source, key, want):
                 return True
         return False
 
+    def blocked(self, want: Want, queue_count: int, now_ms: int) -> Iterator[tuple[QueueKey, int]]:
+        """The queues that an ordered pop may not touch yet, and when each is free."""
+        queue_ids = range(queue_count) if want.queue_id == ANY else (want.queue_id,)
+        for queue_id in queue_ids if want.is_ordered else ():
+            key = (want.topic, want.group, queue_id)
+            until_ms = self._blocked_until_ms(key, want, now_ms)
+            if until_ms is not None:
+                yield key, until_ms
+
+    def _blocked_until_ms(self, key: QueueKey, want: Want, now_ms: int) -> int | None:
+        return self._orders.blocked_until_ms(key, want.attempt_id, now_ms) if want.is_ordered else None
+
+    def _may_find(self, source: PoppedQueue, key: QueueKey, want: Want) -> bool:
+        """False when the queue has nothing left that the filter wants, as far as one read goes."""
+        left = self._left(key)
+        if left <= 0 or want.wanted is None or source.flag != FLAG_NORMAL:
+            return left > 0
+        start = self._store.queue_max(source.topic, source.queue_id) - left
+        got = self._get(source, start, want, MESSAGE_COUNT_MAX)
+        if got.status is GetStatus.FOUND:
+            wanted = want.wanted
+            if not isinstance(wanted, SqlFilter) or any(
+                wanted.matches_record(record) for record in split_records(got.slices)
+            ):
+                return True
+        return got.next_offset < self._store.queue_max(source.topic, source.queue_id)
+
     def _take(self, source: PoppedQueue, key: QueueKey, want: Want, found: Found) -> None:
         start = self._start(source, key, want)
-        for _ in range(SCANS_MAX):
+        while True:
             got = self._get(source, start, want, want.count_max - found.count)
             if got.status is GetStatus.FOUND and self._add(found, source, start, got, want):
                 return
@@ -331,7 +431,12 @@ class PopReader:
                 return
             start = got.next_offset
             self._log.move(key, start)
-        found.rest += max(0, self._store.queue_max(source.topic, source.queue_id) - start)
+            if not found.scans_left:
+                break
+            found.scans_left -= 1
+        rest = max(0, self._store.queue_max(source.topic, source.queue_id) - start)
+        found.rest += rest
+        found.is_cut |= rest > 0
 
     def _get(self, source: PoppedQueue, start: int, want: Want, count_max: int) -> GetResult:
         # Ended leases were filtered when they were popped first (filterSupportRetry is off).

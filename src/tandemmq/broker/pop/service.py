@@ -284,6 +284,7 @@ class PopService:
             clock=clock,
             count_max=options.pop_poll_count_max,
             count_per_group_max=options.pop_poll_count_per_group_max,
+            attempts_of=orders.attempts_of,
         )
         lease_log = LeaseLog(
             store,
