@@ -10,6 +10,7 @@ import pytest
 from broker_rig import Peer, consumer, held_count, pull_response, records_of, running_broker
 
 from tandemmq.broker.broker import Broker
+from tandemmq.broker.pull import filters
 from tandemmq.protocol.bodies.client import (
     ClientConfigCheck,
     ConsumerData,
@@ -75,6 +76,20 @@ async def test_pull_without_expression_uses_the_one_of_the_heartbeat(peer: Peer)
     assert [record.body for record in records_of(answer)] == [b"1", b"3"]
     early = await peer.pull("T1", sys_flag=0, subscription=None, subscription_version=VERSION + 1)
     assert early.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+
+
+async def test_a_filter_beyond_the_budget_of_its_heartbeat_is_compiled_by_the_first_pull(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filters, "BUDGET_CHARACTERS", 0)
+    for number in range(4):
+        await peer.send_ok("T1", b"%d" % number, properties={"n": str(number)})
+    await peer.heartbeat("c1", sql_consumer("CG", "n IN ('0', '3') AND 'late' = 'late'"))
+    answer = await peer.pull("T1", sys_flag=0, subscription=None, subscription_version=VERSION)
+    assert [record.body for record in records_of(answer)] == [b"0", b"3"]
+    await peer.heartbeat("c1", sql_consumer("CG", "n > 'late' >", VERSION + 1))
+    answer = await peer.pull("T1", sys_flag=0, subscription=None, subscription_version=VERSION + 1)
+    assert answer.code == ResponseCode.FILTER_DATA_NOT_EXIST
 
 
 async def test_heartbeat_with_a_broken_filter_is_taken_and_its_pulls_are_told(peer: Peer) -> None:

@@ -36,11 +36,12 @@ from tandemmq.errors import ConfigError, LocalProtocolError, TandemError
 from tandemmq.protocol.bodies.codec import DENIALS_KEY, NEWEST_DENIAL_KEY, REFUSED_CONNECTIONS_KEY
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.properties_file import parse_properties
-from tandemmq.remoting.channel import Channel, FrameBudget
+from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.options import PLAIN, TlsOptions, render_address
 from tandemmq.remoting.server import RemotingServer
+from tandemmq.remoting.shared_bounds import SharedBounds
 from tandemmq.remoting.tls import TlsDoor, make_client_tls
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import SlaveName
@@ -137,7 +138,11 @@ class Broker:
                 network=network, clock=clock, signer=self._access.signer, tls=make_client_tls(tls.dialling)
             )
         self._servers: list[RemotingServer] = []
-        self._frame_budget = FrameBudget(options.frame_bytes_held_max)
+        self._shared_bounds = SharedBounds(
+            clock,
+            connections_max=options.connections_max,
+            frame_bytes_held_max=options.frame_bytes_held_max,
+        )
         self.store: MessageStore | None = None
         self._parts: Parts | None = None
         self._replica: ReplicaRole | None = None
@@ -472,7 +477,7 @@ class Broker:
             on_fatal=self._on_fatal,
             guard=self._access.check,
             tls=self._tls,
-            budget=self._frame_budget,
+            shared=self._shared_bounds,
         )
         try:
             address = await server.start(self.options.listen_host, port)

@@ -97,6 +97,7 @@ class BrokerOptions:
     long_polling_enable: bool = True  # longPollingEnable
     short_polling_ms: int = 1_000  # shortPollingTimeMills
     long_poll_ms_max: int = 120_000  # ours: a client's suspendTimeoutMillis is cut to this
+    connections_max: int = 16_384  # ours, of all ports; a process with few descriptors has fewer
     frame_bytes_held_max: int = 256 << 20  # ours: of unfinished frames; at the bound connections are closed
     long_poll_count_max: int = 100_000  # ours: at the bound a pull is answered at once instead of being held
     long_poll_count_per_queue_max: int = 4_096  # ours, the same
@@ -189,6 +190,7 @@ _POSITIVE = (
     "group_count_max",
     "short_polling_ms",
     "long_poll_ms_max",
+    "connections_max",
     "frame_bytes_held_max",
     "long_poll_count_max",
     "long_poll_count_per_queue_max",

@@ -15,7 +15,7 @@ from tandemmq.errors import ConfigError, RemoteProtocolError, RequestRejected, T
 from tandemmq.protocol.bodies.codec import decode_plain, encode_body, encode_kv_table
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.loose_json import text_map
+from tandemmq.protocol.loose_json import LARGE_TEXT, text_map
 from tandemmq.protocol.requests.route import (
     DeleteKvRequest,
     GetKvRequest,
@@ -68,7 +68,7 @@ def decode_kv_file(data: Buffer) -> KvTable:
 
     Raises:  RemoteProtocolError when it is not one.
     """
-    value = decode_plain(data)
+    value = decode_plain(data, LARGE_TEXT)
     tables = value.get("configTable") if isinstance(value, dict) else None
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise RemoteProtocolError("there is no configTable of namespaces")

@@ -21,7 +21,14 @@ FRAME_BYTES_MAX = 16_777_216
 
 _HEAD = struct.Struct(">iI")
 _LENGTH = struct.Struct(">i")
-_HEADER_BYTES_MAX = 0xFFFFFF
+HEADER_BYTES_MAX = 0x3FFFF
+"""A limit of ours: six times the 32,767 bytes that properties may have, as JSON that escapes each character
+has them, and room for the other fields.
+"""
+
+_HEADER_SIZE = 0xFFFFFF
+_IMPOSSIBLE = 0xFFFFFFFF ^ (SERIALIZE_ROCKETMQ << 24 | HEADER_BYTES_MAX)
+"""Bits that no mark has: of an unknown serialize type, or of a header that is too long."""
 
 
 class FrameDecoder:
@@ -56,9 +63,9 @@ class FrameDecoder:
             end = len(piece)
             while end - position >= 8:
                 length, mark = _HEAD.unpack_from(piece, position)
-                header_end = position + 8 + (mark & _HEADER_BYTES_MAX)
+                header_end = position + 8 + (mark & HEADER_BYTES_MAX)
                 frame_end = position + 4 + length
-                if not (4 <= length <= self._bytes_max - 4 and mark >> 24 <= 1 and header_end <= frame_end):
+                if mark & _IMPOSSIBLE or not (4 <= length <= self._bytes_max - 4 and header_end <= frame_end):
                     raise RemoteProtocolError(_explain_head(length, mark))
                 if frame_end > end:
                     break
@@ -93,7 +100,7 @@ class FrameDecoder:
         taken = min(missing, len(piece) - used)
         buffer += memoryview(piece)[used : used + taken]
         if taken == missing:
-            header_end = 8 + (mark & _HEADER_BYTES_MAX)
+            header_end = 8 + (mark & HEADER_BYTES_MAX)
             with memoryview(buffer) as view:
                 header, body = bytes(view[8:header_end]), bytes(view[header_end:])
             buffer.clear()
@@ -117,8 +124,8 @@ class FrameDecoder:
         if is_length_bad or (len(buffer) > 4 and buffer[4] > SERIALIZE_ROCKETMQ):
             raise RemoteProtocolError(_explain_head(length, buffer[4] << 24 if len(buffer) > 4 else 0))
         if len(buffer) >= 8:
-            (mark,) = _LENGTH.unpack_from(buffer, 4)
-            if (mark & _HEADER_BYTES_MAX) > length - 4:
+            _, mark = _HEAD.unpack_from(buffer)
+            if mark & _IMPOSSIBLE or (mark & HEADER_BYTES_MAX) > length - 4:
                 raise RemoteProtocolError(_explain_head(length, mark))
 
 
@@ -149,7 +156,11 @@ def encode_frame_head(command: Command, body_size: int) -> bytes:
 
 def _encode_head(command: Command, header_size: int, body_size: int) -> bytes:
     length = 4 + header_size + body_size
-    if length > FRAME_BYTES_MAX - 4 or header_size > _HEADER_BYTES_MAX:
+    if header_size > HEADER_BYTES_MAX:
+        raise LocalProtocolError(
+            f"a header of {header_size} bytes (code {command.code}) exceeds the limit of {HEADER_BYTES_MAX}"
+        )
+    if length > FRAME_BYTES_MAX - 4:
         raise LocalProtocolError(
             f"a frame of {length + 4} bytes (code {command.code}) exceeds the limit of {FRAME_BYTES_MAX}"
         )
@@ -161,6 +172,8 @@ def _explain_head(length: int, mark: int) -> str:
         return f"serialize type {mark >> 24} is unknown"
     if length < 4:
         return f"a frame cannot be {length} bytes long"
-    if (mark & _HEADER_BYTES_MAX) > length - 4:
-        return f"a header of {mark & _HEADER_BYTES_MAX} bytes does not fit a frame of {length}"
+    if (mark & _HEADER_SIZE) > length - 4:
+        return f"a header of {mark & _HEADER_SIZE} bytes does not fit a frame of {length}"
+    if (mark & _HEADER_SIZE) > HEADER_BYTES_MAX:
+        return f"a header of {mark & _HEADER_SIZE} bytes is longer than the limit of {HEADER_BYTES_MAX}"
     return f"a frame of {length} bytes is longer than the limit"

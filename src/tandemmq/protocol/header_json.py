@@ -16,7 +16,7 @@ from tandemmq.errors import LocalProtocolError, RemoteProtocolError
 from tandemmq.protocol.codes import SERIALIZE_JSON, LanguageCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.header_codec import Int32, codec_of
-from tandemmq.protocol.loose_json import parse, render_value, text_map
+from tandemmq.protocol.loose_json import HEADER_TEXT, parse, render_value, text_map
 
 _NAMES = {int(language): language.name for language in LanguageCode}
 # By name and by ordinal: pyrocketmq sends the number.
@@ -118,7 +118,7 @@ def encode_header_json(command: Command) -> bytes:
 
 def _decode_tolerant(header: bytes, body: bytes) -> Command:
     """What fastjson would still accept: loose JSON, numbers as text, nulls, any literal as remark."""
-    value = parse(header)
+    value = parse(header, HEADER_TEXT)
     if not isinstance(value, dict):
         raise RemoteProtocolError("the header is not a JSON object")
     fields = value.get("extFields")

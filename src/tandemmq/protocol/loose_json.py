@@ -5,7 +5,10 @@ elsewhere, single quotes, raw control characters in texts, trailing commas, and 
 and `Set[` prefixes. An object used as a key becomes its own compact JSON text, which is the other spelling
 that Java accepts, so that every result is plain dicts with text keys.
 
-Depth, and the growth by `$ref`, are bounded. Anything unreadable is a RemoteProtocolError, nothing else.
+Strategy:    strict JSON is read in C, and so is a text whose only oddity is integer keys without quotes. The
+             reader in Python is for the rest; it costs microseconds per value.
+At a bound:  that reader, and the growth by `$ref`, count what they do and give up at a `TextBound`. Depth is
+             bounded as well. Anything unreadable is a RemoteProtocolError, nothing else.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -22,8 +25,25 @@ from tandemmq.errors import RemoteProtocolError
 DEPTH_MAX = 64
 """RocketMQ's own bodies nest less than ten deep."""
 
-REF_NODES_MAX = 1_000_000
-"""How many values all `$ref` of one text may expand to."""
+
+class TextBound(NamedTuple):
+    """How much of a text that is no strict JSON is read: characters, and steps of the reader (a value, a key,
+    an escape each).
+    """
+
+    characters: int
+    steps: int
+
+
+HEADER_TEXT: Final = TextBound(262_144, 1_024)
+"""A header has some thirty fields; a thousand steps take some milliseconds."""
+REQUEST_TEXT: Final = TextBound(262_144, 16_384)
+"""A body of a request, which its sender may choose: some ten milliseconds."""
+LARGE_TEXT: Final = TextBound(1 << 31, 1 << 23)
+"""A file, or an answer that was asked for: tables of RocketMQ's servers have a million rows."""
+
+EXPANDED_MIN: Final = 1_024
+"""All `$ref` of a text may expand to so many values, and to one more for each character of the text."""
 
 _SPACE = re.compile(r"[ \t\r\n\f\b\ufeff\x00]*")
 _NUMBER = re.compile(r"([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)[LlSsBbFfDd]?(?![\w.])")
@@ -36,24 +56,74 @@ _ESCAPES = {
 }  # fmt: skip
 _WORDS = {"true": True, "false": False, "null": None, "undefined": None, "NaN": None}
 _DIGITS_MAX = 400
+# A text, or an integer key without quotes. Possessive, so that no text makes the search go back.
+_QUOTABLE = re.compile(r'"([^"\\]*+(?:\\.?[^"\\]*+)*+)(?:"|\Z)|(?<=[{,])(-?[0-9]+)(?=:)', re.DOTALL)
+_STRICT = msgspec.json.Decoder()
 
 _TEXT_MAP = msgspec.json.Decoder(dict[str, str])
 _RAW_MAP = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXT = msgspec.json.Decoder(str)
 
 
-def parse(text: str | bytes | bytearray | memoryview) -> Any:
+def parse(text: str | bytes | bytearray | memoryview, bound: TextBound = REQUEST_TEXT) -> Any:
     """The value of a strict or loose JSON text; object keys are always texts.
 
-    Raises:  RemoteProtocolError with the position of what cannot be read.
+    Raises:  RemoteProtocolError with the position of what cannot be read, or naming the bound that a text
+             beyond strict JSON exceeds.
     """
     source = _decode_utf8(text)
-    reader = _Reader(source)
     try:
-        value = reader.read_document()
-        return _Expander(value).expand(value, 0, ()) if reader.has_ref else value
+        value, has_ref = _read_strict(source), '"$ref"' in source
+        if value is _UNREAD:
+            _require_short(source, bound)
+            quoted = _QUOTABLE.sub(_QUOTED, source)
+            if not quoted.endswith('"'):  # else a text without end got one
+                value = _read_strict(quoted)
+        if value is _UNREAD:
+            reader = _Reader(source, bound.steps)
+            value, has_ref = reader.read_document(), reader.has_ref
+        if not has_ref:
+            return value
+        _require_short(source, bound)
+        return _Expander(value, EXPANDED_MIN + len(source)).expand(value, 0, ())
     except RecursionError:
         raise RemoteProtocolError("JSON is nested too deeply") from None
+
+
+_UNREAD: Final = object()
+_QUOTED: Final = r'"\1\2"'
+
+
+def _read_strict(source: str) -> Any:
+    """The value; `_UNREAD` when the text is no strict JSON, or is one that the reader reads otherwise."""
+    try:
+        value = _STRICT.decode(source)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return _UNREAD
+    return value if source.count("[") + source.count("{") <= DEPTH_MAX or _is_shallow(value) else _UNREAD
+
+
+def _is_shallow(value: Any) -> bool:
+    """Whether a value is nested no deeper than DEPTH_MAX."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(DEPTH_MAX + 1):
+        level = [
+            item
+            for one in level
+            for item in (one.values() if isinstance(one, dict) else one)
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return True
+    return False
+
+
+def _require_short(source: str, bound: TextBound) -> None:
+    if len(source) > bound.characters:
+        raise RemoteProtocolError(
+            f"a text of {len(source)} characters that is no strict JSON is not read: at most"
+            f" {bound.characters} are"
+        )
 
 
 def parse_text_map(text: bytes) -> dict[str, str]:
@@ -75,7 +145,7 @@ def parse_text_map(text: bytes) -> dict[str, str]:
         }
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass
-    value = parse(text)
+    value = parse(text, HEADER_TEXT)
     if not isinstance(value, dict):
         raise RemoteProtocolError("not a JSON object")
     return text_map(value)
@@ -107,11 +177,12 @@ def _decode_utf8(text: str | bytes | bytearray | memoryview) -> str:
 class _Reader:
     """A recursive-descent reader over one text; `position` is the next character to look at."""
 
-    __slots__ = ("_position", "_text", "has_ref")
+    __slots__ = ("_position", "_steps_left", "_steps_max", "_text", "has_ref")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, steps_max: int) -> None:
         self._text = text
         self._position = 0
+        self._steps_left = self._steps_max = steps_max
         self.has_ref = False
 
     def read_document(self) -> Any:
@@ -124,6 +195,7 @@ class _Reader:
     def _read_value(self, depth: int) -> Any:
         if depth > DEPTH_MAX:
             raise self._error(f"nested deeper than {DEPTH_MAX}")
+        self._step()
         self._skip_space()
         start = self._text[self._position : self._position + 1]
         if start == "{":
@@ -159,6 +231,7 @@ class _Reader:
         return values
 
     def _read_key(self, depth: int) -> str:
+        self._step()
         start = self._text[self._position : self._position + 1]
         if start in _PLAIN:
             return self._read_text(start)
@@ -195,6 +268,7 @@ class _Reader:
         return joined
 
     def _read_escape(self, position: int) -> tuple[str, int]:
+        self._step()
         letter = self._text[position : position + 1]
         size = {"u": 4, "x": 2}.get(letter, 0)
         if size:
@@ -228,6 +302,13 @@ class _Reader:
             return self._read_array(depth)
         raise self._error(f"the unknown word {name[:32]!r}")
 
+    def _step(self) -> None:
+        self._steps_left -= 1
+        if self._steps_left < 0:
+            raise self._error(
+                f"more than {self._steps_max} keys, values and escapes in a text that is no strict JSON"
+            )
+
     def _skip(self, mark: str) -> bool:
         self._skip_space()
         if self._text.startswith(mark, self._position):
@@ -255,24 +336,26 @@ class _Expander:
     refused.
     """
 
-    __slots__ = ("_nodes", "_root")
+    __slots__ = ("_nodes_left", "_root")
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, nodes_max: int) -> None:
         self._root = root
-        self._nodes = 0
+        self._nodes_left = nodes_max
 
     def expand(self, value: Any, depth: int, parents: tuple[Any, ...]) -> Any:
-        self._nodes += 1
-        if depth > DEPTH_MAX or self._nodes > REF_NODES_MAX:
+        self._nodes_left -= 1
+        if depth > DEPTH_MAX or self._nodes_left < 0:
             raise RemoteProtocolError("JSON references expand without end")
         if isinstance(value, list):
-            return [self.expand(item, depth + 1, (*parents, value)) for item in value]
+            parents = (*parents, value)
+            return [self.expand(item, depth + 1, parents) for item in value]
         if not isinstance(value, dict):
             return value
         path = value.get("$ref")
         if isinstance(path, str) and len(value) == 1:
             return self.expand(self._find(path, parents), depth + 1, parents)
-        return {key: self.expand(item, depth + 1, (*parents, value)) for key, item in value.items()}
+        parents = (*parents, value)
+        return {key: self.expand(item, depth + 1, parents) for key, item in value.items()}
 
     def _find(self, path: str, parents: tuple[Any, ...]) -> Any:
         if path == "..":
@@ -287,6 +370,7 @@ class _Expander:
             step = _PATH_STEP.match(path, position)
             if step is None:
                 raise RemoteProtocolError(f"the JSON reference {path[:64]!r} cannot be read")
+            self._nodes_left -= 1
             value = _take_step(value, step)
             position = step.end()
         return value

@@ -1,10 +1,10 @@
-"""Channel: one connection, either side; the requests on it that wait for their answers
-(`OutstandingRequests`), and the bytes that all connections of a server hold (`FrameBudget`).
+"""Channel: one connection, either side, and the requests on it that wait for their answers
+(`OutstandingRequests`).
 
 Bytes in: decoder, then each request to `on_request` and each response to its waiter, all in the same
-call. Bytes out: frames gather in a list and leave in one write per loop turn. There is no task, lock, queue
-or log line per message. The channel knows nothing of codes or handlers (`dispatch`), nor of other connections
-(`server`, `client`).
+call. Bytes of an unknown peer are handled piece by piece, in its turn (`shared_bounds`). Bytes out: frames
+gather in a list and leave in one write per loop turn. There is no task, lock, queue or log line per message.
+The channel knows nothing of codes or handlers (`dispatch`), nor of other connections (`server`, `client`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tandemmq.protocol.codes import FLAG_RESPONSE
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import FrameDecoder, encode_frame, encode_frame_head
 from tandemmq.remoting.options import ChannelLimits
+from tandemmq.remoting.shared_bounds import PIECE_BYTES, SharedBounds
 from tandemmq.runtime.ports import Address, Clock, TimerHandle
 from tandemmq.telemetry import events
 from tandemmq.units import Buffer
@@ -54,24 +55,26 @@ class Channel(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_budget",
         "_bytes_written",
         "_clock",
         "_close_timer",
         "_decoder",
         "_frame_bytes_held",
         "_is_flush_due",
+        "_is_in_piece",
         "_is_lost",
         "_limits",
         "_on_connected",
         "_on_request",
         "_out",
         "_outstanding",
+        "_shared",
         "_signer",
         "_slow_timer",
         "_sweep_at",
         "_sweep_timer",
         "_transport",
+        "_unread",
         "close_reason",
         "is_closed",
         "is_known",
@@ -91,10 +94,12 @@ class Channel(asyncio.Protocol):
         limits: ChannelLimits,
         on_connected: Callable[[Channel], None] | None = None,
         signer: Signer | None = None,
-        budget: FrameBudget | None = None,
+        shared: SharedBounds | None = None,
         is_known: bool = True,
     ) -> None:
-        """While the peer is not known (`make_known`), fewer bytes of its unfinished frames are held."""
+        """While the peer is not known (`make_known`), it has the part of the `shared` bounds that is for
+        unknown peers.
+        """
         self.peer: Address = ("", 0)
         self.local: Address = ("", 0)
         self.is_closed = False
@@ -108,9 +113,11 @@ class Channel(asyncio.Protocol):
         self._clock = clock
         self._limits = limits
         self._decoder = FrameDecoder(limits.frame_bytes_max)
-        self._budget = budget
+        self._shared = shared
         self._frame_bytes_held = 0
-        self.is_known = is_known
+        self.is_known = is_known or shared is None
+        self._unread: bytes | memoryview = b""  # of an unknown peer that waits for its turn
+        self._is_in_piece = False
         self._outstanding = OutstandingRequests(limits.requests_in_flight_max)
         self._transport: asyncio.Transport | None = None
         self._out: list[Buffer] = []
@@ -134,8 +141,8 @@ class Channel(asyncio.Protocol):
         """The peer has shown who it is."""
         if not self.is_known:
             self.is_known = True
-            if self._budget is not None:
-                self._budget.make_known(self._frame_bytes_held)
+            if self._shared is not None:
+                self._shared.frames.make_known(self._frame_bytes_held)
 
     # Sending
 
@@ -244,10 +251,13 @@ class Channel(asyncio.Protocol):
         self.last_read_at = self._clock.monotonic()
         if self.is_closed:
             return
+        if not (self.is_known or self._is_in_piece):
+            self._receive_unknown(data)
+            return
         try:
             commands = self._decoder.feed(data)
         except RemoteProtocolError as error:
-            log.warning(events.CHANNEL_CLOSED_BY_BAD_FRAME, extra={"peer": self.peer, "reason": str(error)})
+            self._warn(events.CHANNEL_CLOSED_BY_BAD_FRAME, {"reason": str(error)})
             self.close(f"bad frame: {error}")
             return
         on_request = self._on_request
@@ -258,7 +268,7 @@ class Channel(asyncio.Protocol):
                     on_reply(command)
             else:
                 on_request(self, command)
-        held = self._decoder.buffered_bytes
+        held = self._decoder.buffered_bytes + len(self._unread)
         if held != self._frame_bytes_held and not self._hold(held):
             return
         if len(data) >= FULL_READ_BYTES and self._transport is not None and not self.is_closed:
@@ -289,8 +299,9 @@ class Channel(asyncio.Protocol):
         self._read_on()
 
     def _read_on(self) -> None:
-        is_peer_slow = self._slow_timer is not None  # then `resume_writing` comes
-        if self._transport is not None and not self.is_closed and not is_peer_slow:
+        # Otherwise `resume_writing` comes, or the turn of an unknown peer.
+        is_due = self._slow_timer is None and not self._unread
+        if self._transport is not None and not self.is_closed and is_due:
             self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -299,6 +310,7 @@ class Channel(asyncio.Protocol):
         self._is_lost = self.is_closed = True
         self.close_reason = self.close_reason or ("closed by the peer" if exc is None else str(exc))
         self._decoder.close()
+        self._unread = b""
         self._hold(0)
         self._out.clear()
         for timer in (self._sweep_timer, self._slow_timer, self._close_timer):
@@ -312,14 +324,71 @@ class Channel(asyncio.Protocol):
 
     # Inside
 
+    def _receive_unknown(self, data: bytes) -> None:
+        """Handle bytes of a peer that has not shown who it is, as far as its turn reaches; keep the rest, and
+        read no more until then.
+        """
+        assert self._shared is not None, "unknown peers share bounds"
+        if self._unread:  # TLS may deliver what it had read before it was paused
+            self._unread = b"".join((self._unread, data))
+            self._hold(self._decoder.buffered_bytes + len(self._unread))
+            return
+        self._unread = memoryview(data)
+        while self._unread and self._shared.unknown.may_run():
+            self._receive_piece()
+        self._wait_for_turn()
+
+    def _take_turn(self) -> None:
+        if self.is_closed:
+            self._unread = b""
+            return
+        self._receive_piece()
+        self._wait_for_turn()
+
+    def _receive_piece(self) -> None:
+        """Handle the next bytes: one piece, or all that is left when the peer is known by now."""
+        assert self._shared is not None
+        size = len(self._unread) if self.is_known else PIECE_BYTES
+        piece, self._unread = bytes(self._unread[:size]), self._unread[size:]
+        begun_at = self._clock.monotonic()
+        self._is_in_piece = True
+        try:
+            self.data_received(piece)
+        finally:
+            self._is_in_piece = False
+        if self.is_closed:
+            self._unread = b""
+        if not self.is_known:
+            self._shared.unknown.spend(self._clock.monotonic() - begun_at)
+
+    def _wait_for_turn(self) -> None:
+        if self.is_known and self._unread:
+            self._receive_piece()
+        if self._unread:
+            assert self._shared is not None
+            if self._transport is not None:
+                self._transport.pause_reading()
+            if self._hold(self._decoder.buffered_bytes + len(self._unread)):
+                self._shared.unknown.wait(self._take_turn)
+        else:
+            self._read_on()
+
+    def _warn(self, event: str, facts: dict[str, object]) -> None:
+        """Log why the connection is closed, unless many were."""
+        admitted = {} if self._shared is None else self._shared.lines.admit()
+        if admitted is not None:
+            log.warning(event, extra={"peer": self.peer, **facts, **admitted})
+
     def _hold(self, size: int) -> bool:
         """Account for the unfinished frame; False when there is no room for it: the connection is closed."""
         grown, self._frame_bytes_held = size - self._frame_bytes_held, size
-        if self._budget is None or self._budget.add(grown, is_known=self.is_known) or grown <= 0:
+        if self._shared is None:
             return True
-        log.warning(
-            events.CHANNEL_CLOSED_BY_FRAME_BUDGET,
-            extra={"peer": self.peer, "frame_bytes": size, "bytes_max": self._budget.bytes_max},
+        frames = self._shared.frames
+        if frames.add(grown, is_known=self.is_known) or grown <= 0:
+            return True
+        self._warn(
+            events.CHANNEL_CLOSED_BY_FRAME_BUDGET, {"frame_bytes": size, "bytes_max": frames.bytes_max}
         )
         self.abort("too much is held of unfinished frames")
         return False
@@ -461,34 +530,6 @@ class OutstandingRequests:
     def next_deadline(self) -> float | None:
         """The earliest deadline; None when nothing waits."""
         return min((row[1] for row in self._rows.values()), default=None)
-
-
-class FrameBudget:
-    """What all connections of a server hold of frames that have begun and not ended.
-
-    At the bound the connection that wants more is closed. Peers that are not known yet have a quarter of it,
-    so that strangers neither fill the memory nor take the room of those who are known.
-    """
-
-    __slots__ = ("bytes_held", "bytes_max", "bytes_of_unknown")
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self.bytes_held = 0
-        self.bytes_of_unknown = 0
-
-    def add(self, size: int, *, is_known: bool) -> bool:
-        """False when it is more than there may be; `size` may be negative."""
-        self.bytes_held += size
-        if not is_known:
-            self.bytes_of_unknown += size
-            if self.bytes_of_unknown > self.bytes_max // 4:
-                return False
-        return self.bytes_held <= self.bytes_max
-
-    def make_known(self, size: int) -> None:
-        """The peer that holds so much is known from now on."""
-        self.bytes_of_unknown -= size
 
 
 def _resolve(answer: asyncio.Future[Command | TandemError], result: Command | TandemError) -> None:

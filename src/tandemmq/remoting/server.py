@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 
 from tandemmq.errors import Busy
 from tandemmq.protocol.command import Command
-from tandemmq.remoting.channel import Channel, FrameBudget
+from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.dispatch import Guard, Handler, RequestDispatcher
 from tandemmq.remoting.idle import IdleSweep
 from tandemmq.remoting.options import ServerOptions
+from tandemmq.remoting.shared_bounds import SharedBounds
 from tandemmq.remoting.tls import FirstByte, TlsDoor
 from tandemmq.runtime.ports import Address, Clock, Listener, Network
 from tandemmq.runtime.tasks import OnFatal, TaskScope
@@ -59,13 +60,17 @@ class RemotingServer:
         on_fatal: OnFatal | None = None,
         guard: Guard | None = None,
         tls: TlsDoor | None = None,
-        budget: FrameBudget | None = None,
+        shared: SharedBounds | None = None,
     ) -> None:
-        """With `tls` that serves anything, connections may, or must, speak TLS. Several servers may share a
-        `budget`. A `guard` makes the channels known of those who have shown who they are.
+        """With `tls` that serves anything, connections may, or must, speak TLS. Servers of one process have
+        the same `shared` bounds. A `guard` makes the channels known of peers that have shown who they are.
         """
         self.options = options or ServerOptions()
-        self._budget = budget or FrameBudget(self.options.frame_bytes_held_max)
+        self._shared = shared or SharedBounds(
+            clock,
+            connections_max=self.options.connections_max,
+            frame_bytes_held_max=self.options.frame_bytes_held_max,
+        )
         self._has_guard = guard is not None
         self._network = network
         self._clock = clock
@@ -171,17 +176,12 @@ class RemotingServer:
             clock=self._clock,
             limits=self.options.limits,
             on_connected=self._on_connected,
-            budget=self._budget,
+            shared=self._shared,
             is_known=not self._has_guard,
         )
 
     def _on_connected(self, channel: Channel) -> None:
-        if self._listener is None or len(self._channels) >= self.options.connections_max:
-            log.warning(
-                events.CHANNEL_REFUSED,
-                extra={"peer": channel.peer, "connections_max": self.options.connections_max},
-            )
-            self.refused_count += 1
+        if not self._admit(channel.peer):
             channel.abort("too many connections")
             return
         self._channels[channel] = None
@@ -189,20 +189,34 @@ class RemotingServer:
         channel.on_close.append(self._forget)
 
     def _on_undecided(self, connection: FirstByte) -> None:
-        if len(self._channels) + len(self._undecided) >= self.options.connections_max:
+        if self._admit(connection.peer):
+            self._undecided[connection] = None
+        else:
+            connection.abort()
+
+    def _admit(self, peer: Address) -> bool:
+        """Count one more connection; False when it is one too many."""
+        shared = self._shared
+        if self._listener is not None and shared.connection_count < shared.connections_max:
+            shared.connection_count += 1
+            return True
+        self.refused_count += 1
+        admitted = shared.lines.admit()
+        if admitted is not None:
             log.warning(
                 events.CHANNEL_REFUSED,
-                extra={"peer": connection.peer, "connections_max": self.options.connections_max},
+                extra={"peer": peer, "connections_max": shared.connections_max, **admitted},
             )
-            self.refused_count += 1
-            connection.abort()
-            return
-        self._undecided[connection] = None
+        return False
 
     def _forget_undecided(self, connection: FirstByte) -> None:
-        self._undecided.pop(connection, None)
+        if connection in self._undecided:
+            del self._undecided[connection]
+            self._shared.connection_count -= 1
 
     def _forget(self, channel: Channel) -> None:
-        self._channels.pop(channel, None)
+        if channel in self._channels:
+            del self._channels[channel]
+            self._shared.connection_count -= 1
         if not self._channels:
             self._none_left.set()

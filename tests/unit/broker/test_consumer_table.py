@@ -16,6 +16,7 @@ from tandemmq.broker.clients.consumer_table import (
 )
 from tandemmq.broker.clients.handlers import ClientHandlers
 from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.pull.filters import SqlBudget
 from tandemmq.errors import BadRequest
 
 CLUSTERING = Consumption("CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET")
@@ -38,7 +39,7 @@ def member(channel: object, client_id: str = "c1", heard_s: float = 0.0) -> Memb
 
 
 def wants(topic: str, expression: str = "*", version: int = 1) -> HeldSubscription:
-    return make_subscription(topic, expression, "TAG", version)
+    return make_subscription(topic, expression, "TAG", version, SqlBudget())
 
 
 def make_table() -> tuple[ConsumerTable, list[str]]:

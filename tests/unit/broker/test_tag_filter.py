@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tandemmq.broker.pull.filters import EXPRESSION_LENGTH_MAX, is_tag_type, parse_tags
+from tandemmq.broker.pull import filters
+from tandemmq.broker.pull.filters import (
+    EXPRESSION_LENGTH_MAX,
+    SqlBudget,
+    compile_sql,
+    is_tag_type,
+    parse_tags,
+)
 from tandemmq.protocol.hashes import java_hash
+from tandemmq.protocol.sql92 import SqlFilter, compile_filter
 
 
 @pytest.mark.parametrize("expression", [None, "", "  ", "*", " * "])
@@ -29,3 +37,27 @@ def test_absent_type_means_tag() -> None:
     assert is_tag_type("")
     assert is_tag_type("TAG")
     assert not is_tag_type("SQL92")
+
+
+def test_one_heartbeat_has_a_budget_of_sql_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def compile_one(expression: str) -> SqlFilter:
+        compiled.append(expression)
+        return compile_filter(expression)
+
+    monkeypatch.setattr(filters, "compile_filter", compile_one)
+    expressions = [f"a = '{'x' * 4_000}{n}'" for n in range(6)]
+    budget = SqlBudget()
+    answers = [budget.compile(expression) for expression in expressions]
+    assert [answer is None for answer in answers] == [False] * 5 + [True]
+    assert [SqlBudget().compile(expression) for expression in expressions[:5]] == answers[:5]
+    assert compiled == expressions[:5]  # another client has them without cost
+    assert isinstance(compile_sql(expressions[5]), SqlFilter)
+    assert budget.compile(expressions[5]) is not None
+
+
+def test_the_expressions_that_are_kept_are_bounded() -> None:
+    for n in range(filters.CACHED_COUNT_MAX + 10):
+        compile_sql(f"number = {n}")
+    assert len(filters._compiled) == filters.CACHED_COUNT_MAX

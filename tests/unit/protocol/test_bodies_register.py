@@ -87,6 +87,13 @@ def test_topic_lines_of_all_versions() -> None:
     assert topics["C"].attributes == {}
 
 
+def test_a_registration_that_inflates_without_measure_is_refused() -> None:
+    lines = [b"T%d 8 8 6 SINGLE_TAG {}" % number for number in range(30_000)]
+    assert len(decode_register_broker_body(compressed(*lines)).topics.topics) == 30_000
+    with pytest.raises(RemoteProtocolError, match="beyond the limit"):
+        decode_register_broker_body(compressed(*([b"T 8 8 6 SINGLE_TAG {}"] * 300_000)))
+
+
 def test_attributes_survive_compression() -> None:
     table = TopicConfigTable(topics={"B": TopicConfig(name="B", attributes={"message.type": "FIFO"})})
     data = encode_register_broker_body(RegisterBrokerBody(topics=table), is_compressed=True)

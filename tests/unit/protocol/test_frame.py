@@ -9,7 +9,13 @@ import pytest
 from tandemmq.errors import LocalProtocolError, RemoteProtocolError
 from tandemmq.protocol.codes import SERIALIZE_ROCKETMQ, RequestCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.frame import FRAME_BYTES_MAX, FrameDecoder, encode_frame, encode_frame_head
+from tandemmq.protocol.frame import (
+    FRAME_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    FrameDecoder,
+    encode_frame,
+    encode_frame_head,
+)
 from tandemmq.protocol.requests.route import RouteRequest
 
 JSON_EXAMPLE = (
@@ -115,6 +121,8 @@ BAD_HEADS = {
     "length 3": "00000003 00000000",
     "header longer than the frame": "00000010 0000000D",
     "header of 16 MiB in a small frame": "00000010 00FFFFFF",
+    "header of 256 KiB": "00100000 00040000",
+    "compact header of 16 MiB": "00FFFFF0 01FFFFF0",
     "serialize type 2": "00000081 0200007B",
     "serialize type 255": "00000081 FF00007B",
     "TLS client hello": "16030100 C5010000",
@@ -171,6 +179,22 @@ def test_longest_frame_is_taken_and_a_longer_one_never_written() -> None:
     assert len(command.body) == FRAME_BYTES_MAX - head
     with pytest.raises(LocalProtocolError, match="exceeds the limit"):
         encode_frame(route_request(body=bytes(FRAME_BYTES_MAX - head + 1)))
+
+
+def test_the_longest_properties_fit_a_header_however_they_are_escaped() -> None:
+    escaped = "\\u0001" * 32_767
+    header = f'{{"code":10,"extFields":{{"properties":"{escaped}"}}}}'.encode()
+    frame = struct.pack(">iI", 4 + len(header), len(header)) + header
+    (command,) = FrameDecoder().feed(frame)
+    assert command.fields["properties"] == "\x01" * 32_767
+
+
+@pytest.mark.parametrize("serialize_type", [0, 1])
+def test_a_header_that_peers_would_refuse_is_never_written(serialize_type: int) -> None:
+    command = route_request(serialize_type=serialize_type)
+    command.remark = "x" * HEADER_BYTES_MAX
+    with pytest.raises(LocalProtocolError, match="exceeds the limit of 262143"):
+        encode_frame(command)
 
 
 def test_smaller_limit_of_the_decoder() -> None:

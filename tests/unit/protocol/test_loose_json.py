@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from tandemmq.errors import RemoteProtocolError
-from tandemmq.protocol import loose_json
-from tandemmq.protocol.loose_json import DEPTH_MAX, parse, parse_text_map
+from tandemmq.protocol.loose_json import (
+    DEPTH_MAX,
+    HEADER_TEXT,
+    LARGE_TEXT,
+    REQUEST_TEXT,
+    TextBound,
+    parse,
+    parse_text_map,
+)
 
 READABLE: dict[str, tuple[str, Any]] = {
     "strict": ('{"a":[1,-2.5e1,true,false,null,"x"]}', {"a": [1, -25.0, True, False, None, "x"]}),
@@ -130,11 +138,71 @@ def test_reference_without_end_or_aim_is_refused(text: str) -> None:
         parse(text)
 
 
-def test_references_cannot_grow_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loose_json, "REF_NODES_MAX", 10_000)
-    levels = [f'"a{n}":[{{"$ref":"$.a{n - 1}"}},{{"$ref":"$.a{n - 1}"}}]' for n in range(1, 40)]
+def doubling(level_count: int) -> str:
+    """A text in which each level holds the one before it twice."""
+    levels = [f'"a{n}":[{{"$ref":"$.a{n - 1}"}},{{"$ref":"$.a{n - 1}"}}]' for n in range(1, level_count)]
+    return '{"a0":[1],' + ",".join(levels) + "}"
+
+
+def seconds_of(text: str, bound: TextBound) -> float:
+    """Processor time until the text is refused."""
+    begun = time.thread_time()
+    with pytest.raises(RemoteProtocolError):
+        parse(text, bound)
+    return time.thread_time() - begun
+
+
+def test_references_cannot_grow_beyond_the_size_of_their_text() -> None:
+    parse(doubling(6))
     with pytest.raises(RemoteProtocolError, match="without end"):
-        parse('{"a0":[1],' + ",".join(levels) + "}")
+        parse(doubling(20))
+    assert seconds_of(doubling(24), HEADER_TEXT) < 0.2  # it was two seconds
+
+
+def test_a_reader_of_loose_texts_gives_up_by_counting() -> None:
+    items = "[" + "1L," * 900 + "]"
+    assert parse(items, HEADER_TEXT) == [1] * 900
+    for text in (
+        "[" + "1L," * 2_000 + "]",
+        "{" + "a:1," * 2_000 + "}",
+        '["' + r"\x41" * 2_000 + '"]',
+        "[" + "'x'," * 20_000 + "]",
+        "[" + "{{a:1}:2}," * 20_000 + "]",
+    ):
+        with pytest.raises(RemoteProtocolError, match="more than 1024 keys, values and escapes"):
+            parse(text, HEADER_TEXT)
+        assert seconds_of(text, HEADER_TEXT) < 0.2
+
+
+def test_a_loose_text_of_many_characters_is_refused() -> None:
+    long = "x" * REQUEST_TEXT.characters
+    with pytest.raises(RemoteProtocolError, match="at most 262144 are"):
+        parse(f"{{a:'{long}'}}")
+    with pytest.raises(RemoteProtocolError, match="at most 262144 are"):
+        parse(f'{{"a":"{long}","b":{{"$ref":"$.a"}}}}')
+    assert parse(f"{{a:'{long}'}}", LARGE_TEXT) == {"a": long}
+    assert parse(f'{{"a":"{long}"}}') == {"a": long}  # strict JSON costs little
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['"' + r"\"" * 100_000, '"' + r"\"" * 100_000 + "\\", '"' * 100_001, "{1" * 50_000, ",1:" * 60_000],
+    ids=["quotes", "cut quotes", "odd quotes", "braces", "keys"],
+)
+def test_no_text_makes_the_search_for_integer_keys_go_back(text: str) -> None:
+    assert seconds_of(text, HEADER_TEXT) < 0.5
+
+
+def test_a_large_table_with_integer_keys_costs_no_steps() -> None:
+    rows = ",".join(f'"T{n}@G":{{0:{n},1:{n}}}' for n in range(5_000))
+    table = parse(f'{{"offsetTable":{{{rows}}}}}')
+    assert table["offsetTable"]["T4999@G"] == {"0": 4999, "1": 4999}
+
+
+@pytest.mark.parametrize("text", ['{"a":"{5:b,6:"}', '{"a":"x\\",7:",8:9}', "{'a,5:b':1}"])
+def test_only_keys_are_taken_for_integer_keys(text: str) -> None:
+    expected = {"a": "{5:b,6:"}, {"a": 'x",7:', "8": 9}, {"a,5:b": 1}
+    assert parse(text) in expected
 
 
 def test_text_map_keeps_the_text_of_literals() -> None:

@@ -15,6 +15,7 @@ from tandemmq.errors import (
     BrokerUnreachable,
     Busy,
     FlushFailed,
+    NotPermitted,
     RemoteProtocolError,
     RequestTimeout,
     TopicNotFound,
@@ -28,8 +29,10 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Guard, Handler
 from tandemmq.remoting.options import ChannelLimits, ConnectionOptions, ServerOptions
 from tandemmq.remoting.server import RemotingServer
+from tandemmq.remoting.shared_bounds import LINES_MAX
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
+from tandemmq.telemetry import events
 from waits import PATIENCE_S, until
 
 ECHO, REFUSE, BREAK, WAIT, LATER, ASSERT, FATAL, UNREADABLE, MISSING = range(1, 10)
@@ -294,7 +297,7 @@ async def test_unfinished_frames_are_held_up_to_a_bound_in_all(make: MakePeers) 
     holding = [await peers.open_raw() for _ in range(2)]
     for wire in holding:
         wire.write(begun + bytes(40_000))
-    budget = peers.server._budget
+    budget = peers.server._shared.frames
     await until(lambda: budget.bytes_held == 80_016)
     greedy = await peers.open_raw()
     greedy.write(begun + bytes(40_000))
@@ -321,12 +324,85 @@ async def test_peers_that_nobody_knows_have_a_quarter(make: MakePeers) -> None:
     await until(stranger.is_closing)
     known = await peers.open_raw()
     known.write(encode_frame(Command.request(ECHO, body=b"password")) + begun + bytes(90_000))
-    budget = peers.server._budget
+    budget = peers.server._shared.frames
     await until(lambda: budget.bytes_held == 90_008)
     assert budget.bytes_of_unknown == 0
     known.abort()
     await until(lambda: budget.bytes_held == 0)
     assert budget.bytes_of_unknown == 0
+
+
+def only_with_a_password(channel: Channel, command: Command) -> None:
+    if command.body != b"password":
+        raise NotPermitted("who are you")
+    channel.make_known()
+
+
+async def test_unknown_peers_wait_for_their_turn(make: MakePeers) -> None:
+    """What they send costs a part of the loop's time; a known peer is served meanwhile, and another in its
+    turn.
+    """
+    peers = await make(guard=only_with_a_password).start()
+    unknown, clock = peers.server._shared.unknown, ManualClock()
+    unknown._clock = clock
+    unknown._refilled_at = clock.monotonic()
+    assert (await peers.call(ECHO, body=b"password")).code == 0
+    strangers = [await peers.open_raw() for _ in range(3)]
+    unknown.spend(1.0)  # as if the strangers had taken a second
+    for wire in strangers:
+        wire.write(encode_frame(Command.request(ECHO, body=bytes(100))) * 400)
+    late = await peers.open_raw()
+    await until(lambda: len(unknown._waiting) == 3)
+    assert (await peers.call(ECHO, body=b"password")).code == 0
+    late.write(encode_frame(Command.request(ECHO, body=b"password")) * 100)
+    await until(lambda: len(unknown._waiting) == 4)
+    seen = len(peers.seen)
+    for wire in strangers[:2]:
+        wire.abort()
+    clock.advance(10.0)
+    await until(lambda: len(peers.seen) == seen + 100)  # once known, all that had come is handled
+    for _ in range(20):
+        clock.advance(1.0)
+    await until(lambda: not unknown._waiting)
+    assert not strangers[2].is_closing()
+
+
+async def test_a_large_first_request_of_an_unknown_peer_is_served(make: MakePeers) -> None:
+    peers = await make(guard=lambda channel, _command: channel.make_known()).start()
+    fields = {"properties": "K\x01v\x02" * 8_000}
+    answer = await peers.client.request(
+        peers.address, Command.request(ECHO, fields=fields, body=bytes(1_000_000)), PATIENCE_S
+    )
+    assert answer.fields == fields
+    assert len(answer.body) == 1_000_000
+
+
+async def test_a_flood_of_bad_frames_is_told_in_few_lines(
+    make: MakePeers, caplog: pytest.LogCaptureFixture
+) -> None:
+    peers = await make().start()
+    bad = [await peers.open_raw() for _ in range(LINES_MAX + 5)]
+    for wire in bad:
+        wire.write(struct.pack(">iI", 1 << 20, 0x40000) + bytes(10))
+    for wire in bad:
+        await until(wire.is_closing)
+    lines = [record for record in caplog.records if record.message == events.CHANNEL_CLOSED_BY_BAD_FRAME]
+    assert len(lines) == LINES_MAX
+    assert "longer than the limit of 262143" in vars(lines[0])["reason"]
+
+
+async def test_ports_of_one_process_share_their_connections(make: MakePeers) -> None:
+    peers = await make(server_options=ServerOptions(connections_max=2)).start()
+    other = RemotingServer({}, network=peers.network, clock=peers.clock, shared=peers.server._shared)
+    address = await other.start("127.0.0.1", 0)
+    await peers.call(ECHO)
+    second = await peers.network.connect(*address, asyncio.Protocol, PATIENCE_S)
+    third = await peers.network.connect(*address, asyncio.Protocol, PATIENCE_S)
+    await until(third.is_closing)
+    assert other.refused_count == 1
+    second.abort()
+    await until(lambda: peers.server._shared.connection_count == 1)
+    await other.stop()
 
 
 async def test_stop_ends_handlers_and_connections(make: MakePeers) -> None:

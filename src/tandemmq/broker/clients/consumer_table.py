@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from tandemmq.broker.pull.filters import SQL_TYPE, compile_sql, is_tag_type, parse_tags
+from tandemmq.broker.pull.filters import SQL_TYPE, SqlBudget, is_tag_type, parse_tags
 from tandemmq.errors import BadRequest, RemoteProtocolError, RequestRejected
 from tandemmq.protocol.bodies.client import Refusal
 from tandemmq.protocol.codes import ResponseCode
@@ -222,8 +222,8 @@ ACTIVE_TYPE = "CONSUME_ACTIVELY"
 class HeldSubscription(NamedTuple):
     """What a group wants of a topic. `tag_hashes` None takes everything.
 
-    `sql` is the filter of an expression that is not of type TAG, or why it has none; `has_older_sql`: the
-    group's filter before this one could be compiled.
+    `sql` is the filter of an expression that is not of type TAG, or why it has none; None: it is compiled by
+    the first pull. `has_older_sql`: the group's filter before this one could be compiled.
     """
 
     topic: str
@@ -235,8 +235,10 @@ class HeldSubscription(NamedTuple):
     has_older_sql: bool = False
 
 
-def make_subscription(topic: str, expression: str, expression_type: str, version: int) -> HeldSubscription:
-    """A subscription with its tags parsed, or its filter compiled.
+def make_subscription(
+    topic: str, expression: str, expression_type: str, version: int, budget: SqlBudget
+) -> HeldSubscription:
+    """A subscription with its tags parsed, or its filter compiled as far as the budget reaches.
 
     A filter that cannot be compiled is not an error here: the group's pulls are told (spec semantics 9.3).
     Raises:  ValueError when a tag expression cannot be used.
@@ -244,7 +246,7 @@ def make_subscription(topic: str, expression: str, expression_type: str, version
     if is_tag_type(expression_type):
         return HeldSubscription(topic, expression, expression_type, version, parse_tags(expression))
     sql = (
-        compile_sql(expression)
+        budget.compile(expression)
         if expression_type == SQL_TYPE
         else f"the expression type {expression_type[:32]!r} is unknown"
     )

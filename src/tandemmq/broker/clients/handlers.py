@@ -25,7 +25,7 @@ from tandemmq.broker.clients.consumer_table import (
 )
 from tandemmq.broker.guards import invalid, read_body
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.pull.filters import is_tag_type, parse_tags, require_sql
+from tandemmq.broker.pull.filters import SqlBudget, is_tag_type, parse_tags, require_sql
 from tandemmq.broker.topics.auto_create import TopicCreator
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
@@ -226,9 +226,10 @@ class ClientHandlers:
                 seen_at_ms=self._clock.now_ms(),
                 heard_s=self._clock.monotonic(),
             )
+            budget = SqlBudget()
             for consumer in heartbeat.consumers:
                 group = consumer.group
-                self._register_consumer(member, consumer, keep=heartbeat.is_without_subscriptions)
+                self._register_consumer(member, consumer, budget, keep=heartbeat.is_without_subscriptions)
             for producer in heartbeat.producers:
                 group = producer.group
                 if not 0 < len(group) <= PRODUCER_GROUP_LENGTH_MAX:
@@ -290,7 +291,9 @@ class ClientHandlers:
                 channel.close("no heartbeat within channelExpiredTimeout")
                 self._forget(channel)
 
-    def _register_consumer(self, member: Member, consumer: ConsumerData, *, keep: bool) -> None:
+    def _register_consumer(
+        self, member: Member, consumer: ConsumerData, budget: SqlBudget, *, keep: bool
+    ) -> None:
         options = self._options
         name = consumer.group
         config = self._groups.find_or_create(name, member.seen_at_ms)
@@ -326,7 +329,8 @@ class ClientHandlers:
             fault = topic_fault(data.topic)
             if fault:
                 self._note_refusal(member.client_id, name, ResponseCode.INVALID_PARAMETER, fault)
-        self._consumers.register(name, member, consumption, None if keep else _subscriptions(consumer))
+        subscriptions = None if keep else _subscriptions(consumer, budget)
+        self._consumers.register(name, member, consumption, subscriptions)
 
     def _note_refusal(self, client_id: str, group: str, code: int, reason: str) -> None:
         """The client is not told of what is only passed over, as in RocketMQ: the log and tools are."""
@@ -343,7 +347,7 @@ class ClientHandlers:
         self._producers.drop_channel(channel)
 
 
-def _subscriptions(consumer: ConsumerData) -> list[HeldSubscription]:
+def _subscriptions(consumer: ConsumerData, budget: SqlBudget) -> list[HeldSubscription]:
     subscriptions = []
     for data in consumer.subscriptions:
         if topic_fault(data.topic):
@@ -352,7 +356,7 @@ def _subscriptions(consumer: ConsumerData) -> list[HeldSubscription]:
         expression = "*" if data.is_class_filter else data.expression
         try:
             subscriptions.append(
-                make_subscription(data.topic, expression, data.expression_type, data.version)
+                make_subscription(data.topic, expression, data.expression_type, data.version, budget)
             )
         except ValueError as error:
             raise _unparsable(data.topic, error) from None

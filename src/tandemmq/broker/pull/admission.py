@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 from tandemmq.broker.clients.consumer_table import ACTIVE_TYPE, BROADCASTING, ConsumerTable, HeldSubscription
 from tandemmq.broker.guards import require_group, require_queue, require_topic
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.pull.filters import check_type, is_tag_type, parse_tags, require_sql
+from tandemmq.broker.pull.filters import check_type, compile_sql, is_tag_type, parse_tags, require_sql
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import Busy, NotPermitted, RequestRejected
@@ -151,17 +151,18 @@ class PullAdmission:
                 f" {header.topic}, the pull names {header.subscription_version}",
                 code=ResponseCode.SUBSCRIPTION_NOT_LATEST,
             )
-        return subscription.tag_hashes if subscription.sql is None else self._stored_sql(subscription)
+        if is_tag_type(subscription.expression_type):
+            return subscription.tag_hashes
+        return self._stored_sql(subscription)
 
     def _stored_sql(self, subscription: HeldSubscription) -> SqlFilter:
-        sql = subscription.sql
+        sql = compile_sql(subscription.expression) if subscription.sql is None else subscription.sql
         if isinstance(sql, str):
             code = ResponseCode.FILTER_DATA_NOT_LATEST
             if not subscription.has_older_sql:
                 code = ResponseCode.FILTER_DATA_NOT_EXIST
             raise RequestRejected(f"the subscription of {subscription.topic} has no filter: {sql}", code=code)
         check_type(subscription.expression_type, is_enabled=self._options.property_filter_enable)
-        assert sql is not None
         return sql
 
     def _check_is_registered(self, channel: Channel, name: str) -> None:

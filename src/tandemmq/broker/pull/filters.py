@@ -5,8 +5,6 @@ client that repeats it costs nothing (spec semantics 9.2 and 9.3).
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.hashes import java_hash
@@ -53,15 +51,44 @@ def parse_tags(expression: str | None) -> frozenset[int] | None:
 SQL_TYPE = "SQL92"
 CACHED_COUNT_MAX = 512
 """At most 16 KiB of text each, and about ten times that as functions for the few that are that long."""
+BUDGET_CHARACTERS = 16_384
+COMPILE_CHARACTERS_MIN = 16
+"""The shortest expression costs as much as so many characters more."""
 
 
-@lru_cache(maxsize=CACHED_COUNT_MAX)
+_compiled: dict[str, SqlFilter | str] = {}
+"""By expression, of all clients, the one unused for longest first."""
+
+
 def compile_sql(expression: str) -> SqlFilter | str:
     """The filter, or why there is none."""
-    try:
-        return compile_filter(expression)
-    except SqlError as error:
-        return str(error)
+    compiled = _compiled.pop(expression, None)
+    if compiled is None:
+        try:
+            compiled = compile_filter(expression)
+        except SqlError as error:
+            compiled = str(error)
+        if len(_compiled) >= CACHED_COUNT_MAX:
+            del _compiled[next(iter(_compiled))]
+    _compiled[expression] = compiled
+    return compiled
+
+
+class SqlBudget:
+    """How many characters of SQL92 one heartbeat may have compiled, at some five microseconds each."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = BUDGET_CHARACTERS
+
+    def compile(self, expression: str) -> SqlFilter | str | None:
+        """The filter, or why there is none; None when the budget is spent: the first pull compiles it."""
+        if expression not in _compiled:
+            if self._left <= 0:
+                return None
+            self._left -= len(expression) + COMPILE_CHARACTERS_MIN
+        return compile_sql(expression)
 
 
 def require_sql(topic: str, expression: str, expression_type: str | None, *, is_enabled: bool) -> SqlFilter:

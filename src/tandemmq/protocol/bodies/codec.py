@@ -24,6 +24,7 @@ from msgspec import field, inspect
 
 from tandemmq.errors import LocalProtocolError, RemoteProtocolError
 from tandemmq.protocol import loose_json
+from tandemmq.protocol.loose_json import LARGE_TEXT, REQUEST_TEXT, TextBound
 from tandemmq.units import Buffer
 
 
@@ -63,8 +64,8 @@ def encode_body(value: Any, *, has_sets: bool = False) -> bytes:
         raise LocalProtocolError(f"a {type(value).__name__} cannot be written as JSON: {error}") from error
 
 
-def decode_body(data: Buffer | str, shape: type[T]) -> T:
-    """The typed value of a JSON text, strict or loose.
+def decode_body(data: Buffer | str, shape: type[T], bound: TextBound = REQUEST_TEXT) -> T:
+    """The typed value of a JSON text, strict or loose; of the latter no more is read than `bound` says.
 
     Raises:  RemoteProtocolError naming the shape and what is wrong.
     """
@@ -79,12 +80,12 @@ def decode_body(data: Buffer | str, shape: type[T]) -> T:
             return value
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             pass
-    return convert(loose_json.parse(raw), shape)
+    return convert(loose_json.parse(raw, bound), shape)
 
 
-def decode_plain(data: Buffer) -> Any:
-    """The untyped value of a JSON text, strict or loose; nulls stay."""
-    return loose_json.parse(data)
+def decode_plain(data: Buffer, bound: TextBound = REQUEST_TEXT) -> Any:
+    """The untyped value of a JSON text, as `decode_body`; nulls stay."""
+    return loose_json.parse(data, bound)
 
 
 def convert(value: Any, shape: type[T]) -> T:
@@ -237,11 +238,11 @@ def encode_kv_table(table: Mapping[str, str]) -> bytes:
 
 
 def decode_kv_table(data: Buffer) -> dict[str, str]:
-    """The table; numbers and booleans become texts.
+    """The table of an answer; numbers and booleans become texts.
 
     Raises:  RemoteProtocolError.
     """
-    value = decode_plain(data)
+    value = decode_plain(data, LARGE_TEXT)
     table = value.get("table") if isinstance(value, dict) else None
     if table is None and isinstance(value, dict):
         return {}

@@ -25,6 +25,7 @@ from tandemmq.protocol.bodies.codec import (
     encode_body,
     encode_queue_map,
 )
+from tandemmq.protocol.loose_json import LARGE_TEXT
 from tandemmq.units import Buffer
 
 
@@ -71,7 +72,7 @@ def encode_consumer_offsets(table: ConsumerOffsetTable) -> bytes:
 
 
 def decode_consumer_offsets(data: Buffer) -> ConsumerOffsetTable:
-    return decode_body(data, ConsumerOffsetTable)
+    return decode_body(data, ConsumerOffsetTable, LARGE_TEXT)
 
 
 def encode_delay_offsets(table: DelayOffsets) -> bytes:
@@ -79,7 +80,7 @@ def encode_delay_offsets(table: DelayOffsets) -> bytes:
 
 
 def decode_delay_offsets(data: Buffer) -> DelayOffsets:
-    return decode_body(data, DelayOffsets)
+    return decode_body(data, DelayOffsets, LARGE_TEXT)
 
 
 def encode_reset_offsets(offsets: Mapping[MessageQueue, int], *, as_list: bool = False) -> bytes:
@@ -139,7 +140,7 @@ def decode_consumer_status(data: Buffer) -> ConsumerStatus:
 
 
 def _table(data: Buffer) -> dict[str, Any]:
-    value = decode_plain(data)
+    value = decode_plain(data, LARGE_TEXT)
     if not isinstance(value, dict):
         raise RemoteProtocolError("the body is not a JSON object")
     return value
@@ -274,7 +275,7 @@ def encode_order_states(states: OrderStates) -> bytes:
 
 
 def decode_order_states(data: Buffer) -> OrderStates:
-    return decode_body(data, OrderStates)
+    return decode_body(data, OrderStates, LARGE_TEXT)
 
 
 def encode_bits(numbers: list[int]) -> str:

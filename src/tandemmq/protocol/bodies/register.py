@@ -22,14 +22,21 @@ from tandemmq.protocol.bodies.codec import (
 )
 from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable, decode_topic_config_table
 from tandemmq.protocol.codes import OUR_VERSION, VERSION_REGISTER_MAPPING, VERSION_WRAPPED_REGISTER_BODY
+from tandemmq.protocol.loose_json import REQUEST_TEXT
 from tandemmq.units import Buffer
 
 INFLATED_BYTES_MAX = 64 * 1024 * 1024
 """16 MiB of zlib could announce a thousand times that; half a million topics take less than this."""
+INFLATION_MAX = 64
+"""Lines of topics shrink to a tenth or a thirtieth. What shrinks more is no table, and reading it would cost
+its receiver far more than its sender.
+"""
+_INFLATED_BYTES_MIN = 64 * 1024
 
 _ZLIB_LEVEL = 9
 _ZLIB_FIRST_BYTE = 0x78
 _INT32 = struct.Struct(">i")
+_ATTRIBUTES = msgspec.json.Decoder(dict[str, str])
 
 
 class RegisterBrokerBody(Body, frozen=True, kw_only=True):
@@ -75,7 +82,7 @@ def decode_register_broker_body(
     if is_compressed or bytes(data[:1])[0] == _ZLIB_FIRST_BYTE:
         return _decode_compressed(_inflate(data))
     if version < VERSION_WRAPPED_REGISTER_BODY:
-        return RegisterBrokerBody(filter_servers=(), topics=decode_topic_config_table(data))
+        return RegisterBrokerBody(filter_servers=(), topics=decode_topic_config_table(data, REQUEST_TEXT))
     return decode_body(data, RegisterBrokerBody)
 
 
@@ -103,8 +110,9 @@ def _parse_topic_line(line: str) -> TopicConfig:
     attributes: dict[str, str] = {}
     if len(fields) == 6:
         try:
-            attributes = decode_body(fields[5], dict[str, str])
-        except RemoteProtocolError:
+            # Strict JSON only: there may be as many of these lines as fit a frame.
+            attributes = _ATTRIBUTES.decode(fields[5])
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
             pass
     return TopicConfig(
         attributes=attributes,
@@ -153,7 +161,8 @@ def _with_size(piece: bytes) -> bytes:
 def _inflate(data: Buffer) -> bytes:
     try:
         stream = zlib.decompressobj()
-        inflated = stream.decompress(data, INFLATED_BYTES_MAX)
+        bytes_max = min(INFLATED_BYTES_MAX, _INFLATED_BYTES_MIN + INFLATION_MAX * len(data))
+        inflated = stream.decompress(data, bytes_max)
     except zlib.error as error:
         raise RemoteProtocolError(f"a compressed registration cannot be inflated: {error}") from None
     if stream.unconsumed_tail or not stream.eof:

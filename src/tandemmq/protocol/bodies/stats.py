@@ -22,6 +22,7 @@ from tandemmq.protocol.bodies.codec import (
     encode_body,
     encode_queue_map,
 )
+from tandemmq.protocol.loose_json import LARGE_TEXT
 from tandemmq.units import Buffer
 
 
@@ -129,7 +130,7 @@ class RunningInfo(Body, frozen=True, kw_only=True):
 
 
 def decode_running_info(data: Buffer) -> RunningInfo:
-    value = _object(decode_plain(data))
+    value = _object(decode_plain(data, LARGE_TEXT))
     queues = convert_queue_map(value.get("mqTable"), RunningQueue)
     plain = {key: one for key, one in value.items() if key not in ("mqTable", "mqPopTable", "statusTable")}
     return replace(convert(plain, RunningInfo), queues=queues)
@@ -141,7 +142,7 @@ def encode_consume_stats(stats: ConsumeStats) -> bytes:
 
 
 def decode_consume_stats(data: Buffer) -> ConsumeStats:
-    return _convert_consume_stats(decode_plain(data))
+    return _convert_consume_stats(decode_plain(data, LARGE_TEXT))
 
 
 def encode_consume_stats_list(
@@ -168,7 +169,7 @@ def encode_consume_stats_list(
 def decode_consume_stats_list(data: Buffer) -> dict[str, ConsumeStats]:
     """The progress of each group; a broker of RocketMQ may tell a group's topics in several parts."""
     groups: dict[str, dict[MessageQueue, QueueProgress]] = {}
-    for row in _object(decode_plain(data)).get("consumeStatsList") or ():
+    for row in _object(decode_plain(data, LARGE_TEXT)).get("consumeStatsList") or ():
         for group, parts in _object(row).items():
             for part in parts or ():
                 groups.setdefault(group, {}).update(_convert_consume_stats(part).queues)
@@ -181,7 +182,7 @@ def encode_topic_stats(stats: TopicStats) -> bytes:
 
 
 def decode_topic_stats(data: Buffer) -> TopicStats:
-    value = _object(decode_plain(data))
+    value = _object(decode_plain(data, LARGE_TEXT))
     return TopicStats(
         queues=convert_queue_map(value.get("offsetTable"), TopicOffset),
         put_tps=convert(value.get("topicPutTps") or 0.0, float),

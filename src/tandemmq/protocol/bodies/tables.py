@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import UNSET, UnsetType, field
 
 from tandemmq.protocol.bodies.codec import Body, DataVersion, decode_body, encode_body, enum_names
+from tandemmq.protocol.loose_json import LARGE_TEXT, TextBound
 from tandemmq.units import Buffer
 
 
@@ -110,8 +111,8 @@ def encode_topic_config_table(table: TopicConfigTable) -> bytes:
     return encode_body(table)
 
 
-def decode_topic_config_table(data: Buffer) -> TopicConfigTable:
-    return decode_body(data, TopicConfigTable)
+def decode_topic_config_table(data: Buffer, bound: TextBound = LARGE_TEXT) -> TopicConfigTable:
+    return decode_body(data, TopicConfigTable, bound)
 
 
 def decode_replicated_topics(data: Buffer) -> ReplicatedTopics:
@@ -229,7 +230,7 @@ def encode_group_table(table: SubscriptionGroupTable) -> bytes:
 
 
 def decode_group_table(data: Buffer) -> SubscriptionGroupTable:
-    return decode_body(data, SubscriptionGroupTable)
+    return decode_body(data, SubscriptionGroupTable, LARGE_TEXT)
 
 
 def encode_group_config_list(groups: Iterable[SubscriptionGroupConfig]) -> bytes:

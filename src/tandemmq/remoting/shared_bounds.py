@@ -1,0 +1,146 @@
+"""The bounds that all connections of one process share: how many there are, the bytes of their unfinished
+frames (`FrameBudget`), the loop's time that unknown peers get (`UnknownPeers`), and the lines of the log
+about closed connections (`LineLimit`).
+
+A server with a guard knows a peer once a request of it was let through; until then the peer is unknown. A
+process has one `SharedBounds`; each of its listening ports and each channel of these uses it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from tandemmq.runtime.ports import Clock, TimerHandle
+from tandemmq.units import KIB
+
+PIECE_BYTES: Final = 4 * KIB
+"""An unknown peer's bytes are decoded and handled in such pieces: a few milliseconds of requests each."""
+UNKNOWN_SHARE: Final = 0.1
+"""The part of the loop's time that all unknown peers get together."""
+UNKNOWN_BURST_S: Final = 0.1
+"""They may use so much at once after a rest: the first requests of a hundred producers and more."""
+LINES_MAX: Final = 20
+LINES_PERIOD_S: Final = 10.0
+
+
+class SharedBounds:
+    """One process's bounds. `connection_count` is counted by the servers."""
+
+    __slots__ = ("connection_count", "connections_max", "frames", "lines", "unknown")
+
+    def __init__(self, clock: Clock, *, connections_max: int, frame_bytes_held_max: int) -> None:
+        assert connections_max > 0, connections_max
+        self.connections_max = connections_max
+        self.connection_count = 0
+        self.frames = FrameBudget(frame_bytes_held_max)
+        self.unknown = UnknownPeers(clock)
+        self.lines = LineLimit(clock)
+
+
+class FrameBudget:
+    """The bytes that all connections hold of frames that have begun and not ended.
+
+    At the bound the connection that wants more is closed. Unknown peers have a quarter of it, so that they
+    neither fill the memory nor take the room of known ones.
+    """
+
+    __slots__ = ("bytes_held", "bytes_max", "bytes_of_unknown")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes_held = 0
+        self.bytes_of_unknown = 0
+
+    def add(self, size: int, *, is_known: bool) -> bool:
+        """False when it is more than there may be; `size` may be negative."""
+        self.bytes_held += size
+        if not is_known:
+            self.bytes_of_unknown += size
+            if self.bytes_of_unknown > self.bytes_max // 4:
+                return False
+        return self.bytes_held <= self.bytes_max
+
+    def make_known(self, size: int) -> None:
+        """The peer that holds `size` bytes is known from now on."""
+        self.bytes_of_unknown -= size
+
+
+class UnknownPeers:
+    """The loop's time that unknown peers use together: UNKNOWN_SHARE of it, whatever they send.
+
+    A channel asks `may_run` before each piece of its peer's bytes, says with `spend` how long the piece took,
+    and is called back (`wait`) in its turn when there was no time left. A peer's cost is measured rather than
+    foreseen, so nothing has to be known about the ways in which a request can be expensive.
+    """
+
+    __slots__ = ("_clock", "_credit_s", "_refilled_at", "_timer", "_waiting")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._credit_s = UNKNOWN_BURST_S
+        self._refilled_at = clock.monotonic()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._timer: TimerHandle | None = None
+
+    def may_run(self) -> bool:
+        """Whether there is time left, and no peer waits for its turn."""
+        return not self._waiting and self._has_time()
+
+    def spend(self, seconds: float) -> None:
+        """Count the time that a piece took."""
+        self._credit_s -= seconds
+
+    def wait(self, resume: Callable[[], None]) -> None:
+        """`resume` is called when it is this peer's turn; it handles one piece."""
+        self._waiting.append(resume)
+        if self._timer is None:
+            self._schedule()
+
+    def _has_time(self) -> bool:
+        now = self._clock.monotonic()
+        self._credit_s = min(UNKNOWN_BURST_S, self._credit_s + UNKNOWN_SHARE * (now - self._refilled_at))
+        self._refilled_at = now
+        return self._credit_s > 0
+
+    def _schedule(self) -> None:
+        delay_s = max(0.001, -self._credit_s / UNKNOWN_SHARE)
+        self._timer = self._clock.call_later(delay_s, self._serve)
+
+    def _serve(self) -> None:
+        self._timer = None
+        # Those that wait again come behind all that wait now.
+        for _ in range(len(self._waiting)):
+            if not self._has_time():
+                break
+            self._waiting.popleft()()
+        if self._waiting and self._timer is None:
+            self._schedule()
+
+
+class LineLimit:
+    """At most LINES_MAX lines of the log in LINES_PERIOD_S, so that a flood of bad peers costs neither disk
+    nor time.
+    """
+
+    __slots__ = ("_clock", "_count", "_ends_at", "_suppressed")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._count = 0
+        self._ends_at = 0.0
+        self._suppressed = 0
+
+    def admit(self) -> dict[str, int] | None:
+        """Facts for the next line: how many were left out before it; None when this one is left out."""
+        now = self._clock.monotonic()
+        if now >= self._ends_at:
+            self._ends_at = now + LINES_PERIOD_S
+            self._count = 0
+        if self._count >= LINES_MAX:
+            self._suppressed += 1
+            return None
+        self._count += 1
+        suppressed, self._suppressed = self._suppressed, 0
+        return {"suppressed_lines": suppressed} if suppressed else {}
