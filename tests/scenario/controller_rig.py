@@ -14,6 +14,7 @@ from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command, Header
 from tandemmq.protocol.requests import controller as headers
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
+from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.server import RemotingServer
@@ -35,6 +36,7 @@ class Rig:
         self.controllers: dict[str, Controller] = {}
         self.fatal: list[BaseException] = []
         self.options = options
+        self.credentials: Credentials | None = None
         self.brokers: list[FakeBroker] = []
         self.client = RemotingClient(network=self.network, clock=self.clock)
 
@@ -67,6 +69,7 @@ class Rig:
                 clock=self.clock,
                 chance=SeededRandom(int(name[1:])),
                 on_fatal=self.fatal.append,
+                credentials=self.credentials,
             )
             await self.controllers[name].start()
 

@@ -426,7 +426,9 @@ async def test_a_living_master_that_is_cleaned_by_force_is_followed_when_its_lea
     await two.beat()
     assert "tmLease" in (await one.beat()).fields
     begun = rig.clock.monotonic()
-    header = headers.CleanBrokerDataRequest(cluster_name=CLUSTER, broker_name=GROUP, ids="1", is_forced=True)
+    header = headers.CleanBrokerDataRequest(
+        broker_name=GROUP, ids="1", is_forced=True, forgets_living_master=True
+    )
     cleaning = asyncio.ensure_future(rig.ask(Code.CLEAN_BROKER_DATA, header))
     await until(lambda: GROUP in rig.controllers["n0"]._elections._open, "the lease is waited for")
     assert "tmLease" not in (await one.beat()).fields
@@ -441,7 +443,11 @@ async def test_tools_clean_and_change_settings(rig: Rig) -> None:
 
     async def clean(ids: str | None, *, is_forced: bool = False) -> int:
         header = headers.CleanBrokerDataRequest(
-            cluster_name=CLUSTER, broker_name=GROUP, ids=ids, is_forced=is_forced
+            cluster_name=CLUSTER,
+            broker_name=GROUP,
+            ids=ids,
+            is_forced=is_forced,
+            forgets_living_master=is_forced or None,
         )
         return (await rig.ask(Code.CLEAN_BROKER_DATA, header)).code
 

@@ -127,16 +127,28 @@ def clean_broker_metadata(
         ),
     ] = "",
     is_forced: Annotated[
-        bool, typer.Option("-l", "--cleanLivingBroker", help="Also those that are alive.")
+        bool, typer.Option("-l", "--cleanLivingBroker", help="Also slaves that are alive.")
+    ] = False,
+    forgets_living_master: Annotated[
+        bool,
+        typer.Option(
+            "--living-master",
+            help="Also a master that is alive: the group has no failover until its brokers start again.",
+        ),
     ] = False,
 ) -> Work:
     """Let the controllers forget brokers that do not come back."""
     if not all(one.isdecimal() for one in ids.split(";") if ids):
         raise typer.BadParameter(f"-b {ids}: numbers of brokers, separated by ;")
+    is_forced = is_forced or forgets_living_master
     if not ids and not is_forced and not cluster:
         raise typer.BadParameter("name the brokers (-b 1;2), or the cluster of the group (-c)")
     header = CleanBrokerDataRequest(
-        cluster_name=cluster or None, broker_name=name, ids=ids or None, is_forced=is_forced
+        cluster_name=cluster or None,
+        broker_name=name,
+        ids=ids or None,
+        is_forced=is_forced,
+        forgets_living_master=forgets_living_master or None,
     )
     return lambda tools: clean(tools, address, header)
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tandemmq.broker.access.plain_rules import read_tools_credentials
+from tandemmq.api.controller import controller_signer
+from tandemmq.broker.access.plain_rules import read_controller_secret, read_tools_credentials
 from tandemmq.client.admin import Admin, known_clusters
 from tandemmq.client.options import ClientOptions
 from tandemmq.errors import ConfigError
@@ -84,13 +85,16 @@ class Target:
 
 @asynccontextmanager
 async def open_tools(name_servers: str) -> AsyncIterator[Tools]:
-    """Connections for one command, closed behind it; signed when there are credentials for tools."""
+    """Connections for one command, closed behind it; signed when there are credentials for tools, and to
+    controllers with controllerSharedSecret of the same file.
+    """
     options = tools_options()
-    credentials = options.credentials
+    credentials, home = options.credentials, os.environ.get("ROCKETMQ_HOME")
+    secret = read_controller_secret(Path(home) / "conf", RealDisk()) if home else ""
     remoting = RemotingClient(
         network=TcpNetwork(),
         clock=LoopClock(),
-        signer=None if credentials is None else credentials.sign,
+        signer=controller_signer(secret, None if credentials is None else credentials.sign),
         tls=make_client_tls(options.tls),
     )
     try:

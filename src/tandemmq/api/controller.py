@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tandemmq.api.calls import CALL_TIMEOUT_S, call
@@ -39,6 +39,7 @@ from tandemmq.protocol.requests.controller import (
     VouchResponse,
 )
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
+from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.ports import Clock
 
@@ -59,6 +60,42 @@ READ_TIMEOUT_S = 0.5
 
 CAPABILITIES = {"tmCaps": "lease"}
 """How a broker of ours shows itself to controllers of ours; others do not know the field."""
+
+
+SHARED_ACCESS_KEY = "controllers"
+"""The account of whoever signs with controllerSharedSecret."""
+
+SIGNED_CODES = frozenset(
+    {
+        RequestCode.BROKER_HEARTBEAT,
+        RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET,
+        RequestCode.CONTROLLER_ELECT_MASTER,
+        RequestCode.CONTROLLER_REGISTER_BROKER,
+        RequestCode.UPDATE_CONTROLLER_CONFIG,
+        RequestCode.CLEAN_BROKER_DATA,
+        RequestCode.CONTROLLER_GET_NEXT_BROKER_ID,
+        RequestCode.CONTROLLER_APPLY_BROKER_ID,
+        RequestCode.TANDEM_CHANGE_CONTROLLERS,
+    }
+)
+"""Requests that controllers with a shared secret serve only signed."""
+
+
+def controller_signer(
+    secret: str, sign: Callable[[Command], None] | None
+) -> Callable[[Command], None] | None:
+    """Signs requests to controllers with the shared secret, if there is one, and all others with `sign`."""
+    if not secret:
+        return sign
+    shared = Credentials(SHARED_ACCESS_KEY, secret)
+
+    def sign_by_code(command: Command) -> None:
+        if command.code in SIGNED_CODES:
+            shared.sign(command)
+        elif sign is not None:
+            sign(command)
+
+    return sign_by_code
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tandemmq.api.broker_admin import query_broker_config
 from tandemmq.api.nameserver import BrokerIdentity, Registered, query_cluster_info, unregister_broker
-from tandemmq.broker.access.service import AccessService
+from tandemmq.broker.access.service import AccessService, warn_if_open
 from tandemmq.broker.admin.settings import HaHandlers
 from tandemmq.broker.autoswitch.term import (
     ElectedReplica,
@@ -196,6 +196,8 @@ class Broker:
             events.BROKER_STARTED,
             extra={"broker": options.broker_name, "address": self.address, "ha_address": self.ha_address},
         )
+        if term is None:
+            warn_if_open(self.address, self._access_options, self._tls.options)
 
     async def _start_classic(self, store: MessageStore, parts: Parts, own: dict[int, Handler]) -> None:
         replica = self._replica = self._make_replica(store)

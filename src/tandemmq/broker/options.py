@@ -8,7 +8,7 @@ and `Broker` refuses a pair that disagrees (spec replication 3).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
@@ -236,6 +236,7 @@ class AccessOptions:
     authorization_white_codes: frozenset[int] = frozenset()  # authorizationWhitelist
     first_user: Credentials | None = None  # initAuthenticationUser: a super user, made when it is missing
     inner_credentials: Credentials | None = None  # innerClientAuthenticationCredentials
+    weak_signatures: bool = True  # weakSignatureEnable (ours): accept the form of RocketMQ's own clients
 
     def __post_init__(self) -> None:
         if self.authorization_enabled and not self.authentication_enabled:
@@ -277,6 +278,7 @@ class ElectionOptions:
     is_learner: bool = False  # asyncLearner: copies, and is never elected
     from_last_file: bool = False  # syncFromLastFile: an empty slave copies the last file only
     reapplies_id: bool = False  # ours, reapplyBrokerId: controllers that forgot this broker take it again
+    shared_secret: str = field(default="", repr=False)  # controllerSharedSecret (ours): as the controllers'
 
     def __post_init__(self) -> None:
         if not self.is_enabled:

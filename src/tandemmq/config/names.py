@@ -253,6 +253,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "asyncLearner": _key(FLAG, "election.is_learner"),
     "syncFromLastFile": _key(FLAG, "election.from_last_file"),
     "reapplyBrokerId": _key(FLAG, "election.reapplies_id"),  # ours
+    "controllerSharedSecret": _key(SECRET, "election.shared_secret"),  # ours
     # Access control.
     "aclEnable": _key(FLAG, "access.acl_enable"),
     "aclConfigDir": _key(DIRECTORY, "access.acl_directory"),  # ours
@@ -262,6 +263,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "authorizationWhitelist": _key(CODES, "access.authorization_white_codes"),
     "initAuthenticationUser": _key(USER, "access.first_user"),
     "innerClientAuthenticationCredentials": _key(CREDENTIALS, "access.inner_credentials"),
+    "weakSignatureEnable": _key(FLAG, "access.weak_signatures"),  # ours
     # Bounds, all ours.
     "openFileCountMax": _key(whole(8, 2**20), "store.open_file_count_max"),
     "mappedBytesMax": _key(POSITIVE_LONG, "store.mapped_bytes_max"),

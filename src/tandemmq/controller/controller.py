@@ -20,6 +20,7 @@ from tandemmq.consensus.core.messages import Message, RoleChanged, decode_messag
 from tandemmq.consensus.shell.server import RaftServer
 from tandemmq.controller.elections import Elections
 from tandemmq.controller.groups import Groups, LiveTable
+from tandemmq.controller.guard import ControllerGuard, accounts_of
 from tandemmq.controller.handlers import ControllerHandlers
 from tandemmq.controller.options import FIXED_KEYS, ControllerOptions
 from tandemmq.errors import NotPermitted, RequestRejected, TandemError
@@ -27,10 +28,11 @@ from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.controller import RaftMessageHeader
 from tandemmq.protocol.signature import Credentials
+from tandemmq.remoting.audit import AccessLog
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
-from tandemmq.remoting.options import PLAIN, TlsOptions, parse_address
+from tandemmq.remoting.options import PLAIN, TlsOptions, is_open_to_everybody, parse_address
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.settings import Settings
 from tandemmq.remoting.tls import TlsDoor, make_client_tls
@@ -60,7 +62,7 @@ class Controller:
         tls: TlsOptions = PLAIN,
         credentials: Credentials | None = None,
     ) -> None:
-        """`credentials`: what it signs with when it tells brokers something."""
+        """`credentials`: sign what it tells brokers, and are an account of brokers and tools."""
         self._settings = Settings(
             options, fixed_keys=FIXED_KEYS, event=events.CONTROLLER_CONFIG_CHANGED, disk=disk
         )
@@ -113,7 +115,19 @@ class Controller:
         self._elections.use(self.raft)
         routes = self._build_routes(options)
         self.served_codes = frozenset(routes)
-        self._server = RemotingServer(routes, network=network, clock=clock, on_fatal=on_fatal, tls=self._tls)
+        accounts = accounts_of(options.shared_secret, credentials)
+        self._is_closed = bool(accounts) and not options.admits_unsigned
+        self._audit = AccessLog(clock)
+        guard = ControllerGuard(
+            accounts,
+            admits_unsigned=options.admits_unsigned,
+            admits_weak=options.weak_signatures,
+            audit=self._audit,
+            clock=clock,
+        )
+        self._server = RemotingServer(
+            routes, network=network, clock=clock, on_fatal=on_fatal, tls=self._tls, guard=guard.check
+        )
 
     @property
     def address(self) -> Address:
@@ -136,6 +150,8 @@ class Controller:
             events.CONTROLLER_STARTED,
             extra={"address": address, "group": options.group, "server": options.self_id},
         )
+        if not self._is_closed and is_open_to_everybody(address, self._tls.options):
+            log.warning(events.CONTROLLER_OPEN, extra={"address": address})
         return address
 
     async def stop(self) -> None:
@@ -145,6 +161,7 @@ class Controller:
         await self._server.stop()
         await self.raft.stop()
         await self._client.close()
+        self._audit.close()
         log.info(events.CONTROLLER_STOPPED)
 
     async def _hand_over(self) -> None:
@@ -278,6 +295,8 @@ class Peers:
         message = decode_message(body)
         if message.sender != header.sender:
             self._refuse(channel, header)
+        if self._secret:
+            channel.make_known()
         self._heard_s[header.sender] = self._clock.monotonic()
         self._receive(message)
 

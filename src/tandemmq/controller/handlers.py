@@ -282,12 +282,20 @@ class ControllerHandlers:
         alive = {one.facts.broker_id for one in self._elections.alive(group)}
         if group.master_id is not None and not self._elections.is_gone(group):
             alive.add(group.master_id)  # this leader may not have heard it yet
+        ids = _parse_ids(header.ids or "")
+        takes_master = group.master_id in alive and (not ids or group.master_id in ids)
+        if takes_master and not header.forgets_living_master:
+            raise RequestRejected(
+                f"the master {group.master_id} of {group.name} lives: stop it first, or let"
+                " `tandemmq admin cleanBrokerMetadata --living-master` forget it all the same",
+                code=Code.CONTROLLER_INVALID_CLEAN_BROKER_METADATA,
+            )
         outcome = await self._elections.clean(
             group,
             Clean(
                 cluster=header.cluster_name or "",
                 name=header.broker_name,
-                ids=_parse_ids(header.ids or ""),
+                ids=ids,
                 is_forced=header.is_forced,
                 alive=tuple(sorted(alive)),
             ),

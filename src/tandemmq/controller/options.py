@@ -44,7 +44,12 @@ class ControllerOptions:
     raft_election_timeout_ms: int = field(default=500, metadata={"key": "raftElectionTimeoutMillis"})  # ours
     snapshot_entries: int = field(default=1_000, metadata={"key": "snapshotEntries"})  # ours
     shared_secret: str = field(default="", metadata={"key": "controllerSharedSecret"}, repr=False)  # ours
-    """What controllers prove to each other; empty: only the names of the peers are compared."""
+    """Proven by controllers to each other, and by brokers and tools to them. Empty: only the names of the
+    peers are compared."""
+    admits_unsigned: bool = field(default=False, metadata={"key": "controllerAdmitUnsigned"})  # ours
+    """Whether unsigned requests are served although there is a secret: while a group is upgraded."""
+    weak_signatures: bool = field(default=True, metadata={"key": "weakSignatureEnable"})  # ours
+    """Whether the signatures of RocketMQ's brokers and tools are accepted (protocol.signature)."""
 
     def __post_init__(self) -> None:
         peers = self.peer_addresses
@@ -99,6 +104,8 @@ FIXED_KEYS: Final = frozenset(
         "raftElectionTimeoutMillis",
         "snapshotEntries",
         "controllerSharedSecret",
+        "controllerAdmitUnsigned",
+        "weakSignatureEnable",
     }
 )
 """Never changed by a request: who the controller is, where, with whom, and how they agree."""

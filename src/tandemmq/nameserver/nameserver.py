@@ -38,7 +38,7 @@ from tandemmq.protocol.topic_names import ORDER_TOPICS
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
-from tandemmq.remoting.options import PLAIN, ServerOptions, TlsOptions
+from tandemmq.remoting.options import PLAIN, ServerOptions, TlsOptions, is_open_to_everybody
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.settings import Settings
 from tandemmq.remoting.tls import TlsDoor, make_client_tls
@@ -258,6 +258,8 @@ class NameServer:
         self._scope.start("scan", self._scan())
         self._scope.start("watch_certificates", self._tls.watch())
         log.info(events.NAMESERVER_STARTED, extra={"address": address})
+        if is_open_to_everybody(address, self._tls.options):
+            log.warning(events.NAMESERVER_OPEN, extra={"address": address})
         return address
 
     async def stop(self) -> None:

@@ -1,11 +1,24 @@
-"""The signature that tells who sends a request: HMAC-SHA1 over its fields and body.
+"""The signature that proves who sends a request: HMAC-SHA1 over its fields and body.
 
-One implementation for who signs (clients, brokers, the Spark source) and who checks (brokers).
+One implementation for the signers (clients, brokers, tools, the Spark source) and the verifiers (brokers,
+controllers).
+
+RocketMQ signs the values of the fields in the order of their names, and nothing between them. So its
+signature covers neither the request code nor the names and borders of the fields: a reader of one signed
+request can make others of the same text (the weak form). Clients of ours add a field, the seal, that sorts
+before every other field and holds a digest of the code and of the names and lengths of all fields. RocketMQ
+signs and verifies the seal as one more value.
+
+Invariants:
+- The signed text of a sealed request begins with SEAL_MARK. A text that begins with SEAL_MARK is never
+  accepted in the weak form, so a sealed request cannot be cut into another one, whatever the verifier admits.
+
 Source: spec remoting 7, spec semantics 21.1.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from base64 import b64encode
 from collections.abc import Mapping
@@ -18,39 +31,85 @@ from tandemmq.units import Buffer
 ACCESS_KEY: Final = "AccessKey"
 SECURITY_TOKEN: Final = "SecurityToken"
 SIGNATURE: Final = "Signature"
+SEAL: Final = "!tm"
+"""Ours. It sorts before the names of all other fields."""
+SEAL_MARK: Final = "tm1;"
+SEAL_DIGEST_CHARS: Final = 32
 
 UNSIGNED_QUERY_FIELD: Final = "_UNIQUE_KEY_QUERY"
 VERSION_SIGNS_QUERY_FIELD: Final = 401
 """Clients up to V4_9_3 add that field after they have signed."""
 
 
-def signature_of(fields: Mapping[str, str], body: Buffer, secret_key: bytes) -> str:
-    """Base64 of the HMAC over the values in the order of their names, then the body."""
+def signed_text(fields: Mapping[str, str], body: Buffer) -> bytes:
+    """The values in the order of their names, without the signature itself, then the body."""
     content = "".join([fields[name] for name in sorted(fields) if name != SIGNATURE])
-    return b64encode(hmac.digest(secret_key, content.encode() + bytes(body), "sha1")).decode()
+    return content.encode() + bytes(body)
 
 
-def is_signed_with(command: Command, secret_key: bytes) -> bool:
-    """Whether the request carries the signature of somebody who knows the secret key.
+def signature_of(fields: Mapping[str, str], body: Buffer, secret_key: bytes) -> str:
+    """Base64 of the HMAC over `signed_text`."""
+    return b64encode(hmac.digest(secret_key, signed_text(fields, body), "sha1")).decode()
 
-    Go clients leave the security token out of what they sign, Java clients sign it: both are taken.
+
+def seal_of(code: int, fields: Mapping[str, str]) -> str:
+    """The value of the seal: a digest of the code and of the name and length of each field that is signed.
+
+    Empty fields are left out: the binary form of a header loses them on the way (spec remoting 3).
+    """
+    parts = [
+        f"{len(name)}:{name}{len(fields[name])};"
+        for name in sorted(fields)
+        if fields[name] and name not in (SIGNATURE, SEAL)
+    ]
+    digest = hashlib.sha256(f"{code};{''.join(parts)}".encode()).hexdigest()
+    return SEAL_MARK + digest[:SEAL_DIGEST_CHARS]
+
+
+def signature_fault(command: Command, secret_key: bytes, *, admits_weak: bool = True) -> str | None:
+    """Why the request proves no knowledge of the secret key; None when it does.
+
+    `admits_weak`: accept the form of RocketMQ, which covers neither code nor field names. In that form Go
+    clients leave the security token out of the signed text, Java clients sign it: both are accepted.
     """
     fields = command.fields
     given = fields.get(SIGNATURE)
     if not given:
-        return False
+        return f"{SIGNATURE} is missing"
+    if SEAL in fields:
+        is_whole = min(fields) == SEAL and fields[SEAL] == seal_of(command.code, fields)
+        is_signed = _is_signature(given, signed_text(fields, command.body), secret_key)
+        return None if is_whole and is_signed else "the signature is wrong"
+    if not admits_weak:
+        return (
+            "the signature covers neither the request code nor the names of the fields;"
+            " here only clients of TandemMQ are admitted (weakSignatureEnable=false)"
+        )
     if UNSIGNED_QUERY_FIELD in fields and command.version < VERSION_SIGNS_QUERY_FIELD:
         fields = {name: text for name, text in fields.items() if name != UNSIGNED_QUERY_FIELD}
-    if _is_same(given, signature_of(fields, command.body, secret_key)):
-        return True
-    if SECURITY_TOKEN not in fields:
-        return False
-    fields = {name: text for name, text in fields.items() if name != SECURITY_TOKEN}
-    return _is_same(given, signature_of(fields, command.body, secret_key))
+    if _is_weakly_signed(given, fields, command.body, secret_key):
+        return None
+    if SECURITY_TOKEN in fields:
+        fields = {name: text for name, text in fields.items() if name != SECURITY_TOKEN}
+        if _is_weakly_signed(given, fields, command.body, secret_key):
+            return None
+    return "the signature is wrong"
 
 
-def _is_same(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())
+def is_signed_with(command: Command, secret_key: bytes) -> bool:
+    """Whether the request, in either form, proves knowledge of the secret key."""
+    return signature_fault(command, secret_key) is None
+
+
+def _is_weakly_signed(given: str, fields: Mapping[str, str], body: Buffer, secret_key: bytes) -> bool:
+    text = signed_text(fields, body)
+    # Such a text was signed with a seal: other names would make another request of it.
+    return not text.startswith(SEAL_MARK.encode()) and _is_signature(given, text, secret_key)
+
+
+def _is_signature(given: str, text: bytes, secret_key: bytes) -> bool:
+    expected = b64encode(hmac.digest(secret_key, text, "sha1"))
+    return hmac.compare_digest(given.encode("utf-8", "replace"), expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +121,14 @@ class Credentials:
     security_token: str = field(default="", repr=False)
 
     def sign(self, command: Command) -> None:
-        """Adds who asks and the signature; signing again replaces both.
+        """Adds the access key, the seal and the signature; signing again replaces all three.
 
         The typed header becomes plain fields, because its texts are needed for the signature anyway.
         """
         fields = {**command.fields, ACCESS_KEY: self.access_key}
         if self.security_token:
             fields[SECURITY_TOKEN] = self.security_token
+        fields[SEAL] = seal_of(command.code, fields)
         fields[SIGNATURE] = signature_of(fields, command.body, self.secret_key.encode())
         command.header = None
         command.extra_fields = fields

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from ipaddress import ip_address
 from pathlib import Path
 
 from tandemmq.errors import ConfigError
@@ -162,6 +163,15 @@ PLAIN = TlsOptions()
 """No certificate, no TLS."""
 
 
+def is_open_to_everybody(address: Address, tls: TlsOptions) -> bool:
+    """Whether other machines reach a port bound to `address` without a certificate of their own.
+
+    A name is one of this machine's addresses, so it is judged by what it is called.
+    """
+    demands_certificate = tls.mode is TlsMode.ENFORCING and tls.client_auth is ClientAuth.REQUIRE
+    return not demands_certificate and not is_loopback(address[0])
+
+
 # Addresses: `host:port`, `[v6]:port`, and lists of them joined by `;`.
 
 PORT_MAX = 65535
@@ -179,6 +189,14 @@ def parse_address(text: str) -> Address:
     if not colon or not host or not is_port or any(character in host for character in "[] ,;/"):
         raise ConfigError(f"{text!r} is not an address; expected host:port or [v6]:port")
     return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`, a number or a name."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def render_address(address: Address) -> str:

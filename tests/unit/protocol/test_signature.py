@@ -7,7 +7,16 @@ import pytest
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import FrameDecoder, encode_frame
 from tandemmq.protocol.requests.consume import GetMaxOffsetRequest
-from tandemmq.protocol.signature import Credentials, is_signed_with, signature_of
+from tandemmq.protocol.signature import (
+    SEAL,
+    SIGNATURE,
+    Credentials,
+    is_signed_with,
+    seal_of,
+    signature_fault,
+    signature_of,
+    signed_text,
+)
 
 SECRET = b"java-secret"
 JAVA_FRAMES = {
@@ -51,7 +60,8 @@ def test_frames_that_java_signed(name: str) -> None:
 @pytest.mark.parametrize("serialize_type", [0, 1])
 def test_what_we_sign_is_what_arrives(serialize_type: int) -> None:
     header = GetMaxOffsetRequest(topic="T é漢", queue_id=1)
-    command = Command.request(30, header, body=b"body", serialize_type=serialize_type)
+    empty = {"empty": ""}  # the binary form loses it
+    command = Command.request(30, header, body=b"body", serialize_type=serialize_type, fields=empty)
     credentials = Credentials("user", "secret", "token")
     credentials.sign(command)
     credentials.sign(command)
@@ -76,3 +86,56 @@ def test_the_query_field_is_signed_from_4_9_4_on(version: int, is_part: bool) ->
     signature = signature_of(whole if is_part else fields, b"", SECRET)
     command = Command(code=12, version=version, extra_fields={**whole, "Signature": signature})
     assert is_signed_with(command, SECRET)
+
+
+def sealed(code: int, fields: dict[str, str], body: bytes = b"") -> Command:
+    command = Command(code=code, extra_fields=fields, body=body)
+    Credentials("user", "secret").sign(command)
+    return command
+
+
+def test_a_sealed_request_is_no_other_request() -> None:
+    """Neither by another code, nor by other names or borders, nor without the seal or the body."""
+    fields = dict(sealed(351, {"topic": "Orders", "x": "1"}, b"body").fields)
+    text = signed_text(fields, b"body").decode()
+    assert signature_fault(Command(code=351, extra_fields=fields, body=b"body"), b"secret") is None
+    bare = {name: value for name, value in fields.items() if name != SEAL}
+    rest = text.removeprefix(fields[SEAL] + "user")
+    forged = [
+        (215, fields, b"body"),
+        (351, {**fields, SEAL: seal_of(351, {**fields, "x": "1body"}), "x": "1body"}, b""),
+        (351, {**fields, "y": "body"}, b""),
+        (351, {**bare, "topic": "Order", "x": "s1", SEAL: fields[SEAL]}, b"body"),
+        (351, bare, b"body"),
+        (351, {SIGNATURE: fields[SIGNATURE], "A": fields[SEAL], "AccessKey": "user", "topic": rest}, b""),
+        (351, {SIGNATURE: fields[SIGNATURE], "AccessKey": "user"}, text.encode()),
+        (351, {**fields, " ": ""}, b"body"),
+        (351, {**fields, "x": "1body"}, b""),
+    ]
+    for code, names, body in forged:
+        command = Command(code=code, extra_fields=names, body=body)
+        for admits_weak in (True, False):
+            assert signature_fault(command, b"secret", admits_weak=admits_weak) is not None, names
+
+
+def test_the_weak_form_is_accepted_unless_it_is_switched_off() -> None:
+    """What RocketMQ signs can be cut into another request: that is what the setting is for."""
+    fields = {"AccessKey": "user", "topic": "Orders"}
+    fields[SIGNATURE] = signature_of(fields, b"", b"secret")
+    for code, name in ((351, "topic"), (215, "other")):
+        names = {"AccessKey": "user", name: "Orders", SIGNATURE: fields[SIGNATURE]}
+        if name == "other":
+            names = {"AccessKey": "user", "ZZ": "Orders", SIGNATURE: fields[SIGNATURE]}
+        command = Command(code=code, extra_fields=names)
+        assert signature_fault(command, b"secret") is None
+        assert "weakSignatureEnable" in (signature_fault(command, b"secret", admits_weak=False) or "")
+
+
+def test_who_knows_no_seal_verifies_it_as_one_more_value() -> None:
+    """Brokers of RocketMQ and of earlier releases."""
+    command = sealed(310, {"a": "PG", "b": "T"}, b"m")
+    fields = dict(command.fields)
+    given = fields.pop(SIGNATURE)
+    values = "".join(fields[name] for name in sorted(fields))
+    assert values.startswith(fields[SEAL])
+    assert signature_of(fields, b"m", b"secret") == given

@@ -1,5 +1,4 @@
-"""Guard: decides before the handler whether a request may be served. `AccessLog` records what it refused, and
-what operators changed.
+"""Guard: decides before the handler whether a request may be served.
 
 A guard is built only when access control is on. Its order: who it is (white addresses, access key,
 signature), then what it needs, resource by resource. What was allowed is remembered by who, from where and
@@ -11,7 +10,6 @@ Source: spec semantics 21, spec remoting 7.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -33,72 +31,10 @@ from tandemmq.broker.options import AccessOptions
 from tandemmq.errors import NotPermitted, TandemError
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.signature import ACCESS_KEY, Credentials, is_signed_with
+from tandemmq.protocol.signature import ACCESS_KEY, Credentials, signature_fault
+from tandemmq.remoting.audit import AccessLog
 from tandemmq.remoting.channel import Channel
-from tandemmq.remoting.options import render_address
-from tandemmq.runtime.ports import Address, Clock, TimerHandle
-from tandemmq.telemetry import events
 from tandemmq.units import Buffer
-
-log = logging.getLogger("tandemmq.audit")
-
-PERIOD_S: Final = 10.0
-LINES_PER_PERIOD_MAX: Final = 20
-NEWEST_LENGTH_MAX: Final = 512
-
-
-class AccessLog:
-    """The record of who was refused and who changed something: one line each, by the logger `tandemmq.audit`.
-
-    At a bound: refusals above LINES_PER_PERIOD_MAX in a period are counted and told in one line at its end,
-                so that a flood of them costs neither disk nor time. Administrative requests are always told.
-    `denied_count` counts all refusals since the start; `newest` says who was refused last, and why.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self.denied_count = 0
-        self.newest = ""
-        self._clock = clock
-        self._lines = 0
-        self._suppressed = 0
-        self._timer: TimerHandle | None = None
-
-    def denied(self, who: str, peer: Address, code: int, resource: str, reason: str) -> None:
-        """Log that a request was denied; above `LINES_PER_PERIOD_MAX` lines in a period only count it."""
-        self.denied_count += 1
-        facts = _facts(who, peer, code, resource)
-        self.newest = f"{facts['who']} from {facts['peer']}: {reason}"[:NEWEST_LENGTH_MAX]
-        if self._timer is None:
-            self._timer = self._clock.call_later(PERIOD_S, self._end_period)
-        if self._lines >= LINES_PER_PERIOD_MAX:
-            self._suppressed += 1
-            return
-        self._lines += 1
-        log.warning(events.ACCESS_DENIED, extra={**facts, "reason": reason})
-
-    def allowed(self, who: str, peer: Address, code: int, resource: str) -> None:
-        """Log that an administrative request was allowed."""
-        log.info(events.ADMIN_REQUEST_ALLOWED, extra=_facts(who, peer, code, resource))
-
-    def close(self) -> None:
-        """Tells what is not told yet."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._end_period()
-
-    def _end_period(self) -> None:
-        if self._suppressed:
-            log.warning(
-                events.ACCESS_DENIALS_SUPPRESSED,
-                extra={"count": self._suppressed, "period_s": PERIOD_S},
-            )
-        self._lines = self._suppressed = 0
-        self._timer = None
-
-
-def _facts(who: str, peer: Address, code: int, resource: str) -> dict[str, object]:
-    return {"who": who or "(nobody)", "peer": render_address(peer), "code": code, "resource": resource}
-
 
 REMEMBERED_MAX: Final = 65_536
 
@@ -210,16 +146,14 @@ class Guard:
         if not name:
             raise _Denied(f"the request is not signed: {ACCESS_KEY} is missing")
         if self._inner is not None and name == self._inner.username:
-            if not is_signed_with(command, self._inner.password.encode()):
-                raise _Denied(f"the signature of {name} is wrong")
+            self._check_signature(command, name, self._inner.password.encode())
             return
         account = rules.accounts.get(name)
         if account is None:
             raise _Denied(f"there is no account with access key {name}")
         if account.matches_address(host):
             return
-        if not is_signed_with(command, account.secret_key):
-            raise _Denied(f"the signature of {name} is wrong")
+        self._check_signature(command, name, account.secret_key)
         self._check_needs(channel, command, host, name, account.allows, 4)
 
     def _note_white(self, host: str) -> bool:
@@ -243,8 +177,7 @@ class Guard:
             raise _Denied(f"there is no user {name}")
         if not user.is_enabled:
             raise _Denied(f"the user {name} is disabled")
-        if not is_signed_with(command, user.password.encode()):
-            raise _Denied(f"the signature of {name} is wrong")
+        self._check_signature(command, name, user.password.encode())
         if not self._options.authorization_enabled or command.code in self._options.authorization_white_codes:
             return True
         policies = self._users.policies(name)
@@ -253,6 +186,11 @@ class Guard:
             channel, command, host, name, lambda need: is_super or decide(policies, need, host), 5
         )
         return True
+
+    def _check_signature(self, command: Command, name: str, secret_key: bytes) -> None:
+        fault = signature_fault(command, secret_key, admits_weak=self._options.weak_signatures)
+        if fault is not None:
+            raise _Denied(f"access key {name}: {fault}")
 
     def _stored_needs(self, command: Command) -> Needs:
         """Nothing when nothing is stored there: the handler says so."""

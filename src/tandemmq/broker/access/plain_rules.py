@@ -290,6 +290,7 @@ def _list(raw: Mapping[str, Any], key: str) -> list[Any]:
 DEFAULT_NAME: Final = "plain_acl.yml"
 FOLDER_NAME: Final = "acl"
 TOOLS_NAME: Final = "tools.yml"
+CONTROLLER_SECRET_KEY: Final = "controllerSharedSecret"
 SUFFIXES: Final = (".yml", ".yaml")
 DEPTH_MAX: Final = 8
 POLL_S: Final = 1.0
@@ -419,13 +420,32 @@ def read_tools_credentials(directory: Path, disk: Disk) -> Credentials | None:
 
     Raises:  ConfigError when the file is there and cannot be used.
     """
+    document = _read_tools(directory, disk)
+    names, secret = ("accessKey", "secretKey"), document.get(CONTROLLER_SECRET_KEY)
+    if not any(document.get(name) for name in names) and (secret or not document):
+        return None
+    if not all(document.get(name) for name in names):
+        raise ConfigError(f"{directory / TOOLS_NAME}: must give accessKey and secretKey")
+    return Credentials(str(document["accessKey"]), str(document["secretKey"]))
+
+
+def read_controller_secret(directory: Path, disk: Disk) -> str:
+    """The controllerSharedSecret of tools.yml (ours), with which a tool signs to controllers; empty without.
+
+    Raises:  ConfigError when the file is there and cannot be used.
+    """
+    return str(_read_tools(directory, disk).get(CONTROLLER_SECRET_KEY) or "")
+
+
+def _read_tools(directory: Path, disk: Disk) -> dict[str, Any]:
+    """The settings of tools.yml; empty without the file."""
     path = directory / TOOLS_NAME
     if not disk.exists(path):
-        return None
+        return {}
     document = _parse_file(path, disk.read_bytes(path))
-    if not isinstance(document, dict) or not document.get("accessKey") or not document.get("secretKey"):
+    if not isinstance(document, dict) or not document:
         raise ConfigError(f"{path}: must give accessKey and secretKey")
-    return Credentials(str(document["accessKey"]), str(document["secretKey"]))
+    return document
 
 
 def version_of(document: Any) -> DataVersion:

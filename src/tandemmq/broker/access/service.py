@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from tandemmq.broker.access.auth_table import SUPER, AuthTable, render_user
-from tandemmq.broker.access.guard import AccessLog, Guard
+from tandemmq.broker.access.guard import Guard
 from tandemmq.broker.access.needs import PUB, TOPIC, Need
 from tandemmq.broker.access.plain_rules import (
     PlainFiles,
@@ -44,10 +44,12 @@ from tandemmq.protocol.requests.admin import (
     UserRequest,
 )
 from tandemmq.protocol.signature import ACCESS_KEY, Credentials
+from tandemmq.remoting.audit import AccessLog
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.dispatch import Guard as RequestGuard
 from tandemmq.remoting.dispatch import Handler
-from tandemmq.runtime.ports import Clock, Disk
+from tandemmq.remoting.options import TlsOptions, is_open_to_everybody
+from tandemmq.runtime.ports import Address, Clock, Disk
 from tandemmq.telemetry import events
 from tandemmq.units import Buffer
 
@@ -405,3 +407,9 @@ def _own_credentials(options: AccessOptions, disk: Disk) -> Credentials | None:
     if options.inner_credentials is not None or not options.acl_enable:
         return options.inner_credentials
     return read_tools_credentials(options.acl_directory, disk)
+
+
+def warn_if_open(address: Address, options: AccessOptions, tls: TlsOptions) -> None:
+    """Logs, once per start of a broker, that everybody who reaches its port may do everything."""
+    if not options.is_on and is_open_to_everybody(address, tls):
+        log.warning(events.BROKER_OPEN, extra={"address": address})

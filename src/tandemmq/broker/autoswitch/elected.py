@@ -20,8 +20,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from tandemmq.api.controller import ControllerHeartbeat, MasterFacts, read_master_notice
+from tandemmq.api.controller import (
+    ControllerHeartbeat,
+    MasterFacts,
+    controller_signer,
+    read_master_notice,
+)
 from tandemmq.api.replica import find_master_place
+from tandemmq.broker.access.service import warn_if_open
 from tandemmq.broker.autoswitch.controllers import Controllers, Heartbeats, MasterLease, Promise, Vouches
 from tandemmq.broker.autoswitch.forwarding import Forwarding
 from tandemmq.broker.autoswitch.identity import IDENTITY_FILE, IdentityFiles, obtain_id
@@ -148,7 +154,9 @@ class ElectedBroker:
         self._client = RemotingClient(
             network=network,
             clock=clock,
-            signer=None if credentials is None else credentials.sign,
+            signer=controller_signer(
+                election.shared_secret, None if credentials is None else credentials.sign
+            ),
             tls=make_client_tls(tls.dialling),
         )
         self._scope = TaskScope("elected", lambda _name, error: on_fatal(error))
@@ -248,6 +256,7 @@ class ElectedBroker:
         replication.may_join = self._may_join
         self.ha_address = await replication.start(options.listen_host, ha_port_of(options))
         await self._compose(is_master=False, epoch=0)
+        warn_if_open((options.listen_host, options.listen_port), self._access, self._tls)
         self._scope.start("steer", self._steer())
         self._scope.start("look", self._look_for_ever())
         self._scope.start("watch_gate", self._watch_gate())

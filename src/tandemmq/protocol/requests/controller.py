@@ -100,6 +100,7 @@ class CleanBrokerDataRequest(Header, frozen=True, kw_only=True):
     broker_name: str = field(name="brokerName")
     ids: str | None = field(name="brokerControllerIdsToClean", default=None)
     is_forced: bool = field(name="isCleanLivingBroker", default=False)
+    forgets_living_master: bool | None = field(name="tmCleanLivingMaster", default=None)  # ours
 
 
 class NextBrokerIdRequest(Header, frozen=True, kw_only=True):

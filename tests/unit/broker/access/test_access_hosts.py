@@ -9,7 +9,7 @@ import pytest
 
 from sim.memory import ManualClock
 from tandemmq.broker.access.auth_table import AuthTable
-from tandemmq.broker.access.guard import AccessLog, Guard
+from tandemmq.broker.access.guard import Guard
 from tandemmq.broker.access.needs import PUB, TOPIC, Need
 from tandemmq.broker.clients.consumer_table import Member, ProducerTable
 from tandemmq.broker.options import AccessOptions
@@ -22,6 +22,7 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, decode_record, encode_record
 from tandemmq.protocol.signature import Credentials
+from tandemmq.remoting.audit import AccessLog
 from tandemmq.remoting.channel import Channel
 from tandemmq.store.outcomes import Appended
 

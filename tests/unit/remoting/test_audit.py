@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from tandemmq.broker.access.guard import LINES_PER_PERIOD_MAX, PERIOD_S, AccessLog
+from tandemmq.remoting.audit import LINES_PER_PERIOD_MAX, PERIOD_S, AccessLog
 from tandemmq.runtime.ports import Clock
 
 

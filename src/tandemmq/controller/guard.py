@@ -1,0 +1,149 @@
+"""The controllers' guard: decides before the handler whether a request is served. `Controller` builds one and
+passes its `check` to the server of the port.
+
+The guard closes the port as soon as it has an account: the shared secret (access key `controllers`), the
+inner credentials, or both. Brokers and tools then sign what they ask, as clients sign what they ask of
+brokers (protocol.signature). Without an account all requests are served, as in RocketMQ. Messages between
+controllers prove the secret themselves (`Peers`).
+
+Invariants:
+- A request that changes what the controllers agree on, or what they believe of a broker, is signed. A request
+  that only reads is open to everybody: brokers, proxies and dashboards look up the leader and the master.
+- A code without a row needs a signature, so no request is open by being forgotten.
+At a bound: see `AccessLog`. A broker that repeats a request is recorded once per REPEAT_S.
+Source: spec controller 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tandemmq.api.controller import SHARED_ACCESS_KEY
+from tandemmq.errors import NotPermitted, TandemError
+from tandemmq.protocol.codes import RequestCode as Code
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.signature import ACCESS_KEY, Credentials, signature_fault
+from tandemmq.remoting.audit import AccessLog
+from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import Clock
+
+OPEN_CODES: Final = frozenset(
+    {
+        Code.CONTROLLER_GET_REPLICA_INFO,
+        Code.CONTROLLER_GET_METADATA_INFO,
+        Code.CONTROLLER_GET_SYNC_STATE_DATA,
+        Code.GET_CONTROLLER_CONFIG,
+        Code.TANDEM_RAFT_MESSAGE,
+    }
+)
+"""Reads; and messages between controllers, which carry a proof of their own."""
+OPERATOR_CODES: Final = frozenset(
+    {Code.UPDATE_CONTROLLER_CONFIG, Code.CLEAN_BROKER_DATA, Code.TANDEM_CHANGE_CONTROLLERS}
+)
+BROKER_CODES: Final = frozenset(
+    {
+        Code.CONTROLLER_ALTER_SYNC_STATE_SET,
+        Code.CONTROLLER_ELECT_MASTER,
+        Code.CONTROLLER_REGISTER_BROKER,
+        Code.CONTROLLER_APPLY_BROKER_ID,
+    }
+)
+"""Changes that brokers ask for in the course of their duties, again and again while they are refused."""
+QUIET_CODES: Final = frozenset({Code.BROKER_HEARTBEAT, Code.CONTROLLER_GET_NEXT_BROKER_ID})
+"""Signed, but not in the audit log: heartbeats come several times a second, the other one changes nothing."""
+
+REPEAT_S: Final = 10.0
+REMEMBERED_MAX: Final = 1_024
+TEXT_CHARS_MAX: Final = 160
+
+
+def accounts_of(secret: str, inner: Credentials | None) -> dict[str, bytes]:
+    """Secret keys by access key."""
+    accounts = {SHARED_ACCESS_KEY: secret.encode()} if secret else {}
+    if inner is not None:
+        accounts[inner.access_key] = inner.secret_key.encode()
+    return accounts
+
+
+class ControllerGuard:
+    """`check` is called with every request."""
+
+    def __init__(
+        self,
+        accounts: Mapping[str, bytes],
+        *,
+        admits_unsigned: bool,
+        admits_weak: bool,
+        audit: AccessLog,
+        clock: Clock,
+    ) -> None:
+        """`admits_unsigned`: serve everybody although there are accounts, while a group is upgraded."""
+        self._accounts = accounts
+        self._is_open = not accounts or admits_unsigned
+        self._admits_weak = admits_weak
+        self._audit = audit
+        self._clock = clock
+        self._recorded: dict[tuple[str, int, str], float] = {}
+
+    def check(self, channel: Channel, command: Command) -> None:
+        """Returns when the request may be served.
+
+        Raises:  NotPermitted with the reason; RemoteProtocolError for fields that cannot be read.
+        """
+        if not self._accounts:
+            channel.make_known()
+        if command.code in OPEN_CODES:
+            return
+        fault = self._fault(command)
+        if fault is None:
+            channel.make_known()
+        elif not self._is_open:
+            self._audit.denied(_signer(command), channel.peer, command.code, _resource(command), fault)
+            raise NotPermitted(fault)
+        if command.code not in QUIET_CODES:
+            self._record(channel, command, "" if fault is not None else _signer(command))
+
+    def _fault(self, command: Command) -> str | None:
+        """Why the request does not come from an account; None when it does."""
+        if not self._accounts:
+            return "there are no accounts"
+        name = _signer(command)
+        if not name:
+            return (
+                f"the request is not signed: {ACCESS_KEY} is missing. Brokers sign with"
+                " controllerSharedSecret or innerClientAuthenticationCredentials, tools with tools.yml"
+            )
+        secret = self._accounts.get(name)
+        if secret is None:
+            return f"the controllers know no access key {name}"
+        fault = signature_fault(command, secret, admits_weak=self._admits_weak)
+        return None if fault is None else f"access key {name}: {fault}"
+
+    def _record(self, channel: Channel, command: Command, who: str) -> None:
+        resource = _resource(command)
+        if command.code in BROKER_CODES:
+            key, now_s = (channel.peer[0], command.code, resource), self._clock.monotonic()
+            if now_s < self._recorded.get(key, 0.0):
+                return
+            if len(self._recorded) >= REMEMBERED_MAX:
+                self._recorded.clear()
+            self._recorded[key] = now_s + REPEAT_S
+        self._audit.allowed(who, channel.peer, command.code, resource)
+
+
+def _signer(command: Command) -> str:
+    """The access key that the request claims."""
+    try:
+        return command.fields.get(ACCESS_KEY, "")[:TEXT_CHARS_MAX]
+    except TandemError:
+        return ""
+
+
+def _resource(command: Command) -> str:
+    if command.code in (Code.UPDATE_CONTROLLER_CONFIG, Code.TANDEM_CHANGE_CONTROLLERS):
+        return "Controllers"
+    try:
+        return f"Group:{command.fields.get('brokerName', '')[:TEXT_CHARS_MAX]}"
+    except TandemError:
+        return ""
