@@ -200,9 +200,14 @@ class DiskNode(Node):
 
     def wipe(self) -> None:
         """An operator deletes its files."""
-        assert not self.is_running
         self.world.note(f"{self.name} is wiped")
-        self._image, self._disk, self._failed_paths = Image(), None, set()
+        self.put_in(Image())
+
+    def put_in(self, image: Image) -> None:
+        """Replaces its disk by another one, on the same machine."""
+        assert not self.is_running
+        image.boot_count = max(image.boot_count, self.image.boot_count)
+        self._image, self._disk, self._failed_paths = image, None, set()
 
     def begin_disk(self) -> NodeDisk:
         """The disk of a new life, with what the one before left."""

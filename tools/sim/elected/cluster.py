@@ -17,9 +17,12 @@ from sim.cluster.ledger import Sent
 from sim.cluster.loop import Life
 from sim.cluster.nodes import BrokerNode, Node
 from sim.cluster.promises import Loss, Promises
-from sim.cluster.settings import TOPIC
+from sim.cluster.settings import BROKER_NAME, TOPIC
 from sim.cluster.watch import Watch, holds
+from sim.elected.disks import ForeignGroup
 from sim.elected.nodes import ControllerNode, ElectedNode
+from sim.elected.settings import FAULTS
+from sim.image import Image
 from tandemmq.replication.core.progress import SlaveState
 from tandemmq.store import MessageStore
 
@@ -35,6 +38,10 @@ class ElectedPromises(Promises):
     def on_switched(self, now_s: float) -> None:
         """What nobody was promised may have been cut."""
         self._losses.append(Loss(0.0, now_s, 0, spares_promised=True))
+
+    def on_old_record(self, now_s: float) -> None:
+        """A master that was alone in its set is gone, and the controllers have an older record."""
+        self._losses.append(Loss(0.0, now_s, 0, spares_promised=False))
 
     def on_power_cut_alone(self, now_s: float, flushed: int) -> None:
         """Nobody else counted, and the page cache is gone."""
@@ -76,6 +83,7 @@ class ElectedWatch(Watch):
 
     def _after_delivery(self, host_name: str) -> None:
         self.cluster.note_roles()
+        self.cluster.check_meetings(host_name)
         for node in self.brokers:
             if node.name == host_name and node.store is not None:
                 self._check_topics(node)
@@ -110,6 +118,14 @@ class ElectedCluster(Cluster):
         self._term = 0
         self._lost_at_s = math.nan
         self._was_alone = False
+        self._is_record_old = False
+        self._may_part = False
+        """Two masters may have acknowledged messages alone: an operator gives the log of one up."""
+        self._met: dict[ElectedNode, object] = {}
+        wanted = settings.fault_names
+        self._foreign: ForeignGroup | None = None
+        if "foreign disk" in wanted or (not wanted and FAULTS["foreign disk"]):
+            self._foreign = ForeignGroup(world, self.ledger, self.watch, settings.slave_count + 1)
         return list(self.brokers_made)
 
     @property
@@ -123,6 +139,8 @@ class ElectedCluster(Cluster):
         return [*self.controllers, *super().nodes]
 
     async def start(self) -> None:
+        if self._foreign is not None:
+            await self._foreign.live()
         for controller in self.controllers:
             controller.start()
         await super().start()
@@ -182,6 +200,35 @@ class ElectedCluster(Cluster):
         step = next((step for step in SWITCH_S_STEPS if took_s <= step), None)
         self.ledger.counts["replaced later" if step is None else f"replaced within {step} s"] += 1
 
+    # Disks.
+
+    def find_foreign(self, broker_id: int) -> Image | None:
+        """The disk of the broker with this id in another cluster."""
+        return None if self._foreign is None else self._foreign.find(broker_id)
+
+    def put_back(self, node: ElectedNode, image: Image) -> None:
+        """A broker has another disk than the one it left."""
+        self.watch.on_copy_lost(node)
+        self._flushed.pop(node, None)
+        node.put_in(image)
+        self.world.note(f"{node.name} has another disk")
+
+    def note_old_record(self) -> None:
+        """The disk of a controller is one of an earlier moment, or empty."""
+        self._is_record_old = True
+
+    def _note_record(self) -> None:
+        """The controllers' record is what the brokers know, again or still."""
+        for controller in self.controllers:
+            if not controller.is_leader or controller.server is None:
+                continue
+            group = controller.server.groups.get(BROKER_NAME)
+            if group is not None and (group.master_epoch, frozenset(group.sync_set)) == (
+                self.leader.epoch,
+                self.leader.members,
+            ):
+                self._is_record_old = False
+
     # Losses.
 
     def _on_broker_lost(self, node: BrokerNode, is_power_cut: bool) -> None:
@@ -191,6 +238,11 @@ class ElectedCluster(Cluster):
         if node is self.master:
             now_s = self.world.loop.time()
             self._lost_at_s = now_s
+            self._note_record()
+            if self._is_record_old and len(self.leader.members) <= 1:
+                self.ledger.counts["losses of a master alone with an old record"] += 1
+                self.promises.on_old_record(now_s)
+                self._was_alone = self._may_part = True
             if is_power_cut and len(self.leader.members) <= 1 and not self.world.settings.is_sync_flush:
                 self.ledger.counts["power cuts of a master alone"] += 1
                 self.promises.on_power_cut_alone(now_s, self._flushed.get(node, 0))
@@ -211,11 +263,44 @@ class ElectedCluster(Cluster):
         while True:
             await self.world.clock.sleep(1.0)
             self._check_logs()
+            self._note_record()
             for node in self.brokers_made:
-                if node.halt_reason:
+                if node.halt_reason and self._may_part:
+                    self.ledger.counts["slaves replaced"] += 1
+                    self.watch.on_copy_lost(node)
+                    node.kill()
+                    node.wipe()
+                    node.start()
+                elif node.halt_reason and not node.has_foreign_disk:
                     self.world.findings.broken.append(f"{node.life} has halted: {node.halt_reason}")
             if self.leader.may_write:
                 self.watch.check_committed(self.leader)
+
+    def check_meetings(self, host_name: str) -> None:
+        """A slave that begins to copy, or enters the set, has the bytes of its master at that moment."""
+        leader = self.leader
+        if leader.store is None or not leader.leads:
+            return
+        for node in self.brokers_made:
+            if node is leader or host_name not in (node.name, leader.name) or node.server is None:
+                continue
+            connection = node.copy_connection
+            if connection is None or node.store is None:
+                continue
+            met = (leader.life, node.life, connection, node.server.broker_id in leader.members)
+            if self._met.get(node) == met:
+                continue
+            self._met[node] = met
+            self.ledger.counts["meetings compared"] += 1
+            self._compare(leader.store, node)
+
+    def _compare(self, store: MessageStore, node: ElectedNode) -> None:
+        assert node.store is not None
+        begin = max(store.min_log_offset, node.store.min_log_offset)
+        end = min(store.max_log_offset, node.store.max_log_offset)
+        difference = checkers.first_difference(store, node.store, begin, end)
+        if difference is not None:
+            self.world.findings.broken.append(f"{node.life} differs from {self.leader.life} at {difference}")
 
     def _check_logs(self) -> None:
         """Who copies has the bytes of the master that it copies from."""
@@ -228,13 +313,7 @@ class ElectedCluster(Cluster):
             status = node.server.replication.slave_status()
             if status is None or status.state is not SlaveState.TRANSFERRING:
                 continue
-            begin = max(store.min_log_offset, node.store.min_log_offset)
-            end = min(store.max_log_offset, node.store.max_log_offset)
-            difference = checkers.first_difference(store, node.store, begin, end)
-            if difference is not None:
-                self.world.findings.broken.append(
-                    f"{node.life} differs from {self.leader.life} at {difference}"
-                )
+            self._compare(store, node)
 
     # The end.
 
@@ -250,7 +329,8 @@ class ElectedCluster(Cluster):
         """Each queue was one list for all who used it, whoever led. Not told when its master was alone and
         lost its power: then it may have shown what nobody has.
         """
-        if self.ledger.counts["power cuts of a master alone"] or self.master.store is None:
+        alone = ("power cuts of a master alone", "losses of a master alone with an old record")
+        if any(self.ledger.counts[name] for name in alone) or self.master.store is None:
             return
         for place in sorted(self.master.store.queue_keys()):
             if place[0] != TOPIC:

@@ -6,14 +6,18 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from sim.cluster.clients import ClientNode
-from sim.cluster.faults import Fault, Kind, Trouble
+from sim.cluster.faults import LEVEL_TIMEOUT_S, Fault, Kind, Trouble
+from sim.cluster.nodes import Node
 from sim.elected.cluster import ElectedCluster
+from sim.elected.disks import Backups
 from sim.elected.nodes import ControllerNode
 from sim.elected.settings import FAULTS
 from tandemmq.api.controller import hand_over
 from tandemmq.errors import RequestRejected, TandemError
 
 HAND_OVER_S_MAX = 15.0
+BACKUP_PERCENT = 30
+REFUSAL_S_MAX = 10.0
 
 
 class OperatorNode(ClientNode):
@@ -51,6 +55,7 @@ class ElectedTrouble(Trouble):
 
     def __init__(self, cluster: ElectedCluster) -> None:
         super().__init__(cluster)
+        self._backups = Backups(self._dice)
         namesrv = cluster.admin._namesrv
         self._operator = OperatorNode("operator", cluster.world, namesrv, cluster.ledger, cluster.watch)
 
@@ -61,7 +66,20 @@ class ElectedTrouble(Trouble):
             Fault("hand over", Kind.COPY, self._hand_over),
             Fault("lose controller", Kind.OTHER, self._lose_controller),
             Fault("lose controller and master", Kind.COPY, self._lose_controller_and_master),
+            Fault("restore controller", Kind.OTHER, self._restore_controller),
+            Fault("empty controller", Kind.OTHER, self._empty_controller),
+            Fault("swap controllers", Kind.OTHER, self._swap_controllers),
+            Fault("old record of a lone master", Kind.COPY, self._old_record_of_lone_master),
+            Fault("restore broker", Kind.COPY, self._restore_broker),
+            Fault("restore one of all", Kind.COPY, self._restore_one_of_all),
+            Fault("foreign disk", Kind.COPY, self._foreign_disk),
         )
+
+    async def _happen_alone(self, fault: Fault) -> None:
+        for node in (*self._cluster.controllers, *self._cluster.brokers_made):
+            if self._dice.happens(BACKUP_PERCENT):
+                self._backups.take(node)
+        await super()._happen_alone(fault)
 
     async def _hand_over(self) -> None:
         leader, operator = self._cluster.leader, self._operator
@@ -91,3 +109,137 @@ class ElectedTrouble(Trouble):
         await self._lose_broker(self._cluster.master, is_power_cut=self._dice.happens(50))
         if not node.is_running:  # another fault was quicker
             node.start()
+
+    # Disks that are put back, lost or mistaken.
+
+    async def _restore_controller(self) -> None:
+        """Its directory is put back from an earlier moment."""
+        node = self._dice.pick(self._cluster.controllers)
+        image = self._backups.find(node)
+        if image is None:
+            return
+        await self._end(node)
+        await self._pause(0, 5_000)
+        if node.is_running:
+            return  # another fault was quicker
+        node.put_in(image)
+        self._world.note(f"{node.name} has the disk of an earlier moment")
+        self._cluster.note_old_record()
+        await self._pause(0, 2_000)
+        node.start()
+
+    async def _old_record_of_lone_master(self) -> None:
+        """The record says that all were in the set; the master has acknowledged messages alone since. Then
+        the others come back, or first the master goes.
+        """
+        cluster, world = self._cluster, self._world
+        leader, controllers = cluster.leader, cluster.controllers
+        if len(controllers) > 1 or not leader.leads:
+            return
+        images = [controller.image.clone() for controller in controllers]
+        slaves = [one for one in cluster.brokers_made if one is not leader]
+        for one in slaves:
+            await self._end(one)
+        if not await world.until(lambda: leader.may_write and len(leader.members) == 1, LEVEL_TIMEOUT_S):
+            return
+        await self._pause(200, 3_000)
+        for controller, image in zip(controllers, images, strict=True):
+            await self._end(controller)
+            controller.put_in(image)
+            cluster.note_old_record()
+            controller.start()
+        await self._pause(0, self._dice.pick((1_000, 8_000)))
+        if self._dice.happens(40):
+            await self._end(leader)
+        await self._pause(0, 5_000)
+        for node in (*slaves, leader):
+            if not node.is_running:
+                node.start()
+                await self._pause(0, 3_000)
+
+    async def _empty_controller(self) -> None:
+        node = self._dice.pick(self._cluster.controllers)
+        await self._end(node)
+        await self._pause(0, 3_000)
+        if node.is_running:
+            return
+        node.wipe()
+        self._cluster.note_old_record()
+        node.start()
+
+    async def _swap_controllers(self) -> None:
+        """A controller is started with the directory of another one, refuses it, and gets its own back."""
+        controllers = self._cluster.controllers
+        if len(controllers) < 2:
+            return
+        node = self._dice.pick(controllers)
+        other = self._dice.pick([one for one in controllers if one is not node])
+        await self._end(node)
+        own = node.image.clone()
+        node.put_in(other.image.clone())
+        node.has_foreign_disk, node.refusal = True, ""
+        self._world.note(f"{node.name} has the disk of {other.name}")
+        node.start()
+        if not await self._world.until(lambda: node.refusal, REFUSAL_S_MAX):
+            self._world.findings.broken.append(f"{node.life} runs with the disk of {other.name}")
+        node.kill()
+        node.has_foreign_disk = False
+        node.put_in(own)
+        node.start()
+
+    async def _restore_broker(self) -> None:
+        """A broker comes back with the log and the tables of an earlier moment; the others have all."""
+        node = self._dice.pick(self._cluster.brokers_made)
+        image = self._backups.find(node)
+        if image is None or not node.is_running:
+            return
+        await self._end(node)
+        self._cluster.check_survivors()
+        await self._pause(0, self._dice.pick((0, 1_000, 8_000)))
+        self._cluster.put_back(node, image)
+        node.start()
+
+    async def _restore_one_of_all(self) -> None:
+        """All brokers are lost, and the one with an old disk starts first."""
+        brokers = self._cluster.brokers_made
+        node = self._dice.pick(brokers)
+        image = self._backups.find(node)
+        if image is None or len(brokers) < 2 or not all(one.is_running for one in brokers):
+            return
+        for one in brokers if self._dice.happens(50) else brokers[::-1]:
+            one.kill() if self._dice.happens(70) else await one.end_in_order()
+        self._cluster.put_back(node, image)
+        node.start()
+        await self._pause(0, self._dice.pick((1_000, 20_000)))
+        for one in brokers:
+            if not one.is_running:
+                one.start()
+
+    async def _foreign_disk(self) -> None:
+        """A broker is started with the disk of the broker with its id in another cluster: nobody takes it in.
+        Then it gets its own disk back."""
+        cluster, world = self._cluster, self._world
+        node = self._dice.pick(cluster.brokers_made)
+        image = None if node.server is None else cluster.find_foreign(node.server.broker_id)
+        if image is None or not node.is_running:
+            return
+        await self._end(node)
+        own = node.image.clone()
+        cluster.put_back(node, image)
+        world.note(f"{node.name} has a disk of another cluster")
+        node.has_foreign_disk = True
+        node.start()
+        end_s = world.loop.time() + self._dice.between(500, 15_000) / 1000
+        while world.loop.time() < end_s and not world.findings:
+            await self._pause(100, 100)
+            if node.copy_connection is not None:
+                world.findings.broken.append(f"{node.life} copies with the disk of another cluster")
+            if node.leads:
+                world.findings.broken.append(f"{node.life} leads with the disk of another cluster")
+        node.kill()
+        node.has_foreign_disk = False
+        cluster.put_back(node, own)
+        node.start()
+
+    async def _end(self, node: Node) -> None:
+        node.kill() if self._dice.happens(50) else await node.end_in_order()

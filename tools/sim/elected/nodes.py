@@ -10,6 +10,8 @@ from tandemmq.broker.broker import Broker
 from tandemmq.broker.options import ElectionOptions
 from tandemmq.controller.controller import Controller
 from tandemmq.controller.options import ControllerOptions
+from tandemmq.errors import TandemError
+from tandemmq.replication.core.progress import SlaveState
 
 CONTROLLER_PORT = 9878
 
@@ -22,6 +24,9 @@ class ControllerNode(DiskNode):
         self.peers: tuple[ControllerNode, ...] = (self,)
         """All of the group."""
         self.server: Controller | None = None
+        self.has_foreign_disk = False
+        """Its disk is another controller's: it must refuse to start."""
+        self.refusal = ""
 
     @property
     def address(self) -> str:
@@ -57,6 +62,11 @@ class ControllerNode(DiskNode):
                 on_fatal=self.on_fatal,
             )
             await self.server.start()
+        except TandemError as error:
+            if life.is_alive and not self.has_foreign_disk:
+                self.on_fatal(error)
+            self.refusal = str(error)
+            await self.stop_server()
         except Exception as error:  # noqa: BLE001 (whatever it is, it is a finding)
             if life.is_alive:
                 self.on_fatal(error)
@@ -83,6 +93,8 @@ class ElectedNode(BrokerNode):
         super().__init__(name, world, broker_id=number, name_servers=name_servers)
         self.number = number
         self._controllers = controllers
+        self.has_foreign_disk = False
+        """Its disk is of another cluster."""
         self.server: ElectedBroker | None = None
 
     @property
@@ -111,6 +123,15 @@ class ElectedNode(BrokerNode):
         replication = None if self.server is None else self.server._replication
         members = None if replication is None else getattr(replication, "_set", None)
         return frozenset() if members is None else members.members
+
+    @property
+    def copy_connection(self) -> object:
+        """The connection over which it copies its master's log now; None while it copies nothing."""
+        replication = None if self.server is None or not self.is_running else self.server._replication
+        slave = getattr(replication, "_slave", None)
+        if slave is None or slave._session.state is not SlaveState.TRANSFERRING:
+            return None
+        return slave._connection
 
     @property
     def halt_reason(self) -> str:
