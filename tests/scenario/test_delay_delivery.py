@@ -14,6 +14,7 @@ from pop_rig import pop, pop_all
 from transaction_rig import COMMIT, TransactionPeer
 
 from tandemmq.broker.broker import Broker
+from tandemmq.broker.delay.recall import decode_recall_handle
 from tandemmq.client import Message, Producer
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.message_id import decode_message_id
@@ -155,6 +156,20 @@ async def test_recalled_message_never_comes(broker: Broker, peer: Peer) -> None:
     later = await peer.send_ok("T1", b"later", properties={"TIMER_DELAY_SEC": "3"})
     assert bodies(await wait_for_bodies(peer, "T1", 2)) == [b"kept", b"later"]
     assert kept.recall_handle != later.recall_handle
+
+
+async def test_a_sender_cancels_no_message_of_another_topic(broker: Broker, peer: Peer) -> None:
+    sent = await peer.send_ok("T1", b"kept", properties={"TIMER_DELAY_SEC": "3"})
+    handle = decode_recall_handle(sent.recall_handle or "")
+    assert handle is not None
+    foreign = {"TIMER_DELIVER_MS": str(handle.at_ms), "TIMER_DEL_UNIQKEY": f"T1+{handle.unique_key}"}
+    await peer.send_ok("T2", b"foreign", properties=foreign)
+    sent = await peer.send_ok("T1", b"gone", properties={"TIMER_DELIVER_MS": str(handle.at_ms)})
+    own = {"TIMER_DELIVER_MS": str(handle.at_ms), "TIMER_DEL_UNIQKEY": f"T1+{sent.transaction_id}"}
+    await peer.send_ok("T1", b"own", properties=own)
+    await peer.send_ok("T1", b"last", properties={"TIMER_DELIVER_MS": str(handle.at_ms)})
+    assert bodies(await wait_for_bodies(peer, "T1", 2)) == [b"kept", b"last"]
+    assert bodies(await wait_for_bodies(peer, "T2", 1)) == [b"foreign"]
 
 
 async def test_a_recall_says_who_took_back_what_and_when(broker: Broker, peer: Peer) -> None:

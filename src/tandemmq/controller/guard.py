@@ -91,8 +91,8 @@ class ControllerGuard:
 
         Raises:  NotPermitted with the reason; RemoteProtocolError for fields that cannot be read.
         """
-        if not self._accounts:
-            channel.make_known()
+        if self._is_open:
+            channel.make_known()  # nobody will ever show more
         if command.code in OPEN_CODES:
             return
         fault = self._fault(command)

@@ -220,9 +220,14 @@ def test_stored_timer_message_is_read() -> None:
     timed = read_timer(stored(properties={"TIMER_OUT_MS": "17000"}))
     assert timed is not None
     assert (timed.key, timed.is_roll, timed.cancels) == (TimerKey(17_000, 3), False, "")
-    timed = read_timer(stored(properties={"TIMER_OUT_MS": "17000", "TIMER_DEL_UNIQKEY": "T+u"}))
+    recall = {"TIMER_OUT_MS": "17000", "TIMER_DEL_UNIQKEY": "T+u", "REAL_TOPIC": "T"}
+    timed = read_timer(stored(properties=recall))
     assert timed is not None
     assert (timed.key, timed.cancels) == (TimerKey(17_000, CANCELLING + 3), "T+u")
+    for topic in ("Other", "T+u", ""):
+        timed = read_timer(stored(properties={**recall, "REAL_TOPIC": topic}))
+        assert timed is not None
+        assert (timed.key, timed.cancels) == (TimerKey(17_000, 3), ""), topic
     assert read_timer(stored(properties={})) is None
     assert read_timer(stored(properties={"TIMER_OUT_MS": "-1"})) is None
 

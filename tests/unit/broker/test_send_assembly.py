@@ -58,8 +58,10 @@ def test_ordinary_messages_are_not_unusual() -> None:
     assert not is_unusual(text_of(TAGS="a", KEYS="k", UNIQ_KEY="u", WAIT="true", a="b"), 0x1 | 0x300)
 
 
-def look(text: str, sys_flag: int = 0, *, is_retry: bool = False) -> Inspected:
-    return inspect(text, sys_flag, delay_level_max=18, is_retry=is_retry)
+def look(
+    text: str, sys_flag: int = 0, *, is_retry: bool = False, recall_topic: str | None = "T"
+) -> Inspected:
+    return inspect(text, sys_flag, delay_level_max=18, is_retry=is_retry, recall_topic=recall_topic)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +94,20 @@ def test_wishes_for_a_time_are_found_and_kept() -> None:
     assert (level, wishes) == (0, {"TIMER_DELAY_SEC": "9", "TIMER_DEL_UNIQKEY": "T+u"})
     assert decode_properties(text.encode())["TIMER_DELAY_SEC"] == "9"
     assert look(text_of(TIMER_DELAY_SEC="9", TIMER_OUT_MS="5")).wishes == {}
+
+
+@pytest.mark.parametrize(
+    ("target", "recall_topic"), [("B+u", "T"), ("T+u", None), ("TT+u", "T"), ("T", "T"), ("+u", "T")]
+)
+@pytest.mark.parametrize("half", [{}, {"TRAN_MSG": "true"}])
+def test_a_cancellation_of_another_topic_or_while_recalls_are_off_is_none(
+    target: str, recall_topic: str | None, half: dict[str, str]
+) -> None:
+    text, _, wishes = look(
+        text_of(TIMER_DELAY_SEC="9", TIMER_DEL_UNIQKEY=target, **half), recall_topic=recall_topic
+    )[:3]
+    assert "TIMER_DEL_UNIQKEY" not in {**wishes, **decode_properties(text.encode())}
+    assert decode_properties(text.encode())["TIMER_DELAY_SEC"] == "9"
 
 
 NAMES = ["a", "DELAY", "TAGS", "POP_CK", "POP_CKX", "__CRC32#", "__RMQ.TRANSIENT.x", "TIMER_DELAY_SEC", ""]

@@ -21,7 +21,7 @@ from tandemmq.protocol import topic_names
 from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.hashes import crc32
-from tandemmq.protocol.properties import find_property
+from tandemmq.protocol.properties import REAL_TOPIC, find_property
 from tandemmq.protocol.record import Record
 
 TIMER_TOPIC: Final = topic_names.TIMER_TOPIC
@@ -102,6 +102,13 @@ def cancel_name(topic: str, unique_key: str) -> str:
     return f"{topic}+{unique_key}"
 
 
+def may_cancel(topic: str, name: str) -> bool:
+    """Whether a message of `topic` may cancel the message of this name: only one of its own topic. Rights to
+    send are given by topic, so any other message is none of the sender's business.
+    """
+    return name.startswith(cancel_name(topic, ""))
+
+
 @dataclass(frozen=True, slots=True)
 class Timed:
     """What the delivering side must know of a stored timer message.
@@ -127,17 +134,23 @@ def roll_window_ms(file_reserved_hours: int) -> int:
 
 
 def read_timer(record: Record, roll_after_ms: int = ROLL_AFTER_MS) -> Timed | None:
-    """None for a record of the timer topic that nobody timed."""
+    """None for a record of the timer topic that nobody timed. A cancellation of another topic's message is an
+    ordinary timer message.
+    """
     raw = find_property(record.raw_properties, TIMER_OUT_MS.encode())
     if raw is None or not raw.isdigit() or len(raw) > _DIGITS_MAX:
         return None
     slot_ms = int(raw)
     handled_ms = min(slot_ms, slot_of(record.stored_at_ms + roll_after_ms))
-    cancels = find_property(record.raw_properties, TIMER_DEL_UNIQKEY.encode())
-    if cancels is not None:
+    cancels = _text_of(record, TIMER_DEL_UNIQKEY)
+    if cancels and may_cancel(_text_of(record, REAL_TOPIC), cancels):
         key = TimerKey(handled_ms, CANCELLING + record.queue_offset)
-        return Timed(key, slot_ms, str(cancels, "utf-8", "replace"))
+        return Timed(key, slot_ms, cancels)
     return Timed(TimerKey(handled_ms, record.queue_offset), slot_ms, "")
+
+
+def _text_of(record: Record, name: str) -> str:
+    return str(find_property(record.raw_properties, name.encode()) or b"", "utf-8", "replace")
 
 
 def _number(name: str, value: str) -> int:

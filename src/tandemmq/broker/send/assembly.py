@@ -18,6 +18,7 @@ from tandemmq.broker.delay.timers import (
     WISHES,
     TimerLimits,
     has_wish,
+    may_cancel,
     plan_timer,
 )
 from tandemmq.broker.options import PERMISSION_WRITE, BrokerOptions
@@ -221,11 +222,13 @@ class Inspected(NamedTuple):
     is_half: bool = False
 
 
-def inspect(text: str, sys_flag: int, *, delay_level_max: int, is_retry: bool) -> Inspected:
+def inspect(
+    text: str, sys_flag: int, *, delay_level_max: int, is_retry: bool, recall_topic: str | None
+) -> Inspected:
     """The properties without what a client may not set, and how long the message is to wait.
 
     `is_retry`: a message that was consumed before (retry count above 0); with a delay level it is no half
-    message.
+    message. `recall_topic`: the topic whose timer messages this one may cancel; None while recalls are off.
     Raises:  MessageIllegal for what can never be stored.
     """
     pairs = decode_properties(text.encode("utf-8", "replace"))
@@ -239,6 +242,9 @@ def inspect(text: str, sys_flag: int, *, delay_level_max: int, is_retry: bool) -
         raise MessageIllegal(
             "inner batches (sysFlag 0x80, INNER_NUM, INNER_BASE) need a BatchCQ topic; none exists here"
         )
+    target = pairs.get(TIMER_DEL_UNIQKEY)
+    if target is not None and (recall_topic is None or not may_cancel(recall_topic, target)):
+        del pairs[TIMER_DEL_UNIQKEY]  # `_is_clean` is false for its name, so the text is written anew
     wishes: dict[str, str] = {}
     if level == 0 and has_wish(pairs):
         wishes = {name: pairs[name] for name in (*WISHES, TIMER_DEL_UNIQKEY) if name in pairs}

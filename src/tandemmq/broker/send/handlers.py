@@ -430,6 +430,7 @@ class SendHandlers:
             header.sys_flag,
             delay_level_max=self._delay.level_max,
             is_retry=bool(header.retry_count and header.retry_count > 0),
+            recall_topic=target.topic if self._options.recall_enable else None,
         )
         if is_half and self._options.transactions_refused:
             raise NotPermitted(
