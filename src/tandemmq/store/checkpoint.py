@@ -17,7 +17,14 @@ import msgspec
 
 from tandemmq.errors import Corrupt
 from tandemmq.protocol.hashes import crc32
-from tandemmq.replication.core.epochs import EpochList, decode_epochs, encode_epochs
+from tandemmq.replication.core.epochs import (
+    EpochEntry,
+    EpochList,
+    decode_epochs,
+    decode_ids,
+    encode_epochs,
+    encode_ids,
+)
 from tandemmq.runtime.ports import Disk, File, Lock
 from tandemmq.store.options import StorePaths
 from tandemmq.store.record_maker import SECTOR_BYTES
@@ -210,15 +217,20 @@ def _write_fields(file: File, times: CheckpointTimes) -> bool:
 
 
 class EpochFile:
-    """The list of terms of one store, in memory as it is on disk: `epochFileCheckpoint`, as RocketMQ has it.
+    """The list of terms of one store, in memory as it is on disk: `epochFileCheckpoint`, as RocketMQ has it,
+    and the random ids of the terms in `epochFileCheckpoint.ids`, which RocketMQ does not read.
 
     Invariants: what `save` was given is on disk when it returns; a reader sees all of the old list or all of
                 the new. The content before is kept in `.bak`, which is read where the file is damaged: what
                 it lacks is the newest term, so a copy ends sooner and nothing wrong is kept.
+                The ids are written first, those of the list before included, and each is kept with the epoch
+                and start of its entry: whichever of the two files a kill leaves behind, no entry has the id
+                of another term. An entry without one counts as unknown.
     """
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path = path
+        self._ids_path = path.with_name(path.name + ".ids")
         self._backup = path.with_name(path.name + ".bak")
         self._disk = disk
         self.epochs = EpochList()
@@ -233,7 +245,7 @@ class EpochFile:
             if not self._disk.exists(path):
                 continue
             try:
-                self.epochs = decode_epochs(self._disk.read_bytes(path))
+                self.epochs = decode_epochs(self._disk.read_bytes(path)).with_ids(self._load_ids())
             except ValueError as error:
                 damage.append((path, str(error)))
                 continue
@@ -251,6 +263,9 @@ class EpochFile:
 
         Raises:  OSError; the list is unchanged in memory.
         """
+        if epochs.ids != self.epochs.ids:
+            ids = {**self.epochs.ids, **epochs.ids}
+            self._disk.write_atomically(self._ids_path, encode_ids(ids))
         if epochs:
             self._disk.write_atomically(self._path, encode_epochs(epochs), keep_backup=True)
         else:
@@ -258,6 +273,16 @@ class EpochFile:
                 if self._disk.exists(path):
                     self._disk.remove(path)
         self.epochs = epochs
+
+    def _load_ids(self) -> dict[EpochEntry, int]:
+        """Without a file, or with a damaged one, no id is known; logs are compared by their bytes still."""
+        if not self._disk.exists(self._ids_path):
+            return {}
+        try:
+            return decode_ids(self._disk.read_bytes(self._ids_path))
+        except ValueError as error:
+            log.warning(events.EPOCH_FILE_DAMAGED, extra={"path": str(self._ids_path), "reason": str(error)})
+            return {}
 
 
 class StoreMarks:

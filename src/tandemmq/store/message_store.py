@@ -54,7 +54,7 @@ from tandemmq.store.transient_pool import TransientPool
 from tandemmq.store.truncation import (
     CutMark,
     PendingCut,
-    decode_terms,
+    encode_term_ids,
     encode_terms,
     finish_cut,
     keep_tail,
@@ -345,7 +345,7 @@ class MessageStore:
         pending = self._cut_mark.read() if self._is_cutting else None
         if pending is not None:
             assert self._log.end <= max(pending.point, self._log.begin), (self._log.end, pending.point)
-            self._epoch_file.save(decode_terms(pending.epochs))
+            self._epoch_file.save(pending.terms)
             self._cut_mark.clear()
         self._is_cutting = False
         if self.has_terms and not self.epochs and self._log.begin < self._log.end:
@@ -834,6 +834,7 @@ class MessageStore:
         pending = PendingCut(
             point=point,
             epochs=encode_terms(epochs),
+            ids=encode_term_ids(epochs),
             epoch=EPOCH_BEFORE_TERMS if entry is None else entry.epoch,
             reason=reason,
         )

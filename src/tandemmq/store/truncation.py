@@ -24,7 +24,13 @@ import msgspec
 
 from tandemmq.errors import Corrupt, StoreError
 from tandemmq.protocol.record import Record, RecordError, RecordOutcome, check_record, decode_record
-from tandemmq.replication.core.epochs import EpochList, decode_epochs, encode_epochs
+from tandemmq.replication.core.epochs import (
+    EpochList,
+    decode_epochs,
+    decode_ids,
+    encode_epochs,
+    encode_ids,
+)
 from tandemmq.runtime.ports import Disk
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.segmented_log import Segment, zero_stale
@@ -37,13 +43,21 @@ log = logging.getLogger(__name__)
 class PendingCut(msgspec.Struct, frozen=True, rename="camel"):
     """The log is to end at `point`, and `epochs` to be its terms, as text of their file.
 
-    `epoch`: of the term that wrote what is cut, its first byte at least.
+    `epoch`: of the term that wrote what is cut, its first byte at least. `ids`: the ids of the terms, as text
+    of their file.
     """
 
     point: Annotated[int, msgspec.Meta(ge=0)]
     epochs: str
     epoch: Annotated[int, msgspec.Meta(ge=0)]
     reason: str
+    ids: str = ""
+
+    @property
+    def terms(self) -> EpochList:
+        """Raises ValueError for text that cannot be read."""
+        ids = decode_ids(self.ids.encode("ascii")) if self.ids else {}
+        return decode_terms(self.epochs).with_ids(ids)
 
 
 class CutMark:
@@ -62,7 +76,7 @@ class CutMark:
             return None
         try:
             pending = msgspec.json.decode(data, type=PendingCut)
-            decode_terms(pending.epochs)
+            _ = pending.terms
         except ValueError as error:
             raise self.damage(f"cannot be read: {error}") from error
         return pending
@@ -89,8 +103,12 @@ class CutMark:
 
 def encode_terms(epochs: EpochList) -> str:
     text = encode_epochs(epochs).decode("ascii") if epochs else ""
-    assert decode_terms(text) == epochs, text
+    assert decode_terms(text).entries == epochs.entries, text
     return text
+
+
+def encode_term_ids(epochs: EpochList) -> str:
+    return encode_ids(epochs.ids).decode("ascii") if epochs.ids else ""
 
 
 def decode_terms(text: str) -> EpochList:

@@ -12,9 +12,11 @@ from tandemmq.replication.core.epochs import (
     EPOCH_COUNT_MAX,
     EpochEntry,
     EpochList,
+    conflicting_term,
     consistent_point,
     decode_epochs,
     encode_epochs,
+    encode_ids,
 )
 from tandemmq.store.checkpoint import EpochFile
 
@@ -150,3 +152,84 @@ def test_the_backup_stands_in_for_a_damaged_file() -> None:
     file.load()
     assert not file.epochs
     assert not disk.exists(PATH)
+
+
+def with_ids(text: str) -> EpochList:
+    """ "1-0-77 2-1570" -> the list; the term 2 has no known id."""
+    found = [tuple(map(int, entry.split("-"))) for entry in text.split()]
+    entries = [EpochEntry(one[0], one[1]) for one in found]
+    ids = {entry: one[2] for entry, one in zip(entries, found, strict=True) if len(one) == 3}
+    return EpochList(tuple(entries), ids)
+
+
+def test_ids_follow_their_terms() -> None:
+    epochs = with_ids("1-0-7 3-1200-8 4-2000-9")
+    assert (epochs.last_id, epochs.id_of(3), epochs.id_of(5)) == (9, 8, 0)
+    assert epochs.append(5, 2000, 6) == with_ids("1-0-7 3-1200-8 5-2000-6")  # term 4 wrote nothing
+    assert epochs.append(5, 2000) == with_ids("1-0-7 3-1200-8 5-2000")
+    assert epochs.append(4, 2000, 6) == with_ids("1-0-7 3-1200-8 4-2000-6")
+    assert epochs.cut_suffix(2000) == with_ids("1-0-7 3-1200-8")
+    assert epochs.cut_prefix(1201) == with_ids("3-1200-8 4-2000-9")
+    assert with_ids("1-0 3-1200-8").follow(epochs) == epochs  # the copy learns what it did not know
+    assert EpochList().follow(epochs) == epochs
+    long = EpochList()
+    for epoch in range(1, EPOCH_COUNT_MAX + 2):
+        long = long.append(epoch, epoch, 100 + epoch)
+    assert len(long.entries) == len(long.ids) == EPOCH_COUNT_MAX
+    assert long.id_of(2) == 102
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "point", "conflict"),
+    [
+        ("1-0-7 2-500-8", "1-0-7 2-500-9", 500, (2, 500)),  # one number, two terms
+        ("1-0-7 2-500-8", "1-0-7 2-500-8", 900, None),
+        ("1-0-7 2-500", "1-0-7 2-500-9", 900, None),  # an older release wrote one of the two
+        ("1-0-7 2-500-8", "1-0 2-500", 900, None),
+        ("1-0-7", "1-0-6", 0, (1, 0)),  # another group: not a byte is common
+        ("1-0-7 2-500-8", "1-0-6 2-500-5 3-900-4", 0, (1, 0)),
+        ("0-0 1-300-7", "0-0 1-300-6", 300, (1, 300)),
+    ],
+)
+def test_terms_of_one_number_are_told_apart_by_their_ids(
+    ours: str, theirs: str, point: int, conflict: tuple[int, int] | None
+) -> None:
+    mine, other = with_ids(ours), with_ids(theirs)
+    assert consistent_point(mine, 900, other, 1_000) == point
+    assert conflicting_term(mine, other) == conflict
+
+
+IDS = PATH.with_name(PATH.name + ".ids")
+
+
+def test_ids_are_kept_beside_the_file_of_rocketmq() -> None:
+    disk = MemoryDisk()
+    file = EpochFile(PATH, disk)
+    epochs = with_ids("1-0-7 2-1570-9223372036854775807 3-1600")
+    file.save(epochs)
+    assert disk.read_bytes(PATH) == encode_epochs(terms("1-0 2-1570 3-1600"))
+    again = EpochFile(PATH, disk)
+    again.load()
+    assert again.epochs == epochs
+    again.save(epochs.append(4, 2000, 5).cut_suffix(1600).append(5, 1700, 6))
+    again.load()
+    assert again.epochs == with_ids("1-0-7 2-1570-9223372036854775807 5-1700-6")
+
+
+def test_a_kill_between_the_two_files_gives_no_term_the_id_of_another() -> None:
+    disk = MemoryDisk()
+    file = EpochFile(PATH, disk)
+    file.save(with_ids("1-0-7 2-1570-8"))
+    old = disk.read_bytes(PATH)
+    file.save(with_ids("1-0-7 3-1570-9"))  # the empty term 2 is replaced
+    new = disk.read_bytes(PATH)
+    disk.write_atomically(PATH, old)
+    file.load()
+    assert file.epochs == with_ids("1-0-7 2-1570-8")  # only the ids had reached the disk
+    disk.write_atomically(PATH, new)
+    file.load()
+    assert file.epochs == with_ids("1-0-7 3-1570-9")
+    for damaged in (b"", b"1\n0\n", b"x\ny\n", b"1\n2\n1-0-7\n", encode_ids({EpochEntry(1, 0): 2**63})):
+        disk.write_atomically(IDS, damaged)
+        file.load()
+        assert file.epochs == terms("1-0 3-1570")

@@ -21,8 +21,8 @@ from tandemmq.store.scrub import BLOCK_BYTES, FIRST_DELAY_S
 from tandemmq.store.truncation import encode_terms, keep_tail
 from tandemmq.units import MIB
 
-BEFORE = EpochList((EpochEntry(1, 0), EpochEntry(2, 400)))
-AFTER = EpochList((EpochEntry(1, 0), EpochEntry(3, 300)))
+BEFORE = EpochList((EpochEntry(1, 0), EpochEntry(2, 400)), {EpochEntry(1, 0): 7, EpochEntry(2, 400): 8})
+AFTER = EpochList((EpochEntry(1, 0), EpochEntry(3, 300)), {EpochEntry(1, 0): 7, EpochEntry(3, 300): 9})
 KEPT, CUT = 3, 40
 """Records before and behind the point; those behind reach into a second and a third file."""
 

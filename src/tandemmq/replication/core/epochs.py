@@ -2,8 +2,9 @@
 AutoSwitch channel, which carries that list and the log. Pure.
 
 A term is a master's time in office. Its entry says where its first byte lies; it ends where the next begins.
-Two logs that have an entry in common (same epoch, same start) are equal up to where the first of them leaves
-it: one master wrote those bytes, and everybody copied them.
+Two logs that have an entry in common (same epoch, same start, same random id) are equal up to where the first
+of them leaves it: one master wrote those bytes, and every slave copied them. The number alone proves nothing:
+controllers whose disk went back count the same number twice. An id that one side does not know equals any.
 Invariants: epochs and starts strictly rise. A term without a byte is replaced by its successor, so that no
             two masters ever write under one (epoch, start); RocketMQ keeps the older number there, and two
             logs that differ then look alike.
@@ -14,8 +15,8 @@ Source:     spec controller 4.2, 4.4, 4.5, 10.9; spec replication 12.8.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from struct import Struct
 from typing import Final, NamedTuple
@@ -30,6 +31,10 @@ EPOCH_BEFORE_TERMS: Final = 0
 """Of what a log held before it had terms; no controller gives it to a master."""
 _CRC_MASK: Final = 0x7FFFFFFF
 _ENTRY: Final = re.compile(r"(\d{1,10})-(\d{1,19})")
+_ID: Final = re.compile(r"(\d{1,10})-(\d{1,19})-(\d{1,19})")
+UNKNOWN_ID: Final = 0
+"""The id of a term that began under controllers of RocketMQ, or of an older release."""
+TERM_ID_MAX: Final = 2**63 - 1
 
 
 class EpochEntry(NamedTuple):
@@ -41,14 +46,20 @@ class EpochEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EpochList:
-    """Entries, oldest first. Each change gives a new list."""
+    """Entries, oldest first, and the random ids of their terms as far as they are known. Each change gives a
+    new list.
+    """
 
     entries: tuple[EpochEntry, ...] = ()
+    ids: Mapping[EpochEntry, int] = field(default_factory=dict)
+    """Ids of entries that are not in the list are dropped."""
 
     def __post_init__(self) -> None:
         for before, after in pairwise(self.entries):
             assert before.epoch < after.epoch, self.entries
             assert before.start < after.start, self.entries
+        kept = {entry: self.ids[entry] for entry in self.entries if self.ids.get(entry, UNKNOWN_ID)}
+        object.__setattr__(self, "ids", kept)
 
     def __bool__(self) -> bool:
         return bool(self.entries)
@@ -67,20 +78,34 @@ class EpochList:
         """Whether any of it was written under a controller."""
         return self.last_epoch > EPOCH_BEFORE_TERMS
 
-    def append(self, epoch: int, start: int) -> EpochList:
+    @property
+    def last_id(self) -> int:
+        """UNKNOWN_ID without an entry."""
+        return self.ids.get(self.entries[-1], UNKNOWN_ID) if self.entries else UNKNOWN_ID
+
+    def id_of(self, epoch: int) -> int:
+        """The id of the term with this number, UNKNOWN_ID if the list does not know it."""
+        return next((self.ids.get(one, UNKNOWN_ID) for one in self.entries if one.epoch == epoch), UNKNOWN_ID)
+
+    def with_ids(self, ids: Mapping[EpochEntry, int]) -> EpochList:
+        """The same entries; those whose id is unknown get it from `ids`."""
+        return EpochList(self.entries, {**ids, **self.ids})
+
+    def append(self, epoch: int, start: int, term_id: int = UNKNOWN_ID) -> EpochList:
         """A term begins: entries that it contradicts, and one that it leaves without a byte, are dropped."""
         assert epoch >= EPOCH_BEFORE_TERMS, epoch
         assert start >= 0, start
         kept = [entry for entry in self.entries if entry.epoch < epoch and entry.start < start]
         assert self.entries[: len(kept)] == tuple(kept), "what a new term contradicts is the end of the list"
-        return EpochList((*kept, EpochEntry(epoch, start))[-EPOCH_COUNT_MAX:])
+        entry = EpochEntry(epoch, start)
+        return EpochList((*kept, entry)[-EPOCH_COUNT_MAX:], {**self.ids, entry: term_id})
 
     def cut_suffix(self, log_end: int) -> EpochList:
         """The log was cut at `log_end`."""
         assert log_end >= 0, log_end
         kept = tuple(entry for entry in self.entries if entry.start < log_end)
         assert kept == self.entries[: len(kept)], (kept, log_end)
-        return EpochList(kept)
+        return EpochList(kept, self.ids)
 
     def cut_prefix(self, log_begin: int) -> EpochList:
         """The log begins at `log_begin` now; the entry that covers its first byte stays."""
@@ -88,7 +113,7 @@ class EpochList:
         ends = [entry.start for entry in self.entries[1:]]
         gone = sum(end < log_begin for end in ends)
         assert not gone or self.entries[gone - 1] != self.find(log_begin), (gone, log_begin)
-        return EpochList(self.entries[gone:]) if gone else self
+        return EpochList(self.entries[gone:], self.ids) if gone else self
 
     def find(self, log_offset: int) -> EpochEntry | None:
         """The entry of the term that wrote the byte at `log_offset`, or will; None before the first."""
@@ -107,13 +132,14 @@ class EpochList:
     def follow(self, master: EpochList) -> EpochList:
         """The list of a copy, cut at the consistent point, that goes on with the master's log.
 
-        Terms whose bytes are still to come are in it: none of them can be stored without its entry.
+        Terms whose bytes are still to come are in it: none of them can be stored without its entry. Where
+        only the master knows the id of a common term, the copy learns it.
         """
         last = self.last_epoch
         newer = [entry for entry in master.entries if entry.epoch > last]
         if self.entries and newer and newer[0].start <= self.entries[-1].start:
             return master
-        followed = EpochList((*self.entries, *newer)[-EPOCH_COUNT_MAX:])
+        followed = EpochList((*self.entries, *newer)[-EPOCH_COUNT_MAX:], {**master.ids, **self.ids})
         assert followed.last_epoch == max(last, master.last_epoch), (followed.last_epoch, last)
         return followed
 
@@ -137,16 +163,35 @@ def consistent_point(ours: EpochList, our_end: int, theirs: EpochList, their_end
         other = known.get(entry.epoch)
         if other is None or (other.start != entry.start and entry.epoch != EPOCH_BEFORE_TERMS):
             continue
+        if not _may_be_one(ours.id_of(entry.epoch), theirs.id_of(entry.epoch)):
+            continue
         point = min(ours.end_of(entry, our_end), theirs.end_of(other, their_end))
         assert 0 <= point <= our_end, (point, our_end)
         if entry.epoch == EPOCH_BEFORE_TERMS and point < ours.end_of(entry, our_end):
             return None
         return point
     if ours and theirs and ours.entries[0].start == theirs.entries[0].start == 0:
-        epochs = [entry.epoch for entry in (*ours.entries, *theirs.entries)]
-        if EPOCH_BEFORE_TERMS not in epochs and len(set(epochs)) == len(epochs):
+        epochs = {entry.epoch for entry in ours.entries}
+        both = epochs & known.keys()
+        is_apart = not any(_may_be_one(ours.id_of(epoch), theirs.id_of(epoch)) for epoch in both)
+        if is_apart and EPOCH_BEFORE_TERMS not in epochs | known.keys():
             return 0
     return None
+
+
+def conflicting_term(ours: EpochList, theirs: EpochList) -> EpochEntry | None:
+    """The first term of ours whose number and start another term of theirs has: one number for two histories,
+    which honest controllers never give.
+    """
+    for entry in ours.entries:
+        if not _may_be_one(ours.ids.get(entry, UNKNOWN_ID), theirs.ids.get(entry, UNKNOWN_ID)):
+            return entry
+    return None
+
+
+def _may_be_one(own_id: int, other_id: int) -> bool:
+    """Whether two terms of one number may be the same one."""
+    return UNKNOWN_ID in (own_id, other_id) or own_id == other_id
 
 
 def encode_epochs(epochs: EpochList) -> bytes:
@@ -154,6 +199,28 @@ def encode_epochs(epochs: EpochList) -> bytes:
     assert epochs, "a file without an entry cannot be read again"
     lines = b"".join(b"%d-%d\n" % entry for entry in epochs.entries)
     return b"%d\n%d\n" % (len(epochs.entries), crc32(lines) & _CRC_MASK) + lines
+
+
+def encode_ids(ids: Mapping[EpochEntry, int]) -> bytes:
+    """The text of `epochFileCheckpoint.ids`, in the form of the file beside it."""
+    lines = b"".join(b"%d-%d-%d\n" % (*entry, ids[entry]) for entry in sorted(ids))
+    return b"%d\n%d\n" % (len(ids), crc32(lines) & _CRC_MASK) + lines
+
+
+def decode_ids(data: bytes) -> dict[EpochEntry, int]:
+    """The ids that a file holds. Raises ValueError with the reason when it is damaged."""
+    try:
+        count, checksum, *_ = map(int, data.split(b"\n", 2)[:2])
+        body = data.split(b"\n", 2)[2]
+    except (ValueError, IndexError):
+        raise ValueError("it begins with no count and no checksum") from None
+    if crc32(body) & _CRC_MASK != checksum:
+        raise ValueError("its checksum does not match")
+    matches = [_ID.fullmatch(line) for line in body.decode("ascii", "replace").splitlines()]
+    ids = {EpochEntry(int(one[1]), int(one[2])): int(one[3]) for one in matches if one is not None}
+    if len(ids) != count or not all(0 < one <= TERM_ID_MAX for one in ids.values()):
+        raise ValueError(f"it has {len(ids)} ids and says {count}")
+    return ids
 
 
 def decode_epochs(data: bytes) -> EpochList:
