@@ -24,7 +24,7 @@ def test_a_copy_joins_while_the_log_goes_on_growing() -> None:
     assert one.propose(2 * MIB + 900, 30) == {1, 2}
     assert one.on_committed(frozenset({1, 2}), 8)
     assert (one.required, one.size) == ({2}, 2)
-    assert not one.on_committed(frozenset({1}), 8)
+    assert not one.on_committed(frozenset({1, 2}), 8)
 
 
 def test_who_does_not_reach_it_in_time_is_not_waited_for() -> None:
@@ -234,3 +234,64 @@ def test_a_member_that_has_got_it_all_again_need_not_leave() -> None:
     one.on_acknowledged(2, 900, 900, 10)
     assert one.propose(900, 10 + PROPOSAL_RETRY_MS) is None
     assert one.required == {2}
+
+
+def shrunk_set() -> SyncStateSet:
+    """Slave 2 has left: the master has gone on alone, in a set of its own with epoch 8."""
+    one = new_set(1, 2, confirm_offset=500)
+    one.on_connected(2, 500, 0)
+    one.on_acknowledged(2, 500, 500, 0)
+    one.on_closed(2)
+    assert one.propose(500, 0) == {1}
+    assert one.on_committed(frozenset({1}), 8)
+    assert one.raise_confirm(900) == 900
+    return one
+
+
+def test_a_set_that_goes_back_is_waited_for_and_proposed_out_again() -> None:
+    """Controllers that lost the last change may elect a slave that lacks what was acknowledged since."""
+    one = shrunk_set()
+    assert one.is_set_back(frozenset({1, 2}), 7)
+    assert one.on_committed(frozenset({1, 2}), 7)
+    assert not one.is_set_back(frozenset({1, 2}), 7)  # known from here on
+    assert (one.required, one.size, one.epoch) == ({2}, 1, 7)
+    assert one.raise_confirm(1_000) == 900  # the worse of both sets
+    assert one.propose(1_000, 1) == {1}  # against their epoch, at once
+    assert one.on_committed(frozenset({1}), 8)
+    assert (one.required, one.raise_confirm(1_000)) == (frozenset(), 1_000)
+
+
+def test_the_set_is_told_once_more_when_a_proposal_is_refused_as_no_change() -> None:
+    """The slave comes back, and the controllers, who never lost it, call its joining no change."""
+    one = shrunk_set()
+    one.on_connected(2, 900, 10)
+    one.on_acknowledged(2, 900, 900, 10)
+    assert one.propose(900, 2_000) == {1, 2}
+    assert one.on_committed(frozenset({1, 2}), 7)  # what they say when they are asked then
+    assert one.propose(900, 2_001) == {1}  # the set that they lost, so that no outcome stays open
+    assert one.required == {2}
+    assert one.on_committed(frozenset({1}), 8)
+    assert one.required == {2}  # it is joining still
+    assert one.propose(900, 4_000) == {1, 2}
+    assert one.on_committed(frozenset({1, 2}), 9)
+
+
+def test_a_member_of_the_lost_set_joins_the_one_that_came_back() -> None:
+    one = new_set(1, confirm_offset=500)
+    one.on_connected(2, 500, 0)
+    one.on_acknowledged(2, 500, 500, 0)
+    assert one.propose(500, 0) == {1, 2}
+    assert one.on_committed(frozenset({1, 2}), 8)
+    assert one.on_committed(frozenset({1, 3}), 7)
+    assert one.required == {2, 3}
+    assert one.propose(500, 10) == {1, 2}
+    assert one.on_committed(frozenset({1, 2}), 8)
+    assert one.required == {2}
+
+
+def test_an_old_answer_that_came_late_does_no_harm() -> None:
+    one = shrunk_set()
+    assert one.on_committed(frozenset({1, 2}), 7)
+    assert one.propose(900, 1) == {1}
+    assert one.on_committed(frozenset({1}), 8)  # refused by its epoch, so they were asked for their set
+    assert (one.epoch, one.members, one.required) == (8, {1}, frozenset())

@@ -749,13 +749,15 @@ class ElectedBroker:
             await self._clock.sleep(PROPOSAL_PAUSE_S + self._chance.below(200) / 1000)
 
     async def _take_over_set(self, set_epoch: int) -> bool:
-        """The set has moved: perhaps by this proposal, whose answer was lost. Whether it is known now."""
+        """The set has moved: by this proposal, whose answer was lost, or back, when the controllers lost a
+        part of their state. Whether the set of now is known, and with it the next proposal.
+        """
         try:
             facts = await self._controllers.read_master()
         except (ClientError, NotLeader, RequestRejected):
             return False
         self._note_master(facts)
-        return facts.master_epoch != self._epoch or facts.set_epoch > set_epoch
+        return facts.master_epoch != self._epoch or facts.set_epoch != set_epoch
 
     # What others ask.
 

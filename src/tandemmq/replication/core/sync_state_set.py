@@ -6,6 +6,9 @@ join. So whoever may be elected holds every message that was confirmed.
 Invariants: one proposal at a time; it differs from the committed set by who came and who went. The union only
             shrinks when a greater set epoch is seen, or a proposal was refused for certain; one whose outcome
             is unknown is proposed again, until it is known.
+            A set epoch that goes back within the term comes from controllers that lost a part of their
+            state. Their set may elect, so it counts from then on, and so does the set that they have
+            forgotten; the latter is proposed against their epoch until a set is committed again.
             confirmOffset only rises. Learners never count.
 Knows not:  sockets, files. Times are monotonic milliseconds.
 Source:     spec controller 4.8, 4.9, 10.6, 10.8.
@@ -164,9 +167,16 @@ class SyncStateSet:
         self._assert_union()
         return proposal
 
+    def is_set_back(self, members: frozenset[int], epoch: int) -> bool:
+        """Whether controllers that have this set in this term have lost what was committed since."""
+        return epoch < self.epoch or (epoch == self.epoch and members | {self._own_id} != self.members)
+
     def on_committed(self, members: frozenset[int], epoch: int) -> bool:
         """The controllers have this set; False when it is no news."""
-        if epoch <= self.epoch:
+        if self.is_set_back(members, epoch):
+            self._set_back(members | {self._own_id}, epoch)
+            return True
+        if epoch == self.epoch:
             return False
         self.members, self.epoch = members | {self._own_id}, epoch
         self._proposed.clear()
@@ -177,6 +187,18 @@ class SyncStateSet:
             self._copies[one].joins_at = None
         self._assert_union()
         return True
+
+    def _set_back(self, members: frozenset[int], epoch: int) -> None:
+        """The set that they have forgotten is an open proposal; those of it that are connected join anew."""
+        lost, self.members, self.epoch = self.members, members, epoch
+        self._proposed = [one for one in dict.fromkeys((*self._proposed, lost)) if one != members]
+        self._asked = None
+        self._proposed_at_ms = -PROPOSAL_RETRY_MS
+        self._gone = (self._gone | (members - lost - self._copies.keys())) & members.union(*self._proposed)
+        for one in (lost - members) & self._copies.keys():
+            copy = self._copies[one]
+            copy.joins_at, copy.join_due_ms = copy.acknowledged, copy.level_at_ms + self._lag_ms_max
+        self._assert_union()
 
     def on_refused(self, epoch: int) -> None:
         """The last proposal against `epoch` will never be carried out; an earlier one may be still."""

@@ -287,6 +287,14 @@ class AutoSwitchReplication:
             await slave.stop()
 
     def set_committed(self, members: frozenset[int], set_epoch: int) -> None:
+        if self._set is not None and self._set.is_set_back(members, set_epoch):
+            facts = {
+                "sync_set": sorted(self._set.members),
+                "set_epoch": self._set.epoch,
+                "told_set": sorted(members),
+                "told_set_epoch": set_epoch,
+            }
+            log.error(events.SYNC_SET_WENT_BACK, extra=facts)
         if self._set is not None and self._set.on_committed(members, set_epoch):
             self._on_set_changed()
             self._propose()
