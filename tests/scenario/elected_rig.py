@@ -55,11 +55,11 @@ class Copier:
         self.epoch = None
         await self._scope.close()
 
-    async def begin_term(self, epoch: int, members: frozenset[int], set_epoch: int) -> None:
+    async def begin_term(self, epoch: int, members: frozenset[int], set_epoch: int, term_id: int = 0) -> None:
         if epoch <= self.epochs.last_epoch:
             raise StaleTerm(f"term {epoch} after {self.epochs.last_epoch}")
         await self.end_term()
-        self.lists[self.broker_id] = self.epochs.append(epoch, self.store.max_log_offset)
+        self.lists[self.broker_id] = self.epochs.append(epoch, self.store.max_log_offset, term_id)
         self.epoch, self.members, self.set_epoch, self._proposed = epoch, members, set_epoch, -1
         self.calls.append(f"master of {epoch}")
 

@@ -661,3 +661,20 @@ async def test_a_copy_that_begins_again_is_told_everything_again(
     assert sync.held is None, "what is held is of the log before"
     await until(lambda: all(len(asked) > before[name] for name, asked in skips.items()), "it asks again")
     assert not any(asked[before[name]] for name, asked in skips.items())
+
+
+async def test_a_log_that_may_lack_its_end_is_reported_so_until_it_is_level(
+    group: Elected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Controllers pass it over in an election; one heartbeat is not the last one before that."""
+    await group.start(1)
+    await group.master()
+    slave = await group.start(2)
+    await group.in_set(1, 2)
+    assert slave.store is not None
+    monkeypatch.setattr(Copier, "is_level", False)
+    slave.store.may_lack_tail = True
+    told = [slave._make_heartbeat().is_incomplete for _ in range(3)]
+    assert (told, slave._make_registration().is_incomplete) == ([True] * 3, True)
+    monkeypatch.setattr(Copier, "is_level", True)
+    assert (slave._make_heartbeat().is_incomplete, slave.store.may_lack_tail) == (None, False)

@@ -100,13 +100,17 @@ def controller_signer(
 
 @dataclass(frozen=True, slots=True)
 class MasterFacts:
-    """What a controller says of a group. `master_id` None: no master, or none that it hears."""
+    """What a controller says of a group. `master_id` None: no master, or none that it hears. `group_id` and
+    `term_id`: of controllers of ours, None and 0 of others.
+    """
 
     master_id: int | None
     master_address: str
     master_epoch: int
     sync_set: tuple[int, ...]
     set_epoch: int
+    group_id: str | None = None
+    term_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,7 @@ class ControllerHeartbeat:
     master_epoch: int | None
     master_id: int | None
     lease_ms: int | None
+    group_id: str | None = None
 
 
 async def query_metadata(
@@ -158,14 +163,24 @@ async def next_broker_id(client: RemotingClient, leader: str, cluster: str, name
 
 
 async def apply_broker_id(
-    client: RemotingClient, leader: str, cluster: str, name: str, broker_id: int, check_code: str
+    client: RemotingClient,
+    leader: str,
+    cluster: str,
+    name: str,
+    broker_id: int,
+    check_code: str,
+    group_id: str | None = None,
 ) -> None:
     """Take the id. Repeating it with the same check code does nothing.
 
     Raises:  RequestRejected with CONTROLLER_BROKER_ID_INVALID when another broker has it; what `call` raises.
     """
     header = ApplyBrokerIdRequest(
-        cluster_name=cluster, broker_name=name, broker_id=broker_id, check_code=check_code
+        cluster_name=cluster,
+        broker_name=name,
+        broker_id=broker_id,
+        check_code=check_code,
+        group_id=group_id,
     )
     code = RequestCode.CONTROLLER_APPLY_BROKER_ID
     await call(client, leader, code, header, timeout_s=DECIDE_TIMEOUT_S)
@@ -288,9 +303,11 @@ async def read_sync_states(
     return decode_body(answer.body, SyncStateData).groups
 
 
-async def read_master(client: RemotingClient, leader: str, name: str) -> MasterFacts:
+async def read_master(
+    client: RemotingClient, leader: str, name: str, group_id: str | None = None
+) -> MasterFacts:
     """The recorded master and set of a group. Raises what `call` raises."""
-    header = ReplicaInfoRequest(broker_name=name)
+    header = ReplicaInfoRequest(broker_name=name, group_id=group_id)
     code = RequestCode.CONTROLLER_GET_REPLICA_INFO
     return _read_master(await call(client, leader, code, header, timeout_s=READ_TIMEOUT_S))
 
@@ -319,7 +336,10 @@ async def beat(
     command = Command.request(RequestCode.BROKER_HEARTBEAT, header, fields=CAPABILITIES)
     fields = _require_success(await client.request(address, command, timeout_s)).fields
     return ControllerHeartbeat(
-        _read_int(fields, "tmMasterEpoch"), _read_int(fields, "tmMaster"), _read_int(fields, "tmLease")
+        _read_int(fields, "tmMasterEpoch"),
+        _read_int(fields, "tmMaster"),
+        _read_int(fields, "tmLease"),
+        fields.get("tmGroup") or None,
     )
 
 
@@ -359,6 +379,8 @@ def _read_master(answer: Command) -> MasterFacts:
         master_epoch=header.master_epoch or 0,
         sync_set=told.ids,
         set_epoch=max(told.epoch, header.set_epoch or 0),
+        group_id=header.group_id or None,
+        term_id=header.term_id or 0,
     )
 
 

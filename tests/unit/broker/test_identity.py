@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from sim.memory import MemoryDisk
-from tandemmq.broker.autoswitch.identity import Application, IdentityFiles, obtain_id
+from tandemmq.broker.autoswitch.identity import (
+    Application,
+    ForeignGroup,
+    GroupIdentity,
+    IdentityFiles,
+    obtain_id,
+)
 from tandemmq.controller.groups import ApplyId, Groups, encode_command
 from tandemmq.errors import ConfigError, RequestRejected, StoreError
 from tandemmq.runtime.machine import LoopClock
@@ -143,3 +149,51 @@ async def test_a_refusal_that_is_not_about_the_id_keeps_the_application() -> Non
     application = files.load_application()
     assert application is not None
     assert application.broker_id == 2
+
+
+GROUP_PATH = Path("/store/brokerGroup")
+GROUP_ID, OTHER_ID = "0123456789abcdef" * 2, "f" * 32
+
+
+def group_identity(disk: MemoryDisk) -> GroupIdentity:
+    group = GroupIdentity(GROUP_PATH, broker=f"the broker broker-a of C at {ADDRESS}", disk=disk)
+    group.load()
+    return group
+
+
+async def test_a_group_is_learned_once_and_every_other_one_is_refused() -> None:
+    disk = MemoryDisk()
+    group = group_identity(disk)
+    group.check(OTHER_ID, "a controller")  # a directory of an older release fits any group
+    await group.learn(None, "a controller of RocketMQ")
+    assert (group.group_id, disk.exists(GROUP_PATH)) == (None, False)
+    await group.learn(GROUP_ID, "the controller c:9878")
+    assert group.group_id == group_identity(disk).group_id == GROUP_ID
+    for again in (group, group_identity(disk)):
+        await again.learn(GROUP_ID, "the controller c:9878")
+        again.check(None, "a slave of an older release")
+        with pytest.raises(ForeignGroup) as refused:
+            await again.learn(OTHER_ID, "the controller d:9878")
+        for fact in (GROUP_ID, OTHER_ID, "d:9878", "broker-a of C", ADDRESS, "controllerAddr"):
+            assert fact in str(refused.value)
+    assert disk.read_bytes(GROUP_PATH) == GROUP_ID.encode()
+
+
+async def test_a_group_that_cannot_be_kept_is_not_used() -> None:
+    disk = KillingDisk()
+    group = group_identity(disk)
+    disk.steps.last = 0
+    with pytest.raises(Killed):
+        await group.learn(GROUP_ID, "c")
+    assert group.group_id is None
+    with pytest.raises(RequestRejected, match="no id of a group"):
+        await group_identity(MemoryDisk()).learn("../../etc", "c")
+
+
+@pytest.mark.parametrize("content", [b"", b"xyz", b"0" * 31, b"\xff" * 32])
+def test_a_damaged_group_file_is_told_at_the_start(content: bytes) -> None:
+    disk = MemoryDisk()
+    disk.make_dirs(GROUP_PATH.parent)
+    disk.write_atomically(GROUP_PATH, content)
+    with pytest.raises(StoreError, match="brokerGroup"):
+        group_identity(disk)

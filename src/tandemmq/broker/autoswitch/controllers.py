@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from tandemmq.api import controller as api
 from tandemmq.api.controller import ControllerHeartbeat, MasterFacts, vouch
+from tandemmq.broker.autoswitch.identity import GroupIdentity
 from tandemmq.broker.options import ElectionOptions
 from tandemmq.errors import ClientError, NotLeader, RequestRejected, TandemError
 from tandemmq.protocol.bodies.replica import SyncStateSetAnswer
@@ -62,9 +63,11 @@ class Controllers:
         address: str,
         client: RemotingClient,
         clock: Clock,
+        group: GroupIdentity,
     ) -> None:
         self.leader: str | None = None
-        """Who led when that was asked last; None: to be asked."""
+        """The leader of the last answer; None: to be asked for."""
+        self._group = group
         self._addresses = options.controllers
         self._cluster = cluster
         self._name = name
@@ -80,57 +83,72 @@ class Controllers:
     async def apply_id(self, broker_id: int, check_code: str) -> None:
         await self._ask(
             lambda leader: api.apply_broker_id(
-                self._client, leader, self._cluster, self._name, broker_id, check_code
+                self._client, leader, self._cluster, self._name, broker_id, check_code, self._group.group_id
             )
         )
 
-    async def register(self, broker_id: int, *, is_incomplete: bool) -> MasterFacts:
-        """Tell that this broker has started, and where; `is_incomplete`: its log may have lost its end."""
-        header = RegisterReplicaRequest(
-            cluster_name=self._cluster,
-            broker_name=self._name,
-            broker_id=broker_id,
-            broker_address=self._address,
-            is_incomplete=is_incomplete or None,
-        )
-        return await self._ask(
+    async def register(self, header: RegisterReplicaRequest) -> MasterFacts:
+        """Tell that this broker has started, where, and with which history."""
+        return await self._ask_master(
             lambda leader: api.register_at_controller(self._client, leader, header, self._clock.now_ms())
         )
 
     async def elect(self, broker_id: int) -> MasterFacts:
         """Ask for a master: this broker, if no better one is known."""
         header = ElectMasterRequest(
-            cluster_name=self._cluster, broker_name=self._name, broker_id=broker_id, is_designated=False
+            cluster_name=self._cluster,
+            broker_name=self._name,
+            broker_id=broker_id,
+            is_designated=False,
+            group_id=self._group.group_id,
         )
-        return await self._ask(
+        return await self._ask_master(
             lambda leader: api.elect_master(self._client, leader, header, self._clock.now_ms())
         )
 
     async def elect_successor(self, target: int, master_epoch: int) -> MasterFacts:
         """Ask for this master, who has stopped accepting anything under `master_epoch`."""
         header = ElectMasterRequest(
-            cluster_name=self._cluster, broker_name=self._name, broker_id=target, is_designated=True
+            cluster_name=self._cluster,
+            broker_name=self._name,
+            broker_id=target,
+            is_designated=True,
+            group_id=self._group.group_id,
         )
-        return await self._ask(
+        return await self._ask_master(
             lambda leader: api.elect_successor(
                 self._client, leader, header, self._clock.now_ms(), master_epoch=master_epoch
             )
         )
 
     async def read_master(self) -> MasterFacts:
-        return await self._ask(lambda leader: api.read_master(self._client, leader, self._name))
+        return await self._ask_master(
+            lambda leader: api.read_master(self._client, leader, self._name, self._group.group_id)
+        )
 
     async def alter_set(
         self, broker_id: int, master_epoch: int, ids: Iterable[int], set_epoch: int
     ) -> SyncStateSetAnswer:
         """The group's set from now on; `set_epoch` is that of the set which it replaces."""
         header = AlterSyncStateSetRequest(
-            broker_name=self._name, master_id=broker_id, master_epoch=master_epoch
+            broker_name=self._name,
+            master_id=broker_id,
+            master_epoch=master_epoch,
+            group_id=self._group.group_id,
         )
         wanted = SyncStateSetAnswer(ids=tuple(sorted(ids)), epoch=set_epoch)
         return await self._ask(
             lambda leader: api.alter_sync_set(self._client, leader, header, wanted, self._clock.now_ms())
         )
+
+    async def _ask_master(self, question: Callable[[str], Awaitable[MasterFacts]]) -> MasterFacts:
+        """The same, of an answer that tells the group: it is that of this broker, and kept on disk.
+
+        Raises:  ForeignGroup; what `_ask` raises.
+        """
+        facts = await self._ask(question)
+        await self._group.learn(facts.group_id, f"the controller {self.leader}")
+        return facts
 
     async def _ask(self, question: Callable[[str], Awaitable[T]]) -> T:
         """The leader's answer.

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from msgspec.structs import asdict
+
 from tandemmq.api.controller import (
     ControllerHeartbeat,
     MasterFacts,
@@ -30,7 +32,15 @@ from tandemmq.api.replica import find_master_place
 from tandemmq.broker.access.service import warn_if_open
 from tandemmq.broker.autoswitch.controllers import Controllers, Heartbeats, MasterLease, Promise, Vouches
 from tandemmq.broker.autoswitch.forwarding import Forwarding
-from tandemmq.broker.autoswitch.identity import IDENTITY_FILE, IdentityFiles, obtain_id
+from tandemmq.broker.autoswitch.history import ControllerDoubt, newest_term, report_history
+from tandemmq.broker.autoswitch.identity import (
+    GROUP_FILE,
+    IDENTITY_FILE,
+    ForeignGroup,
+    GroupIdentity,
+    IdentityFiles,
+    obtain_id,
+)
 from tandemmq.broker.autoswitch.term import Term
 from tandemmq.broker.broker import Broker, ha_port_of
 from tandemmq.broker.options import OPEN, AccessOptions, BrokerOptions, ElectionOptions
@@ -40,7 +50,9 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.controller import (
     HandOverRequest,
+    HistoryFacts,
     MasterResponse,
+    RegisterReplicaRequest,
     VouchRequest,
     VouchResponse,
 )
@@ -162,6 +174,12 @@ class ElectedBroker:
         self._scope = TaskScope("elected", lambda _name, error: on_fatal(error))
         own = (options.advertised_host, options.listen_port)
         self._own_address = render_address(own)
+        self._identity_path = election.identity_path or self._store_options.root / IDENTITY_FILE
+        self._name = f"{options.broker_name} of {options.cluster_name} at {self._own_address}"
+        self._group = GroupIdentity(
+            self._identity_path.with_name(GROUP_FILE), broker=f"the broker {self._name}", disk=disk
+        )
+        self._doubt = ControllerDoubt(self._name)
         self._controllers = Controllers(
             election,
             cluster=options.cluster_name,
@@ -169,6 +187,7 @@ class ElectedBroker:
             address=self._own_address,
             client=self._client,
             clock=clock,
+            group=self._group,
         )
         self._heartbeats = Heartbeats(
             election,
@@ -234,14 +253,12 @@ class ElectedBroker:
 
         Raises:  ConfigError or OSError for what a user can put right; StoreError. Call `stop` then, too.
         """
-        options, root = self._options, self._store_options.root
+        options = self._options
         files = IdentityFiles(
-            self._election.identity_path or root / IDENTITY_FILE,
-            cluster=options.cluster_name,
-            name=options.broker_name,
-            disk=self._disk,
+            self._identity_path, cluster=options.cluster_name, name=options.broker_name, disk=self._disk
         )
-        files.load_id()  # what stands in the way is told before a long recovery
+        files.load_id()  # an obstacle is reported before a long recovery
+        self._group.load()
         self.store = await MessageStore.open(
             self._store_options,
             disk=self._disk,
@@ -467,11 +484,41 @@ class ElectedBroker:
             confirmed_offset=replication.confirm_offset,
             heartbeat_timeout_ms=self._election.silence_ms_max,
             election_priority=self._election.priority,
-            is_incomplete=self.store.may_lack_tail or None,
+            **asdict(self._report_history()),
+        )
+
+    def _make_registration(self) -> RegisterReplicaRequest:
+        assert self.store is not None
+        return RegisterReplicaRequest(
+            cluster_name=self._options.cluster_name,
+            broker_name=self._options.broker_name,
+            broker_id=self.broker_id,
+            broker_address=self._own_address,
+            epoch=self.replication.epochs.last_epoch,
+            max_log_offset=self.store.max_log_offset,
+            confirmed_offset=self.replication.confirm_offset,
+            **asdict(self._report_history()),
+        )
+
+    def _report_history(self) -> HistoryFacts:
+        assert self.store is not None
+        taken = self._wanted
+        return report_history(
+            self.store,
+            self.replication,
+            group_id=self._group.group_id,
+            broker_id=self.broker_id,
+            taken=taken,
+            is_master=self._is_master and taken is not None and taken.master_epoch == self._epoch,
         )
 
     def _on_heartbeat_answer(self, answer: ControllerHeartbeat, sent_s: float) -> None:
         if answer.master_epoch is None:
+            return
+        try:
+            self._group.check(answer.group_id, "a controller")
+        except ForeignGroup as error:
+            self._note_refusal("heartbeat", error)
             return
         self._lease.is_needed = True
         if answer.master_epoch > self._epoch or (self._wanted is None and not answer.master_id):
@@ -505,6 +552,12 @@ class ElectedBroker:
                 self._note_refusal("master", error)
                 if isinstance(error, RequestRejected) and error.code in _UNKNOWN_HERE:
                     self._is_known = False
+                    assert self.store is not None
+                    self._doubt.miss_group(newest_term(self.store, self._wanted), str(error))
+                    if not has_begun:
+                        # Controllers that have lost the group take it over from what its brokers report.
+                        self._heartbeats.start()
+                        has_begun = True
             else:
                 self._told.clear()
             timer = self._clock.call_later(self._election.poll_ms / 1000, self._look_due.set)
@@ -515,15 +568,14 @@ class ElectedBroker:
 
     async def _register(self) -> None:
         """Raises ClientError, RequestRejected."""
-        assert self.store is not None
         try:
-            facts = await self._controllers.register(self.broker_id, is_incomplete=self.store.may_lack_tail)
+            facts = await self._controllers.register(self._make_registration())
         except RequestRejected as error:
             if error.code not in _UNKNOWN_HERE or not self._election.reapplies_id:
                 raise
             check_code = f"{self._own_address};{self._clock.now_ms()}"
             await self._controllers.apply_id(self.broker_id, check_code)
-            facts = await self._controllers.register(self.broker_id, is_incomplete=self.store.may_lack_tail)
+            facts = await self._controllers.register(self._make_registration())
         self._is_known = True
         self._note_master(facts)
 
@@ -540,6 +592,8 @@ class ElectedBroker:
         self._note_master(facts)
 
     def _note_master(self, facts: MasterFacts) -> None:
+        assert self.store is not None
+        self._doubt.compare(facts, newest_term(self.store, self._wanted))
         if facts.master_id is None:
             return
         wanted = self._wanted
@@ -557,7 +611,10 @@ class ElectedBroker:
         if len(self._told) > 16:
             self._told.clear()
         self._told.add(reason)
-        log.warning(events.CONTROLLER_REFUSED, extra={"reason": reason})
+        if isinstance(error, ForeignGroup):
+            log.error(events.BROKER_GROUP_REFUSED, extra={"reason": str(error)})
+        else:
+            log.warning(events.CONTROLLER_REFUSED, extra={"reason": reason})
 
     # Terms.
 
@@ -643,7 +700,9 @@ class ElectedBroker:
         if self._is_replaced(facts.master_epoch):
             return
         try:
-            await self.replication.begin_term(facts.master_epoch, frozenset(facts.sync_set), facts.set_epoch)
+            await self.replication.begin_term(
+                facts.master_epoch, frozenset(facts.sync_set), facts.set_epoch, facts.term_id
+            )
         except OSError as error:
             raise _TermNotKept(str(error)) from error
         if self._is_replaced(facts.master_epoch):

@@ -1,14 +1,18 @@
-"""Which broker of its group this one is: the id that the controllers gave it, and the files that keep it.
+"""The identity of a broker of an elected group: the id that the controllers gave it, the random id of its
+group, and the files that keep them.
 
-Invariants: an id is applied for only after the application is on disk, so that whoever was killed in between
-            applies for the same id again, with the same proof; the id is kept before it is used.
-Bounds:     one id per store directory, for ever.
-Source:     spec controller 3.2, 3.3.
+Invariants: an id is applied for only after the application is on disk, so that a broker that was killed in
+            between applies for the same id again, with the same proof; both ids are kept before their use.
+            Controllers, masters and slaves that belong to another group are refused: clusters and brokers of
+            two groups may have the same names, and their logs the same terms.
+Bounds:     one id and one group per store directory, for ever.
+Source:     spec controller 3.2, 3.3, 10.16.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -22,6 +26,8 @@ log = logging.getLogger(__name__)
 
 IDENTITY_FILE: Final = "brokerIdentity"
 APPLICATION_SUFFIX: Final = "-temp"
+GROUP_FILE: Final = "brokerGroup"
+_GROUP_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,65 @@ class IdentityFiles:
                 " this broker a store of its own"
             )
         return parts
+
+
+class ForeignGroup(RequestRejected):
+    """A peer belongs to another group than this broker, though the names are equal."""
+
+
+class GroupIdentity:
+    """The random id of the group whose log this broker holds, and `brokerGroup`, which keeps it.
+
+    The controllers make the id with the group. A directory of an older release has no file, and adopts the id
+    that the first controller of its group tells; controllers of RocketMQ tell none.
+    """
+
+    def __init__(self, path: Path, *, broker: str, disk: Disk) -> None:
+        """`broker`: the name and address of this broker, for errors."""
+        self._path = path
+        self._broker = broker
+        self._disk = disk
+        self.group_id: str | None = None
+        """None while no controller has told it."""
+
+    def load(self) -> None:
+        """Raises StoreError when the file cannot be read."""
+        if not self._disk.exists(self._path):
+            return
+        try:
+            text = self._disk.read_bytes(self._path).decode("ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise StoreError(f"{self._path} cannot be read: {error}") from error
+        if not _GROUP_ID.fullmatch(text):
+            raise StoreError(f"{self._path} holds no id of a group: 32 hexadecimal digits are expected")
+        self.group_id = text
+
+    def check(self, told: str | None, peer: str) -> None:
+        """Raises ForeignGroup when `peer` says that it belongs to another group; an unknown id fits any."""
+        if told and self.group_id is not None and told != self.group_id:
+            raise ForeignGroup(
+                f"{peer} belongs to the group {told}, {self._broker} to the group {self.group_id}: the names"
+                " are equal, the groups are not. Correct controllerAddr, or give this broker an empty store"
+            )
+
+    async def learn(self, told: str | None, controller: str) -> None:
+        """Check, and keep the id if this broker has none yet: on disk before it is used.
+
+        Raises:  ForeignGroup; RequestRejected when it cannot be kept, or is none.
+        """
+        self.check(told, controller)
+        if not told or self.group_id is not None:
+            return
+        if not _GROUP_ID.fullmatch(told):
+            raise RequestRejected(f"{controller} tells {told[:40]!r}, which is no id of a group")
+        self._disk.make_dirs(self._path.parent)
+        try:
+            await self._disk.offload(self._disk.write_atomically, self._path, told.encode())
+        except OSError as error:
+            raise RequestRejected(f"the id of the group cannot be kept in {self._path}: {error}") from error
+        self.check(told, controller)  # another controller may have told one meanwhile
+        self.group_id = told
+        log.info(events.BROKER_GROUP_LEARNED, extra={"group_id": told, "controller": controller})
 
 
 async def obtain_id(

@@ -13,6 +13,7 @@ class AlterSyncStateSetRequest(Header, frozen=True, kw_only=True):
     broker_name: str = field(name="brokerName")
     master_id: Int64 = field(name="masterBrokerId")
     master_epoch: Int32 = field(name="masterEpoch")
+    group_id: str | None = field(name="tmGroup", default=None)
 
 
 class AlterSyncStateSetResponse(Header, frozen=True, kw_only=True):
@@ -28,10 +29,12 @@ class ElectMasterRequest(Header, frozen=True, kw_only=True):
     cluster_name: str = field(name="clusterName", default="")
     broker_id: Int64 = field(name="brokerId")
     is_designated: bool = field(name="designateElect", default=False)
+    group_id: str | None = field(name="tmGroup", default=None)
 
 
 class HistoryFacts(Header, frozen=True, kw_only=True):
-    """The history that a broker knows of its group: fields of ours in registration and heartbeat.
+    """The history that a broker knows of its group: fields of ours in registration and heartbeat. Other
+    requests of brokers carry `group_id` alone.
 
     `epoch_known` is the highest master epoch that the broker has taken or holds in its log, `term_id` the
     random id of that term (0: unknown) and `master_known` its master. Only that master fills in `members`
@@ -81,6 +84,7 @@ class ReplicaInfoRequest(Header, frozen=True, kw_only=True):
     """CONTROLLER_GET_REPLICA_INFO (1004)."""
 
     broker_name: str = field(name="brokerName")
+    group_id: str | None = field(name="tmGroup", default=None)
 
 
 class ControllerMetadataResponse(Header, frozen=True, kw_only=True):
@@ -125,6 +129,7 @@ class ApplyBrokerIdRequest(Header, frozen=True, kw_only=True):
     broker_name: str = field(name="brokerName")
     broker_id: Int64 = field(name="appliedBrokerId")
     check_code: str = field(name="registerCheckCode")
+    group_id: str | None = field(name="tmGroup", default=None)
 
 
 class ApplyBrokerIdResponse(Header, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from tandemmq.errors import FlushFailed, StaleTerm
-from tandemmq.replication.core.epochs import EpochList, Handshake
+from tandemmq.replication.core.epochs import UNKNOWN_ID, EpochList, Handshake
 from tandemmq.replication.core.frames import NONCE_BYTES, AllowedHosts, MasterHandshake
 from tandemmq.replication.core.master import MasterSession
 from tandemmq.replication.core.options import ReplicationOptions
@@ -60,7 +60,9 @@ class AutoSwitch(Protocol):
 
     async def stop(self) -> None: ...
 
-    async def begin_term(self, epoch: int, members: frozenset[int], set_epoch: int) -> None:
+    async def begin_term(
+        self, epoch: int, members: frozenset[int], set_epoch: int, term_id: int = UNKNOWN_ID
+    ) -> None:
         """We are the master of `epoch` from now on; also when we were that of an earlier one.
 
         The slave side has ended, and the entry of the term and with SYNC_FLUSH the log before it are on disk
@@ -84,6 +86,10 @@ class AutoSwitch(Protocol):
     @property
     def required(self) -> frozenset[int] | None:
         """The other members of the set, or of the union with an open proposal; None when we do not lead."""
+
+    @property
+    def set_epoch(self) -> int | None:
+        """The epoch of the set that the controllers have as far as is known; None when we do not lead."""
 
     def master_status(self) -> MasterStatus | None:
         """What a master tells of its slaves; None without a term of ours."""
@@ -194,7 +200,9 @@ class AutoSwitchReplication:
         await self.end_term()
         assert not self._connections, "who has stopped takes no slaves"
 
-    async def begin_term(self, epoch: int, members: frozenset[int], set_epoch: int) -> None:
+    async def begin_term(
+        self, epoch: int, members: frozenset[int], set_epoch: int, term_id: int = UNKNOWN_ID
+    ) -> None:
         store = self._store
         self._require_newer(epoch)
         await self.end_term()
@@ -206,7 +214,7 @@ class AutoSwitchReplication:
             if store.confirmed.value < begin:
                 raise FlushFailed(f"the log could not be flushed up to {begin}, where term {epoch} begins")
         self._require_newer(epoch)  # what was under way may have brought the list of a newer master
-        await store.save_epochs(store.epochs.append(epoch, begin))
+        await store.save_epochs(store.epochs.append(epoch, begin, term_id))
         assert self._slave is None, "the slave side has ended"
         assert self._set is None, "one term at a time"
         assert not self._connections, "slaves are served during a term only"
@@ -307,6 +315,10 @@ class AutoSwitchReplication:
     @property
     def required(self) -> frozenset[int] | None:
         return None if self._set is None else self._set.required
+
+    @property
+    def set_epoch(self) -> int | None:
+        return None if self._set is None else self._set.epoch
 
     def master_status(self) -> MasterStatus | None:
         if self._set is None:

@@ -1,0 +1,129 @@
+"""The history of its group that a broker of an elected group reports to the controllers, and what it notices
+when their record is not that history. `ElectedBroker` calls both.
+
+Controllers count terms and sets on their own disks. A disk that went back in time, was lost, or is another
+group's gives a record that contradicts the brokers' logs; a broker never acts on it, and keeps reporting what
+it knows, so that controllers of ours take it over.
+Source: decision 023; spec controller 10.16.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from tandemmq.api.controller import MasterFacts
+from tandemmq.protocol.requests.controller import HistoryFacts
+from tandemmq.replication.core.epochs import UNKNOWN_ID
+from tandemmq.replication.shell.autoswitch import AutoSwitch
+from tandemmq.store.message_store import MessageStore
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTerm:
+    """A term: its epoch, its random id (UNKNOWN_ID under older controllers), its master if that is known."""
+
+    epoch: int
+    term_id: int
+    master_id: int | None
+
+
+def newest_term(store: MessageStore, taken: MasterFacts | None) -> KnownTerm:
+    """The newest term that this broker has accepted from controllers (`taken`) or holds in its log.
+
+    A term of the log that has the number of the accepted one and another id is the one that counts: a master
+    wrote bytes in it.
+    """
+    epochs = store.epochs
+    if taken is None or epochs.last_epoch > taken.master_epoch:
+        return KnownTerm(max(epochs.last_epoch, 0), epochs.last_id, None)
+    held_id = epochs.id_of(taken.master_epoch)
+    if held_id not in (UNKNOWN_ID, taken.term_id) and taken.term_id != UNKNOWN_ID:
+        return KnownTerm(taken.master_epoch, held_id, None)
+    return KnownTerm(taken.master_epoch, taken.term_id or held_id, taken.master_id)
+
+
+def report_history(
+    store: MessageStore,
+    replication: AutoSwitch,
+    *,
+    group_id: str | None,
+    broker_id: int,
+    taken: MasterFacts | None,
+    is_master: bool,
+) -> HistoryFacts:
+    """The facts that prove the history of this broker in a registration or a heartbeat. Only the master in
+    office tells the set: everything that sends may wait for.
+    """
+    term = newest_term(store, taken)
+    members, required = None, replication.required
+    if is_master and required is not None and term.master_id == broker_id:
+        members = ";".join(map(str, sorted(required | {broker_id})))
+    last = store.epochs.find(replication.confirm_offset - 1) if replication.confirm_offset else None
+    return HistoryFacts(
+        group_id=group_id,
+        epoch_known=term.epoch or None,
+        term_id=term.term_id or None,
+        master_known=term.master_id,
+        members=members,
+        set_epoch=None if members is None else replication.set_epoch,
+        confirmed_epoch=None if last is None else last.epoch,
+        is_incomplete=store.may_lack_tail or None,
+    )
+
+
+class ControllerDoubt:
+    """Why the controllers' record is not the history of this group; one log line for each reason."""
+
+    def __init__(self, broker: str) -> None:
+        self._broker = broker
+        self.reason = ""
+        """Empty while their record and the own history agree."""
+
+    def raise_(self, event: str, reason: str) -> None:
+        if reason != self.reason:
+            self.reason = reason
+            log.error(event, extra={"broker": self._broker, "reason": reason})
+
+    def miss_group(self, known: KnownTerm, reason: str) -> None:
+        """The controllers refuse this broker, or its group, as unknown."""
+        if known.epoch:
+            self.raise_(
+                events.CONTROLLER_GROUP_UNKNOWN,
+                f"the controllers do not know this broker, whose log knows master epoch {known.epoch}:"
+                f" {reason}",
+            )
+
+    def settle(self) -> None:
+        """The controllers know this group and its newest term."""
+        if self.reason:
+            log.warning(events.CONTROLLER_SETTLED, extra={"broker": self._broker, "reason": self.reason})
+            self.reason = ""
+
+    def compare(self, told: MasterFacts, known: KnownTerm) -> None:
+        """Judge the record that controllers tell by the newest term that this broker knows. A group that has
+        no master at the moment tells nothing.
+        """
+        if not told.master_epoch:
+            return
+        if told.master_epoch < known.epoch:
+            self.raise_(
+                events.CONTROLLER_BEHIND,
+                f"the controllers know master epoch {told.master_epoch}, this broker {known.epoch}: their"
+                " state is older than the group",
+            )
+        elif (
+            told.master_epoch == known.epoch
+            and UNKNOWN_ID not in (told.term_id, known.term_id)
+            and (told.term_id != known.term_id)
+        ):
+            self.raise_(
+                events.CONTROLLER_BEHIND,
+                f"the controllers gave master epoch {known.epoch} to two terms: {told.term_id:x} is theirs,"
+                f" {known.term_id:x} is in this log",
+            )
+        else:
+            self.settle()
