@@ -230,6 +230,28 @@ async def test_progress_is_shown_and_reset(rig: Rig) -> None:
     assert {"group": "G", "members": 0, "lag": 10} in summary
 
 
+async def test_a_queue_without_a_committed_offset_waits_whole(rig: Rig) -> None:
+    """Also at a broker where the group has no offset of the topic, and of a topic that it only subscribes."""
+    await rig.start_broker("broker-a")
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "T", "-r", "1", "-w", "1")
+    await send(rig, "T", 3)
+    async with rig.consumer("G") as reader:
+        reader.ack(*await take(reader, 3))
+    broker = await rig.start_broker("broker-b")
+    address = render_address(broker.address)
+    await rows(rig, "updateTopic", "-b", address, "-t", "T", "-r", "1", "-w", "1")
+    await rows(rig, "updateTopic", "-b", address, "-t", "U", "-r", "1", "-w", "1")
+    async with Peer(broker) as peer:
+        for topic, count in (("T", 2), ("U", 5)):
+            for _ in range(count):
+                await peer.send(topic)
+        await peer.heartbeat("c1", consumer("G", "T", "U"))
+        shown = await rows(rig, "consumerProgress", "-g", "G")
+        waiting = {(row["topic"], row["broker"]): row["lag"] for row in shown["queues"] if row["lag"]}
+        assert waiting == {("T", "broker-b"): 2, ("U", "broker-b"): 5}
+        assert {"group": "G", "members": 1, "lag": 7} in (await rows(rig, "consumerProgress"))["groups"]
+
+
 async def test_a_group_skips_what_waits_and_another_goes_on_there(rig: Rig) -> None:
     await rig.start_broker()
     await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "T", "-r", "1", "-w", "1")

@@ -33,7 +33,7 @@ from tandemmq.errors import GroupNotFound, NoRoute, RemoteProtocolError, Request
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.client import RequestMode
 from tandemmq.protocol.bodies.codec import decode_body
-from tandemmq.protocol.bodies.stats import RunningInfo
+from tandemmq.protocol.bodies.stats import QueueProgress, RunningInfo
 from tandemmq.protocol.bodies.tables import GroupRetryPolicy, SubscriptionGroupConfig
 from tandemmq.protocol.codes import render_version
 from tandemmq.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX, is_retry_topic
@@ -587,15 +587,22 @@ async def _ask_members(
 
 
 async def _rows(tools: Tools, masters: list[Target], group: str, topic: str) -> list[Row]:
-    rows: list[Row] = []
+    """The group's progress in each queue. What it reads somewhere, or subscribes now, counts at every broker:
+    in a queue without a committed offset everything waits.
+    """
+    found: dict[Target, dict[MessageQueue, QueueProgress]] = {}
     for target in masters:
-        try:
-            stats = await broker_admin.query_consume_stats(
-                tools.remoting, target.address, group, topic=topic or None
-            )
-        except RequestRejected:
-            continue  # this broker knows neither the group nor an offset of it
-        for queue, one in stats.queues.items():
+        found[target] = await _progress_at(tools, target, group, topic)
+    if not topic:
+        _, subscribed = await _online(tools, masters, group)
+        topics = subscribed.union(*({queue.topic for queue in queues} for queues in found.values()))
+        for target, queues in found.items():
+            for missing in sorted(topics - {queue.topic for queue in queues}):
+                held = await _progress_at(tools, target, group, missing)
+                queues |= {queue: one for queue, one in held.items() if one.broker_offset}
+    rows: list[Row] = []
+    for queues in found.values():
+        for queue, one in queues.items():
             lag = one.broker_offset - one.committed_offset
             in_flight = max(0, one.pull_offset - one.committed_offset)
             place = (queue.topic, queue.broker_name, queue.queue_id)
@@ -604,9 +611,23 @@ async def _rows(tools: Tools, masters: list[Target], group: str, topic: str) -> 
     return sorted(rows)
 
 
-async def _member_count(tools: Tools, masters: list[Target], group: str) -> int:
-    """A member has connections to all brokers and counts once."""
+async def _progress_at(
+    tools: Tools, target: Target, group: str, topic: str
+) -> dict[MessageQueue, QueueProgress]:
+    """The group's progress at one broker; empty when the broker knows neither the group nor an offset."""
+    try:
+        stats = await broker_admin.query_consume_stats(
+            tools.remoting, target.address, group, topic=topic or None
+        )
+    except RequestRejected:
+        return {}
+    return dict(stats.queues)
+
+
+async def _online(tools: Tools, masters: list[Target], group: str) -> tuple[set[str], set[str]]:
+    """The client ids of the members that are online, and the topics that they subscribe."""
     members: set[str] = set()
+    topics: set[str] = set()
     for target in masters:
         try:
             found = await broker_admin.query_consumer_connections(tools.remoting, target.address, group)
@@ -614,4 +635,11 @@ async def _member_count(tools: Tools, masters: list[Target], group: str) -> int:
             continue
         if found is not None:
             members.update(connection.client_id for connection in found.connections)
+            topics.update(found.subscriptions)
+    return members, topics
+
+
+async def _member_count(tools: Tools, masters: list[Target], group: str) -> int:
+    """A member has connections to all brokers and counts once."""
+    members, _ = await _online(tools, masters, group)
     return len(members)

@@ -165,3 +165,13 @@ def test_close_answers_all_and_holds_no_more() -> None:
     table.polls.close()
     assert [reason for _, reason in table.woken] == [WakeReason.EXPIRED] * 2
     assert not table.hold("c")
+
+
+def test_the_pulls_of_a_deleted_topic_are_looked_at_at_once() -> None:
+    table = Table()
+    for topic in ("T", "U"):
+        for queue_id in (0, 1):
+            table.hold(f"{topic}{queue_id}", queue=(topic, queue_id))
+    table.polls.wake_topic("T")
+    assert sorted(table.woken, key=str) == [("T0", WakeReason.EXPIRED), ("T1", WakeReason.EXPIRED)]
+    assert len(table.polls) == 2

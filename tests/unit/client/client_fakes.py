@@ -77,6 +77,7 @@ class FakeBroker:
         self.refusal = "refused by the test"
         self.pull_code = 0
         self.back_code = 0
+        self.query_code = 0
         self.hang = False
         self.suggest_id = 0
         self.proof: str | None = None
@@ -253,6 +254,8 @@ class FakeBroker:
 
     def _query_offset(self, channel: Channel, command: Command) -> Command:
         header = command.decode(QueryOffsetRequest)
+        if self.query_code:
+            return command.reply(self.query_code, remark="refused by the test")
         offset = self.offsets.get((header.consumer_group, header.topic, header.queue_id))
         if offset is None:
             return command.reply(ResponseCode.QUERY_NOT_FOUND)

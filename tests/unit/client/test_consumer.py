@@ -21,7 +21,7 @@ from tandemmq.client import (
     StartFrom,
     allocate_by_circle,
 )
-from tandemmq.client.consumer.offsets import find_start_offset
+from tandemmq.client.consumer.offsets import StartOffsets
 from tandemmq.errors import (
     BadRequest,
     ClientError,
@@ -30,6 +30,7 @@ from tandemmq.errors import (
 )
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.progress import decode_consumer_status, encode_reset_offsets
+from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.protocol.properties import encode_properties
@@ -37,6 +38,8 @@ from tandemmq.remoting.channel import Channel
 from waits import PATIENCE_S, until
 
 FAST = ClientOptions(heartbeat_s=0.2, route_refresh_s=0.2)
+FIRST_MEMBER = ClientOptions(instance_name="a", heartbeat_s=0.2, route_refresh_s=3600)
+SECOND_MEMBER = ClientOptions(instance_name="b", heartbeat_s=0.2, route_refresh_s=0.2)
 
 
 def options(**kwargs: object) -> ConsumerOptions:
@@ -209,6 +212,83 @@ async def test_a_new_group_starts_where_it_is_told(start: StartFrom, expected: l
         async with consumer_of(cluster, start_from=StartFrom.FIRST) as consumer:
             cluster[0].put("T", 0, b"newer")
             assert bodies(await take(consumer, 2)) == [expected[-1], b"newer"][-2:]
+
+
+async def test_a_queue_that_appears_is_read_from_its_first_message():
+    async with running_cluster(T=1) as cluster:
+        cluster[0].put("T", 0, b"from before the group")
+        async with consumer_of(cluster, start_from=StartFrom.LAST) as consumer:
+            await until(lambda: cluster[0].pulls)
+            cluster[0].put("T", 1, b"before anybody knew the queue")
+            cluster.topics["T"] = 2
+            assert bodies(await take(consumer, 1)) == [b"before anybody knew the queue"]
+
+
+async def test_a_topic_that_appears_is_read_from_its_first_message():
+    async with running_cluster() as cluster, consumer_of(cluster, start_from=StartFrom.LAST) as consumer:
+        await until(lambda: cluster.route_questions)
+        cluster[0].put("T", 0, b"the send that made the topic")
+        cluster.topics["T"] = 1
+        assert bodies(await take(consumer, 1)) == [b"the send that made the topic"]
+
+
+async def test_a_queue_that_appeared_while_nobody_of_the_group_ran_is_read_from_its_first_message():
+    async with running_cluster(T=2) as cluster:
+        cluster[0].put("T", 1, b"from before the group")
+        async with consumer_of(cluster, start_from=StartFrom.LAST, commit_s=60) as consumer:
+            assert len(owned(consumer)) == 2
+            assert cluster[0].offsets == {("g", "T", 0): 0, ("g", "T", 1): 1}
+        cluster[0].put("T", 2, b"meanwhile")
+        cluster.topics["T"] = 3
+        async with consumer_of(cluster, start_from=StartFrom.LAST) as consumer:
+            assert bodies(await take(consumer, 1)) == [b"meanwhile"]
+
+
+async def test_a_queue_that_appears_is_read_from_its_first_message_by_whoever_gets_it():
+    """The member that knew the topic before has committed nothing of it when another one takes it over."""
+    async with (
+        running_cluster(T=1) as cluster,
+        consumer_of(cluster, start_from=StartFrom.LAST, client=FIRST_MEMBER),
+    ):
+        cluster[0].put("T", 1, b"new")
+        cluster.topics["T"] = 2
+        async with consumer_of(cluster, start_from=StartFrom.LAST, client=SECOND_MEMBER) as late:
+            await until(lambda: owned(late))
+            assert [queue.queue_id for queue in owned(late)] == [1]
+            assert bodies(await take(late, 1)) == [b"new"]
+
+
+async def test_members_of_a_new_group_that_start_together_begin_where_they_are_told():
+    async with running_cluster(FakeBroker("a"), FakeBroker("b"), T=3) as cluster:
+        for broker in cluster.brokers:
+            for queue_id in range(3):
+                broker.put("T", queue_id, b"old")
+        members = [consumer_of(cluster, start_from=StartFrom.LAST) for _ in range(3)]
+        await asyncio.gather(*(one.start() for one in members))
+        await until(lambda: [len(owned(one)) for one in members] == [2, 2, 2])
+        for broker in cluster.brokers:
+            assert [broker.offsets["g", "T", queue_id] for queue_id in range(3)] == [1, 1, 1]
+            broker.put("T", 2, b"new")
+        got: list[bytes] = []
+
+        async def has_all() -> bool:
+            for one in members:
+                got.extend(bodies(await one.poll(timeout_s=0)))
+            return got.count(b"new") == 2
+
+        await until(has_all)
+        assert set(got) == {b"new"}
+        await asyncio.gather(*(one.close() for one in members))
+
+
+async def test_a_broker_that_does_not_tell_offsets_holds_up_no_other():
+    async with running_cluster(FakeBroker("a"), FakeBroker("b"), T=1) as cluster:
+        cluster[0].query_code = ResponseCode.SYSTEM_ERROR
+        cluster[1].put("T", 0, b"x")
+        async with consumer_of(cluster) as consumer:
+            assert bodies(await take(consumer, 1)) == [b"x"]
+            cluster[0].query_code = 0
+            await until(lambda: len(owned(consumer)) == 2)
 
 
 async def test_tags_are_compared_by_text():
@@ -623,13 +703,15 @@ async def test_a_topic_that_is_left_while_it_is_taken_over(monkeypatch: pytest.M
     async with running_cluster(T=1, U=2) as cluster, consumer_of(cluster) as consumer:
         found = asyncio.Event()
 
-        async def find(*args: Any) -> GroupProgress:
+        find_start = StartOffsets.find
+
+        async def find(*args: Any, **how: Any) -> GroupProgress:
             consumer.unsubscribe("U")
-            start = await find_start_offset(*args)
+            start = await find_start(*args, **how)
             found.set()
             return start
 
-        monkeypatch.setattr("tandemmq.client.consumer.assignment.find_start_offset", find)
+        monkeypatch.setattr(StartOffsets, "find", find)
         consumer.subscribe("U")
         await found.wait()
         for body in (b"goes", b"on"):

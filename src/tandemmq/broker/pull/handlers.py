@@ -163,6 +163,7 @@ class PullHandlers:
         self._offsets = offsets
         self._claims = claims
         self._long_polls = long_polls
+        offsets.on_topic_dropped.append(long_polls.wake_topic)
         self._stats = stats
         self._clock = clock
         self.replica = AnsweringReplica(

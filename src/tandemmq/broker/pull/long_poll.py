@@ -136,8 +136,16 @@ class LongPolls:
         for held in list(self._by_queue.get(queue, ())):
             self._wake(held, WakeReason.EXPIRED)
 
+    def wake_topic(self, topic: str) -> None:
+        """Look at the topic's held pulls again now, as at their expiry: the topic is deleted.
+
+        A pull that stayed would go on in a topic of that name that is made later, behind its first messages.
+        """
+        for queue in [queue for queue in self._by_queue if queue[0] == topic]:
+            self.wake_queue(queue)
+
     def wake_all(self) -> None:
-        """Look at every held pull again now, as at its expiry: a topic is gone, the broker stops."""
+        """Look at every held pull again now, as at its expiry: the broker stops."""
         for held in [held for of_queue in list(self._by_queue.values()) for held in of_queue]:
             self._wake(held, WakeReason.EXPIRED)
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 from tandemmq.api import broker_consume
-from tandemmq.client.consumer.offsets import OffsetStore, find_start_offset
+from tandemmq.client.consumer.offsets import OffsetStore, StartOffsets
 from tandemmq.client.consumer.queue_reader import QueueReader, ReaderSeams
 from tandemmq.client.consumer.rebalance import SERVER_STRATEGIES, plan_change
 from tandemmq.client.consumer.subscription import Subscription
@@ -49,6 +49,7 @@ class Assignment:
         self._seams = seams
         self._make_offsets = make_offsets
         self._offset_store: OffsetStore | None = None
+        self._start_offsets: StartOffsets | None = None
         self._tasks = tasks
         self._wanted = asyncio.Event()
         self._subscriptions: dict[str, Subscription] = {}
@@ -130,6 +131,13 @@ class Assignment:
             self._offset_store = self._make_offsets()
         return self._offset_store
 
+    @property
+    def _starts(self) -> StartOffsets:
+        if self._start_offsets is None:
+            seams = self._seams
+            self._start_offsets = StartOffsets(self._offsets, seams.instance, seams.options)
+        return self._start_offsets
+
     # Rebalancing
 
     async def load_routes(self) -> None:
@@ -167,6 +175,7 @@ class Assignment:
     async def _rebalance_topic(self, topic: str) -> bool:
         routes = self._seams.instance.routes
         view = routes.get(topic) or await routes.refresh(topic)
+        self._starts.note_route(topic, () if view is None else view.subscribe_queues)
         if view is None:
             # The retry topic appears with the first heartbeat; nothing is missed until then.
             return is_retry_topic(topic)
@@ -190,9 +199,26 @@ class Assignment:
         leaving = await self._let_finish(change.lost)
         await self._give_up(leaving)
         gained = await self._lock(change.gained)
-        for queue in gained:
-            await self._take_over(queue)
-        return len(leaving) == len(change.lost) and len(gained) == len(change.gained)
+        taken = await self._take_over_all(gained)
+        return len(leaving) == len(change.lost) and taken == len(change.gained)
+
+    async def _take_over_all(self, queues: Iterable[MessageQueue]) -> int:
+        """Begin to read; the count of queues that could be begun. A broker that fails holds up no other."""
+        count = 0
+        failed: set[str] = set()
+        for queue in queues:
+            if queue.broker_name in failed:
+                continue
+            try:
+                await self._take_over(queue)
+                count += 1
+            except TandemError as error:
+                failed.add(queue.broker_name)
+                log.warning(
+                    events.REBALANCE_FAILED,
+                    extra={"topic": queue.topic, "broker": queue.broker_name, "error": str(error)},
+                )
+        return count
 
     async def _share(self, view: RouteView) -> Collection[MessageQueue] | None:
         """Our queues of a topic; None while its brokers do not count us."""
@@ -261,7 +287,7 @@ class Assignment:
     async def _take_over(self, queue: MessageQueue) -> None:
         instance = self._seams.instance
         avoided = self._seams.faulty.avoided(instance.clock.monotonic())
-        start = await find_start_offset(queue, self._offsets, instance, self._seams.options, avoided)
+        start = await self._starts.find(queue, is_assigned=queue.topic in self._fixed, avoided=avoided)
         subscription = self._subscriptions.get(queue.topic)
         if subscription is None:  # the application has left the topic meanwhile
             if self._locks is not None:

@@ -1,13 +1,14 @@
 """Where a group's offsets are kept (spec semantics 11): at the brokers (clustering, `BrokerOffsets`) or in a
 local file (broadcasting, `LocalOffsets`). And where a consumer begins in a queue that it has just got
-(`find_start_offset`; spec semantics 12.4).
+(`StartOffsets`; spec semantics 12.4).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Protocol, assert_never
+from typing import Final, Protocol, assert_never
 
 from tandemmq.api import broker_consume
 from tandemmq.api.broker_consume import GroupProgress
@@ -22,6 +23,7 @@ from tandemmq.errors import (
     NoRoute,
     RemoteProtocolError,
     RequestTimeout,
+    TandemError,
 )
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.progress import decode_reset_offsets, encode_reset_offsets
@@ -66,15 +68,20 @@ class BrokerOffsets:
         """Nothing to do: each question is asked when it comes."""
 
     async def read(self, queue: MessageQueue) -> GroupProgress | None:
-        return await broker_consume.query_progress(
-            self._instance.remoting,
-            self._address(queue),
-            self._group,
-            queue.topic,
-            queue.queue_id,
-            zero_if_missing=self._zero_if_missing,
-            timeout_s=self._instance.options.call_timeout_s,
-        )
+        address = self._address(queue)
+        try:
+            return await broker_consume.query_progress(
+                self._instance.remoting,
+                address,
+                self._group,
+                queue.topic,
+                queue.queue_id,
+                zero_if_missing=self._zero_if_missing,
+                timeout_s=self._instance.options.call_timeout_s,
+            )
+        except (BrokerUnreachable, RequestTimeout):
+            self._faulty.note_failure(address, self._instance.clock.monotonic())
+            raise
 
     async def write(self, queue: MessageQueue, offset: int, seen: str | None = None) -> None:
         address = self._address(queue)
@@ -185,25 +192,131 @@ class LocalOffsets:
         self._disk.write_atomically(self._path, seal_json(data), keep_backup=True)
 
 
-async def find_start_offset(
-    queue: MessageQueue,
-    store: OffsetStore,
-    instance: ClientInstance,
-    options: ConsumerOptions,
-    avoided: frozenset[str],
-) -> GroupProgress:
-    """The committed offset; without one what `start_from` says.
+BASELINE_GRACE_S: Final = 1.0
+"""Time for another member that starts with us to commit where the group begins."""
+ASKED_AT_ONCE: Final = 256
 
-    A retry topic always begins at its first message: what was handed back must not be skipped.
 
-    Raises:  any TandemError of the questions; the queue is then not started, because a guess could skip
-             messages.
+class StartOffsets:
+    """The offsets at which one consumer begins in the queues that it gets.
+
+    A committed offset decides. Without one, `start_from` speaks of the queues that were there when the group
+    began in the topic. `LAST` skips what they held then, and must skip nothing else: a queue that appears
+    later, because its topic was made or has grown, begins at its first message.
+
+    The group's own offsets remember which queues it began with. A member that finds none in the whole topic
+    commits a beginning in every queue, also in those of other members, before it reads. From then on a queue
+    without an offset is a new one, for every member and after every restart. Members that start together
+    wait `BASELINE_GRACE_S` for one another's commits. When such a commit is lost, its queue is read from its
+    first message: duplicates and old messages rather than gaps.
+
+    A queue that was not in the first route that this consumer saw is new, whatever is committed.
     """
-    committed = await store.read(queue)
-    if committed is not None and committed.offset >= 0:
-        return committed
-    start_from = StartFrom.FIRST if is_retry_topic(queue.topic) else options.start_from
-    return GroupProgress(await find_offset(queue, start_from, options.start_time_ms, instance, avoided))
+
+    def __init__(self, store: OffsetStore, instance: ClientInstance, options: ConsumerOptions) -> None:
+        self._store = store
+        self._instance = instance
+        self._options = options
+        self._first_seen: dict[str, frozenset[MessageQueue]] = {}
+        self._has_begun: set[str] = set()
+        """Topics in which the group is known to have offsets."""
+        self._uncommitted: dict[MessageQueue, int] = {}
+        """Beginnings that no broker has taken; the readers of these queues commit them."""
+
+    def note_route(self, topic: str, queues: Collection[MessageQueue]) -> None:
+        """The queues that can be read now; the first look at a topic counts. Empty while it has no route."""
+        self._first_seen.setdefault(topic, frozenset(queues))
+
+    async def find(
+        self, queue: MessageQueue, *, is_assigned: bool, avoided: frozenset[str] = frozenset()
+    ) -> GroupProgress:
+        """The committed offset; without one the beginning of the queue for this group.
+
+        A retry topic always begins at its first message: what was handed back must not be skipped. Of queues
+        that the application has chosen (`is_assigned`) the group may have read others before: only those that
+        appeared meanwhile are new.
+
+        Raises:  any TandemError of the questions; the queue is then not started, because a guess could skip
+                 messages.
+        """
+        committed = await self._store.read(queue)
+        if committed is not None and committed.offset >= 0:
+            if not self._options.zero_when_none_stored:
+                self._has_begun.add(queue.topic)
+            return committed
+        start_from = StartFrom.FIRST if is_retry_topic(queue.topic) else self._options.start_from
+        if start_from is StartFrom.LAST:
+            if queue not in self._first_seen.get(queue.topic, frozenset()):
+                start_from = StartFrom.FIRST
+            elif not is_assigned and not self._options.zero_when_none_stored:
+                return await self._begin(queue, avoided)
+        offset = await find_offset(queue, start_from, self._options.start_time_ms, self._instance, avoided)
+        return GroupProgress(offset)
+
+    async def _begin(self, queue: MessageQueue, avoided: frozenset[str]) -> GroupProgress:
+        """The beginning of a queue of the first route, where the group has no offset."""
+        topic = queue.topic
+        if topic not in self._has_begun and not await self._has_offsets(topic):
+            await self._commit_beginnings(topic, avoided)
+        elif topic not in self._has_begun:
+            await self._instance.clock.sleep(BASELINE_GRACE_S)
+        self._has_begun.add(topic)
+        uncommitted = self._uncommitted.pop(queue, None)
+        committed = await self._store.read(queue)
+        if committed is not None and committed.offset >= 0:
+            return committed
+        if uncommitted is None:
+            uncommitted = await find_offset(queue, StartFrom.FIRST, None, self._instance, avoided)
+        return GroupProgress(uncommitted)
+
+    async def _has_offsets(self, topic: str) -> bool:
+        """True when the group has an offset in any queue of the topic.
+
+        Raises:  the error of a queue that does not tell, when no other one has an offset.
+        """
+        failure: TandemError | None = None
+        for some in self._in_turns(topic):
+            answers = await asyncio.gather(*map(self._store.read, some), return_exceptions=True)
+            for answer in answers:
+                if isinstance(answer, TandemError):
+                    failure = failure or answer
+                elif isinstance(answer, BaseException):
+                    raise answer
+                elif answer is not None and answer.offset >= 0:
+                    return True
+        if failure is not None:
+            raise failure
+        return False
+
+    async def _commit_beginnings(self, topic: str, avoided: frozenset[str]) -> None:
+        """Commit the end of every queue as the place where the group begins.
+
+        Raises:  any TandemError of the questions for the ends; then nothing was committed.
+        """
+        for some in self._in_turns(topic):
+            ends = await asyncio.gather(
+                *(find_offset(queue, StartFrom.LAST, None, self._instance, avoided) for queue in some)
+            )
+            self._uncommitted.update(zip(some, ends, strict=True))
+        for some in self._in_turns(topic):
+            outcomes = await asyncio.gather(
+                *(self._store.write(queue, self._uncommitted[queue]) for queue in some),
+                return_exceptions=True,
+            )
+            for queue, outcome in zip(some, outcomes, strict=True):
+                if outcome is None:
+                    del self._uncommitted[queue]
+                elif not isinstance(outcome, TandemError):
+                    raise outcome
+        await self._store.flush()
+
+    def _in_turns(self, topic: str) -> Iterator[list[MessageQueue]]:
+        """The queues of the first route that are routed still, some at a time."""
+        view = self._instance.routes.get(topic)
+        routed = frozenset(view.subscribe_queues) if view is not None else frozenset()
+        queues = sorted(self._first_seen[topic] & routed)
+        for begin in range(0, len(queues), ASKED_AT_ONCE):
+            yield queues[begin : begin + ASKED_AT_ONCE]
 
 
 async def find_offset(
