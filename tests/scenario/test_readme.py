@@ -30,17 +30,23 @@ def snippets() -> Iterator[pytest.ParameterSet]:
 
 @pytest.mark.parametrize("source", list(snippets()))
 async def test_snippet_runs(source: str, tmp_path: Path) -> None:
+    if "\ndef test_" in source:
+        path = tmp_path / "test_snippet.py"
+        path.write_text(source, encoding="utf-8")
+        run = await asyncio.to_thread(_run, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path))
+        assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
+        return
     assert NAME_SERVER in source, "a snippet that reaches no cluster shows nothing"
     async with running_cluster(tmp_path) as cluster:
         script = source.replace(NAME_SERVER, cluster.namesrv)
-        run = await asyncio.to_thread(_run, script)
+        run = await asyncio.to_thread(_run, "-c", script)
     assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
 
 
-def _run(script: str) -> subprocess.CompletedProcess[str]:
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own, as a reader would run it."""
     return subprocess.run(
-        [sys.executable, "-X", "dev", "-c", script],
+        [sys.executable, "-X", "dev", *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
