@@ -7,7 +7,7 @@ ARGS ?=
 # Without compiled files each process that a test starts would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-all interop client-both client-soak lint types contracts check crash power sim elected raft plants fuzz soak failover spark costs bench growth bench-quick bench-kafka setup-demo setup-dev clean
+.PHONY: package changelog coverage setup-maintain help demo test test-long test-all interop client-both client-soak lint types contracts check crash power sim elected raft plants fuzz soak failover spark costs bench growth bench-quick bench-kafka setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -125,6 +125,20 @@ bench-quick: setup-demo ## Print messages per second, latency and processor time
 
 bench-kafka: setup-demo ## Read the same messages with Spark from Kafka and from TandemMQ and compare (needs Maven; about 5 minutes)
 	@$(TANDEMMQ) bench kafka $(ARGS)
+
+setup-maintain:
+	@scripts/setup venv spark,delta,iceberg,dev,maintain
+
+package: setup-maintain ## Build the wheel and the source distribution, check both, and try the wheel in an environment of its own
+	@rm -rf dist build/try && $(PY) -m build --outdir dist . && $(PY) -m twine check --strict dist/*
+	@python3 -m venv build/try && build/try/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
+	@build/try/bin/tandemmq --version && rm -rf build/try
+
+changelog: setup-maintain ## Show what the changes in changes/ would add to CHANGELOG.md
+	@$(PY) -m towncrier build --draft --version next
+
+coverage: setup-maintain ## Run the unit, property and scenario tests and print how much of the package they execute
+	@$(PY) -m pytest -n 2 --dist loadfile --cov --cov-report=term --cov-report=html:build/coverage -m "not interop and not long and not spark" tests/unit tests/property tests/scenario $(ARGS)
 
 clean: ## Remove the virtual environments and caches
 	rm -rf .venv .venv-s3 .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
