@@ -123,7 +123,9 @@ async def ack_in_batch(
     return (await peer.ask(RequestCode.BATCH_ACK_MESSAGE, body=body)).code
 
 
-async def change(peer: Peer, popped: Popped, invisible_ms: int, group: str = "CG") -> Popped:
+async def change(
+    peer: Peer, popped: Popped, invisible_ms: int, group: str = "CG", *, is_suspended: bool = False
+) -> Popped:
     """The message with its new handle."""
     header = ChangeInvisibleRequest(
         consumer_group=group,
@@ -132,6 +134,7 @@ async def change(peer: Peer, popped: Popped, invisible_ms: int, group: str = "CG
         extra_info=popped.handle,
         offset=popped.record.queue_offset,
         invisible_ms=invisible_ms,
+        is_suspended=is_suspended,
     )
     answer = await peer.ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
     assert answer.code == ResponseCode.SUCCESS, answer.remark

@@ -157,6 +157,35 @@ async def test_a_message_tried_often_enough_becomes_a_dead_letter(broker: Broker
     assert await pop(peer, "T") == []
 
 
+async def test_a_message_that_is_put_off_untried_is_not_one_try_nearer_to_the_dead_letters(
+    broker: Broker, peer: Peer
+) -> None:
+    """5.5's `suspend`: a proxy hands messages back that no consumer has seen."""
+    import msgspec
+
+    await fill(peer, "T", 1, queues=1)
+    config = broker._tables.groups.find_or_create("CG", 0)
+    assert config is not None
+    broker._tables.groups.put(msgspec.structs.replace(config, retry_count_max=1), 1)
+    store = broker.store
+    assert store is not None
+    # A failed try counts; at the last one, too, a message may be put off.
+    for number, (count, is_suspended) in enumerate([(0, True), (0, True), (0, False), (1, True), (1, True)]):
+        [message] = await pop_all(peer, "T", 1)
+        assert message.record.retry_count == count
+        await change(peer, message, 50, is_suspended=is_suspended)
+        await until(
+            lambda number=number: (
+                sum(  # type: ignore[misc]
+                    store.queue_max(topic, 0) for topic in ("%RETRY%CG_T", "%RETRY%CG+T", "%DLQ%CG")
+                )
+                > number
+            ),
+            "the message is stored again",
+        )
+        assert store.queue_max("%DLQ%CG", 0) == 0
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 async def test_leases_acks_and_positions_outlive_the_broker(tmp_path: Path, is_killed: bool) -> None:
     """Nothing acknowledged comes again, everything else does (with flushDiskType=SYNC_FLUSH)."""

@@ -15,10 +15,11 @@ from tandemmq.broker.pop import reading
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.consume import NotificationRequest, NotificationResponse
 from tandemmq.store import PutStatus
-from waits import PATIENCE_S, until
+from waits import until
 
 LONG_MS = 200_000
 """Far beyond the patience of a test: a request that is answered was woken."""
+WOKEN_S = 20
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ async def test_a_queue_that_becomes_free_serves_its_pop_behind_one_for_another_q
         assert await ack_in_batch(peer, popped) == 0
     elif how == "change":
         await change(peer, popped, 100)
-    [got] = await asyncio.wait_for(second, PATIENCE_S)
+    [got] = await asyncio.wait_for(second, WOKEN_S)
     assert got.body == (b"1-1" if how in ("ack", "batch") else b"1-0")
     assert not first.done()
     first.cancel()
@@ -85,7 +86,7 @@ async def test_a_waiting_attempt_and_its_waiting_retry_get_the_same_message(
     assert await ack(peer, popped) == 0
     await peer.send_ok("T", b"m")
     for task in (tasks[0], tasks[3]):
-        [got] = await asyncio.wait_for(task, PATIENCE_S)
+        [got] = await asyncio.wait_for(task, WOKEN_S)
         assert got.body == b"m"
     for task in tasks[1:3]:
         assert not task.done()
@@ -105,7 +106,7 @@ async def test_a_notification_that_finds_nothing_hides_no_pop(broker: Broker, pe
     await until(lambda: len(polls) == 1, "the notification is held")
     second = await waiting_pop(broker, peer, **in_order(1, "b1"))
     assert await ack(peer, popped) == 0
-    assert [message.body for message in await asyncio.wait_for(second, PATIENCE_S)] == [b"1-1"]
+    assert [message.body for message in await asyncio.wait_for(second, WOKEN_S)] == [b"1-1"]
     assert not notification.done()
     notification.cancel()
 
@@ -118,7 +119,7 @@ async def test_a_notification_is_answered_when_the_lease_of_its_queue_ends(
     asked = NotificationRequest(
         consumer_group="CG", topic="T", queue_id=0, poll_ms=LONG_MS, born_at_ms=now_ms(), is_ordered=True
     )
-    answer = await asyncio.wait_for(peer.ask(RequestCode.NOTIFICATION, asked), PATIENCE_S)
+    answer = await asyncio.wait_for(peer.ask(RequestCode.NOTIFICATION, asked), WOKEN_S)
     assert answer.decode(NotificationResponse).has_message
 
 
@@ -132,7 +133,7 @@ async def test_pops_with_other_tags_are_served_behind_one_that_wants_nothing_of_
     assert broker._parts is not None
     broker._parts.pop.polls.touch(("T", "CG"), 0)  # both queues in one turn of the loop
     await peer.send_ok("T", b"m", queue_id=1, properties={"TAGS": "a"})
-    assert [message.body for message in await asyncio.wait_for(wanted, PATIENCE_S)] == [b"m"]
+    assert [message.body for message in await asyncio.wait_for(wanted, WOKEN_S)] == [b"m"]
     assert not unwanted.done()
     unwanted.cancel()
 
@@ -147,7 +148,7 @@ async def test_a_pop_with_rare_matches_reads_on_until_it_has_looked_at_all(
         await send_many(peer, 800, tag="no")
     await peer.send_ok("T", b"here", properties={"TAGS": "yes"})
     popping = pop(peer, "T", poll_ms=LONG_MS, expression="yes", **how)
-    assert [message.body for message in await asyncio.wait_for(popping, PATIENCE_S)] == [b"here"]
+    assert [message.body for message in await asyncio.wait_for(popping, WOKEN_S)] == [b"here"]
 
 
 async def send_many(peer: Peer, count: int, *, tag: str) -> None:
@@ -188,6 +189,31 @@ async def test_a_notification_says_yes_only_for_what_its_filter_wants(broker: Br
     assert not await has_message()
 
 
+async def test_a_waiting_notification_hides_none_with_another_filter(broker: Broker, peer: Peer) -> None:
+    await peer.send_ok("T", b"gone")
+    await ack(peer, (await pop_all(peer, "T", 1))[0])
+    assert broker._parts is not None
+    polls = broker._parts.pop.polls
+    waiting = []
+    for tag in ("other", "a"):
+        asked = NotificationRequest(
+            consumer_group="CG",
+            topic="T",
+            queue_id=-1,
+            poll_ms=LONG_MS,
+            born_at_ms=now_ms(),
+            expression_type="TAG",
+            expression=tag,
+        )
+        waiting.append(asyncio.create_task(peer.ask(RequestCode.NOTIFICATION, asked)))
+        await until(lambda: len(polls) == len(waiting), "the notification is held")
+    await peer.send_ok("T", b"m", properties={"TAGS": "a"})
+    answer = await asyncio.wait_for(waiting[1], WOKEN_S)
+    assert answer.decode(NotificationResponse).has_message
+    assert not waiting[0].done()
+    waiting[0].cancel()
+
+
 async def test_messages_whose_leases_were_not_stored_go_to_a_pop_that_waits(
     broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +238,6 @@ async def test_messages_whose_leases_were_not_stored_go_to_a_pop_that_waits(
     await until(lambda: refused, "the first pop has leased it")
     second = await waiting_pop(broker, peer)
     refused[0](PutStatus.UNKNOWN_ERROR)  # type: ignore[operator]
-    assert [message.body for message in await asyncio.wait_for(second, PATIENCE_S)] == [b"m"]
+    assert [message.body for message in await asyncio.wait_for(second, WOKEN_S)] == [b"m"]
     with pytest.raises(AssertionError, match="not stored"):
         await first

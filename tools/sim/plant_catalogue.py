@@ -927,6 +927,62 @@ _TRANSACTIONS: Final = (
 
 _POP: Final = (
     Plant(
+        name="a message whose new lease was not stored is finished in the old one",
+        path="broker/pop/lease_log.py",
+        sound="                self.leases.drop(new)\n                lease.bits &= ~(1 << index)\n",
+        bug="                self.leases.drop(new)\n",
+        proofs=("unit/broker/test_pop_leases.py",),
+    ),
+    Plant(
+        name="records of others in the revive topic count as read",
+        path="broker/pop/lease_log.py",
+        sound="return min([end, *(begin for other, begin, _ in self._foreign if other == queue_id)])",
+        bug="return end",
+        proofs=("unit/broker/test_pop_leases.py",),
+    ),
+    Plant(
+        name="a waiting pop that finds nothing hides those of other kinds",
+        path="broker/pop/reading.py",
+        sound="held not in of_kind or (attempts is not None and held.attempt_id not in attempts)",
+        bug="held not in of_kind or attempts is not None",
+        proofs=("unit/broker/test_pop_polls.py",),
+    ),
+    Plant(
+        name="pops with other filters are of one kind",
+        path="broker/pop/handlers.py",
+        sound="kind=(on_wake, want.is_ordered, want.wanted),",
+        bug="kind=(on_wake, want.is_ordered),",
+        proofs=("scenario/test_pop_wakes.py",),
+    ),
+    Plant(
+        name="a pop that a filter cut short waits for the next message",
+        path="broker/pop/reading.py",
+        sound="        found.is_cut |= rest > 0\n",
+        bug="",
+        proofs=("scenario/test_pop_wakes.py",),
+    ),
+    Plant(
+        name="nobody wakes a notification when the lease of its queue ends",
+        path="broker/pop/handlers.py",
+        sound="        self._wake_when_free(asked, now_ms)\n        until_ms",
+        bug="        until_ms",
+        proofs=("scenario/test_pop_wakes.py",),
+    ),
+    Plant(
+        name="touches that come during a round are forgotten",
+        path="broker/pop/reading.py",
+        sound="        if self._rounds or self._touched:\n            self._plan_wake()",
+        bug="        if self._rounds:\n            self._plan_wake()",
+        proofs=("unit/broker/test_pop_polls.py",),
+    ),
+    Plant(
+        name="a message that was put off untried becomes a dead letter",
+        path="broker/pop/service.py",
+        sound="if is_tried_out and not lease.is_suspended:",
+        bug="if is_tried_out:",
+        proofs=("scenario/test_pop_delivery.py",),
+    ),
+    Plant(
         name="a pop that was not stored moves the group on all the same",
         path="broker/pop/lease_log.py",
         sound="self.move(key, min(lease.key.start_offset, self._positions.get(key, lease.key.start_offset)))",
@@ -1463,6 +1519,20 @@ _CONSENSUS: Final = (
 )
 
 _ELECTED: Final = (
+    Plant(
+        name="a fenced master takes acknowledgements of pops",
+        path="broker/autoswitch/term.py",
+        sound="        Code.ACK_MESSAGE,\n",
+        bug="",
+        proofs=("unit/broker/test_term_routes.py",),
+    ),
+    Plant(
+        name="a slave takes older tables than it holds",
+        path="broker/autoswitch/term.py",
+        sound="            keeps_newer=True,\n",
+        bug="",
+        proofs=("scenario/test_elected_brokers.py",),
+    ),
     Plant(
         name="an acknowledgement of an earlier term counts in the next one",
         path="replication/shell/autoswitch.py",

@@ -5,19 +5,32 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from sim.memory import ManualClock, MemoryDisk, NoFault
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.pop.lease_log import LeaseLog
-from tandemmq.broker.pop.leases import Finished, Lease, LeaseKey, LeaseRecords, Leases, NewLease, read_change
+from tandemmq.broker.pop.lease_log import LeaseLog, is_stored
+from tandemmq.broker.pop.leases import (
+    REVIVE_GROUP,
+    Finished,
+    Lease,
+    LeaseKey,
+    LeaseRecords,
+    Leases,
+    NewLease,
+    read_change,
+)
 from tandemmq.broker.pop.service import Revive
 from tandemmq.broker.table_file import TableSaver
 from tandemmq.broker.topics.auto_create import TopicCreator, UnsavedTopics
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies.progress import Position
+from tandemmq.protocol.properties import append_property
 from tandemmq.protocol.record import NewRecord, Record, decode_record, encode_record
-from tandemmq.store import MessageStore, StoreOptions
+from tandemmq.store import MessageStore, PutStatus, StoreOptions
 
 
 def make(
@@ -227,3 +240,66 @@ async def test_a_pop_that_becomes_safe_leaves_a_reset_that_waits() -> None:
     assert offsets.committed("G", "T", 0) == 2
     assert offsets.take_reset("G", "T", 0) == 2
     await store.close()
+
+
+async def test_a_message_whose_new_lease_was_not_stored_stays_open_in_the_old_one() -> None:
+    clock, disk = ManualClock(), MemoryDisk()
+    store, log = await open_log(clock, disk, OffsetTable())
+    lease = make(pop_time=clock.now_ms(), invisible=60_000)
+    log.open([lease], lambda _status: None)
+    await clock.pass_time(0.1)
+    disk.fault = NoRoom()
+    answers: list[PutStatus] = []
+    new = make(1, pop_time=clock.now_ms(), count=1, invisible=90_000)
+    log.replace(lease, 1, new, answers.append)
+    assert lease.open_offsets() == [0, 2]
+    await clock.pass_time(0.1)
+    [answer] = answers
+    assert not is_stored(answer)
+    assert log.leases.get(new.key) is None
+    assert lease.open_offsets() == [0, 1, 2]
+    with pytest.raises(RequestRejected):  # the disk is not tried again at once
+        log.replace(lease, 1, new, answers.append)
+    assert lease.open_offsets() == [0, 1, 2]
+    assert log.leases.get(new.key) is None
+    await store.close()
+
+
+async def test_the_revive_topic_is_not_given_up_beyond_records_of_others_that_are_unread() -> None:
+    """RocketMQ's timer wrote a check point, and the broker ends before it has read the record."""
+    clock, offsets = ManualClock(), OffsetTable()
+    store, log = await open_log(clock, MemoryDisk(), offsets)
+    theirs = make(50, pop_time=clock.now_ms(), invisible=60_000)
+    foreign = log.records.check_point(theirs, moves_position=False, now_ms=clock.now_ms())
+    foreign.properties = append_property(foreign.properties, "TIMER_OUT_MS", "500")
+    store.append([foreign], lambda _status: None)
+    ours = make(pop_time=clock.now_ms(), invisible=60_000)
+    log.open([ours], lambda _status: None)
+    for index in range(3):
+        log.ack(ours, index, lambda _status: None)
+    await clock.pass_time(0.1)
+    assert len(log.leases) == 0
+    await store.sync()
+    for _ in range(3):
+        log.settle()
+    assert (offsets.committed(REVIVE_GROUP, log.records.topic, 0) or 0) == 0
+    log.read_foreign()
+    known = log.leases.get(theirs.key)
+    assert known is not None
+    log.leases.finish(known, range(3))
+    log.settle()
+    assert offsets.committed(REVIVE_GROUP, log.records.topic, 0) == 3
+    await store.close()
+
+
+def test_a_check_point_tells_that_its_messages_were_not_tried() -> None:
+    """RocketMQ 5.5's key `sp`; absent for all others, so that older brokers read them as before."""
+    records = LeaseRecords(cluster="C", broker_name="b")
+    lease = make()
+    assert "sp" not in json.loads(stored(records.check_point(lease, moves_position=True, now_ms=0)).body)
+    lease.is_suspended = True
+    record = stored(records.check_point(lease, moves_position=False, now_ms=0))
+    assert json.loads(record.body)["sp"] is True
+    change = read_change(record)
+    assert isinstance(change, NewLease)
+    assert change.lease.is_suspended

@@ -90,3 +90,30 @@ def test_a_pop_is_forgotten_with_the_last_of_its_messages() -> None:
     assert table.drop_behind(lambda _topic, _queue_id: 6) == 0
     assert table.drop_behind(lambda _topic, _queue_id: 5) == 1
     assert table.get(KEY) is None
+
+
+def test_a_message_that_was_put_off_untried_is_not_counted() -> None:
+    table = OrderTable()
+    table.put(KEY, popped(1, 2))
+    assert table.show_at(KEY, 1, 1_000, 1_100, is_postponed=True)
+    assert table.show_at(KEY, 2, 1_000, 1_100, is_postponed=True)
+    assert table.show_at(KEY, 2, 1_000, 1_100)  # the last word counts
+    other = OrderTable()
+    other.load(table.encode())
+    for copy in (table, other):
+        copy.put(KEY, popped(1, 2, at=2_000))
+        pop = copy.get(KEY)
+        assert pop is not None
+        assert pop.counts == {2: 1}
+
+
+def test_the_attempts_of_a_group_are_those_of_its_last_pops() -> None:
+    table = OrderTable()
+    first, second = ("T", "G", 7), ("T", "G", 8)
+    table.put(first, popped(1, attempt="a"))
+    table.put(second, popped(1, attempt="b"))
+    assert set(table.attempts_of(("T", "G"))) == {"a", "b"}
+    table.put(first, popped(2, attempt=""))
+    assert set(table.attempts_of(("T", "G"))) == {"b"}
+    table.clear(second)
+    assert not table.attempts_of(("T", "G"))

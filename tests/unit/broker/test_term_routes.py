@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tandemmq.broker.autoswitch.term import TABLE_CHANGES, copied_routes
+from tandemmq.broker.autoswitch.term import TABLE_CHANGES, copied_routes, fenced_routes
+from tandemmq.errors import ServiceNotAvailable
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from waits import until
@@ -63,3 +64,38 @@ async def test_what_changed_nothing_and_what_is_no_table_waits_for_nobody() -> N
     assert await silent is None  # type: ignore[misc]
     routes = copied_routes({RequestCode.SEND_MESSAGE: refuse}, wait_copied)
     assert routes[RequestCode.SEND_MESSAGE] is refuse
+
+
+CLIENT_WRITES = (
+    RequestCode.SEND_MESSAGE_V2,
+    RequestCode.CONSUMER_SEND_MSG_BACK,
+    RequestCode.END_TRANSACTION,
+    RequestCode.POP_MESSAGE,
+    RequestCode.ACK_MESSAGE,
+    RequestCode.BATCH_ACK_MESSAGE,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+    RequestCode.UPDATE_CONSUMER_OFFSET,
+    RequestCode.LOCK_BATCH_MQ,
+)
+
+
+@pytest.mark.parametrize("code", CLIENT_WRITES)
+def test_a_fenced_master_accepts_nothing_that_its_successor_would_lack(code: RequestCode) -> None:
+    """An acknowledgement, too: the client would hear SUCCESS, and the successor gives the message again."""
+    may_write = [True]
+    handled: list[int] = []
+
+    def handle(_channel: object, command: Command) -> None:
+        handled.append(command.code)
+
+    forwarding: Any = Closed()
+    handler = fenced_routes({code: handle}, lambda: may_write[0], forwarding)[code]
+    assert handler(CHANNEL, Command.request(code)) is None
+    may_write[0] = False
+    with pytest.raises(ServiceNotAvailable, match="fenced"):
+        handler(CHANNEL, Command.request(code))
+    assert handled == [code]
+
+
+class Closed:
+    is_open = False

@@ -75,7 +75,11 @@ WRITES: Final = TABLE_CHANGES | frozenset(
         Code.CLEAN_UNUSED_TOPIC,
     )
 )
-"""What two masters of one group must never both do. Pulls go on, and commit nothing."""
+"""Requests that two masters of one group must never both serve. Pulls go on, and commit nothing.
+
+An acknowledgement of a pop is answered SUCCESS even when slaves did not confirm it in time, so a fenced
+master would promise what its successor does not know.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,13 +119,13 @@ class AckHandlers:
                 " acknowledged, changed, or its time is over",
                 code=ResponseCode.NO_MESSAGE,
             )
-        self._replace(channel, command, lease, index, header.invisible_ms)
+        self._replace(channel, command, lease, index, header)
         return None
 
     def _replace(
-        self, channel: Channel, command: Command, lease: Lease, index: int, invisible_ms: int
+        self, channel: Channel, command: Command, lease: Lease, index: int, header: ChangeInvisibleRequest
     ) -> None:
-        key, offset = lease.key, lease.offsets[index]
+        key, offset, invisible_ms = lease.key, lease.offsets[index], header.invisible_ms
         place = (key.topic, key.group, key.queue_id, offset)
         new = Lease(
             LeaseKey(*place, self._log.free_time([place], self._clock.now_ms())),
@@ -133,6 +133,7 @@ class AckHandlers:
             invisible_ms=invisible_ms,
             revive_queue_id=lease.revive_queue_id,
             end_offset=offset + 1,
+            is_suspended=header.is_suspended,
         )
         response = ChangeInvisibleResponse(
             pop_time_ms=new.key.pop_time_ms,
@@ -195,7 +196,9 @@ class AckHandlers:
         self, command: Command, key: QueueKey, header: ChangeInvisibleRequest, handle: Handle
     ) -> Command:
         visible_at_ms = self._clock.now_ms() + header.invisible_ms
-        self._orders.show_at(key, header.offset, handle.pop_time_ms, visible_at_ms)
+        self._orders.show_at(
+            key, header.offset, handle.pop_time_ms, visible_at_ms, is_postponed=header.is_suspended
+        )
         self.changed_count += 1
         self._wake_at(key, visible_at_ms)
         response = ChangeInvisibleResponse(

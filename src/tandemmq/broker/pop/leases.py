@@ -55,6 +55,7 @@ class Lease:
         "ends_at_ms",
         "invisible_ms",
         "is_reviving",
+        "is_suspended",
         "key",
         "offsets",
         "put_again_count",
@@ -73,6 +74,7 @@ class Lease:
         bits: int = 0,
         grace_ms: int = 0,
         put_again_count: int = 0,
+        is_suspended: bool = False,
     ) -> None:
         assert 0 < len(offsets) <= MESSAGE_COUNT_MAX, len(offsets)
         self.key = key
@@ -83,6 +85,7 @@ class Lease:
         self.bits = bits  # bit i: offsets[i] is finished
         self.ends_at_ms = key.pop_time_ms + invisible_ms + grace_ms
         self.put_again_count = put_again_count
+        self.is_suspended = is_suspended  # its messages were not tried, so they come again with equal counts
         self.revive_offset = -1  # of its check point, once it is written
         self.is_reviving = False
 
@@ -301,6 +304,7 @@ class LeaseRecords:
             put_again_count=str(lease.put_again_count),
             start_offset=key.start_offset,
             topic=key.topic,
+            is_suspended=lease.is_suspended or None,
             end_offset=lease.end_offset if moves_position else None,
         )
         name = self._name(key, key.start_offset, CHECK_POINT_TAG)
@@ -380,6 +384,7 @@ def _read_check_point(record: Record) -> NewLease | None:
         bits=body.bits & ((1 << len(steps)) - 1),
         grace_ms=LATE_ACK_MS if is_late else 0,
         put_again_count=int(body.put_again_count) if body.put_again_count.isdecimal() else 0,
+        is_suspended=bool(body.is_suspended),
     )
     return NewLease(lease, body.end_offset, is_late)
 

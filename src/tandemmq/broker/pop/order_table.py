@@ -7,7 +7,7 @@ Source:     spec semantics 14.5. Pure but for the callbacks; time is passed in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from tandemmq.broker.pop.leases import QueueKey
@@ -32,6 +32,7 @@ class OrderedPop:
         "invisible_ms",
         "offsets",
         "pop_time_ms",
+        "postponed",
         "seen_at_ms",
         "visible",
     )
@@ -53,6 +54,13 @@ class OrderedPop:
         self.bits = 0
         self.counts: dict[int, int] = {}  # how often popped before, of those that were
         self.visible: dict[int, int] = {}  # visible again at, where that was changed
+        self.postponed: set[int] = set()  # of those: put off without being tried
+
+    def tries_of(self, offsets: Iterable[int]) -> dict[int, int]:
+        """How often each of these was popped and tried, of those that were at least once."""
+        seen = set(self.offsets)
+        tries = {o: self.counts.get(o, 0) + (o not in self.postponed) for o in offsets if o in seen}
+        return {offset: count for offset, count in tries.items() if count}
 
     def free_at_ms(self) -> int:
         """When the queue may be popped again; 0 when everything is acknowledged."""
@@ -99,8 +107,7 @@ class OrderTable:
                     offset: before.counts[offset] for offset in pop.offsets if offset in before.counts
                 }
             else:
-                seen = set(before.offsets)
-                pop.counts = {o: before.counts.get(o, 0) + 1 for o in pop.offsets if o in seen}
+                pop.counts = before.tries_of(pop.offsets)
         self._set(key, pop)
         self._after_change()
 
@@ -116,12 +123,20 @@ class OrderTable:
         self._after_change()
         return pop.next_offset()
 
-    def show_at(self, key: QueueKey, offset: int, pop_time_ms: int, visible_at_ms: int) -> bool:
-        """Have a message visible again then; False when the last pop has it not."""
+    def show_at(
+        self, key: QueueKey, offset: int, pop_time_ms: int, visible_at_ms: int, *, is_postponed: bool = False
+    ) -> bool:
+        """Makes a message visible again then; False when the last pop lacks the message. `is_postponed`: the
+        message was not tried, so its next delivery does not count.
+        """
         pop = self._pops.get(key)
         if pop is None or pop.pop_time_ms != pop_time_ms or offset not in pop.offsets:
             return False
         pop.visible[offset] = visible_at_ms
+        if is_postponed:
+            pop.postponed.add(offset)
+        else:
+            pop.postponed.discard(offset)
         self._after_change()
         return True
 
@@ -201,6 +216,7 @@ def _state(pop: OrderedPop) -> OrderState:
         visible_at_ms=pop.visible,
         offsets=[first, *(offset - first for offset in pop.offsets[1:])],
         pop_time_ms=pop.pop_time_ms,
+        postponed=sorted(pop.postponed) or None,
     )
 
 
@@ -216,4 +232,5 @@ def _pop(state: OrderState) -> OrderedPop:
     pop.bits = state.bits
     pop.counts = dict(state.consumed_counts)
     pop.visible = dict(state.visible_at_ms)
+    pop.postponed = set(state.postponed or ())
     return pop

@@ -242,7 +242,7 @@ class Revive:
             tag_hash=tag_hash_of(properties),
             flag=message.flag,
             sys_flag=message.sys_flag,
-            retry_count=message.retry_count + 1,
+            retry_count=message.retry_count + (not lease.is_suspended),
             keys=message.keys,
             unique_key=message.unique_key,
             is_internal=True,
@@ -251,7 +251,8 @@ class Revive:
     def _target(self, message: Record, lease: Lease) -> TopicConfig:
         group = lease.key.group
         config = self._groups.get(group)
-        if config is not None and message.retry_count >= config.retry_count_max:
+        is_tried_out = config is not None and message.retry_count >= config.retry_count_max
+        if is_tried_out and not lease.is_suspended:
             self.dead_count += 1
             return self._creator.create_dlq_topic(group)
         name = lease.key.topic

@@ -168,6 +168,8 @@ class CheckPoint(Body, frozen=True, kw_only=True):
     revive_offset: int = field(name="ro", default=0)
     put_again_count: str = field(name="rp", default="0")
     start_offset: int = field(name="so", default=0)
+    is_suspended: bool | None = field(name="sp", default=None)
+    """5.5: true when the messages come again without one more try."""
     topic: str = field(name="t", default="")
     # Ours: where the group's pops go on; absent when the message was popped before (a change, a repetition).
     end_offset: int | None = field(name="tandemEnd", default=None)
@@ -230,6 +232,8 @@ class OrderState(Body, frozen=True, kw_only=True):
     visible_at_ms: dict[int, int] = field(name="ot", default_factory=dict)
     offsets: list[int] = field(name="o", default_factory=list)
     pop_time_ms: int = field(name="popTime", default=0)
+    postponed: list[int] | None = field(name="tandemPostponed", default=None)
+    """Ours: absolute offsets of messages that were put off without being tried."""
 
 
 class OrderStates(Body, frozen=True, kw_only=True):

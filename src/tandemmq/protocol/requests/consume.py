@@ -299,6 +299,8 @@ class ChangeInvisibleRequest(Header, frozen=True, kw_only=True):
     extra_info: str = field(name="extraInfo")
     offset: Int64
     invisible_ms: Int64 = field(name="invisibleTime")
+    is_suspended: bool = field(name="suspend", default=False)
+    """5.5: the message was not tried, so its next delivery does not count as one more try."""
 
 
 class ChangeInvisibleResponse(Header, frozen=True, kw_only=True):
