@@ -267,7 +267,7 @@ class AssignmentHandlers:
             raise invalid(f"mode {mode.mode[:32]!r} is neither {PULL} nor {POP}")
         if abs(mode.pop_share_queue_count) > SHARE_COUNT_MAX:
             raise invalid(f"popShareQueueNum {mode.pop_share_queue_count} is too large")
-        require_group(self._groups, mode.group, self._clock.now_ms())
+        require_group(self._groups, mode.group, self._clock.now_ms(), channel.peer[0])
         self._modes.put(mode)
         await save_or_reject(self._saver, self._file)
         return command.reply()

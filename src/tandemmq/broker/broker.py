@@ -117,6 +117,7 @@ class Broker:
             disk=disk,
             clock=clock,
             unsaved=None if term is None else term.unsaved_tables,
+            is_guarded=access.is_on,
         )
         self._access_options = access
         self._access = AccessService(

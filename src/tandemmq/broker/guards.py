@@ -36,12 +36,13 @@ def require_topic(topics: TopicTable, name: str) -> TopicConfig:
     return config
 
 
-def require_group(groups: GroupTable, name: str, now_ms: int) -> SubscriptionGroupConfig:
-    """The group's configuration, made when groups are made by use (autoCreateSubscriptionGroup).
+def require_group(groups: GroupTable, name: str, now_ms: int, host: str) -> SubscriptionGroupConfig:
+    """The group's configuration, made when groups are made by use (autoCreateSubscriptionGroup); `host` asks.
 
-    Raises:  GroupNotFound, saying whether the name or the setting is in the way.
+    Raises:  GroupNotFound, saying whether the name or the setting is in the way; NotPermitted when `host` has
+             made too many (`CreationQuota`).
     """
-    config = groups.find_or_create(name, now_ms)
+    config = groups.find_or_create(name, now_ms, host)
     if config is None:
         fault = group_fault(name) or "it must be created first: groups are not made by use on this broker"
         raise GroupNotFound(f"the group {name[:160]!r} does not exist: {fault}")

@@ -74,6 +74,7 @@ class BrokerOptions:
     mixed_message_type_enable: bool = False  # enableMixedMessageType
     auto_create_group: bool = True  # autoCreateSubscriptionGroup
     create_system_groups: bool = True  # enableCreateSysGroup
+    created_per_address_max: int = 1_000  # autoCreatePerAddressMax (ours): by use, in an hour; 0: no bound
     topic_count_max: int = 100_000  # ours
     group_count_max: int = 100_000  # ours
 

@@ -75,7 +75,8 @@ class Parts:
             count_max=options.long_poll_count_max,
             count_per_queue_max=options.long_poll_count_per_queue_max,
         )
-        creator = TopicCreator(options, topics, groups, clock, UnsavedTopics(tables.saver, tables.topic_file))
+        unsaved = UnsavedTopics(tables.saver, tables.topic_file)
+        creator = TopicCreator(options, topics, groups, clock, unsaved, tables.quota)
         timers = TimerLimits(is_enabled=options.timer_wheel_enable, delay_s_max=options.timer_delay_s_max)
         delay = DelayRule(store.options.delay_levels_ms, timers)
         queue_locks = QueueLocks(options.queue_lock_expired_ms, clock)

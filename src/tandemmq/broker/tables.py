@@ -17,6 +17,7 @@ from tandemmq.broker.pop.order_table import OrderTable
 from tandemmq.broker.replica import ReplicaTables
 from tandemmq.broker.table_file import Loaded, TableFile, TableSaver
 from tandemmq.broker.topics.group_table import GroupTable
+from tandemmq.broker.topics.quota import CreationQuota
 from tandemmq.broker.topics.topic_table import SYSTEM_GROUPS_AT_START, TopicTable, system_topics
 from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
@@ -50,18 +51,22 @@ class Tables:
         disk: Disk,
         clock: Clock,
         unsaved: Mapping[Path, bytes] | None = None,
+        is_guarded: bool = False,
     ) -> None:
+        """`is_guarded`: access control says who may create what, so nothing is counted by address."""
         self._options = options
         self._directory = directory
         self._disk = disk
         self._clock = clock
         self.saver = TableSaver(disk=disk, clock=clock, unsaved=unsaved)
+        self.quota = CreationQuota(0 if is_guarded else options.created_per_address_max, clock)
         self.topics = TopicTable(count_max=options.topic_count_max)
         self.groups = GroupTable(
             auto_create=options.auto_create_group,
             create_system_groups=options.create_system_groups,
             count_max=options.group_count_max,
             is_replica=options.is_slave,
+            quota=self.quota,
         )
         self.offsets = OffsetTable(
             version_step=options.consumer_offset_version_step, key_count_max=options.offset_key_count_max

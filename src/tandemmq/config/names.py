@@ -111,6 +111,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "metricsPromExporterPort": _key(PORT, "broker.metrics_port"),
     # Topics and groups.
     "autoCreateTopicEnable": _key(FLAG, "broker.auto_create_topic"),
+    "autoCreatePerAddressMax": _key(whole(), "broker.created_per_address_max"),  # ours
     "defaultTopicQueueNums": _key(whole(1, 65536), "broker.default_topic_queue_count"),
     "clusterTopicEnable": _key(FLAG, "broker.cluster_topic_enable"),
     "brokerTopicEnable": _key(FLAG, "broker.broker_topic_enable"),

@@ -25,6 +25,7 @@ from tandemmq.broker.pop.service import Revive
 from tandemmq.broker.table_file import TableSaver
 from tandemmq.broker.topics.auto_create import TopicCreator, UnsavedTopics
 from tandemmq.broker.topics.group_table import GroupTable
+from tandemmq.broker.topics.quota import CreationQuota
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies.progress import Position
@@ -173,7 +174,7 @@ async def test_leases_are_read_back_when_all_that_are_stored_are_shown() -> None
     )
     topics, groups, saver = TopicTable(), GroupTable(), TableSaver(disk=MemoryDisk(), clock=clock)
     unsaved = UnsavedTopics(saver, saver.add(Path("/topics.json"), lambda: b"", delay_ms=1))
-    creator = TopicCreator(BrokerOptions(), topics, groups, clock, unsaved)
+    creator = TopicCreator(BrokerOptions(), topics, groups, clock, unsaved, CreationQuota(0, clock))
     revive = Revive(
         log, store=store, topics=topics, groups=groups, creator=creator, uses_v2=False, clock=clock
     )

@@ -29,7 +29,7 @@ from tandemmq.broker.pull.filters import SqlBudget, is_tag_type, parse_tags, req
 from tandemmq.broker.topics.auto_create import TopicCreator
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
-from tandemmq.errors import BadRequest, BrokerUnreachable, Busy, RequestRejected, RequestTimeout
+from tandemmq.errors import BadRequest, BrokerUnreachable, Busy, NotPermitted, RequestRejected, RequestTimeout
 from tandemmq.protocol.bodies.client import (
     ConsumerData,
     decode_client_config_check,
@@ -296,7 +296,12 @@ class ClientHandlers:
     ) -> None:
         options = self._options
         name = consumer.group
-        config = self._groups.find_or_create(name, member.seen_at_ms)
+        host = member.channel.peer[0]
+        try:
+            config = self._groups.find_or_create(name, member.seen_at_ms, host)
+        except NotPermitted as error:
+            self._note_refusal(member.client_id, name, error.code, error.remark)
+            return
         if config is None:
             self._note_refusal(
                 member.client_id,
@@ -323,7 +328,7 @@ class ClientHandlers:
             )
         if config.retry_queue_count > 0 and not options.is_slave:
             self._creator.create_retry_topic(
-                name, queue_count=config.retry_queue_count, is_unit=consumer.is_unit_mode
+                name, peer=host, queue_count=config.retry_queue_count, is_unit=consumer.is_unit_mode
             )
         for data in consumer.subscriptions:
             fault = topic_fault(data.topic)

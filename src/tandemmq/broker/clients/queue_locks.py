@@ -110,7 +110,7 @@ class LockHandlers:
     def handle_lock(self, channel: Channel, command: Command) -> Command:
         """LOCK_BATCH_MQ (41): the answer names the queues that the client holds now; maybe none."""
         request = self._read(command)
-        require_group(self._groups, request.consumer_group, self._clock.now_ms())
+        require_group(self._groups, request.consumer_group, self._clock.now_ms(), channel.peer[0])
         queues = [queue for queue in request.queues if self._exists(queue)]
         held = self._locks.lock(request.consumer_group, request.client_id, queues, channel)
         return command.reply(body=encode_lock_answer(held))

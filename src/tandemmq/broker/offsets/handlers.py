@@ -119,7 +119,7 @@ class OffsetHandlers:
         header = command.decode(UpdateOffsetRequest)
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
         now_ms = self._clock.now_ms()
-        require_group(self._groups, group, now_ms)
+        require_group(self._groups, group, now_ms, channel.peer[0])
         self._check_queue(topic, queue_id)
         if header.committed_offset < 0:
             raise invalid(f"commitOffset {header.committed_offset} must not be negative")
@@ -256,7 +256,7 @@ class GroupTools:
         now_ms = self._clock.now_ms()
         if header.topic:
             require_topic(self._topics, header.topic)
-        require_group(self._groups, header.target_group, now_ms)
+        require_group(self._groups, header.target_group, now_ms, channel.peer[0])
         online = self._consumers.get(header.source_group)
         for topic in [header.topic] if header.topic else self._offsets.topics_of(header.source_group):
             is_left = online is not None and topic not in online.subscriptions

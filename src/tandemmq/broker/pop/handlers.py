@@ -91,7 +91,7 @@ class PopAdmission:
         self._topics = topics
         self._groups = groups
 
-    def admit(self, header: PopTarget, now_ms: int) -> AdmittedPop:
+    def admit(self, channel: Channel, header: PopTarget, now_ms: int) -> AdmittedPop:
         """Raises:  RequestRejected of the kind that the spec names for the first check that fails."""
         options = self._options
         if not options.is_readable:
@@ -106,7 +106,7 @@ class PopAdmission:
             raise invalid(
                 f"queueId {header.queue_id} is outside -1..{topic.read_queue_count - 1} of {topic.name}"
             )
-        group = require_group(self._groups, header.consumer_group, now_ms)
+        group = require_group(self._groups, header.consumer_group, now_ms, channel.peer[0])
         if not group.is_consume_enabled:
             raise NotPermitted(f"the group {group.name} may not consume (consumeEnable is false)")
         return AdmittedPop(topic, group)
@@ -268,7 +268,7 @@ class PopHandlers:
         self._admission.require_master(self._log.is_ready)
         check_count(header.count_max)
         check_invisible(header.invisible_ms)
-        admitted = self._admission.admit(header, now_ms)
+        admitted = self._admission.admit(channel, header, now_ms)
         want = Want(
             topic=header.topic,
             group=header.consumer_group,
@@ -294,7 +294,7 @@ class PopHandlers:
         """PEEK_MESSAGE (200052): also on a slave."""
         header = command.decode(PeekRequest)
         check_count(header.count_max)
-        admitted = self._admission.admit(header, self._clock.now_ms())
+        admitted = self._admission.admit(channel, header, self._clock.now_ms())
         want = Want(header.topic, header.consumer_group, header.queue_id, header.count_max)
         found = self._reader.peek(want, admitted.topic.read_queue_count)
         if not found.count:
@@ -309,7 +309,7 @@ class PopHandlers:
         """NOTIFICATION (200054): one that comes late is answered, too, but not held."""
         header = command.decode(NotificationRequest)
         now_ms = self._clock.now_ms()
-        admitted = self._admission.admit(header, now_ms)
+        admitted = self._admission.admit(channel, header, now_ms)
         want = Want(
             header.topic,
             header.consumer_group,
@@ -338,7 +338,7 @@ class PopHandlers:
     def handle_polling_info(self, channel: Channel, command: Command) -> Command:
         """POLLING_INFO (200055)."""
         header = command.decode(PollingInfoRequest)
-        self._admission.admit(header, self._clock.now_ms())
+        self._admission.admit(channel, header, self._clock.now_ms())
         count = self._polls.count((header.topic, header.consumer_group), header.queue_id)
         return command.reply(ResponseCode.SUCCESS, PollingInfoResponse(count=count))
 

@@ -69,7 +69,7 @@ class PullAdmission:
         """
         self._check_broker(code)
         name = header.consumer_group
-        group = self._groups.get(name) or require_group(self._groups, name, now_ms)
+        group = self._groups.get(name) or require_group(self._groups, name, now_ms, channel.peer[0])
         if not group.is_consume_enabled:
             raise PullForbidden(f"the group {name} may not consume (consumeEnable is false)", FORBIDDEN_GROUP)
         topic = self._topics.get(header.topic) or require_topic(self._topics, header.topic)

@@ -118,7 +118,9 @@ class SendTargets:
     def _create(self, header: SendHeader, peer: str) -> TopicConfig:
         if is_retry_topic(header.topic):
             group = header.topic.removeprefix(RETRY_PREFIX)
-            return self._creator.create_retry_topic(group, queue_count=1, is_unit=header.is_unit_mode)
+            return self._creator.create_retry_topic(
+                group, peer=peer, queue_count=1, is_unit=header.is_unit_mode
+            )
         if header.default_topic_queue_count < 1:
             raise BadRequest(
                 f"defaultTopicQueueNums {header.default_topic_queue_count} must be at least 1: the topic"

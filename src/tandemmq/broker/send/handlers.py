@@ -66,14 +66,14 @@ class RetryRule:
         self._locks = locks
         self._creator = creator
 
-    def redirect(self, header: SendHeader, version: int, now_ms: int) -> SendTarget | None:
+    def redirect(self, header: SendHeader, version: int, now_ms: int, host: str) -> SendTarget | None:
         """The group's dead letter topic, or None when the message is to be tried again.
 
         A group that holds queue locks consumes in order and has tried the message often enough itself.
-        Raises:  GroupNotFound.
+        Raises:  what `require_group` raises.
         """
         group = header.topic.removeprefix(RETRY_PREFIX)
-        config = require_group(self._groups, group, now_ms)
+        config = require_group(self._groups, group, now_ms, host)
         retry_count_max = config.retry_count_max
         if header.retry_count_max is not None and version >= VERSION_MAX_RETRY_HONOURED:
             retry_count_max = header.retry_count_max
@@ -421,7 +421,7 @@ class SendHandlers:
         claim_text = find_value(text, _CLAIM_MARK)
         stored_queue_id = queue_id
         if target.is_retry:
-            dlq = self._retry.redirect(header, command.version, self._clock.now_ms())
+            dlq = self._retry.redirect(header, command.version, self._clock.now_ms(), channel.peer[0])
             if dlq is not None:
                 target, stored_queue_id = dlq, 0
                 text = with_pair(text, names.DELAY, "-1")

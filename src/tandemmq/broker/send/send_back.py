@@ -61,13 +61,16 @@ class SendBackHandlers:
         now_ms = self._clock.now_ms()
         if options.is_slave:
             raise Busy("[REJECTREQUEST] a slave stores nothing: send the message back to the master")
-        group = require_group(self._groups, header.group, now_ms)
+        group = require_group(self._groups, header.group, now_ms, channel.peer[0])
         if not options.is_writeable:
             raise NotPermitted(f"the broker {options.broker_name} is not writeable")
         if group.retry_queue_count <= 0:
             return command.reply()
         target = self._creator.create_retry_topic(
-            group.name, queue_count=group.retry_queue_count, is_unit=header.is_unit_mode
+            group.name,
+            peer=channel.peer[0],
+            queue_count=group.retry_queue_count,
+            is_unit=header.is_unit_mode,
         )
         if not target.is_writable:
             raise NotPermitted(f"the topic {target.name} is not writeable (permission {target.permission})")

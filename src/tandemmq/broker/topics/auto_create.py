@@ -12,6 +12,7 @@ from tandemmq.broker.guards import require_group
 from tandemmq.broker.options import PERMISSION_INHERIT, BrokerOptions
 from tandemmq.broker.table_file import TableFile, TableSaver
 from tandemmq.broker.topics.group_table import GroupTable
+from tandemmq.broker.topics.quota import CreationQuota
 from tandemmq.broker.topics.topic_table import READ_WRITE, TopicTable, make_topic
 from tandemmq.errors import Busy
 from tandemmq.protocol.bodies.tables import TopicConfig
@@ -99,7 +100,9 @@ class TopicCreator:
         groups: GroupTable,
         clock: Clock,
         unsaved: UnsavedTopics,
+        quota: CreationQuota,
     ) -> None:
+        self._quota = quota
         self.unsaved = unsaved
         self._options = options
         self._topics = topics
@@ -109,7 +112,10 @@ class TopicCreator:
     def create_from_template(
         self, topic: str, *, template_name: str, queue_count: int, is_unit: bool, peer: str
     ) -> TopicConfig | None:
-        """The new topic, or None when the template is missing or may not be inherited from."""
+        """The new topic, or None when the template is missing or may not be inherited from.
+
+        Raises:  NotPermitted when `peer` has made too many (`CreationQuota`); Busy when the table is full.
+        """
         template = self._topics.get(template_name)
         if template is None:
             return None
@@ -118,6 +124,8 @@ class TopicCreator:
             permission = READ_WRITE
         if not permission & PERMISSION_INHERIT:
             return None
+        self._topics.require_room([topic])
+        self._quota.take(peer, topic)
         count = max(0, min(queue_count, template.write_queue_count))
         config = TopicConfig(
             name=topic,
@@ -131,16 +139,16 @@ class TopicCreator:
         return config
 
     def create_retry_topic(
-        self, group: str, *, queue_count: int, is_unit: bool = False, is_ordered: bool = False
+        self, group: str, *, peer: str, queue_count: int, is_unit: bool = False, is_ordered: bool = False
     ) -> TopicConfig:
         """The group's retry topic, made when it is missing.
 
-        Raises:  GroupNotFound when the group does not exist and is not made by use.
+        Raises:  what `require_group` raises when the group does not exist.
         """
         name = retry_topic(group)
         config = self._topics.get(name)
         if config is None:
-            require_group(self._groups, group, self._clock.now_ms())
+            require_group(self._groups, group, self._clock.now_ms(), peer)
             config = TopicConfig(
                 name=name,
                 read_queue_count=queue_count,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import UNSET
 
+from tandemmq.broker.topics.quota import CreationQuota
 from tandemmq.errors import Busy
 from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.bodies.tables import (
@@ -41,6 +42,7 @@ class GroupTable:
         create_system_groups: bool = True,
         count_max: int = 100_000,
         is_replica: bool = False,
+        quota: CreationQuota | None = None,
     ) -> None:
         self._configs: dict[str, SubscriptionGroupConfig] = {}
         self._forbidden: dict[str, dict[str, int]] = {}
@@ -49,6 +51,7 @@ class GroupTable:
         self._create_system_groups = create_system_groups
         self._count_max = count_max
         self._is_replica = is_replica
+        self._quota = quota
         self.data_version = DataVersion()
         self.on_change: list[Callable[[], None]] = []
 
@@ -62,8 +65,12 @@ class GroupTable:
     def get(self, group: str) -> SubscriptionGroupConfig | None:
         return self._configs.get(group)
 
-    def find_or_create(self, group: str, now_ms: int) -> SubscriptionGroupConfig | None:
-        """The group; None when it is missing and may not be made by use."""
+    def find_or_create(self, group: str, now_ms: int, host: str = "") -> SubscriptionGroupConfig | None:
+        """The group; None when it is missing and may not be made by use. `host`: the address that uses it,
+        empty for the broker itself.
+
+        Raises:  NotPermitted when `host` has made too many; Busy when the table is full.
+        """
         config = self._configs.get(group)
         if config is not None:
             return config
@@ -72,6 +79,9 @@ class GroupTable:
         )
         if not is_allowed or group_fault(group):
             return None
+        self.require_room([group])
+        if self._quota is not None:
+            self._quota.take(host, group)
         config = SubscriptionGroupConfig(name=group)
         self.put(config, now_ms)
         log.info(events.GROUP_CREATED, extra={"group": group, "reason": "it was used"})

@@ -358,7 +358,8 @@ class GroupHandlers:
 
     def handle_show(self, channel: Channel, command: Command) -> Command:
         """GET_SUBSCRIPTIONGROUP_CONFIG (352): the asker is about to use the group, so it is made."""
-        config = require_group(self._groups, command.decode(GroupConfigRequest).group, self._clock.now_ms())
+        group = command.decode(GroupConfigRequest).group
+        config = require_group(self._groups, group, self._clock.now_ms(), channel.peer[0])
         return command.reply(body=encode_group_config(config))
 
     def _checked(self, config: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
