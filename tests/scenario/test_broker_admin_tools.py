@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.options import render_address
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
+from tandemmq.units import Buffer
 
 HOSTILE = (
     "../up",
@@ -314,6 +317,38 @@ async def test_settings_change_at_once_and_are_kept_in_the_file(tmp_path: Path) 
     text = "# mine\nbrokerName=broker-a\nautoCreateTopicEnable=false\nfileReservedTime=48\n"
     assert path.read_text() == text
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_file_that_cannot_be_written_stops_no_change_and_the_answer_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under systemd's ProtectSystem=strict the file is on a read-only mount."""
+    path, disk = tmp_path / "broker.conf", RealDisk()
+    path.write_text("# mine\n")
+    write = disk.write_atomically
+
+    def refuse(target: Path, data: Buffer, *, keep_backup: bool = False) -> None:
+        if target == path:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        write(target, data, keep_backup=keep_backup)
+
+    monkeypatch.setattr(disk, "write_atomically", refuse)
+    async with (
+        running_broker(tmp_path / "store", disk=disk, config_path=path) as broker,
+        Peer(broker) as peer,
+    ):
+        answer = await peer.ask(Code.UPDATE_BROKER_CONFIG, body=b"autoCreateTopicEnable=false\n")
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        assert answer.remark == (
+            "it holds until the next start: broker.conf cannot be written: Read-only file system"
+        )
+        assert "config.not_saved" in caplog.messages
+        assert (await peer.send("New")).code == ResponseCode.TOPIC_NOT_EXIST
+        assert path.read_text() == "# mine\n"
+        monkeypatch.undo()
+        answer = await peer.ask(Code.UPDATE_BROKER_CONFIG, body=b"fileReservedTime=48\n")
+        assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, None)
+    assert path.read_text() == "# mine\nautoCreateTopicEnable=false\nfileReservedTime=48\n"
 
 
 REFUSED = {

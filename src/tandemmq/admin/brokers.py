@@ -288,10 +288,10 @@ async def change_config(
     tools: Tools, place: Place, key: str, value: str, *, masters_only: bool
 ) -> CommandAnswer:
     """Change a setting of the broker, or of those of the cluster."""
-    table = Table("changed", ("broker", "key", "value"))
+    table = Table("changed", ("broker", "key", "value", "note"))
     for target in await find_targets(tools, place, masters_only=masters_only):
-        await broker_admin.change_broker_config(tools.remoting, target.address, key, value)
-        table.rows.append((target.address, key, value))
+        note = await broker_admin.change_broker_config(tools.remoting, target.address, key, value)
+        table.rows.append((target.address, key, value, note or None))
     return CommandAnswer([table])
 
 
@@ -548,10 +548,10 @@ async def show_names_config(tools: Tools) -> CommandAnswer:
 
 async def change_names_config(tools: Tools, key: str, value: str) -> CommandAnswer:
     """Change a setting of every name server."""
-    table = Table("changed", ("name_server", "key", "value"))
+    table = Table("changed", ("name_server", "key", "value", "note"))
     for address in tools.cluster_admin.name_servers:
-        await nameserver.change_config(tools.remoting, address, key, value)
-        table.rows.append((address, key, value))
+        note = await nameserver.change_config(tools.remoting, address, key, value)
+        table.rows.append((address, key, value, note or None))
     return CommandAnswer([table])
 
 

@@ -299,10 +299,10 @@ async def show_config(tools: Tools, addresses: list[str]) -> CommandAnswer:
 
 async def change_config(tools: Tools, addresses: list[str], key: str, value: str) -> CommandAnswer:
     """A setting of each named controller is changed: they do not tell each other."""
-    table = Table("changed", ("controller", "key", "value"))
+    table = Table("changed", ("controller", "key", "value", "note"))
     for address in addresses:
-        await controller.change_config(tools.remoting, address, key, value)
-        table.rows.append((address, key, value))
+        note = await controller.change_config(tools.remoting, address, key, value)
+        table.rows.append((address, key, value, note or None))
     return CommandAnswer([table])
 
 

@@ -339,10 +339,13 @@ async def query_broker_config(
 
 async def change_broker_config(
     client: RemotingClient, address: str, key: str, value: str, *, timeout_s: float = ADMIN_TIMEOUT_S
-) -> None:
-    """Change one setting of a running broker; which ones may be changed is the broker's matter."""
+) -> str:
+    """Change one setting of a running broker; which ones may be changed is the broker's matter. Returns what
+    the broker says beside its success: why the change is not kept in its file.
+    """
     body = edit_properties(b"", {key: value})
-    await call(client, address, RequestCode.UPDATE_BROKER_CONFIG, body=body, timeout_s=timeout_s)
+    answer = await call(client, address, RequestCode.UPDATE_BROKER_CONFIG, body=body, timeout_s=timeout_s)
+    return answer.remark or ""
 
 
 async def clean(

@@ -220,9 +220,12 @@ async def query_config(client: RemotingClient, address: str) -> str:
     return bytes(answer.body).decode("utf-8", "replace")
 
 
-async def change_config(client: RemotingClient, address: str, key: str, value: str) -> None:
-    """Change one setting of one running controller. Raises what `call` raises."""
-    await call(client, address, RequestCode.UPDATE_CONTROLLER_CONFIG, body=edit_properties(b"", {key: value}))
+async def change_config(client: RemotingClient, address: str, key: str, value: str) -> str:
+    """Change one setting of one running controller. Returns why the change is not kept in its file; empty
+    when it is. Raises what `call` raises.
+    """
+    body = edit_properties(b"", {key: value})
+    return (await call(client, address, RequestCode.UPDATE_CONTROLLER_CONFIG, body=body)).remark or ""
 
 
 async def query_epochs(client: RemotingClient, broker: str) -> BrokerEpochs:

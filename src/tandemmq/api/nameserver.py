@@ -240,7 +240,10 @@ async def query_config(
 
 async def change_config(
     client: RemotingClient, address: str, key: str, value: str, *, timeout_s: float = CALL_TIMEOUT_S
-) -> None:
-    """Change one setting of a running name server; which ones may be changed is its own matter."""
+) -> str:
+    """Change one setting of a running name server; which ones may be changed is its own matter. Returns why
+    the change is not kept in its file; empty when it is.
+    """
     body = edit_properties(b"", {key: value})
-    await call(client, address, RequestCode.UPDATE_NAMESRV_CONFIG, body=body, timeout_s=timeout_s)
+    answer = await call(client, address, RequestCode.UPDATE_NAMESRV_CONFIG, body=body, timeout_s=timeout_s)
+    return answer.remark or ""

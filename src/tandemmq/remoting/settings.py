@@ -1,9 +1,10 @@
 """The running configuration of a server and its requests: 318 and 319 of name servers (spec nameserver 10),
 1009 and 1010 of controllers (spec controller 2.14).
 
-Options are a dataclass whose fields have RocketMQ's keys in their metadata. A change is seen once it is on
-disk: in the file of configStorePath, whose other lines stay as they are. Idle times take effect at the next
-start only; addresses and paths are not changed by requests.
+Options are a dataclass whose fields have RocketMQ's keys in their metadata. A change is kept in the file of
+configStorePath, whose other lines stay as they are, before it is seen. When the file cannot be written, the
+change holds until the next start, and the answer says so. Idle times take effect at the next start only;
+addresses and paths are not changed by requests.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties_file import Setting, edit_properties, parse_properties
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Disk
+from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class Settings(Generic[Options]):
         self._event = event
         self._disk = disk
         self._writing = asyncio.Lock()
+        self._unsaved: dict[str, str] = {}
 
     def handle_get(self, channel: Channel, command: Command) -> Command:
         """GET_NAMESRV_CONFIG (319), GET_CONTROLLER_CONFIG (1010): as properties text."""
@@ -62,27 +65,39 @@ class Settings(Generic[Options]):
 
     async def handle_update(self, channel: Channel, command: Command) -> Command:
         """UPDATE_NAMESRV_CONFIG (318), UPDATE_CONTROLLER_CONFIG (1009): all of it or nothing, answered when
-        it is on disk.
+        it is on disk, or with a remark that it holds until the next start.
 
         Raises:  NotPermitted, RequestRejected with the reason.
         """
+        remark = None
         try:
             settings = parse_properties(bytes(command.body), "the request")
             async with self._writing:
                 changed = change_options(self.options, settings, self._fixed_keys)
                 if changed != self.options:
-                    path = changed.config_store_path
-                    before = self._disk.read_bytes(path) if self._disk.exists(path) else b""
                     known = option_keys(type(self.options))
                     kept = {key: setting.text for key, setting in settings.items() if key in known}
-                    data = edit_properties(before, kept)
-                    write = partial(self._disk.write_atomically, path, data, keep_backup=True)
-                    await self._disk.offload(write)
+                    remark = await self._keep(changed.config_store_path, kept)
                     self.options = changed
                     log.info(self._event, extra={"keys": sorted(settings)})
         except ConfigError as error:
             raise RequestRejected(str(error)) from None
-        return command.reply()
+        return command.reply(remark=remark)
+
+    async def _keep(self, path: Path, texts: Mapping[str, str]) -> str | None:
+        """Why the changes are not in the file; None when they are."""
+        self._unsaved |= texts
+        try:
+            before = self._disk.read_bytes(path) if self._disk.exists(path) else b""
+            data = edit_properties(before, self._unsaved)
+            await self._disk.offload(partial(self._disk.write_atomically, path, data, keep_backup=True))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            facts = {"path": path, "reason": reason, "keys": sorted(self._unsaved)}
+            log.warning(events.CONFIG_NOT_SAVED, extra=facts)
+            return f"it holds until the next start: {path.name} cannot be written: {reason}"
+        self._unsaved.clear()
+        return None
 
 
 def change_options(options: Options, settings: Mapping[str, Setting], fixed_keys: frozenset[str]) -> Options:

@@ -534,6 +534,22 @@ async def test_update_that_is_refused_changes_nothing(harness: Harness, update: 
     assert not harness.disk.exists(CONFIG_PATH)
 
 
+async def test_a_settings_file_that_cannot_be_written_stops_no_change(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, data: bytes, *, keep_backup: bool = False) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(harness.disk, "write_atomically", refuse)
+    answer = await harness.call(318, body=b"enableTopicList=false")
+    assert (answer.code, "until the next start" in (answer.remark or "")) == (0, True)
+    assert (await harness.call(311)).code == 1
+    monkeypatch.undo()
+    assert (await harness.call(318, body=b"scanNotActiveBrokerInterval=1000")).remark is None
+    kept = harness.disk.read_bytes(CONFIG_PATH)
+    assert kept == b"enableTopicList=false\nscanNotActiveBrokerInterval=1000\n"
+
+
 async def test_own_black_list() -> None:
     harness = await Harness().start(config_black_list="enableTopicList; needWaitForService")
     assert (await harness.call(318, body=b"needWaitForService=true")).code == 16

@@ -23,9 +23,9 @@ from tandemmq.broker.guards import drop_or_reject, invalid
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import OPEN, PERMISSION_MAX, AccessOptions, BrokerOptions
 from tandemmq.broker.topics.topic_table import TopicTable
-from tandemmq.errors import BadRequest, ConfigError, NotPermitted, RequestRejected
+from tandemmq.errors import BadRequest, ConfigError, NotPermitted
 from tandemmq.protocol.bodies.codec import DataVersion, encode_data_version
-from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties_file import Setting, edit_properties, parse_properties
 from tandemmq.protocol.requests.admin import BrokerConfigResponse, ReadModeRequest
@@ -187,6 +187,7 @@ class SettingsHandlers:
         self._clock = clock
         self._version = DataVersion(timestamp_ms=clock.now_ms())
         self._writing = asyncio.Lock()
+        self._unsaved: dict[str, str] = {}
         self.on_change: list[Callable[[frozenset[str]], None]] = []
 
     def handle_show(self, channel: Channel, command: Command) -> Command:
@@ -249,29 +250,40 @@ class SettingsHandlers:
         return changes
 
     async def _change(self, changes: Mapping[str, tuple[Any, Any]], texts: Mapping[str, str]) -> str | None:
-        """Keeps the changes in the file, then makes them; what the answer says beside its success."""
+        """Keeps the changes in the file, then makes them; what the answer says beside its success.
+
+        A file that cannot be written (a read-only mount, a full disk) stops no change: whoever raises
+        fileReservedTime or a limit in an emergency needs it now. The next change that can be written takes
+        the earlier ones along.
+        """
         try:
             apply = apply_changes(self._options, self._store_options, changes)
         except ConfigError as error:
             raise invalid(str(error)) from None
-        path = self._options.config_path
-        if path is not None:
-            try:
-                edited = edit_properties(self._disk.read_bytes(path), texts)
-                write = partial(self._disk.write_atomically, path, edited, keep_backup=True)
-                await self._disk.offload(write)
-            except OSError as error:
-                raise RequestRejected(
-                    f"nothing is changed, {path.name} cannot be written: {error.strerror or error}",
-                    code=ResponseCode.SYSTEM_ERROR,
-                ) from error
+        remark = await self._keep(texts)
         apply()
         self._version = self._version.next(self._clock.now_ms())
         for callback in self.on_change:
             callback(frozenset(changes))
-        return (
-            None if path is not None else "it holds until the next start: there is no configuration file (-c)"
-        )
+        return remark
+
+    async def _keep(self, texts: Mapping[str, str]) -> str | None:
+        """Why the changes are not in the file; None when they are."""
+        path = self._options.config_path
+        if path is None:
+            return "it holds until the next start: there is no configuration file (-c)"
+        self._unsaved |= texts
+        try:
+            edited = edit_properties(self._disk.read_bytes(path), self._unsaved)
+            write = partial(self._disk.write_atomically, path, edited, keep_backup=True)
+            await self._disk.offload(write)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            facts = {"path": path, "reason": reason, "keys": sorted(self._unsaved)}
+            log.warning(events.CONFIG_NOT_SAVED, extra=facts)
+            return f"it holds until the next start: {path.name} cannot be written: {reason}"
+        self._unsaved.clear()
+        return None
 
     def _texts(self) -> dict[str, str]:
         return render_settings(self._options, self._store_options, self._access, is_elected=self._is_elected)
