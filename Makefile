@@ -115,7 +115,7 @@ bench: ROUNDS ?= 3
 bench: CASES ?=
 bench: setup-dev ## Measure ours and Java RocketMQ in turns, then Kafka and NATS, write docs/benchmarks.md (an hour on a quiet machine; ROUNDS=n; CASES=text prints some)
 	@scripts/setup jdk
-	@$(TANDEMMQ) bench java --rounds $(ROUNDS) $(if $(CASES),--case "$(CASES)",--out docs) $(ARGS)
+	@$(PY) -m bench java --rounds $(ROUNDS) $(if $(CASES),--case "$(CASES)",--out docs) $(ARGS)
 
 growth: setup-dev ## Measure what an operation costs as there is more of everything, write docs/growth.md (ARGS="--only topics" prints some)
 	@$(PY) -m growth $(or $(ARGS),--out docs)
@@ -124,7 +124,7 @@ bench-quick: setup-demo ## Print messages per second, latency and processor time
 	@$(TANDEMMQ) bench $(ARGS)
 
 bench-kafka: setup-demo ## Read the same messages with Spark from Kafka and from TandemMQ and compare (needs Maven; about 5 minutes)
-	@$(TANDEMMQ) bench kafka $(ARGS)
+	@$(PY) -m bench kafka $(ARGS)
 
 setup-maintain:
 	@scripts/setup venv spark,delta,iceberg,dev,maintain

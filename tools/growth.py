@@ -30,10 +30,7 @@ from typing import Final
 
 from rich.console import Console
 
-from costs import PULLED, Asker, Connect, running_broker, send_header
-from sim.memory import MemoryNetwork
-from tandemmq.bench.generator import run_load
-from tandemmq.bench.java.clusters import (
+from bench.java.clusters import (
     JAVA,
     OURS,
     MeasuredCluster,
@@ -41,6 +38,9 @@ from tandemmq.bench.java.clusters import (
     running_java_name_server,
     running_our_name_server,
 )
+from costs import PULLED, Asker, Connect, running_broker, send_header
+from sim.memory import MemoryNetwork
+from tandemmq.bench.generator import run_load
 from tandemmq.bench.process_stats import describe_machine, private_bytes, processor_seconds
 from tandemmq.errors import TandemError
 from tandemmq.nameserver.nameserver import NameServer

@@ -11,7 +11,7 @@ import pytest
 from clusters import Cluster, JavaBroker, java_cluster
 from java_peers import LINE_4, LINES, Line, run_program
 
-from tandemmq.bench.spark_read import fill_topic
+from bench.spark_read import fill_topic
 from tandemmq.client import BlockingAdmin, BlockingProducer
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.message import Message

@@ -1,4 +1,4 @@
-"""`tandemmq bench client` measures every case against a cluster that it is given; `bench processes` starts
+"""`python -m bench client` measures every case against a cluster that it is given; `bench processes` starts
 brokers side by side."""
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import pytest
 from client_rig import running_rig
 from typer.testing import CliRunner
 
-from tandemmq.bench.client_bench import measure_client
+from bench.client_bench import measure_client
+from bench.java.measure import CLIENT_CASES
 from tandemmq.bench.command import app
-from tandemmq.bench.java.measure import CLIENT_CASES
 from tandemmq.client import Admin
 
 

@@ -17,8 +17,8 @@ from typing import Any, Final
 import fastavro
 from spark_cluster import start_cluster
 
-from tandemmq.bench.java.clusters import fetch_jars
-from tandemmq.bench.kafka.broker import SOURCE_VERSION
+from bench.java.clusters import fetch_jars
+from bench.kafka.broker import SOURCE_VERSION
 from tandemmq.client import BlockingProducer
 from tandemmq.protocol.message import Message
 from tandemmq.spark.pipelines.runner import register_formats

@@ -14,8 +14,8 @@ from typing import Any
 
 from spark_cluster import start_cluster
 
-from tandemmq.bench.java.clusters import fetch_jars
-from tandemmq.bench.kafka.broker import BROKER, SOURCE, running_kafka
+from bench.java.clusters import fetch_jars
+from bench.kafka.broker import BROKER, SOURCE, running_kafka
 from tandemmq.client import BlockingAdmin
 from tandemmq.spark.pipelines.runner import register_formats
 from tandemmq.spark.session import build_session

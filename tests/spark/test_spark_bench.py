@@ -1,10 +1,10 @@
-"""`tandemmq bench spark` measures what it says: all rows, and batches of one message."""
+"""`python -m bench spark` measures what it says: all rows, and batches of one message."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tandemmq.bench.spark_read import (
+from bench.spark_read import (
     IdleCost,
     ReadCost,
     fill_topic,

@@ -1,4 +1,4 @@
-"""What needs jars that Spark does not bring. Beside Kafka: `tandemmq bench kafka` runs, with Kafka's broker
+"""What needs jars that Spark does not bring. Beside Kafka: `python -m bench kafka` runs, with Kafka's broker
 and Spark's source for it, and prints all its lines; the documented queries copy a topic from Kafka to ours
 and back. Spark's own functions read Avro bodies as documented.
 

@@ -37,7 +37,7 @@ from proof_processes import Event, Pipeline, Standalone, kill, standalone
 from proof_publisher import Publisher
 from proof_silence import SilenceProof
 
-from tandemmq.bench.spark_read import fill_topic
+from bench.spark_read import fill_topic
 from tandemmq.spark.lake.files import CONTROL_DIR
 from tandemmq.spark.lake.upkeep import check_lake
 from tandemmq.spark.pipelines.lake_job import LOG_FILE

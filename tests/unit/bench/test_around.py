@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tandemmq.bench import around
-from tandemmq.bench.around import measure_around, tell_catchup, tell_clients, tell_reopened
-from tandemmq.bench.catchup import CatchUp
-from tandemmq.bench.catchup_node import CopyState
-from tandemmq.bench.client_bench import ClientFigures
-from tandemmq.bench.java.clusters import JAVA, MeasuredCluster
-from tandemmq.bench.java.measure import ASYNC, Case, CaseFigures
-from tandemmq.bench.reopen import Reopened
+from bench import around
+from bench.around import measure_around, tell_catchup, tell_clients, tell_reopened
+from bench.catchup import CatchUp
+from bench.catchup_node import CopyState
+from bench.client_bench import ClientFigures
+from bench.java.clusters import JAVA, MeasuredCluster
+from bench.java.measure import ASYNC, Case, CaseFigures
+from bench.reopen import Reopened
 from tandemmq.units import GIB, MIB
 
 SEND, READ = "send, 1 in flight", "consume, poll"
@@ -104,7 +104,7 @@ def test_the_chapter_has_all_of_it_and_one_table(tmp_path: Path, monkeypatch: py
         return told()
 
     java = {SEND: of_java(SEND, 200.0), READ: of_java(READ, 100.0)}
-    monkeypatch.setattr("tandemmq.bench.java.clusters.running_ours", running_ours)
+    monkeypatch.setattr("bench.java.clusters.running_ours", running_ours)
     monkeypatch.setattr(around, "measure_catchup", catch_up)
     monkeypatch.setattr(around, "measure_reopening", lambda *_: REOPENED)
     monkeypatch.setattr(around, "measure_python_client", lambda *_, **__: OURS)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tandemmq.bench.java.clusters import (
+from bench.java.clusters import (
     JAVA,
     OURS,
     STILL_S_MAX,
@@ -20,8 +20,8 @@ from tandemmq.bench.java.clusters import (
     MeasuredCluster,
     standing_still,
 )
-from tandemmq.bench.java.measure import ASYNC, CASES, ELECTED, PAIR, READ, Case, CaseFigures, choose_cases
-from tandemmq.bench.java.report import (
+from bench.java.measure import ASYNC, CASES, ELECTED, PAIR, READ, Case, CaseFigures, choose_cases
+from bench.java.report import (
     INTRODUCTION,
     figure_of,
     render_json,

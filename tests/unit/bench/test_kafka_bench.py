@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-import tandemmq.bench.java.clusters as jars
-from tandemmq.bench.kafka.compare import render_ratio
-from tandemmq.bench.spark_read import ReadCost
+import bench.java.clusters as jars
+from bench.kafka.compare import render_ratio
+from bench.spark_read import ReadCost
 from tandemmq.errors import TandemError
 
 

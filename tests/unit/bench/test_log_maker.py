@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandemmq.bench.catchup import LogMaker
+from bench.catchup import LogMaker
 from tandemmq.protocol.record_scan import RecordColumns, topic_names
 from tandemmq.replication.core.verifier import RecordVerifier
 

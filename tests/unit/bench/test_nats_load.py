@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemmq.bench.nats_load import READ_AT_ONCE, NatsFrame, NatsFrames, publish_frame, read_load, send_load
+from bench.nats_load import READ_AT_ONCE, NatsFrame, NatsFrames, publish_frame, read_load, send_load
 from tandemmq.errors import TandemError
 
 TALK = [

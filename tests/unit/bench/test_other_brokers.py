@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tandemmq.bench import nats_load
-from tandemmq.bench.command import app
-from tandemmq.bench.java.clusters import JAVA, OURS
-from tandemmq.bench.java.measure import CASES as PAIR_CASES
-from tandemmq.bench.java.measure import CaseFigures
-from tandemmq.bench.java.report import INTRODUCTION, render_json, write_report
-from tandemmq.bench.others import (
+from bench import nats_load
+from bench.__main__ import app
+from bench.java.clusters import JAVA, OURS
+from bench.java.measure import CASES as PAIR_CASES
+from bench.java.measure import CaseFigures
+from bench.java.report import INTRODUCTION, render_json, write_report
+from bench.others import (
     BACKLOG,
     BATCHES,
     CASES,
@@ -246,9 +246,9 @@ def test_what_fails_last_costs_no_figures_of_the_page(
 
     pairs = [reading(SENDS[0], side, us=10.0) for side in (OURS, JAVA)]
     others = Others([reading(SENDS[0], KAFKA)])
-    monkeypatch.setattr("tandemmq.bench.java.measure.measure_pairs", lambda *_, **__: pairs)
-    monkeypatch.setattr("tandemmq.bench.others.measure_others", lambda **_: others)
-    monkeypatch.setattr("tandemmq.bench.command.measure_around", fail)
+    monkeypatch.setattr("bench.java.measure.measure_pairs", lambda *_, **__: pairs)
+    monkeypatch.setattr("bench.others.measure_others", lambda **_: others)
+    monkeypatch.setattr("bench.__main__.measure_around", fail)
     done = CliRunner().invoke(app, ["java", "--out", str(tmp_path)])
     assert isinstance(done.exception, OSError)
     assert (tmp_path / "benchmarks.md").read_text().endswith(render_others(others))
@@ -257,8 +257,8 @@ def test_what_fails_last_costs_no_figures_of_the_page(
 def test_a_plot_that_cannot_be_drawn_is_told_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandemmq.bench.command.find_spec", lambda _: None)
-    monkeypatch.setattr("tandemmq.bench.java.measure.measure_pairs", pytest.fail)
+    monkeypatch.setattr("bench.__main__.find_spec", lambda _: None)
+    monkeypatch.setattr("bench.java.measure.measure_pairs", pytest.fail)
     done = CliRunner().invoke(app, ["java", "--out", str(tmp_path)])
     assert isinstance(done.exception, ConfigError)
     assert "matplotlib" in str(done.exception)

@@ -56,7 +56,7 @@ def test_help_needs_none_of_the_heavy_modules() -> None:
         (["broker", "-n", "somewhere"], "namesrvAddr=somewhere: must be host:port"),
         (["namesrv", "--set", "x"], "must have the form key=value"),
         (["namesrv", "--log-level", "loud"], "--log-level loud: must be one of DEBUG, INFO, WARNING, ERROR"),
-        (["bench", "open", "--directory", "/none"], "No such file or directory"),
+        (["produce", "T", "-f", "/none/lines", "-n", "127.0.0.1:1"], "No such file or directory"),
         (["admin", "topicList", "-n", ""], "or start a cluster with `tandemmq up`\n"),
     ],
 )

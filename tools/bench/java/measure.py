@@ -23,9 +23,7 @@ from itertools import groupby, permutations
 from pathlib import Path
 from typing import Any, Final
 
-from tandemmq.api.controller import read_sync_states
-from tandemmq.bench.generator import LoadResult, run_load, send_frames
-from tandemmq.bench.java.clusters import (
+from bench.java.clusters import (
     BROKER_NAME,
     JAVA,
     OURS,
@@ -38,6 +36,8 @@ from tandemmq.bench.java.clusters import (
     running_ours,
     standing_still,
 )
+from tandemmq.api.controller import read_sync_states
+from tandemmq.bench.generator import LoadResult, run_load, send_frames
 from tandemmq.bench.process_stats import private_bytes, processor_seconds, resident_bytes
 from tandemmq.errors import TandemError
 from tandemmq.remoting.client import RemotingClient

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tandemmq.bench.java.clusters import READY_S_MAX, stop_process, wait_until_open
+from bench.java.clusters import READY_S_MAX, stop_process, wait_until_open
 from tandemmq.errors import TandemError
 from tandemmq.launcher import write_properties
 from tandemmq.spark.java import find_java

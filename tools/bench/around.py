@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tandemmq.bench.catchup import CatchUp, measure_catchup
-from tandemmq.bench.client_bench import QUEUE_COUNT, ClientFigures, measure_client
-from tandemmq.bench.reopen import Reopened, measure_reopening
+from bench.catchup import CatchUp, measure_catchup
+from bench.client_bench import QUEUE_COUNT, ClientFigures, measure_client
+from bench.reopen import Reopened, measure_reopening
 from tandemmq.client import BlockingAdmin
 
 if TYPE_CHECKING:
-    from tandemmq.bench.java.measure import CaseFigures
+    from bench.java.measure import CaseFigures
 
 BODY_BYTES: Final = 1024
 GIB: Final = 2.0
@@ -73,7 +73,7 @@ def measure_java_beside(
 
     Raises:  TandemError without Java or Maven, or when a load fails.
     """
-    from tandemmq.bench.java.measure import measure_java_client
+    from bench.java.measure import measure_java_client
 
     topic = f"BenchJavaClient-{time.time_ns()}"
     with BlockingAdmin(namesrv) as admin:
@@ -110,8 +110,8 @@ def measure_around(*, cache: Path, directory: Path | None, tell: Callable[[str],
 
     Raises:  what the parts raise.
     """
-    from tandemmq.bench.java.clusters import running_ours
-    from tandemmq.bench.java.measure import ASYNC
+    from bench.java.clusters import running_ours
+    from bench.java.measure import ASYNC
 
     with tempfile.TemporaryDirectory(prefix="tandemmq-bench-", dir=directory) as name:
         root = Path(name)
@@ -131,15 +131,15 @@ def measure_around(*, cache: Path, directory: Path | None, tell: Callable[[str],
     return [
         "## Around the broker",
         "",
-        "An empty slave copies a master on the same machine (`tandemmq bench catchup`):",
+        "An empty slave copies a master on the same machine (`python -m bench catchup`):",
         "",
         *(f"- {line}" for line in tell_catchup(copied)),
         "",
-        "A store opens after its process was killed (`tandemmq bench open`):",
+        "A store opens after its process was killed (`python -m bench open`):",
         "",
         f"- {tell_reopened(opened)}",
         "",
-        "The Python client beside RocketMQ's, with the same broker of ours (`tandemmq bench client --java`),"
+        "The Python client beside RocketMQ's, with the same broker of ours (`python -m bench client --java`),"
         " bodies of 1 KiB:",
         "",
         f"| {' | '.join(headings)} |",

@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandemmq.bench.java.clusters import fetch_jars
-from tandemmq.bench.kafka.broker import (
+from bench.java.clusters import fetch_jars
+from bench.kafka.broker import (
     BROKER,
     BROKER_VERSION,
     SOURCE,
     SOURCE_VERSION,
     running_kafka,
 )
-from tandemmq.bench.process_stats import running_servers
-from tandemmq.bench.spark_read import (
+from bench.spark_read import (
     SETTINGS,
     ReadCost,
     fill_topic,
@@ -34,6 +33,7 @@ from tandemmq.bench.spark_read import (
     render_idle,
     render_read,
 )
+from tandemmq.bench.process_stats import running_servers
 from tandemmq.errors import TandemError
 from tandemmq.launcher import Server
 from tandemmq.spark.session import build_session

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from tandemmq.bench.java.clusters import JAVA, OURS, VERSION
-from tandemmq.bench.java.measure import Case, CaseFigures
-from tandemmq.bench.others import PAGE, Others, render_others
+from bench.java.clusters import JAVA, OURS, VERSION
+from bench.java.measure import Case, CaseFigures
+from bench.others import PAGE, Others, render_others
 
 BROKERS: Final = ("master", "slave")
 ONCE: Final = ("start", "failover")

@@ -1,6 +1,6 @@
-"""The two processes of `tandemmq bench catchup`, without the rest of a broker.
+"""The two processes of `python -m bench catchup`, without the rest of a broker.
 
-`python -m tandemmq.bench.catchup_node master DIRECTORY` prints the address for slaves as JSON; `slave
+`python -m bench.catchup_node master DIRECTORY` prints the address for slaves as JSON; `slave
 DIRECTORY ADDRESS LOG_END` prints readings as JSON lines, the last one when every table is complete.
 """
 

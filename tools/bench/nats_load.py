@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+from bench.java.clusters import HOST, MeasuredCluster, free_port, stop_process, wait_until_open
+from bench.java.measure import LOAD_S_MAX
 from tandemmq.bench.generator import LoadResult
-from tandemmq.bench.java.clusters import HOST, MeasuredCluster, free_port, stop_process, wait_until_open
-from tandemmq.bench.java.measure import LOAD_S_MAX
 from tandemmq.errors import TandemError
 
 NATS: Final = "NATS JetStream"

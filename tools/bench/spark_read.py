@@ -1,5 +1,5 @@
 """What reading a topic with Spark costs: a batch query over all of it, and a micro-batch of one message; and
-the command `tandemmq bench spark` that measures both.
+the command `python -m bench spark` that measures both.
 
 Broker, Spark's Java process and its Python workers share the machine, so processor time is told apart by
 process: what the broker used, and what everything that Spark started used. Every figure is the best of

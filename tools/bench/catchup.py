@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tandemmq.bench.catchup_node import CopyState, Ready
-from tandemmq.bench.loopback import measure_loopback
+from bench.catchup_node import CopyState, Ready
+from bench.loopback import measure_loopback
 from tandemmq.bench.process_stats import peak_resident_bytes, processor_seconds
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, encode_record, tag_hash_of
@@ -194,7 +194,7 @@ async def _fill(directory: Path, gib: float, body_bytes: int, on_progress: OnPro
 @contextmanager
 def _node(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process of `catchup_node`; it has ended afterwards. Raises CalledProcessError when it failed."""
-    command = [sys.executable, "-m", "tandemmq.bench.catchup_node", *arguments]
+    command = [sys.executable, "-m", "bench.catchup_node", *arguments]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield process

@@ -1,6 +1,6 @@
 """How fast bytes pass between two processes of this machine, with nothing done to them.
 
-`python -m tandemmq.bench.loopback send PORT BYTES` is the other process.
+`python -m bench.loopback send PORT BYTES` is the other process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def measure_loopback(size_bytes: int, path: Path | None) -> float:
     Raises:  ConnectionError when the sender ends early; OSError when the disk takes no writes.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
-        command = [sys.executable, "-m", "tandemmq.bench.loopback", "send", str(server.getsockname()[1])]
+        command = [sys.executable, "-m", "bench.loopback", "send", str(server.getsockname()[1])]
         sender = subprocess.Popen([*command, str(size_bytes)])
         try:
             connection, _ = server.accept()

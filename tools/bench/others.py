@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from tandemmq.bench.java.clusters import (
+from bench.java.clusters import (
     OURS,
     VERSION,
     MeasuredCluster,
@@ -31,7 +31,7 @@ from tandemmq.bench.java.clusters import (
     prepare_java,
     running_ours,
 )
-from tandemmq.bench.java.measure import (
+from bench.java.measure import (
     ASYNC,
     CLIENT_WARM_UP_S,
     LOAD_S_MAX,
@@ -46,8 +46,8 @@ from tandemmq.bench.java.measure import (
     time_start,
     topic_of,
 )
-from tandemmq.bench.kafka.broker import BROKER, BROKER_VERSION, running_kafka
-from tandemmq.bench.nats_load import find_nats, find_version, read_load, running_nats, send_load
+from bench.kafka.broker import BROKER, BROKER_VERSION, running_kafka
+from bench.nats_load import find_nats, find_version, read_load, running_nats, send_load
 from tandemmq.bench.process_stats import age_seconds
 from tandemmq.errors import TandemError
 from tandemmq.spark.java import find_java

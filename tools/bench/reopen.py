@@ -1,7 +1,7 @@
 """How long a store takes to open after its broker was killed under load.
 
 Each half runs in a process of its own, because the first ends like a killed one and the second's memory is
-measured: `python -m tandemmq.bench.reopen fill|open DIRECTORY [GIB]`; the second writes JSON.
+measured: `python -m bench.reopen fill|open DIRECTORY [GIB]`; the second writes JSON.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def measure_reopening(directory: Path, gib: float, body_bytes: int) -> Reopened:
 
     Raises:  subprocess.CalledProcessError when a half fails.
     """
-    command = [sys.executable, "-m", "tandemmq.bench.reopen"]
+    command = [sys.executable, "-m", "bench.reopen"]
     filled = subprocess.run([*command, "fill", str(directory), str(gib), str(body_bytes)])
     if filled.returncode != KILLED:
         raise subprocess.CalledProcessError(filled.returncode, filled.args)

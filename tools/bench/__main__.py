@@ -1,0 +1,234 @@
+"""`python -m bench`: comparisons with other brokers, and the costs of the parts around a broker.
+
+- `open`: opening a store after its broker was killed;
+- `catchup`: an empty slave copies its master;
+- `client`: the rates of the Python client, with our broker or any other, and beside the Java client;
+- `spark`, `kafka`: reading with Spark, alone and beside Kafka;
+- `java`: our servers beside Java RocketMQ's under the same loads, and beside Kafka and NATS under others.
+
+The cost of one message is measured by `tandemmq bench`, which is part of the package.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from bench.around import (
+    measure_around,
+    measure_java_beside,
+    measure_python_client,
+    tell_catchup,
+    tell_clients,
+    tell_reopened,
+)
+from bench.catchup import measure_catchup
+from bench.reopen import measure_reopening
+from tandemmq.bench.command import BODY_BYTES, QUEUE_COUNT, TABLE_WIDTH, measured_cluster
+from tandemmq.bench.process_stats import describe_machine
+from tandemmq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bench.java.measure import CaseFigures
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Comparisons with other brokers, and the costs of the parts around a broker.",
+)
+
+
+@app.command(name="open")
+def open_store(
+    gib: Annotated[float, typer.Option(help="Size of the log; the disk needs a tenth more.", min=0.01)] = 2.0,
+    body_bytes: Annotated[int, typer.Option(help="Body of each message.", min=0, max=4 * 2**20)] = BODY_BYTES,
+    directory: Annotated[Path | None, typer.Option(help="Where to put the store, for its disk.")] = None,
+) -> None:
+    """Fill a store, kill its process under load, open it again and print what that costs."""
+    with tempfile.TemporaryDirectory(prefix="tandemmq-bench-", dir=directory) as name:
+        found = measure_reopening(Path(name) / "store", gib, body_bytes)
+    typer.echo(tell_reopened(found))
+
+
+@app.command()
+def catchup(
+    gib: Annotated[
+        float, typer.Option(help="Size of the master's log; the disk needs twice that.", min=0.01)
+    ] = 5.0,
+    body_bytes: Annotated[
+        int, typer.Option("--body", help="Body of each message.", min=0, max=4 * 2**20)
+    ] = BODY_BYTES,
+    directory: Annotated[Path | None, typer.Option(help="Where to put the stores, for its disk.")] = None,
+) -> None:
+    """Let an empty slave copy a master's whole log; print how fast it was, beside the bare loopback."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with (
+        tempfile.TemporaryDirectory(prefix="tandemmq-bench-", dir=directory) as name,
+        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+    ):
+        tasks: dict[str, TaskID] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=total)
+            progress.update(tasks[what], completed=done, total=total)
+
+        found = asyncio.run(measure_catchup(Path(name), gib, body_bytes, show))
+    for line in tell_catchup(found):
+        typer.echo(line)
+
+
+@app.command(name="client")
+def client_rates(
+    namesrv: Annotated[
+        str,
+        typer.Option(
+            "-n", "--namesrv", help="Name servers of a cluster that runs, of either maker; else one of ours."
+        ),
+    ] = "",
+    seconds: Annotated[float, typer.Option(help="Length of each measured run.", min=0.1, max=60)] = 5.0,
+    body: Annotated[int, typer.Option(help="Body of each message, in bytes.", min=1)] = BODY_BYTES,
+    java: Annotated[
+        bool, typer.Option("--java", help="RocketMQ's Java client beside it; needs a JDK and Maven.")
+    ] = False,
+    cache: Annotated[Path, typer.Option(help="Where Java's jars are kept.")] = Path(".interop-cache"),
+) -> None:
+    """Send and read with the Python client and print how many messages per second that makes."""
+    of_java: dict[str, CaseFigures] = {}
+    with ExitStack() as stack:
+        if not namesrv:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandemmq-bench-")))
+            servers = stack.enter_context(measured_cluster(directory, has_slave=False))
+            namesrv = servers["name server"].address
+        readings = measure_python_client(namesrv, body_bytes=body, seconds=seconds)
+        if java:
+            of_java = measure_java_beside(namesrv, body_bytes=body, seconds=seconds, cache=cache)
+    table = Table(title=f"Python client, {body} B bodies", title_justify="left")
+    headings, *rows = tell_clients(readings, of_java)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "case" else "right")
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    if not console.is_terminal:
+        console.width = TABLE_WIDTH
+    console.print(table)
+    if any(one.error or not one.message_count for one in readings):
+        raise typer.Exit(1)
+
+
+@app.command(name="spark")
+def spark_read(
+    rows: Annotated[int, typer.Option(help="Messages in the topic.", min=1)] = 2_000_000,
+    body: Annotated[int, typer.Option(help="Body of each message, in bytes.", min=1, max=4 * 2**20)] = 128,
+    queues: Annotated[int, typer.Option(help="Queues of the topic.", min=1, max=1024)] = QUEUE_COUNT,
+    master: Annotated[str, typer.Option(help="Spark's master.")] = "local[2]",
+    runs: Annotated[int, typer.Option(help="Reads of each kind; the best is told.", min=1)] = 3,
+    has_idle: Annotated[bool, typer.Option("--idle/--no-idle", help="Measure micro-batches too.")] = True,
+) -> None:
+    """Fill a topic, read it with Spark on the same machine and print what that costs."""
+    from bench.spark_read import run_spark_bench
+
+    for line in run_spark_bench(
+        rows=rows, body_bytes=body, queue_count=queues, master=master, runs=runs, has_idle=has_idle
+    ):
+        typer.echo(line)
+
+
+@app.command()
+def kafka(
+    small_rows: Annotated[int, typer.Option(help="Messages of 128 bytes.", min=1)] = 2_000_000,
+    large_rows: Annotated[int, typer.Option(help="Messages of 1 KiB.", min=1)] = 500_000,
+    queues: Annotated[int, typer.Option(help="Queues of each topic.", min=1, max=1024)] = QUEUE_COUNT,
+    master: Annotated[str, typer.Option(help="Spark's master.")] = "local[2]",
+    runs: Annotated[int, typer.Option(help="Reads of each kind; the best is told.", min=1)] = 3,
+    has_idle: Annotated[bool, typer.Option("--idle/--no-idle", help="Measure micro-batches too.")] = True,
+    cache: Annotated[Path, typer.Option(help="Where Kafka's jars are kept.")] = Path(".interop-cache"),
+) -> None:
+    """Read the same messages from a Kafka broker with Spark's Kafka source, and from ours with ours.
+
+    Needs Maven, which fetches Kafka and the source at the first run (about 60 MB).
+    """
+    from bench.kafka.compare import run_kafka_bench
+
+    for line in run_kafka_bench(
+        rows={128: small_rows, 1024: large_rows},
+        queue_count=queues,
+        master=master,
+        runs=runs,
+        has_idle=has_idle,
+        cache=cache.absolute(),
+    ):
+        typer.echo(line)
+
+
+@app.command()
+def java(
+    rounds: Annotated[int, typer.Option(help="Pairs of each case.", min=1)] = 3,
+    seconds: Annotated[float, typer.Option(help="Length of each measured load.", min=0.5, max=60)] = 5.0,
+    warm_up: Annotated[float, typer.Option(help="Seconds of load before Java is measured.", min=0)] = 20.0,
+    case: Annotated[
+        list[str] | None, typer.Option(help="Only cases with this text in setting or name; repeatable.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for the page, the readings as JSON and the plot.")
+    ] = None,
+    cache: Annotated[Path, typer.Option(help="Where Java's jars are kept.")] = Path(".interop-cache"),
+    directory: Annotated[Path | None, typer.Option(help="Where to put the stores, for its disk.")] = None,
+) -> None:
+    """Measure our servers and Java RocketMQ's in turns, pair by pair, and print medians and ratios.
+
+    Then Apache Kafka and NATS JetStream are measured beside ours (`--case Kafka`: only that, printed); with
+    --out also what `bench catchup`, `open` and `client --java` measure, which is printed by those alone.
+    Needs a JDK and Maven, which fetches RocketMQ and Kafka at the first run, nats-server for NATS, and about
+    40 GB of disk for all cases.
+    """
+    from bench.java.measure import measure_pairs
+    from bench.java.report import render_page, write_report
+    from bench.others import choose, measure_others, render_others, tell_absent
+
+    if out is not None and find_spec("matplotlib") is None:
+        raise ConfigError("--out needs matplotlib for the plot: pip install 'tandemmq[demo]'")
+    machine = describe_machine()
+    cases, has_others = choose(case or [])
+    console = Console(stderr=True)
+    if has_others:
+        tell_absent(console.print)
+    with console.status("") as status:
+        tell = status.update if console.is_terminal else console.print
+        if cases:
+            readings = measure_pairs(
+                cases,
+                rounds=rounds,
+                seconds=seconds,
+                warm_up_s=warm_up,
+                cache=cache.absolute(),
+                directory=directory,
+                tell=tell,
+            )
+            typer.echo(render_page(readings, machine))
+            if out is not None:
+                # At once: what is measured after it must not cost these figures.
+                write_report(readings, machine, out)
+        if has_others:
+            others = measure_others(
+                rounds=rounds, warm_up_s=warm_up, cache=cache.absolute(), directory=directory, tell=tell
+            )
+            typer.echo("\n".join(["" if cases else machine[0], render_others(others)]))
+            if cases and out is not None:
+                write_report(readings, machine, out, others)
+                chapter = measure_around(cache=cache, directory=directory, tell=tell)
+                write_report(readings, machine, out, others, chapter)
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m bench")
