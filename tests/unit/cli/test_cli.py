@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import importlib
 import os
@@ -56,7 +57,6 @@ def test_help_needs_none_of_the_heavy_modules() -> None:
         (["broker", "-n", "somewhere"], "namesrvAddr=somewhere: must be host:port"),
         (["namesrv", "--set", "x"], "must have the form key=value"),
         (["namesrv", "--log-level", "loud"], "--log-level loud: must be one of DEBUG, INFO, WARNING, ERROR"),
-        (["produce", "T", "-f", "/none/lines", "-n", "127.0.0.1:1"], "No such file or directory"),
         (["admin", "topicList", "-n", ""], "or start a cluster with `tandemmq up`\n"),
     ],
 )
@@ -64,6 +64,16 @@ def test_mistake_ends_with_one_sentence(arguments: list[str], sentence: str) -> 
     result = run(*arguments)
     assert result.exit_code == 1
     assert sentence in result.stderr
+
+
+def test_an_error_of_the_machine_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bench() -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/none")
+
+    stand_in("tandemmq.bench.command", monkeypatch, bench=bench)
+    result = run("bench")
+    assert result.exit_code == 1
+    assert "/none: No such file or directory" in result.stderr
     assert "Traceback" not in result.output
     assert result.stdout == ""
 
