@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from broker_rig import MESSAGE_BYTES_MAX, Peer, make_broker, records_of, running_broker, send_header
 
@@ -15,7 +16,7 @@ from tandemmq.protocol.bodies.tables import decode_topic_config
 from tandemmq.protocol.codes import SERIALIZE_ROCKETMQ, RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import decode_message_id
-from tandemmq.protocol.properties import encode_properties
+from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX, encode_properties
 from tandemmq.protocol.requests.admin import CreateTopicRequest, TopicConfigRequest
 from tandemmq.protocol.requests.consume import ViewMessageRequest
 from tandemmq.protocol.requests.send import SendBackRequest, SendRequest, SendResponse
@@ -278,6 +279,77 @@ async def test_sent_back_message_is_stored_for_later_and_in_the_end_as_dead_lett
     [_, dead] = records_of(await peer.pull("%DLQ%CG"))
     places = [dead.properties[name] for name in ("DELAY", "REAL_TOPIC", "REAL_QID", "RETRY_TOPIC")]
     assert places == ["0", "%RETRY%CG", "0", "T1"]
+
+
+@pytest.mark.parametrize("room", [0, 50, 250])
+async def test_a_message_at_the_limit_of_properties_is_retried_and_ends_as_a_dead_letter(
+    broker: Broker, peer: Peer, room: int
+) -> None:
+    """A retry carries its first topic and its delay; without room the delay is dropped, then the retry."""
+    await peer.send_ok("T1", b"small", properties={"UNIQ_KEY": "K" * 32})
+    [small] = records_of(await peer.pull("T1"))
+    added = len(small.raw_properties) - len(encode_properties({"UNIQ_KEY": "K" * 32}))
+    text = filled("UNIQ_KEY\x01" + "K" * 32, added + room)
+    sent = await peer.ask(
+        RequestCode.SEND_MESSAGE_V2, msgspec.structs.replace(send_header("T1"), properties=text), body=b"big"
+    )
+    assert sent.code == ResponseCode.SUCCESS, sent.remark
+    log_offset = decode_message_id(sent.decode(SendResponse).message_id).log_offset
+    store = broker.store
+    assert store is not None
+    for number in range(2):
+        header = SendBackRequest(log_offset=log_offset, group="CG", delay_level=1, retry_count_max=1)
+        answer = await peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        await until(
+            lambda number=number: (  # type: ignore[misc]
+                store.queue_max("%RETRY%CG", 0) > number or store.queue_max("%DLQ%CG", 0) > 0
+            ),
+            "it is stored again",
+        )
+        if store.queue_max("%DLQ%CG", 0):
+            break
+        again = records_of(await peer.pull("%RETRY%CG"))[-1]
+        assert (again.retry_count, again.properties["RETRY_TOPIC"]) == (number + 1, "T1")
+        assert again.properties["big"] == "v" * len(again.properties["big"])
+        log_offset = again.log_offset
+    [dead] = records_of(await peer.pull("%DLQ%CG"))
+    assert dead.body == b"big"
+    assert len(dead.properties["big"]) > 32_000
+
+
+def filled(first: str, room: int) -> str:
+    """Properties that leave so much room."""
+    base = first + "\x02big\x01"
+    return base + "v" * (PROPERTIES_BYTES_MAX - room - len(base) - 1) + "\x02"
+
+
+@pytest.mark.parametrize("retry_count", [1, 17])
+async def test_a_retry_that_its_consumer_sends_is_stored_though_it_has_grown_beyond_the_limit(
+    broker: Broker, peer: Peer, retry_count: int
+) -> None:
+    """So orderly consumers do, and those whose hand-back failed."""
+    added = {
+        "RETRY_TOPIC": "T1",
+        "DELAY": "1",
+        "ORIGIN_MESSAGE_ID": "A" * 32,
+        "RECONSUME_TIME": "1",
+        "MAX_RECONSUME_TIMES": "16",
+    }
+    text = encode_properties({"UNIQ_KEY": "K" * 32, "big": "v" * 32_600, **added}).decode()
+    answer = await peer.ask(
+        RequestCode.SEND_MESSAGE_V2,
+        msgspec.structs.replace(send_header("%RETRY%CG", retry_count=retry_count), properties=text),
+        body=b"big",
+    )
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    topic = "%RETRY%CG" if retry_count == 1 else "%DLQ%CG"
+    store = broker.store
+    assert store is not None
+    await until(lambda: store.queue_max(topic, 0) == 1)
+    [record] = records_of(await peer.pull(topic))
+    assert len(record.properties["big"]) == 32_600
+    assert record.properties["RETRY_TOPIC"] == "T1"
 
 
 async def test_sent_back_message_waits_for_a_second_copy(tmp_path: Path) -> None:

@@ -693,6 +693,13 @@ _REPLICATION: Final = (
 
 _TABLES: Final = (
     Plant(
+        name="a late request of an earlier role takes a registration away",
+        path="nameserver/registration.py",
+        sound="header.broker_name, header.broker_address, header.broker_id\n",
+        bug="header.broker_name, header.broker_address\n",
+        proofs=("unit/nameserver/test_nameserver_requests.py",),
+    ),
+    Plant(
         name="a turned bit in a table is another number",
         path="protocol/hashes.py",
         sound="if crc32(content) != int(found[1], 16):",
@@ -807,6 +814,20 @@ _TABLES: Final = (
 )
 
 _DELAY: Final = (
+    Plant(
+        name="a message at the limit of properties cannot be handed back",
+        path="broker/send/assembly.py",
+        sound="        raw = make_room(record.properties, room)\n",
+        bug="        raw = record.properties\n",
+        proofs=("unit/broker/test_send_assembly.py",),
+    ),
+    Plant(
+        name="a message without room for a retry is no dead letter either",
+        path="broker/send/send_back.py",
+        sound="record.properties = make_room_in_dead_letter(record.properties)",
+        bug="record.properties = record.properties + b''",
+        proofs=("scenario/test_broker_send.py",),
+    ),
     Plant(
         name="progress of delays is valid before its copies are safe",
         path="broker/delay/delivery.py",

@@ -92,13 +92,15 @@ class RegistrationHandlers:
         )
 
     def handle_unregister_broker(self, channel: Channel, command: Command) -> Command:
-        """UNREGISTER_BROKER (104); an unknown broker is not an error."""
+        """UNREGISTER_BROKER (104); an unknown broker, or one that has another id by now, is not an error."""
         header = command.decode(UnregisterBrokerRequest)
         is_known = self._table.data_version((header.cluster_name, header.broker_address)) is not None
         smallest = self._table.smallest(header.broker_name)
-        self._table.unregister(header.cluster_name, header.broker_name, header.broker_address)
+        is_gone = self._table.unregister(
+            header.cluster_name, header.broker_name, header.broker_address, header.broker_id
+        )
         self._after_leaving({header.broker_name: smallest})
-        if is_known:
+        if is_known and is_gone:
             log.info(events.BROKER_UNREGISTERED, extra={**_describe(header), "reason": "its own request"})
         return command.reply()
 

@@ -314,15 +314,21 @@ class RouteTable:
             self.unregister(live.cluster, live.broker_name, live.address)
         return brokers
 
-    def unregister(self, cluster: str, broker_name: str, address: str) -> None:
-        """Removes one broker by its address; what is unknown is ignored (spec nameserver 4)."""
+    def unregister(self, cluster: str, broker_name: str, address: str, broker_id: int | None = None) -> bool:
+        """Removes one broker by its address. An unknown broker is ignored, and so is one that is registered
+        under another id than `broker_id`: the request is of an earlier role (spec nameserver 4). True when
+        the broker is not registered any more.
+        """
+        replica_set = self._replica_sets.get(broker_name)
+        addresses = {} if replica_set is None else replica_set.addresses
+        if broker_id is not None and address in addresses.values() and addresses.get(broker_id) != address:
+            return False
         live = self._live.get((cluster, address))
         if live is not None and live.broker_name == broker_name:
             del self._live[cluster, address]
             self._filter_servers.pop((cluster, address), None)
-        replica_set = self._replica_sets.get(broker_name)
         if replica_set is None or address not in replica_set.addresses.values():
-            return
+            return True
         replica_set.addresses = {
             number: other for number, other in replica_set.addresses.items() if other != address
         }
@@ -330,6 +336,7 @@ class RouteTable:
             self._drop_replica_set(replica_set)
         elif replica_set.is_acting_master_enabled and MASTER_ID not in replica_set.addresses:
             self._change_permissions(broker_name, lambda permission: permission & ~Permission.WRITE)
+        return True
 
     def _drop_replica_set(self, replica_set: ReplicaSet) -> None:
         del self._replica_sets[replica_set.name]

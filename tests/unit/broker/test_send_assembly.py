@@ -6,9 +6,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tandemmq.broker.send.assembly import Inspected, find_value, inspect, is_unusual, with_pair
+from tandemmq.broker.delay.timers import TimerLimits
+from tandemmq.broker.send.assembly import (
+    DelayRule,
+    Inspected,
+    find_value,
+    inspect,
+    is_unusual,
+    make_room_in_dead_letter,
+    with_pair,
+)
 from tandemmq.errors import MessageIllegal
-from tandemmq.protocol.properties import decode_properties, encode_properties
+from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
+from tandemmq.protocol.record import NewRecord
+from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 
 names = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "xTAGS", "TAGSx", "a"])
 values = st.text(
@@ -155,3 +166,55 @@ def test_flags_that_would_hide_the_message_are_refused(sys_flag: int) -> None:
     with pytest.raises(MessageIllegal, match="sysFlag"):
         look("", sys_flag)
     assert look("", 0x8)[:3] == ("", 0, {})
+
+
+def retry_with(bytes_used: int) -> NewRecord:
+    """A message that is handed back, with properties of so many bytes."""
+    pairs = {"big": "", "WAIT": "false", "ORIGIN_MESSAGE_ID": "A" * 32, "RETRY_TOPIC": "T", "DELAY": "3"}
+    used = len(encode_properties({**pairs, "big": "v"})) - 1
+    pairs["big"] = "v" * (bytes_used - used)
+    properties = encode_properties(pairs)
+    assert len(properties) == bytes_used
+    return NewRecord(
+        topic="%RETRY%G", queue_id=0, body=b"x", properties=properties, born_at_ms=0, born_host=bytes(8)
+    )
+
+
+SPARE = len(encode_properties({"WAIT": "false", "ORIGIN_MESSAGE_ID": "A" * 32}))
+TARGET = len(encode_properties({"REAL_TOPIC": "%RETRY%G", "REAL_QID": "0"}))
+DELAY = len(encode_properties({"DELAY": "3"}))
+
+
+@pytest.mark.parametrize(
+    ("bytes_used", "topic", "dropped"),
+    [
+        (PROPERTIES_BYTES_MAX - TARGET, SCHEDULE_TOPIC, set()),
+        (PROPERTIES_BYTES_MAX - TARGET + 1, SCHEDULE_TOPIC, {"ORIGIN_MESSAGE_ID"}),
+        (PROPERTIES_BYTES_MAX - TARGET + SPARE, SCHEDULE_TOPIC, {"ORIGIN_MESSAGE_ID", "WAIT"}),
+        (PROPERTIES_BYTES_MAX - TARGET + SPARE + 1, "%RETRY%G", {"ORIGIN_MESSAGE_ID", "DELAY"}),
+        (PROPERTIES_BYTES_MAX + SPARE + DELAY, "%RETRY%G", {"ORIGIN_MESSAGE_ID", "WAIT", "DELAY"}),
+        (PROPERTIES_BYTES_MAX + SPARE + DELAY + 1, None, set()),
+    ],
+)
+def test_a_retry_drops_what_no_consumer_needs_then_its_delay(
+    bytes_used: int, topic: str | None, dropped: set[str]
+) -> None:
+    rule = DelayRule([1_000] * 18, TimerLimits())
+    record = retry_with(bytes_used)
+    before = decode_properties(record.properties)
+    assert rule.postpone_retry(record, 3, 0) is (topic is not None)
+    assert record.topic == (topic or "%RETRY%G")
+    after = decode_properties(record.properties)
+    assert before.keys() - after.keys() == dropped
+    assert after["big"] == before["big"]
+    assert after["RETRY_TOPIC"] == "T"
+    assert topic is None or len(record.properties) <= PROPERTIES_BYTES_MAX
+
+
+def test_a_dead_letter_without_room_does_not_say_where_it_comes_from() -> None:
+    raw = retry_with(PROPERTIES_BYTES_MAX).properties
+    assert make_room_in_dead_letter(raw) == raw
+    long = retry_with(PROPERTIES_BYTES_MAX + SPARE + DELAY + 1).properties
+    made = make_room_in_dead_letter(long)
+    assert len(made) <= PROPERTIES_BYTES_MAX
+    assert decode_properties(made).keys() == {"big"}

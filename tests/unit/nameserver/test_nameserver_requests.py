@@ -214,6 +214,18 @@ async def test_5_permissions_wiped_and_added(harness: Harness) -> None:
     assert (unknown.code, dict(unknown.fields)) == (0, {"wipeTopicCount": "0"})
 
 
+async def test_4_a_broker_leaves_only_under_its_present_id(harness: Harness) -> None:
+    await harness.register()
+    for broker_id, left in ((1, {0: MASTER}), (0, None)):
+        header = headers.UnregisterBrokerRequest(
+            broker_name="broker-a", broker_address=MASTER, cluster_name="C", broker_id=broker_id
+        )
+        assert (await harness.call(Code.UNREGISTER_BROKER, header)).code == 0
+        if left is not None:
+            assert await harness.addresses() == left
+    assert (await harness.route()).code == 17
+
+
 async def test_6_closed_connections_unregister(harness: Harness) -> None:
     await harness.register()
     await harness.register(1, SLAVE)

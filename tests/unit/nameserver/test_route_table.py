@@ -208,6 +208,16 @@ def test_unregister_goes_by_address_and_ignores_the_unknown(table: RouteTable) -
     assert addresses(table) == {0: MASTER}
 
 
+def test_a_late_unregister_of_an_earlier_role_leaves_the_present_one(table: RouteTable) -> None:
+    """A slave becomes master at its address, and the end of its old role arrives behind that."""
+    assert not table.unregister("C", "broker-a", MASTER, 2)
+    assert addresses(table) == {0: MASTER}
+    assert table.data_version(("C", MASTER)) is not None
+    assert table.unregister("C", "broker-a", MASTER, 0)
+    assert "broker-a" not in table.cluster_info().brokers
+    assert table.unregister("C", "broker-a", MASTER, 0)  # it is gone already
+
+
 def test_topic_stays_while_another_broker_has_it(table: RouteTable) -> None:
     table.register(broker(address=OTHER, broker_name="broker-b", topics=topics("T1", "B")), 0)
     table.unregister("C", "broker-a", MASTER)

@@ -9,7 +9,7 @@ Source: spec semantics 5, 6.1 and 18; spec store 4, 15 and 16; spec remoting 12.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tandemmq.broker.delay.timers import (
     TIMER_DEL_UNIQKEY,
@@ -29,11 +29,13 @@ from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.properties import (
+    PROPERTIES_BYTES_MAX,
     REAL_QID,
     REAL_TOPIC,
     append_property,
     decode_properties,
     encode_properties,
+    remove_property,
 )
 from tandemmq.protocol.record import NewRecord
 from tandemmq.protocol.requests.send import SendRequest, SendRequestV2
@@ -164,6 +166,24 @@ class DelayRule:
         record.queue_id = level - 1
         record.tag_hash = delivered_at_ms(level, now_ms, self._delay_levels_ms)
 
+    def postpone_retry(self, record: NewRecord, level: int, now_ms: int) -> bool:
+        """Puts a message off that is to be consumed again; its DELAY property is there already.
+
+        A message whose properties have no room for that is retried at once, without its delay. False when not
+        even its first topic fits: then the record is as it was.
+        """
+        room = len(_with_target(b"", record))
+        raw = make_room(record.properties, room)
+        if raw is not None:
+            record.properties = raw
+            self.postpone(record, level, now_ms)
+            return True
+        raw = make_room(remove_property(record.properties, names.DELAY.encode()))
+        if raw is None:
+            return False
+        record.properties = raw
+        return True
+
     def plan_timer(self, wishes: Mapping[str, str], now_ms: int) -> int | None:
         """The time slot in which a message with these wishes waits; None when it is due already.
 
@@ -180,8 +200,53 @@ class DelayRule:
 
 
 def _remember_target(record: NewRecord) -> None:
-    raw = append_property(record.properties, REAL_TOPIC, record.topic)
-    record.properties = append_property(raw, REAL_QID, str(record.queue_id))
+    record.properties = _with_target(record.properties, record)
+
+
+def _with_target(raw: bytes, record: NewRecord) -> bytes:
+    raw = append_property(raw, REAL_TOPIC, record.topic)
+    return append_property(raw, REAL_QID, str(record.queue_id))
+
+
+# Messages that are stored again for their group: a retry carries more properties than the failed message.
+
+SPARE_NAMES: Final = (
+    names.ORIGIN_MESSAGE_ID,
+    names.WAIT,
+    names.MSG_REGION,
+    names.TRACE_ON,
+    names.CLUSTER,
+    names.RECONSUME_TIME,
+    names.MAX_RECONSUME_TIMES,
+    names.MIN_OFFSET,
+    names.MAX_OFFSET,
+    "CONSUME_START_TIME",
+    "1ST_POP_TIME",
+    TIMER_OUT_MS,
+    "TIMER_ENQUEUE_MS",
+    "TIMER_DEQUEUE_MS",
+    "TIMER_ROLL_TIMES",
+)
+"""Properties that brokers and clients add and no consumer needs, the first to be dropped first."""
+
+_SPARE_IN_DEAD_LETTERS: Final = (*SPARE_NAMES, names.DELAY, REAL_TOPIC, REAL_QID, names.RETRY_TOPIC)
+
+
+def make_room(raw: bytes, room: int = 0, spare: Sequence[str] = SPARE_NAMES) -> bytes | None:
+    """`raw` with room for so many bytes more, without as few of the spare properties as it takes; None when
+    all of them are not enough. Properties of the sender are never dropped.
+    """
+    for name in spare:
+        if len(raw) + room <= PROPERTIES_BYTES_MAX:
+            return raw
+        raw = remove_property(raw, name.encode())
+    return raw if len(raw) + room <= PROPERTIES_BYTES_MAX else None
+
+
+def make_room_in_dead_letter(raw: bytes) -> bytes:
+    """The properties of a dead letter, without what says where it comes from when there is no room."""
+    made = make_room(raw, 0, _SPARE_IN_DEAD_LETTERS)
+    return raw if made is None else made
 
 
 # Properties: what the broker reads of them and what it adds.

@@ -30,6 +30,7 @@ from tandemmq.broker.send.assembly import (
     find_value,
     inspect,
     is_unusual,
+    make_room_in_dead_letter,
     with_pair,
 )
 from tandemmq.broker.send.numbered import NumberedSends, parse_claim
@@ -419,9 +420,10 @@ class SendHandlers:
         """A retry, a delayed message, or one with names that only the broker may set."""
         text = header.properties or ""
         claim_text = find_value(text, _CLAIM_MARK)
-        stored_queue_id = queue_id
+        stored_queue_id, is_dead = queue_id, False
         if target.is_retry:
             dlq = self._retry.redirect(header, command.version, self._clock.now_ms(), channel.peer[0])
+            is_dead = dlq is not None
             if dlq is not None:
                 target, stored_queue_id = dlq, 0
                 text = with_pair(text, names.DELAY, "-1")
@@ -438,8 +440,12 @@ class SendHandlers:
                 " (rejectTransactionMessage is true)"
             )
         record = self.make_record(channel, command, header, target, stored_queue_id, text)
+        if is_dead:
+            record.properties = make_room_in_dead_letter(record.properties)
         if is_half:
             make_half(record)
+        elif delay_level > 0 and target.is_retry:
+            self._delay.postpone_retry(record, delay_level, self._clock.now_ms())
         elif delay_level > 0:
             self._delay.postpone(record, delay_level, self._clock.now_ms())
         elif wishes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from tandemmq.broker.delay.timers import WISHES
 from tandemmq.broker.guards import require_group
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.send.assembly import DelayRule
+from tandemmq.broker.send.assembly import DelayRule, make_room_in_dead_letter
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.topics.auto_create import TopicCreator
 from tandemmq.broker.topics.group_table import GroupTable
@@ -79,15 +79,11 @@ class SendBackHandlers:
         retry_count_max = group.retry_count_max
         if header.retry_count_max is not None and command.version >= VERSION_MAX_RETRY_HONOURED:
             retry_count_max = header.retry_count_max
-        delay_level = 0
-        if message.retry_count >= retry_count_max or header.delay_level < 0:
-            target = self._creator.create_dlq_topic(group.name)
-        else:
+        record = None
+        if message.retry_count < retry_count_max and header.delay_level >= 0:
             delay_level = header.delay_level or FIRST_DELAY_LEVEL + message.retry_count
-        record = self._copy(message, target, min(delay_level, self._delay.level_max))
-        if delay_level > 0:
-            self._delay.postpone(record, min(delay_level, self._delay.level_max), now_ms)
-        self._append(channel, command, record)
+            record = self._make_retry(message, target, min(delay_level, self._delay.level_max), now_ms)
+        self._append(channel, command, record or self._make_dead_letter(message, group.name))
         topic = message.properties.get(names.RETRY_TOPIC, message.topic)
         self._stats.sent_back.add(f"{topic}@{group.name}", 1, len(message.body))
         return None
@@ -102,6 +98,18 @@ class SendBackHandlers:
         raise RequestRejected(
             f"no message is stored at log offset {log_offset}", code=ResponseCode.SYSTEM_ERROR
         )
+
+    def _make_retry(
+        self, message: Record, target: TopicConfig, delay_level: int, now_ms: int
+    ) -> NewRecord | None:
+        """None when the properties have no room for what a retry needs."""
+        record = self._copy(message, target, delay_level)
+        return record if self._delay.postpone_retry(record, delay_level, now_ms) else None
+
+    def _make_dead_letter(self, message: Record, group: str) -> NewRecord:
+        record = self._copy(message, self._creator.create_dlq_topic(group), 0)
+        record.properties = make_room_in_dead_letter(record.properties)
+        return record
 
     def _copy(self, message: Record, target: TopicConfig, delay_level: int) -> NewRecord:
         pairs = dict(message.properties)
