@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
 from client_rig import FAST, numbers, running_cluster, running_rig, take
 
 from tandemmq.api import nameserver
-from tandemmq.client import Admin, Message, Producer, ProducerOptions
+from tandemmq.client import (
+    Admin,
+    Consumer,
+    ConsumerOptions,
+    Message,
+    Producer,
+    ProducerOptions,
+    ReceivedMessage,
+    StartFrom,
+)
 from tandemmq.errors import BrokerUnreachable, NoRoute, TopicNotFound
 from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.testing import Cluster
 from waits import PATIENCE_S, until
+
+ROUTE_PERIOD_S = 30.0
 
 
 async def test_reading_goes_on_at_the_slave_and_back_at_the_master(tmp_path: Path) -> None:
@@ -128,3 +141,36 @@ async def test_a_broker_whose_connection_to_the_name_server_broke_is_back_in_the
 
         await until(registers_anew, timeout_s=15)
         await until(is_back)
+
+
+async def test_requests_replies_and_hand_backs_follow_an_elected_master() -> None:
+    """With the route period of an application, 30 s: only what fails makes a client ask for the route."""
+    reading = ConsumerOptions(start_from=StartFrom.FIRST, auto_ack=False, suspend_s=1.0)
+    async with Cluster(elected=True) as cluster:
+        await cluster.create_topic("Prices", queue_count=1)
+        async with (
+            Producer("shop", cluster.name_servers) as shop,
+            Consumer("prices", cluster.name_servers, options=reading) as service,
+        ):
+            service.subscribe("Prices")
+            for number in range(3):
+                asking = asyncio.ensure_future(
+                    shop.request(Message(topic="Prices", body=b"%d" % number), timeout_s=PATIENCE_S)
+                )
+                request = await find(service, b"%d" % number)
+                await cluster.lose_master()
+                began_s = time.monotonic()
+                await service.reply(request, b"price %d" % number, timeout_s=PATIENCE_S)
+                assert (await asking).body == b"price %d" % number
+                await service.retry_later(request)
+                assert time.monotonic() - began_s < ROUTE_PERIOD_S / 2
+                await cluster.start_slave()
+
+
+async def find(consumer: Consumer, body: bytes) -> ReceivedMessage:
+    """The first message with this body; others, which were handed back, are finished."""
+    while True:
+        (message,) = await take(consumer, 1)
+        if message.body == body:
+            return message
+        consumer.ack(message)

@@ -11,15 +11,24 @@ import asyncio
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar, cast
 
 from tandemmq.api import broker_consume
 from tandemmq.client.namespace import Namespace, find_namespace, request_mark
 from tandemmq.client.options import ClientOptions, parse_name_servers
 from tandemmq.client.route_cache import NameServers, RouteCache
-from tandemmq.errors import BrokerUnreachable, Busy, ClientError, RemoteProtocolError, TandemError
+from tandemmq.errors import (
+    BrokerUnreachable,
+    Busy,
+    ClientError,
+    NoRoute,
+    NotServed,
+    RemoteProtocolError,
+    ServiceNotAvailable,
+    TandemError,
+)
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies.client import ConsumerData, Heartbeat, ProducerData
 from tandemmq.protocol.codes import RequestCode
@@ -55,8 +64,19 @@ PRODUCER_REQUESTS = (RequestCode.CHECK_TRANSACTION_STATE, RequestCode.PUSH_REPLY
 """What they ask of producers."""
 
 
+OUTAGES = (BrokerUnreachable, NoRoute, NotServed, ServiceNotAvailable)
+"""The group has no master that serves the request now; it may have one in a moment."""
+OUTAGE_PAUSE_MS = (50, 200)
+"""Before looking again for a master that serves it, from..to: not all clients come at once."""
+SILENT_S = 1.0
+"""A request without an answer for so long makes the routes be asked: the broker's machine may be gone."""
 UNDECODED_LINE_S = 10.0
 """Between two log lines about bodies that could not be decoded: a topic may be full of them."""
+
+
+T = TypeVar("T")
+AskMaster = Callable[[str, float], Awaitable[T]]
+"""A call to the broker at an address, which may take so many seconds."""
 
 
 class GroupMember(Protocol):
@@ -191,6 +211,54 @@ class ClientInstance:
         """Something that heartbeats carry has changed."""
         self._heartbeat_wanted.set()
 
+    async def ask_master(self, topic: str, broker_name: str, ask: AskMaster[T], *, timeout_s: float) -> T:
+        """What the master of the broker group answers, whichever broker that is by then.
+
+        While the group has no master that serves the request, the route is looked up again until the
+        deadline; a master that is silent is left as soon as the route names another one. So a request may be
+        carried out twice.
+
+        Raises:  what the last attempt raised; NoRoute while the route names no master.
+        """
+        deadline_s = self.clock.monotonic() + timeout_s
+        low, high = OUTAGE_PAUSE_MS
+        while True:
+            try:
+                address = self._master_of(topic, broker_name)
+                if address is None:
+                    raise NoRoute(f"broker {broker_name!r} has no master for topic {topic!r}")
+                left_s = max(0.0, deadline_s - self.clock.monotonic())
+                return await self._ask_while_master(topic, broker_name, address, ask(address, left_s))
+            except OUTAGES:
+                pause_s = (low + self.chance.below(high - low)) / 1000
+                if deadline_s - self.clock.monotonic() <= pause_s:
+                    raise
+                self.routes.refresh_soon(topic)
+                await self.clock.sleep(pause_s)
+
+    async def _ask_while_master(self, topic: str, broker_name: str, address: str, asking: Awaitable[T]) -> T:
+        """The answer; BrokerUnreachable when the route names another master before it has come."""
+        task = self.tasks.start("ask-master", _outcome_of(asking))
+        try:
+            while True:
+                done, _ = await asyncio.wait((task,), timeout=SILENT_S)
+                if task.cancelled():
+                    raise ClientError("the client was closed meanwhile")
+                if done:
+                    answer, error = task.result()
+                    if error is not None:
+                        raise error
+                    return cast(T, answer)
+                if self._master_of(topic, broker_name) not in (None, address):
+                    raise BrokerUnreachable(f"broker {broker_name!r} has another master now")
+                self.routes.refresh_soon(topic)
+        finally:
+            task.cancel()
+
+    def _master_of(self, topic: str, broker_name: str) -> str | None:
+        view = self.routes.get(topic)
+        return None if view is None else view.master_address(broker_name)
+
     def note_undecoded(self, message: ReceivedMessage) -> None:
         """A message is handed out with its stored body: counted, and logged now and then with the count."""
         self._undecoded_count += 1
@@ -290,6 +358,14 @@ class ClientInstance:
         self.failure = error
         for callback in self.on_failure:
             callback(error)
+
+
+async def _outcome_of(asking: Awaitable[T]) -> tuple[T | None, TandemError | None]:
+    """The answer or the error: a refused call must not end the client's task scope."""
+    try:
+        return await asking, None
+    except TandemError as error:
+        return None, error
 
 
 async def _local_address(client: RemotingClient, address: str) -> str:

@@ -73,6 +73,9 @@ class FakeBroker:
         self.held_count = 0
         self.pulls: list[PullRequest] = []
         self.handed_back: list[SendBackRequest] = []
+        self.replies: list[bytes] = []
+        self.reply_codes: list[int] = []
+        """What the next replies are refused with."""
         self.refuse: Callable[[SendRequestV2], int] = lambda _: 0
         self.refusal = "refused by the test"
         self.pull_code = 0
@@ -95,6 +98,7 @@ class FakeBroker:
             RequestCode.GET_MAX_OFFSET: self._max,
             RequestCode.GET_MIN_OFFSET: self._min,
             RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back,
+            RequestCode.SEND_REPLY_MESSAGE_V2: self._reply,
         }
         self.server = RemotingServer(
             {int(code): handler for code, handler in handlers.items()},
@@ -277,7 +281,18 @@ class FakeBroker:
             0, GetMinOffsetResponse(offset=self.queue(header.topic, header.queue_id).min_offset)
         )
 
-    def _send_back(self, channel: Channel, command: Command) -> Command:
+    def _reply(self, channel: Channel, command: Command) -> Command | None:
+        if self.hang:
+            return None
+        code = self.reply_codes.pop(0) if self.reply_codes else 0
+        if code:
+            return command.reply(code, remark="refused by the test")
+        self.replies.append(bytes(command.body))
+        return command.reply(0, SendResponse(message_id="", queue_id=0, queue_offset=0))
+
+    def _send_back(self, channel: Channel, command: Command) -> Command | None:
+        if self.hang:
+            return None
         if self.back_code:
             return command.reply(self.back_code, remark="refused by the test")
         self.handed_back.append(command.decode(SendBackRequest))

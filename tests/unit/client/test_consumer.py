@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import zlib
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,14 @@ from tandemmq.errors import (
     ClientError,
     ConfigError,
     OffsetOutOfRange,
+    RequestRejected,
 )
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.progress import decode_consumer_status, encode_reset_offsets
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message import ReceivedMessage
+from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.remoting.channel import Channel
 from waits import PATIENCE_S, until
@@ -517,6 +519,66 @@ async def test_retried_messages_show_their_own_topic_and_can_be_handed_back():
             (header,) = cluster[0].handed_back
             assert (header.group, header.delay_level, header.original_topic) == ("g", 3, "T")
             assert consumer.positions[MessageQueue("%RETRY%g", "a", 0)] == 1
+
+
+REQUEST = encode_properties({"CLUSTER": "c", "CORRELATION_ID": "id", "REPLY_TO_CLIENT": "asker"})
+
+
+async def hand_back(consumer: Consumer, message: ReceivedMessage) -> None:
+    await consumer.retry_later(message)
+
+
+async def reply(consumer: Consumer, message: ReceivedMessage) -> None:
+    await consumer.reply(message, b"pong", timeout_s=5)
+
+
+def arrived(broker: FakeBroker) -> int:
+    return len(broker.handed_back) + len(broker.replies)
+
+
+@pytest.mark.parametrize("act", [hand_back, reply])
+@pytest.mark.parametrize("fault", ["stopped", "silent", "a slave now"])
+async def test_what_is_for_the_master_follows_a_failover(
+    act: Callable[[Consumer, ReceivedMessage], Awaitable[None]], fault: str
+):
+    """The route is old and nobody else asks for it; for a while there is no master at all."""
+    async with running_cluster(FakeBroker("a"), FakeBroker("a"), T=1) as cluster:
+        old, new = cluster.brokers
+        cluster.hidden = {new}
+        old.put("T", 0, b"ping", REQUEST)
+        async with consumer_of(cluster, client=FIRST_MEMBER) as consumer:
+            (message,) = await take(consumer, 1)
+            cluster.hidden = {old, new}
+            match fault:
+                case "stopped":
+                    await old.server.stop()
+                case "silent":
+                    old.hang = True
+                case _:
+                    old.back_code = ResponseCode.SERVICE_NOT_AVAILABLE
+                    old.reply_codes = [ResponseCode.SERVICE_NOT_AVAILABLE] * 100
+            asked = cluster.route_questions
+            acting = asyncio.ensure_future(act(consumer, message))
+            await until(lambda: cluster.route_questions > asked)
+            cluster.hidden = {old}
+            await acting
+            assert (arrived(old), arrived(new)) == (0, 1)
+
+
+async def test_a_reply_waits_until_the_next_master_knows_the_requester():
+    """Only there: at the master that has stored the request, a requester that is gone is gone."""
+    async with running_cluster(FakeBroker("a"), T=1) as cluster:
+        cluster[0].put("T", 0, b"ping", REQUEST)
+        async with consumer_of(cluster) as consumer:
+            (message,) = await take(consumer, 1)
+            cluster[0].reply_codes = [ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_ERROR]
+            await consumer.reply(message, b"pong")
+            assert cluster[0].replies == [b"pong"]
+            host, _, port = cluster[0].address.rpartition(":")
+            message.record.store_host = encode_host(host, int(port))
+            cluster[0].reply_codes = [ResponseCode.SYSTEM_ERROR]
+            with pytest.raises(RequestRejected, match="refused by the test"):
+                await consumer.reply(message, b"pong")
 
 
 async def test_broker_resets_and_asks_for_offsets():

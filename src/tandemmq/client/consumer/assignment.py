@@ -214,6 +214,8 @@ class Assignment:
                 count += 1
             except TandemError as error:
                 failed.add(queue.broker_name)
+                if error.refresh_route:
+                    self._seams.instance.routes.refresh_soon(queue.topic)
                 log.warning(
                     events.REBALANCE_FAILED,
                     extra={"topic": queue.topic, "broker": queue.broker_name, "error": str(error)},
@@ -534,6 +536,7 @@ class QueueLockKeeper:
                 held = await self._ask(broker_name, asked)
             except TandemError as error:
                 self._note_failure(broker_name, error)
+                self._seams.instance.routes.refresh_soon(asked[0].topic)
                 continue
             if held is not None:
                 self._failing.discard(broker_name)
@@ -566,6 +569,7 @@ class QueueLockKeeper:
         instance = self._seams.instance
         address = self._master_of(queues[0])
         if address is None:
+            instance.routes.refresh_soon(queues[0].topic)
             return None
         return await broker_consume.lock_queues(
             instance.remoting,

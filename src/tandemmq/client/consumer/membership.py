@@ -26,7 +26,6 @@ from tandemmq.client.options import ConsumerOptions, MessageModel, StartFrom
 from tandemmq.client.route_cache import FaultyPeers
 from tandemmq.errors import (
     ClientError,
-    NoRoute,
     OffsetOutOfRange,
     RemoteProtocolError,
     RequestRejected,
@@ -309,6 +308,8 @@ def queue_of(message: ReceivedMessage) -> MessageQueue:
 # RocketMQ's clients do after any refusal.
 
 FIRST_DELAY_LEVEL = 3
+HAND_BACK_TIMEOUT_S = 5.0
+"""A producer's default for a send with all its attempts."""
 _NOT_COPIED = (
     names.REAL_TOPIC,
     names.REAL_QID,
@@ -330,12 +331,10 @@ async def hand_back(
 ) -> None:
     """Returns when a broker has stored it again; `delay_level` as of `Consumer.retry_later`.
 
-    Raises:  NoRoute without a master; the error of the last call.
+    A failover is waited out until the deadline, as by a send.
+
+    Raises:  NoRoute without a master until then; the error of the last call.
     """
-    view = instance.routes.get(message.record.topic)
-    address = view.master_address(message.broker_name) if view is not None else None
-    if address is None:
-        raise NoRoute(f"broker {message.broker_name!r} has no master: the message cannot be handed back")
     header = SendBackRequest(
         log_offset=message.record.log_offset,
         group=group,
@@ -345,18 +344,21 @@ async def hand_back(
         retry_count_max=retry_count_max,
         broker_name=message.broker_name,
     )
-    timeout_s = instance.options.call_timeout_s
-    try:
-        await broker_send.send_back(instance.remoting, address, header, timeout_s=timeout_s)
-    except RequestRejected as error:
-        if error.code != ResponseCode.SYSTEM_ERROR:
-            raise
-        again = _as_retry(message, header)
-        answer = await broker_send.send(instance.remoting, address, again, message.body, timeout_s=timeout_s)
-        if answer.status is not SendStatus.SEND_OK:
-            raise RequestRejected(
-                f"the message was not stored again: {answer.status.value}", code=ResponseCode.SYSTEM_ERROR
-            ) from error
+
+    async def ask(address: str, left_s: float) -> None:
+        try:
+            await broker_send.send_back(instance.remoting, address, header, timeout_s=left_s)
+        except RequestRejected as error:
+            if error.code != ResponseCode.SYSTEM_ERROR:
+                raise
+            again = _as_retry(message, header)
+            answer = await broker_send.send(instance.remoting, address, again, message.body, timeout_s=left_s)
+            if answer.status is not SendStatus.SEND_OK:
+                raise RequestRejected(
+                    f"the message was not stored again: {answer.status.value}", code=ResponseCode.SYSTEM_ERROR
+                ) from error
+
+    await instance.ask_master(message.record.topic, message.broker_name, ask, timeout_s=HAND_BACK_TIMEOUT_S)
 
 
 def _as_retry(message: ReceivedMessage, refused: SendBackRequest) -> SendRequestV2:

@@ -79,8 +79,8 @@ class BrokerOffsets:
                 zero_if_missing=self._zero_if_missing,
                 timeout_s=self._instance.options.call_timeout_s,
             )
-        except (BrokerUnreachable, RequestTimeout):
-            self._faulty.note_failure(address, self._instance.clock.monotonic())
+        except TandemError as error:
+            self._note_failure(queue, address, error)
             raise
 
     async def write(self, queue: MessageQueue, offset: int, seen: str | None = None) -> None:
@@ -97,12 +97,18 @@ class BrokerOffsets:
                 seen=seen,
                 timeout_s=self._instance.options.call_timeout_s,
             )
-        except (BrokerUnreachable, RequestTimeout):
-            self._faulty.note_failure(address, self._instance.clock.monotonic())
+        except TandemError as error:
+            self._note_failure(queue, address, error)
             raise
 
     async def flush(self) -> None:
         """Nothing to do: each write has been answered."""
+
+    def _note_failure(self, queue: MessageQueue, address: str, error: TandemError) -> None:
+        if isinstance(error, BrokerUnreachable | RequestTimeout):
+            self._faulty.note_failure(address, self._instance.clock.monotonic())
+        if error.refresh_route:
+            self._instance.routes.refresh_soon(queue.topic)
 
     def _address(self, queue: MessageQueue) -> str:
         view = self._instance.routes.get(queue.topic)
@@ -110,6 +116,7 @@ class BrokerOffsets:
         avoided = self._faulty.avoided(self._instance.clock.monotonic())
         replica = choose_replica(addresses, MASTER_ID, avoided)
         if replica is None:
+            self._instance.routes.refresh_soon(queue.topic)
             raise NoRoute(f"no address of broker {queue.broker_name!r} is known")
         return replica.address
 
@@ -331,9 +338,15 @@ async def find_offset(
     Raises:  any TandemError of the question; NoRoute without an address.
     """
     view = instance.routes.get(queue.topic)
-    replica = choose_replica(view.addresses.get(queue.broker_name, {}) if view else {}, MASTER_ID, avoided)
-    if replica is None:
-        raise NoRoute(f"no address of broker {queue.broker_name!r} is known")
+    for is_last in (False, True):
+        addresses = view.addresses.get(queue.broker_name, {}) if view is not None else {}
+        replica = choose_replica(addresses, MASTER_ID, avoided)
+        if replica is not None:
+            break
+        if is_last:
+            raise NoRoute(f"no address of broker {queue.broker_name!r} is known")
+        view = await instance.routes.refresh(queue.topic)
+    assert replica is not None
     remoting, address = instance.remoting, replica.address
     timeout_s = instance.options.call_timeout_s
     match start_from:

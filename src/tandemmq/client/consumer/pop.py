@@ -171,14 +171,14 @@ class PopConsumer(Client):
         It counts as delivered once more then (`retry_count`). Raises the error of the call: the message
         keeps the time that it had.
         """
-        topic = self._namespace.wrap(message.topic)
-        message.handle = await broker_consume.change_invisible(
-            self._instance.remoting,
-            self._address(topic, message.broker_name),
-            self.group,
+        topic, remoting = self._namespace.wrap(message.topic), self._instance.remoting
+        invisible_ms = round(invisible_s * 1000)
+        message.handle = await self._instance.ask_master(
             topic,
-            message.handle,
-            round(invisible_s * 1000),
+            message.broker_name,
+            lambda address, left_s: broker_consume.change_invisible(
+                remoting, address, self.group, topic, message.handle, invisible_ms, timeout_s=left_s
+            ),
             timeout_s=self._instance.options.call_timeout_s,
         )
 
@@ -303,6 +303,8 @@ class PopConsumer(Client):
                 events.CLIENT_PULL_FAILED,
                 extra={"topic": target.topic, "broker": target.broker_name, "error": str(error)},
             )
+            if error.refresh_route:
+                self._instance.routes.refresh_soon(target.topic)
         # A broker that says no before the time (it holds too many requests, or failed) is asked later.
         left_s = began_s + POLL_S_MAX - self._instance.clock.monotonic()
         if left_s > 0:
@@ -310,13 +312,13 @@ class PopConsumer(Client):
         return False
 
     async def _ack(self, message: PoppedMessage) -> None:
-        topic = self._namespace.wrap(message.topic)
-        await broker_consume.ack(
-            self._instance.remoting,
-            self._address(topic, message.broker_name),
-            self.group,
+        topic, remoting = self._namespace.wrap(message.topic), self._instance.remoting
+        await self._instance.ask_master(
             topic,
-            message.handle,
+            message.broker_name,
+            lambda address, left_s: broker_consume.ack(
+                remoting, address, self.group, topic, message.handle, timeout_s=left_s
+            ),
             timeout_s=self._instance.options.call_timeout_s,
         )
 

@@ -28,7 +28,7 @@ from tandemmq.client.producer.packer import Packer, Shipment, Waiter, must_trave
 from tandemmq.client.producer.results import SendResult
 from tandemmq.client.producer.sender import Sender
 from tandemmq.client.route_cache import RouteView
-from tandemmq.errors import ClientError, MessageIllegal, NoRoute
+from tandemmq.errors import BrokerUnreachable, ClientError, MessageIllegal, NoRoute
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import Message
@@ -356,13 +356,19 @@ class Outbox:
             _check_queue(queue)
         target = queue or self._sender.choose(view)
         address = view.master_address(target.broker_name)
+        routes = self._instance.routes
         if address is None:
+            routes.refresh_soon(view.topic)
             raise NoRoute(f"broker {target.broker_name!r} has no master for topic {message.topic!r}")
         if self._before_send is not None:
             message = self._before_send(message)
         shipment = self._packer.pack_one(message, queue=target, deadline_s=self._packer.deadline_s(None))
         header = shipment.header(self._group, self._options)
-        await broker_send.send_oneway(self._instance.remoting, address, header, shipment.body)
+        try:
+            await broker_send.send_oneway(self._instance.remoting, address, header, shipment.body)
+        except BrokerUnreachable:
+            routes.refresh_soon(view.topic)
+            raise
 
     async def flush(self) -> None:
         """Returns when every send that was started has its result."""

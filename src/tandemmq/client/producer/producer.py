@@ -21,7 +21,7 @@ from typing import Self
 
 from tandemmq.api import broker_send
 from tandemmq.api.broker_send import SendStatus
-from tandemmq.client.instance import Client, ClientInstance, InstanceUse
+from tandemmq.client.instance import SILENT_S, Client, ClientInstance, InstanceUse
 from tandemmq.client.options import ProducerOptions
 from tandemmq.client.producer.outbox import Outbox
 from tandemmq.client.producer.packer import must_travel_alone, room_of
@@ -29,13 +29,13 @@ from tandemmq.client.producer.results import SendResult, broker_of_handle, send_
 from tandemmq.client.producer.sender import queue_by_key
 from tandemmq.client.route_cache import RouteView
 from tandemmq.client.tracing import SendObserver, Tracer
-from tandemmq.errors import ClientError, NoRoute, RequestTimeout, TandemError
+from tandemmq.errors import ClientError, RequestTimeout, TandemError
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.message import Message, ReceivedMessage
 from tandemmq.protocol.topic_names import check_group
-from tandemmq.units import MASTER_ID
+from tandemmq.remoting.channel import Channel
 
 Outcome = SendResult | TandemError
 OnResult = Callable[[Message, Outcome], object]
@@ -235,15 +235,13 @@ class Producer(Client):
         """
         self._outbox.check_open()
         await self._publish_view(topic)
-        name = broker_of_handle(recall_handle)
-        address = self._instance.routes.broker_addresses().get(name, {}).get(MASTER_ID)
-        if address is None:
-            raise NoRoute(f"broker {name!r} of the recall handle has no master")
-        return await broker_send.recall(
-            self._instance.remoting,
-            address,
-            self._namespace.wrap(topic),
-            recall_handle,
+        remoting, wrapped = self._instance.remoting, self._namespace.wrap(topic)
+        return await self._instance.ask_master(
+            wrapped,
+            broker_of_handle(recall_handle),
+            lambda address, left_s: broker_send.recall(
+                remoting, address, wrapped, recall_handle, timeout_s=left_s
+            ),
             timeout_s=self.options.timeout_s,
         )
 
@@ -291,7 +289,7 @@ class Requests:
     def __init__(self, instance: ClientInstance, outbox: Outbox) -> None:
         self._instance = instance
         self._outbox = outbox
-        self._introduced: set[str | None] = set()
+        self._introduced: dict[str, Channel] = {}
 
     async def ask(self, message: Message, view: RouteView, timeout_s: float) -> ReceivedMessage:
         """The reply to the message.
@@ -311,22 +309,49 @@ class Requests:
         reply = questions.expect_reply(correlation_id)
         try:
             await (await self._outbox.start_system(message, system, 0, timeout_s))
-            async with asyncio.timeout(max(0.0, ends_at - clock.monotonic())):
-                return await reply
-        except TimeoutError:
+            while (left_s := ends_at - clock.monotonic()) > 0:
+                done, _ = await asyncio.wait((reply,), timeout=min(left_s, SILENT_S))
+                if done:
+                    return reply.result()
+                self._look_for_masters(view.topic)
             raise RequestTimeout(
                 f"the request to topic {message.topic!r} was stored, but no reply came within {timeout_s:g} s"
-            ) from None
+            )
         finally:
             questions.forget_reply(correlation_id)
 
     async def _introduce(self, view: RouteView) -> None:
-        """Let the brokers of the topic know this client before one has a reply for it."""
-        brokers = {queue.broker_name for queue in view.publish_queues}
-        addresses = {view.master_address(name) for name in brokers}
-        if not addresses <= self._introduced:
+        """Let the masters of the topic know this client before one has a reply for it: over each connection,
+        because a broker forgets its clients with their connections.
+        """
+        if self._strangers(view):
             await self._instance.beat()
-            self._introduced |= addresses
+            for address in _masters(view):
+                channel = self._instance.remoting.open_channel(address)
+                if channel is not None:
+                    self._introduced[address] = channel
+
+    def _look_for_masters(self, topic: str) -> None:
+        """The reply comes by way of the group's master, and that may be another one by now."""
+        routes = self._instance.routes
+        routes.refresh_soon(topic)
+        view = routes.get(topic)
+        if view is not None and self._strangers(view):
+            self._instance.tasks.start("introduce", self._introduce(view))
+
+    def _strangers(self, view: RouteView) -> bool:
+        """True when a master does not know this client yet, or not over its present connection."""
+        open_channel = self._instance.remoting.open_channel
+        for address in _masters(view):
+            channel = open_channel(address)
+            if channel is None or self._introduced.get(address) is not channel:
+                return True
+        return False
+
+
+def _masters(view: RouteView) -> set[str]:
+    addresses = (view.master_address(queue.broker_name) for queue in view.publish_queues)
+    return {address for address in addresses if address is not None}
 
 
 # Many messages at once: they are cut into batches, which is pure, and many batches are under way.

@@ -12,14 +12,15 @@ import msgspec
 from tandemmq.api import broker_send
 from tandemmq.api.broker_send import SendAnswer, SendStatus
 from tandemmq.client.instance import ClientInstance
-from tandemmq.errors import ClientError, MessageIllegal, NoRoute
+from tandemmq.errors import ClientError, MessageIllegal, NotServed, RequestRejected
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.message import Message, ReceivedMessage, check_message, wire_properties
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.protocol.topic_names import reply_topic
-from tandemmq.units import MASTER_ID
+from tandemmq.remoting.options import render_address
 
 REPLY_TYPE = "reply"
 _COPIED = (names.CORRELATION_ID, names.REPLY_TO_CLIENT, names.TTL)
@@ -36,17 +37,17 @@ async def send_reply(
 ) -> None:
     """Returns when the requester has taken the reply.
 
-    It goes to the broker that the request came from, because the requester is connected to that one.
-    Raises:  MessageIllegal when the message is not a request, NoRoute without a master, RequestRejected when
-             the requester is no longer connected.
+    The reply goes to the broker group that the request came from, because the requester is connected to its
+    master. When the group has another master than the one that stored the request, the requester gets to
+    know it within a moment: the reply is repeated until then, or until the deadline.
+
+    Raises:  MessageIllegal when the message is not a request, NoRoute without a master until the deadline,
+             RequestRejected when the requester is no longer connected.
     """
     asked = request.properties
     missing = [name for name in (names.CLUSTER, *_COPIED[:2]) if not asked.get(name)]
     if missing:
         raise MessageIllegal(f"the message asks for no reply: it has no property {missing[0]}")
-    address = instance.routes.broker_addresses().get(request.broker_name, {}).get(MASTER_ID)
-    if address is None:
-        raise NoRoute(f"broker {request.broker_name!r} has no master: the reply cannot be sent")
     message = Message(topic=reply_topic(asked[names.CLUSTER]), body=body, properties=properties or {})
     check_message(message)
     now_ms = instance.clock.now_ms()
@@ -65,7 +66,17 @@ async def send_reply(
         properties=encode_properties(pairs).decode(),
         broker_name=request.broker_name,
     )
-    await broker_send.send_reply(instance.remoting, address, header, body, timeout_s=timeout_s)
+    stored_at = render_address(request.record.store_address)
+
+    async def ask(address: str, left_s: float) -> None:
+        try:
+            await broker_send.send_reply(instance.remoting, address, header, body, timeout_s=left_s)
+        except RequestRejected as error:
+            if error.code != ResponseCode.SYSTEM_ERROR or address == stored_at:
+                raise
+            raise NotServed(error.remark, code=error.code) from None
+
+    await instance.ask_master(request.record.topic, request.broker_name, ask, timeout_s=timeout_s)
 
 
 __all__ = ["SendResult", "SendStatus", "broker_of_handle", "split_answer"]

@@ -20,17 +20,15 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from tandemmq.api.broker_send import SendStatus, read_send_answer, send_command
-from tandemmq.client.instance import ClientInstance
+from tandemmq.client.instance import OUTAGE_PAUSE_MS, OUTAGES, SILENT_S, ClientInstance
 from tandemmq.client.options import ProducerOptions
 from tandemmq.client.producer.packer import Shipment
 from tandemmq.client.route_cache import FaultyPeers, RouteView
 from tandemmq.errors import (
     BrokerUnreachable,
     NoRoute,
-    NotServed,
     RequestRejected,
     RequestTimeout,
-    ServiceNotAvailable,
     TandemError,
 )
 from tandemmq.protocol.bodies import MessageQueue
@@ -60,17 +58,10 @@ RETRY_CODES = frozenset(
 RETRY_PAUSE_S = 0.1
 """Before trying the same broker again; doubles with each attempt."""
 
-OUTAGE_PAUSE_MS = (50, 200)
-"""Before looking again for a broker that takes the message, from..to: not all senders come at once."""
-
-SILENT_S = 1.0
-"""A send without an answer for so long makes the routes be asked: the broker's machine may be gone."""
 WATCH_S = 0.25
 
 START_BOUND = 1 << 16
 NONE: frozenset[str] = frozenset()
-OUTAGES = (BrokerUnreachable, NoRoute, NotServed, ServiceNotAvailable)
-"""The group has no master that takes messages now; it may have one in a moment."""
 
 
 class Sender:

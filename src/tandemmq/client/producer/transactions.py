@@ -22,7 +22,7 @@ from tandemmq.client.instance import Client, ClientInstance
 from tandemmq.client.options import ProducerOptions
 from tandemmq.client.producer.producer import Producer
 from tandemmq.client.producer.results import SendResult
-from tandemmq.errors import ClientError, MessageIllegal, NoRoute, TandemError
+from tandemmq.errors import ClientError, MessageIllegal, TandemError
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.message import Message, ReceivedMessage
 from tandemmq.protocol.message_id import decode_message_id
@@ -35,7 +35,6 @@ from tandemmq.protocol.sys_flag import (
 )
 from tandemmq.remoting.channel import Channel
 from tandemmq.telemetry import events
-from tandemmq.units import MASTER_ID
 
 log = logging.getLogger(__name__)
 
@@ -138,22 +137,25 @@ class TransactionProducer(Client):
 
     async def end(self, sent: SendResult, state: TransactionState) -> None:
         """Tell the broker how the transaction ended. Whether that arrives is not known: if not, it asks."""
-        name = sent.queue.broker_name
-        address = self._instance.routes.broker_addresses().get(name, {}).get(MASTER_ID)
+        name, remoting = sent.queue.broker_name, self._instance.remoting
+        topic = self._instance.namespace.wrap(sent.queue.topic)
         header = EndTransactionRequest(
             producer_group=self.group,
             half_queue_offset=sent.queue_offset,
             log_offset=decode_message_id(sent.message_id).log_offset,
             decision=state.value,
             unique_key=sent.unique_key,
-            topic=self._instance.namespace.wrap(sent.queue.topic),
+            topic=topic,
             transaction_id=sent.unique_key,
             broker_name=name,
         )
         try:
-            if address is None:
-                raise NoRoute(f"broker {name!r} has no master")
-            await broker_send.end_transaction(self._instance.remoting, address, header)
+            await self._instance.ask_master(
+                topic,
+                name,
+                lambda address, _: broker_send.end_transaction(remoting, address, header),
+                timeout_s=self._instance.options.call_timeout_s,
+            )
         except TandemError as error:
             log.warning(
                 events.TRANSACTION_END_UNSENT,
