@@ -167,6 +167,20 @@ async def test_requests_replies_and_hand_backs_follow_an_elected_master() -> Non
                 await cluster.start_slave()
 
 
+async def test_a_name_server_of_nobody_leads_no_client_astray(tmp_path: Path) -> None:
+    """Whichever of the two a client asks first."""
+    (tmp_path / "other").mkdir()
+    async with running_cluster(tmp_path) as rig, running_rig(tmp_path / "other") as empty:
+        for names in (f"{rig.namesrv};{empty.namesrv}", f"{empty.namesrv};{rig.namesrv}"):
+            for _ in range(8):  # which one is asked first is drawn
+                async with Producer("P", names) as producer, Admin(names) as admin:
+                    assert (await producer.send(Message(topic="T", body=b"1"))).is_ok
+                    assert (await producer.send(Message(topic="Made", body=b"1"))).is_ok
+                    assert "T" in await admin.topics()
+                    assert (await admin.cluster_info()).brokers
+                    assert (await admin.topic_route("T")).queues
+
+
 async def find(consumer: Consumer, body: bytes) -> ReceivedMessage:
     """The first message with this body; others, which were handed back, are finished."""
     while True:

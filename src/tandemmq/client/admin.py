@@ -17,7 +17,7 @@ from tandemmq.api import broker_admin, broker_consume, nameserver
 from tandemmq.client.consumer.replica_choice import choose_replica
 from tandemmq.client.instance import Client, ClientInstance, InstanceUse
 from tandemmq.client.options import ClientOptions
-from tandemmq.client.route_cache import RouteView, build_view
+from tandemmq.client.route_cache import RouteView, build_view, is_known
 from tandemmq.errors import BadRequest, NoRoute, TopicNotFound
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute
@@ -76,17 +76,17 @@ class Admin(Client):
 
     async def cluster_info(self) -> ClusterInfo:
         """All registered brokers, by cluster and name."""
-        return await self._instance.name_servers.ask(nameserver.query_cluster_info)
+        return await self._instance.name_servers.ask(
+            nameserver.query_cluster_info, knows=lambda info: bool(info.clusters)
+        )
 
     async def topics(self) -> list[str]:
         """The names of all topics, system topics included, sorted."""
-        return await self._instance.name_servers.ask(nameserver.query_topics)
+        return await self._instance.name_servers.ask(nameserver.query_topics, knows=bool)
 
     async def topic_route(self, topic: str) -> TopicRoute:
         """Queues and brokers of a topic. Raises TopicNotFound when no broker has registered it."""
-        route = await self._instance.name_servers.ask(
-            lambda client, address: nameserver.query_route(client, address, topic)
-        )
+        route = await self._query_route(topic)
         if route is None:
             raise TopicNotFound(f"topic {topic!r} is not registered at the name server")
         return route
@@ -288,13 +288,17 @@ class Admin(Client):
             raise NoRoute(f"cluster {name!r} has no master")
         return masters
 
+    async def _query_route(self, topic: str) -> TopicRoute | None:
+        """None when no name server knows the topic."""
+        return await self._instance.name_servers.ask(
+            lambda client, address: nameserver.query_route(client, address, topic), knows=is_known
+        )
+
     async def _wait_for_route(self, topic: str, broker_names: set[str]) -> None:
         clock = self._instance.clock
         deadline = clock.monotonic() + ROUTE_WAIT_S
         while True:
-            route = await self._instance.name_servers.ask(
-                lambda client, address: nameserver.query_route(client, address, topic)
-            )
+            route = await self._query_route(topic)
             if route is not None and broker_names <= {entry.broker_name for entry in route.queues}:
                 return
             if clock.monotonic() > deadline:

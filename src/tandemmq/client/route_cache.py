@@ -11,7 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from tandemmq.api import nameserver
-from tandemmq.errors import BrokerUnreachable, ClientError, NoRoute, RequestTimeout, TandemError
+from tandemmq.errors import (
+    BrokerUnreachable,
+    ClientError,
+    NoRoute,
+    RequestRejected,
+    RequestTimeout,
+    TandemError,
+)
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.bodies.tables import Permission
@@ -307,15 +314,25 @@ class RouteCache:
 
     async def _ask(self, topic: str) -> TopicRoute | None:
         return await self._name_servers.ask(
-            lambda client, address: nameserver.query_route(client, address, topic, timeout_s=self._timeout_s)
+            lambda client, address: nameserver.query_route(client, address, topic, timeout_s=self._timeout_s),
+            knows=is_known,
         )
 
 
 T = TypeVar("T")
 
 
+def is_known(route: TopicRoute | None) -> bool:
+    """True for the answer of a name server that knows the topic."""
+    return route is not None
+
+
 class NameServers:
-    """All answer the same questions: one is asked until it fails, then the next (spec remoting 5).
+    """The name servers of a client. All should answer alike (spec remoting 5), so one is asked.
+
+    One that fails, or knows nothing of what was asked, does not decide: the others are asked, and the one
+    that knew is asked first from then on. A name server that has just started knows no broker, and one that
+    is not the cluster's own never will.
 
     `first`: drawn by the caller, to spread the load of many clients.
     """
@@ -335,19 +352,37 @@ class NameServers:
         """The one that is asked next."""
         return self._addresses[self._current]
 
-    async def ask(self, question: Callable[[RemotingClient, str], Awaitable[T]]) -> T:
-        """The answer of the first name server that gives one; a refusal is an answer too.
+    async def ask(
+        self,
+        question: Callable[[RemotingClient, str], Awaitable[T]],
+        *,
+        knows: Callable[[T], bool] = lambda _: True,
+    ) -> T:
+        """The first answer of which `knows` is true, else the first answer.
 
-        Raises:  BrokerUnreachable or RequestTimeout of the last one when none answers.
+        Raises:  when none answers, the first refusal, else the last BrokerUnreachable or RequestTimeout.
         """
+        first: tuple[T] | None = None
+        refusal: RequestRejected | None = None
         last: ClientError | None = None
-        for _ in self._addresses:
-            address = self.current
+        begin, count = self._current, len(self._addresses)
+        for index in ((begin + step) % count for step in range(count)):
             try:
-                return await question(self._client, address)
+                answer = await question(self._client, self._addresses[index])
+            except RequestRejected as error:
+                refusal = refusal or error
+                continue
             except (BrokerUnreachable, RequestTimeout) as error:
                 last = error
-                if self.current == address:
-                    self._current = (self._current + 1) % len(self._addresses)
-        assert last is not None
-        raise last
+                if self._current == index:
+                    self._current = (index + 1) % count
+                continue
+            if knows(answer):
+                self._current = index
+                return answer
+            first = first or (answer,)
+        if first is not None:
+            return first[0]
+        failure = refusal or last
+        assert failure is not None
+        raise failure

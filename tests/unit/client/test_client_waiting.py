@@ -14,7 +14,7 @@ from tandemmq.client.consumer.inbox import Inbox, Received
 from tandemmq.client.consumer.offsets import LocalOffsets
 from tandemmq.client.producer.outbox import Window
 from tandemmq.client.route_cache import NameServers
-from tandemmq.errors import BrokerUnreachable, ClientError, ConfigError, TopicNotFound
+from tandemmq.errors import BrokerUnreachable, ClientError, ConfigError, RequestRejected
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.hashes import seal_json
 from tandemmq.runtime.disk import RealDisk
@@ -167,11 +167,33 @@ async def test_name_servers_are_asked_in_turn_until_one_answers():
     assert asked[2:] == ["c:1"]
 
 
-async def test_a_refusal_of_a_name_server_is_an_answer():
-    async def question(client: object, address: str) -> str:
-        raise TopicNotFound("no")
+async def test_a_name_server_that_knows_nothing_does_not_decide():
+    asked: list[str] = []
 
-    with pytest.raises(TopicNotFound):
+    async def question(client: object, address: str) -> str:
+        asked.append(address)
+        return "route" if address == "c:1" else ""
+
+    servers = NameServers(None, ["a:1", "b:1", "c:1"])  # type: ignore[arg-type]
+    assert await servers.ask(question, knows=bool) == "route"
+    assert asked == ["a:1", "b:1", "c:1"]
+    assert await servers.ask(question, knows=bool) == "route"
+    assert asked[3:] == ["c:1"], "the one that knew is asked first from then on"
+    assert await NameServers(None, ["a:1", "b:1"]).ask(question, knows=bool) == ""  # type: ignore[arg-type]
+
+
+async def test_a_name_server_that_refuses_does_not_decide():
+    """It may be no name server at all."""
+
+    async def question(client: object, address: str) -> str:
+        if address == "a:1":
+            raise RequestRejected("request code 105 is not supported")
+        if address == "b:1":
+            raise BrokerUnreachable(address)
+        return "answer"
+
+    assert await NameServers(None, ["a:1", "b:1", "c:1"]).ask(question) == "answer"  # type: ignore[arg-type]
+    with pytest.raises(RequestRejected):
         await NameServers(None, ["a:1", "b:1"]).ask(question)  # type: ignore[arg-type]
 
 
