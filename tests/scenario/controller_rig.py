@@ -28,7 +28,8 @@ CLUSTER = "C"
 class Rig:
     """One to three controllers, n0 on port 9870 and so on, with short times."""
 
-    def __init__(self, count: int = 1, **options: Any) -> None:
+    def __init__(self, count: int = 1, *, seed: int = 0, **options: Any) -> None:
+        self.seed = seed
         self.clock = LoopClock()
         self.network = MemoryNetwork(self.clock)
         self.names = [f"n{number}" for number in range(count)]
@@ -67,7 +68,7 @@ class Rig:
                 network=self.network,
                 disk=self.disks[name],
                 clock=self.clock,
-                chance=SeededRandom(int(name[1:])),
+                chance=SeededRandom(self.seed + int(name[1:])),
                 on_fatal=self.fatal.append,
                 credentials=self.credentials,
             )
@@ -100,6 +101,10 @@ class Rig:
             if to is not None or answer.code != ResponseCode.CONTROLLER_NOT_LEADER:
                 return answer
 
+    async def beat_all(self) -> None:
+        for broker in self.brokers:
+            await broker.beat()
+
     async def broker(self, broker_id: int, **facts: Any) -> FakeBroker:
         broker = FakeBroker(self, broker_id, **facts)
         self.brokers.append(broker)
@@ -118,6 +123,9 @@ class FakeBroker:
         self.timeout_ms = 60_000  # a busy machine stops everybody for seconds
         self.takes_office = True
         """Whether its heartbeats tell of its term once it was elected."""
+        self.history: dict[str, Any] = {}
+        """Facts of its history, by the names of `HistoryFacts`."""
+        self.log_epoch: int | None = None
         self.notices: list[tuple[headers.MasterResponse, SyncStateSetAnswer]] = []
         self.address = f"127.0.0.1:1{broker_id}911"
         self._client = RemotingClient(network=rig.network, clock=rig.clock)
@@ -152,6 +160,9 @@ class FakeBroker:
                 broker_name=GROUP,
                 broker_id=self.broker_id,
                 broker_address=self.address,
+                epoch=self.log_epoch,
+                max_log_offset=None if self.log_epoch is None else self.max_offset,
+                **self.history,
             ),
         )
 
@@ -160,14 +171,16 @@ class FakeBroker:
         leader = await self.rig.leader()
         group = self.rig.controllers[leader].groups.get(GROUP)
         is_master = group is not None and group.master_id == self.broker_id
+        epoch = group.master_epoch if group is not None and is_master and self.takes_office else 0
         header = BrokerHeartbeatRequest(
             cluster_name=CLUSTER,
             broker_address=self.address,
             broker_name=GROUP,
             broker_id=self.broker_id,
-            epoch=group.master_epoch if group is not None and is_master and self.takes_office else 0,
+            epoch=epoch if self.log_epoch is None else self.log_epoch,
             max_log_offset=self.max_offset,
             heartbeat_timeout_ms=self.timeout_ms,
+            **self.history,
         )
         answers = {}
         for name in self.rig.controllers:

@@ -132,7 +132,9 @@ async def test_a_master_of_ours_has_a_lease_and_hands_its_set_on(rig: Rig) -> No
     one, two, three = [await rig.broker(number, is_ours=True) for number in (1, 2, 3)]
     await one.elect()
     answer = await one.beat()
-    assert {**answer.fields} == {"tmLease": "1200", "tmMasterEpoch": "1", "tmMaster": "1"}
+    fields = {**answer.fields}
+    assert len(fields.pop("tmGroup")) == 32
+    assert fields == {"tmLease": "1200", "tmMasterEpoch": "1", "tmMaster": "1"}
     assert "tmLease" not in (await two.beat()).fields
     await one.alter_set(1, 2, 3, set_epoch=1, master_epoch=1)
     begun = rig.clock.monotonic()
@@ -460,6 +462,10 @@ async def test_tools_clean_and_change_settings(rig: Rig) -> None:
     assert await clean("2") == 0
     states = await rig.ask(Code.CONTROLLER_GET_SYNC_STATE_DATA, body=b'["broker-a","none"]')
     told = json.loads(bytes(states.body))["replicasInfoTable"]
+    group = rig.controllers["n0"].groups.get(GROUP)
+    assert group is not None
+    assert told[GROUP].pop("tandemGroupId") == group.group_id
+    assert told[GROUP].pop("tandemTermId") == str(group.term_id)
     assert told == {
         GROUP: {
             "inSyncReplicas": [

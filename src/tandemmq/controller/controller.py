@@ -22,6 +22,7 @@ from tandemmq.controller.elections import Elections
 from tandemmq.controller.groups import Groups, LiveTable
 from tandemmq.controller.guard import ControllerGuard, accounts_of
 from tandemmq.controller.handlers import ControllerHandlers
+from tandemmq.controller.history_keeper import HistoryKeeper
 from tandemmq.controller.options import FIXED_KEYS, ControllerOptions
 from tandemmq.errors import NotPermitted, RequestRejected, TandemError
 from tandemmq.protocol.codes import RequestCode as Code
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 SILENT_S = 2.0
 CONNECT_TIMEOUT_S = 1.0
 HAND_OVER_S_MAX = 1.0
+HISTORY = "history"
+"""The capability that controllers show each other: they know the commands and fields of histories."""
 
 
 class Controller:
@@ -78,9 +81,18 @@ class Controller:
         self._configured = options.peer_addresses
         self.groups = Groups()
         self.live = LiveTable()
+        self._history = HistoryKeeper(
+            self.groups,
+            self.live,
+            knows_history=self._knows_history,
+            chance=chance,
+            clock=clock,
+            scope=self._scope,
+        )
         self._elections = Elections(
             self.groups,
             self.live,
+            history=self._history,
             options=lambda: self._settings.options,
             client=self._client,
             network=network,
@@ -93,6 +105,7 @@ class Controller:
             secret=options.shared_secret,
             address_of=self._address_of,
             receive=lambda message: self.raft.receive(message),
+            controllers_id=lambda: self.raft.identity,
             client=self._client,
             scope=self._scope,
             clock=clock,
@@ -182,6 +195,13 @@ class Controller:
     def _on_role(self, change: RoleChanged) -> None:
         self._elections.on_role(change)
 
+    def _knows_history(self) -> bool:
+        """Whether every controller knows the commands and fields of histories. One that is away does if the
+        group has used them."""
+        has_used = bool(self.groups.controllers_id)
+        others = self.raft.members.others(self.raft.name)
+        return all(self._peers.knows_history(one, otherwise=has_used) for one in others)
+
     def _address_of(self, name: str) -> str | None:
         """The configured address first: a controller may have moved since the group was begun."""
         members = self.raft.members
@@ -195,6 +215,7 @@ class Controller:
             self.groups,
             self.live,
             self._elections,
+            self._history,
             raft=lambda: self.raft,
             group_name=options.group,
             address_of=self._address_of,
@@ -229,6 +250,7 @@ class Peers:
         secret: str,
         address_of: Callable[[str], str | None],
         receive: Callable[[Message], None],
+        controllers_id: Callable[[], str],
         client: RemotingClient,
         scope: TaskScope,
         clock: Clock,
@@ -239,6 +261,7 @@ class Peers:
         self._secret = secret
         self._address_of = address_of
         self._receive = receive
+        self._controllers_id = controllers_id
         self._client = client
         self._scope = scope
         self._clock = clock
@@ -246,6 +269,11 @@ class Peers:
         self._connected_s: dict[str, float] = {}
         self._heard_s: dict[str, float] = {}
         self._refused: set[str] = set()
+        self._capabilities: dict[str, bool] = {}
+
+    def knows_history(self, name: str, *, otherwise: bool) -> bool:
+        """Whether the controller has shown so with its newest message; `otherwise` if there was none."""
+        return self._capabilities.get(name, otherwise)
 
     def send(self, to: str, message: Message) -> None:
         address = self._address_of(to)
@@ -292,27 +320,43 @@ class Peers:
             or not hmac.compare_digest(header.proof.encode(), proof.encode())
         ):
             self._refuse(channel, header)
+        own = self._controllers_id()
+        if own and header.controllers_id not in (None, own):
+            self._refuse(channel, header, f"the sender's group has the id {header.controllers_id}, not {own}")
         message = decode_message(body)
         if message.sender != header.sender:
             self._refuse(channel, header)
         if self._secret:
             channel.make_known()
+        self._capabilities[header.sender] = HISTORY in (header.caps or "").split(",")
         self._heard_s[header.sender] = self._clock.monotonic()
         self._receive(message)
 
-    def _refuse(self, channel: Channel, header: RaftMessageHeader) -> None:
+    def _refuse(self, channel: Channel, header: RaftMessageHeader, reason: str = "") -> None:
         """Once per name in the log."""
         if header.sender not in self._refused and len(self._refused) < 64:
             self._refused.add(header.sender)
-            log.warning(
+            log.log(
+                logging.ERROR if reason else logging.WARNING,
                 events.CONTROLLER_PEER_REFUSED,
-                extra={"peer": channel.peer, "sender": header.sender, "group": header.group},
+                extra={
+                    "peer": channel.peer,
+                    "sender": header.sender,
+                    "group": header.group,
+                    "reason": reason or "no controller of this group",
+                },
             )
-        raise NotPermitted("no controller of this group")
+        raise NotPermitted(reason or "no controller of this group")
 
     def _command(self, message: Message) -> Command:
         body = encode_message(message)
-        header = RaftMessageHeader(group=self._group, sender=self._name, proof=self._prove(self._name, body))
+        header = RaftMessageHeader(
+            group=self._group,
+            sender=self._name,
+            proof=self._prove(self._name, body),
+            caps=HISTORY,
+            controllers_id=self._controllers_id() or None,
+        )
         return Command.request(Code.TANDEM_RAFT_MESSAGE, header, body=body, oneway=True)
 
     def _prove(self, sender: str, body: bytes) -> str:

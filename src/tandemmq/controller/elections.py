@@ -1,9 +1,10 @@
-"""Elections: notices that a master is gone, has the group decide who follows, tells its brokers.
+"""Elections: notices that a master is gone, has the group elect the next one, notifies its brokers.
 
-Invariants: nobody else is elected before the lease of a master of ours has ended, unless its process is
-            known to be gone or it hands over; while an election is open no lease is granted.
+Invariants: no other broker is elected before the lease of a master of ours has ended, unless its process is
+            known to be gone or it hands over; while an election is open no lease is granted; no broker is
+            elected by a state that the group's own brokers have proven to be old.
 Bounds:     one election per group at a time.
-Source:     spec controller 5.1, 10.5, 10.7.
+Source:     spec controller 5.1, 10.5, 10.7, 10.16.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+
+import msgspec
 
 from tandemmq.consensus.core.messages import RaftRole, RoleChanged
 from tandemmq.consensus.shell.server import RaftServer
@@ -26,10 +29,11 @@ from tandemmq.controller.groups import (
     choose_master,
     encode_command,
 )
+from tandemmq.controller.history_keeper import PROPOSAL_TIMEOUT_S, UNHEARD_S, HistoryKeeper
 from tandemmq.controller.options import ControllerOptions
 from tandemmq.errors import RequestRejected, TandemError
 from tandemmq.protocol.bodies.replica import SyncStateSetAnswer, encode_sync_state_set
-from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.controller import MasterResponse
 from tandemmq.remoting.client import RemotingClient
@@ -40,15 +44,11 @@ from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
-PROPOSAL_TIMEOUT_S = 5.0
-"""As RocketMQ's controllers wait for their log."""
 LEASE_MS = 1_200
 GRANT_WITHIN_MS = 400
 """A lease is granted only if a majority answered within this time: less than an election timeout."""
 LEASE_END_S = 1.33
 """After so long on this clock a lease has ended on any, if rates differ by less than 5 %."""
-UNHEARD_S = 3.0
-"""How long a new leader waits for a master that it has never heard itself."""
 PROBE_TIMEOUT_S = 0.3
 PROMOTION_S = 2.0
 """So soon after its election a master of ours has begun its term, or another member of the set is elected.
@@ -66,6 +66,7 @@ class Elections:
         groups: Groups,
         live: LiveTable,
         *,
+        history: HistoryKeeper,
         options: Callable[[], ControllerOptions],
         client: RemotingClient,
         network: Network,
@@ -74,6 +75,8 @@ class Elections:
     ) -> None:
         self._groups = groups
         self._live = live
+        self._history = history
+        history.on_adopted = self._await_promotion
         self._options = options
         self._client = client
         self._network = network
@@ -89,6 +92,7 @@ class Elections:
 
     def use(self, raft: RaftServer) -> None:
         self._raft = raft
+        self._history.raft = raft
 
     @property
     def raft(self) -> RaftServer:
@@ -100,6 +104,7 @@ class Elections:
             self._leader_since_s = self._clock.monotonic()
             self._granted_s.clear()
             self._refusing.clear()
+            self._history.begin_leadership(self._leader_since_s)
             for group in self._groups.all():
                 self._await_promotion(group)
                 if group.master_id is not None and self._live.get(group.name, group.master_id) is None:
@@ -113,13 +118,24 @@ class Elections:
         assert group.master_id is not None
         now_s = self._clock.monotonic()
         heard = self._live.get(group.name, group.master_id)
+        if heard is not None and self._is_follower(group):
+            return True
         if heard is None:
             is_refusing = (group.name, group.master_id) in self._refusing
-            return now_s >= self._leader_since_s + (LEASE_END_S if is_refusing else UNHEARD_S)
+            since_s = max(self._leader_since_s, self._history.adopted_s(group.name))
+            return now_s >= since_s + (LEASE_END_S if is_refusing else UNHEARD_S)
         if now_s < heard.heard_s + heard.timeout_s:
             return False
         is_ended = heard.timeout_s == 0.0
         return is_ended or not heard.facts.is_ours or now_s >= self._leader_since_s + LEASE_END_S
+
+    def _is_follower(self, group: ReplicaGroup) -> bool:
+        """Whether the recorded master itself reports another master of a later epoch."""
+        assert group.master_id is not None
+        report = self._history.reports.get(group.name, group.master_id)
+        if report is None or report.epoch <= group.master_epoch:
+            return False
+        return report.master != group.master_id
 
     def alive(self, group: ReplicaGroup) -> list[Heard]:
         return self._live.alive(group.name, group.replicas, self._clock.monotonic())
@@ -188,24 +204,21 @@ class Elections:
         """Looks at all groups again and again."""
         while True:
             await self._clock.sleep(self._options().scan_inactive_master_ms / 1000)
-            if self.raft.is_leader:
-                for group in self._groups.all():
-                    self.look_at(group.name)
+            if not self.raft.is_leader:
+                continue
+            for group in self._groups.all():
+                self.look_at(group.name)
+            self._history.note_facts()
 
     def look_at(self, name: str) -> None:
         """Starts an election if the group needs one that can be decided."""
         group = self._groups.get(name)
-        if group is None or name in self._open or not self.raft.is_leader:
+        if group is None or name in self._open or not self.raft.is_leader or self._history.is_outdated(group):
             return
         if group.master_id is not None:
             is_due = self.is_gone(group)
         else:
-            command = Elect(
-                name=group.name,
-                is_unclean_allowed=self._options().elects_unclean_master,
-                takes_incomplete=self._hears_all(group),
-                live=tuple(heard.facts for heard in self.alive(group)),
-            )
+            command = self._election(group)
             is_due = group.master_epoch > 0 and choose_master(group, command) is not None
         if is_due:
             self._open[name] = self._open.get(name, 0) + 1
@@ -232,16 +245,34 @@ class Elections:
         if group is None or group.master_id is None or group.master_epoch != epoch or not self.raft.is_leader:
             return
         heard = self._live.get(name, group.master_id)
-        if heard is None or not heard.facts.is_ours or heard.facts.epoch >= epoch:
+        if heard is None or not heard.facts.is_ours or self._has_begun(group, heard):
             self._promotion_s.pop(name, None)
             return
         alive = {one.facts.broker_id for one in self.alive(group)}
-        if name in self._open or not alive & set(group.sync_set) - {group.master_id}:
+        is_open = name in self._open or self._history.is_outdated(group)
+        if is_open or not alive & set(group.sync_set) - {group.master_id}:
             self._await_promotion(group)
             return
         self._promotion_s[name] = min(2 * self._promotion_s.get(name, PROMOTION_S), PROMOTION_S_MAX)
         self._open[name] = self._open.get(name, 0) + 1
         self._scope.start(f"elect-{name}", self._elect_for(group, is_passed_over=True))
+
+    def _has_begun(self, group: ReplicaGroup, heard: Heard) -> bool:
+        """Whether the recorded master has begun the recorded epoch. A later epoch is another master's."""
+        report = self._history.reports.get(group.name, heard.facts.broker_id)
+        if report is not None and report.epoch > group.master_epoch:
+            return False
+        return heard.facts.epoch >= group.master_epoch
+
+    def _election(self, group: ReplicaGroup) -> Elect:
+        """An election by what this controller hears now; the caller adds its reason."""
+        command = Elect(
+            name=group.name,
+            is_unclean_allowed=self._options().elects_unclean_master,
+            takes_incomplete=self._hears_all(group),
+            live=tuple(heard.facts for heard in self.alive(group)),
+        )
+        return self._history.complete(command, group)
 
     async def elect(
         self,
@@ -264,16 +295,13 @@ class Elections:
         try:
             if not has_stopped:
                 await self._await_lease(group)
-            command = Elect(
-                name=group.name,
+            command = msgspec.structs.replace(
+                self._election(group),
                 caller=caller,
                 is_designated=is_designated,
                 is_restart=is_restart,
-                takes_incomplete=self._hears_all(group),
                 is_passed_over=is_passed_over,
-                is_unclean_allowed=self._options().elects_unclean_master,
                 master_epoch=master_epoch,
-                live=tuple(heard.facts for heard in self.alive(group)),
             )
             outcome: CommandOutcome = await self.raft.propose(encode_command(command), PROPOSAL_TIMEOUT_S)
         finally:
@@ -335,7 +363,9 @@ class Elections:
             log.error(events.BROKER_MASTER_MISSING, extra=facts)
             return
         is_clean = before.master_epoch == 0 or group.master_id in before.sync_set
-        log.warning(
+        is_clean = is_clean and group.floor_since != group.master_epoch
+        log.log(
+            logging.WARNING if is_clean else logging.ERROR,
             events.BROKER_MASTER_ELECTED,
             extra={
                 **facts,
@@ -343,6 +373,7 @@ class Elections:
                 "address": group.master_address,
                 "sync_set": group.sync_set,
                 "is_clean": is_clean,
+                "floor": before.floor if group.floor_since == group.master_epoch else group.floor,
             },
         )
         if self._options().notifies_brokers:
@@ -356,6 +387,8 @@ class Elections:
             master_address=group.master_address,
             master_epoch=group.master_epoch,
             set_epoch=group.set_epoch,
+            group_id=group.group_id or None,
+            term_id=group.term_id or None,
         )
         for address in addresses:
             command = Command.request(
@@ -370,7 +403,3 @@ class Elections:
 def encode_set(group: ReplicaGroup) -> bytes:
     """The body that tells a group's SyncStateSet."""
     return encode_sync_state_set(SyncStateSetAnswer(ids=group.sync_set, epoch=group.set_epoch))
-
-
-def succeeded(outcome: CommandOutcome) -> bool:
-    return outcome.code == ResponseCode.SUCCESS

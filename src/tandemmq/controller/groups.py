@@ -1,14 +1,18 @@
-"""What controllers know of brokers. `Groups` is what all controllers agree on, with the commands that change
-it: pure and deterministic. `LiveTable` is which brokers one controller hears: nothing of it is agreed on.
+"""The controllers' knowledge of brokers. `Groups` is the state that all controllers agree on, with the
+commands that change it: pure and deterministic. `LiveTable` holds the brokers that one controller hears, on
+which controllers do not agree.
 
-Owns:       per group the brokers and their ids, the recorded master, the SyncStateSet, both epochs.
+Owns:       per group its random id, the brokers and their ids, the recorded master with the id of its term,
+            the SyncStateSet, both epochs, the highest known confirmed offset.
 Invariants: epochs and ids never fall, and a cleaned id is not proposed again while its group exists; a
-            recorded master is in its set; a clean election picks a member of the set before it; a command
-            that is refused changes nothing.
+            recorded master is in its set; a clean election picks a member of the set before it whose log
+            reaches the confirmed offset; a group keeps its id; a command that is refused changes nothing. The
+            fields and commands that yesterday's controllers do not know are only proposed when no voter is
+            one of those, and their defaults mean what held yesterday.
 Strategy:   a command carries what its proposer knew (who lives, how long their logs are) and is judged when
             it is applied, so every controller judges the same facts over the same state.
 Bounds:     brokers of all groups, brokers of one, and the length of names: a snapshot fits into one frame.
-Source:     spec controller 2, 5.2, 5.3, 10.5, 10.7.
+Source:     spec controller 2, 5.2, 5.3, 10.5, 10.7, 10.16.
 """
 
 from __future__ import annotations
@@ -31,8 +35,13 @@ NO_ID: Final = -1
 TIMEOUT_MS_DEFAULT = 10_000
 FIRST_HEARTBEAT_S = 3.0
 PRIORITY_DEFAULT = 2**31 - 1
+ADOPTED_ID_GAP: Final = 64
+"""Ids that a group skips when it is adopted: brokers that are not heard at that time may have them."""
 
 Key = tuple[str, int]
+Floor = tuple[int, int]
+"""A confirmed offset as (epoch of its last byte, offset). The greater one is the later one."""
+NO_FLOOR: Final[Floor] = (-1, -1)
 
 
 class Replica(msgspec.Struct, frozen=True):
@@ -53,6 +62,15 @@ class ReplicaGroup(msgspec.Struct, frozen=True, kw_only=True):
     master_epoch: int = 0
     sync_set: tuple[int, ...] = ()
     set_epoch: int = 0
+    group_id: str = ""
+    """Random, made with the group; empty while a controller of the group may not know of it."""
+    term_id: int = 0
+    """Random id of the master epoch in force; 0: unknown, or no master."""
+    floor: Floor = NO_FLOOR
+    floor_since: int = 0
+    """The master epoch that began with a log below the floor of that time: older floors are void."""
+    adopted_below: int = 0
+    """Brokers with lower ids are accepted without an application if they know the group id."""
 
     @property
     def master_address(self) -> str | None:
@@ -72,22 +90,32 @@ class Live(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def tells_its_log(self) -> bool:
-        """A broker that has only registered has not told yet how long its log is."""
+        """False for a broker of yesterday's release, or of RocketMQ, that has only registered."""
         return self.max_offset >= 0
+
+    def holds(self, floor: Floor) -> bool:
+        """Whether its log reaches a confirmed offset."""
+        return floor == NO_FLOOR or (self.tells_its_log and (self.epoch, self.max_offset) >= floor)
 
 
 class ApplyId(msgspec.Struct, frozen=True, tag="apply id"):
+    """`group_id`: the id of the group if this command makes it."""
+
     cluster: str
     name: str
     broker_id: int
     check_code: str
+    group_id: str = ""
 
 
 class Register(msgspec.Struct, frozen=True, tag="register"):
+    """`group_id`: the group that the broker says it belongs to."""
+
     cluster: str
     name: str
     broker_id: int
     address: str
+    group_id: str = ""
 
 
 class AlterSet(msgspec.Struct, frozen=True, tag="alter set"):
@@ -117,6 +145,11 @@ class Elect(msgspec.Struct, frozen=True, tag="elect", kw_only=True):
     is_unclean_allowed: bool = False
     master_epoch: int | None = None
     live: tuple[Live, ...] = ()
+    term_id: int = 0
+    epoch_known: int = 0
+    """The highest master epoch that a broker of the group has reported: the new one is above it."""
+    floor: Floor | None = None
+    """The highest confirmed offset that the proposer has heard; None: a voter does not know of floors."""
 
 
 class Clean(msgspec.Struct, frozen=True, tag="clean"):
@@ -129,7 +162,40 @@ class Clean(msgspec.Struct, frozen=True, tag="clean"):
     alive: tuple[int, ...]
 
 
-Command = ApplyId | Register | AlterSet | Elect | Clean
+class Note(msgspec.Struct, frozen=True, tag="note", kw_only=True):
+    """Facts about a group: its id, if it has none, and a confirmed offset."""
+
+    name: str
+    group_id: str = ""
+    floor: Floor = NO_FLOOR
+
+
+class Adopt(msgspec.Struct, frozen=True, tag="adopt", kw_only=True):
+    """The state of a group as its brokers have proven it, in place of an older one or of none.
+
+    `master_epoch_before` and `set_epoch_before`: of the state that the proposer replaces; 0 for none.
+    """
+
+    cluster: str
+    name: str
+    group_id: str
+    replicas: dict[int, str]
+    master_id: int | None
+    master_epoch: int
+    term_id: int
+    sync_set: tuple[int, ...]
+    set_epoch: int
+    master_epoch_before: int = 0
+    set_epoch_before: int = 0
+
+
+class NameControllers(msgspec.Struct, frozen=True, tag="name controllers"):
+    """The random id of the group of controllers itself, if it has none."""
+
+    controllers_id: str
+
+
+Command = ApplyId | Register | AlterSet | Elect | Clean | Note | Adopt | NameControllers
 _COMMANDS = msgspec.msgpack.Decoder(Command)
 
 
@@ -143,17 +209,23 @@ class CommandOutcome(msgspec.Struct, frozen=True):
 
 class _Snapshot(msgspec.Struct, frozen=True):
     groups: list[ReplicaGroup]
+    controllers_id: str = ""
 
 
 class Groups:
     """All groups by name. A `consensus.shell.server.StateMachine`."""
 
     def __init__(self) -> None:
+        self.controllers_id = ""
         self._groups: dict[str, ReplicaGroup] = {}
         self._broker_count = 0
 
     def get(self, name: str) -> ReplicaGroup | None:
         return self._groups.get(name)
+
+    @property
+    def identity(self) -> str:
+        return self.controllers_id
 
     def all(self) -> list[ReplicaGroup]:
         return list(self._groups.values())
@@ -170,6 +242,13 @@ class Groups:
             return self._alter_set(decoded)
         if isinstance(decoded, Elect):
             return self._elect(decoded)
+        if isinstance(decoded, Note):
+            return self._note(decoded)
+        if isinstance(decoded, Adopt):
+            return self._adopt(decoded)
+        if isinstance(decoded, NameControllers):
+            self.controllers_id = self.controllers_id or decoded.controllers_id
+            return CommandOutcome(Code.SUCCESS)
         return self._clean(decoded)
 
     def take_snapshot(self) -> bytes:
@@ -177,12 +256,14 @@ class Groups:
             msgspec.structs.replace(group, replicas=dict(sorted(group.replicas.items())))
             for _, group in sorted(self._groups.items())
         ]
-        return msgspec.json.encode(_Snapshot(groups))
+        return msgspec.json.encode(_Snapshot(groups, self.controllers_id))
 
     def restore(self, data: bytes) -> None:
-        groups = msgspec.json.decode(data, type=_Snapshot).groups
-        self._groups = {group.name: group for group in groups}
-        self._broker_count = sum(len(group.replicas) for group in groups)
+        """Empty `data` is the state before the first command."""
+        snapshot = msgspec.json.decode(data, type=_Snapshot) if data else _Snapshot([])
+        self.controllers_id = snapshot.controllers_id
+        self._groups = {group.name: group for group in snapshot.groups}
+        self._broker_count = sum(len(group.replicas) for group in snapshot.groups)
 
     # Commands.
 
@@ -194,13 +275,17 @@ class Groups:
         if group is None:
             if command.broker_id != 1:
                 return CommandOutcome(Code.CONTROLLER_BROKER_ID_INVALID, "the first id of a group is 1")
-            group = ReplicaGroup(cluster=command.cluster, name=command.name)
+            group = ReplicaGroup(cluster=command.cluster, name=command.name, group_id=command.group_id)
         elif group.cluster != command.cluster:
             return _other_cluster(group, Code.CONTROLLER_BROKER_ID_INVALID)
         taken = group.replicas.get(command.broker_id)
         if taken is not None:
             if taken.check_code == command.check_code:
                 return CommandOutcome(Code.SUCCESS, group=group)
+            if not taken.check_code and taken.address == command.check_code.partition(";")[0]:
+                # Its proof was lost with the state before the adoption; its address is known.
+                proven = Replica(taken.address, command.check_code)
+                return self._put(group, replicas={**group.replicas, command.broker_id: proven})
             return CommandOutcome(
                 Code.CONTROLLER_BROKER_ID_INVALID, f"the id {command.broker_id} is taken", group
             )
@@ -218,18 +303,88 @@ class Groups:
 
     def _register(self, command: Register) -> CommandOutcome:
         group = self._groups.get(command.name)
-        replica = None if group is None else group.replicas.get(command.broker_id)
-        if group is None or replica is None:
+        if group is None:
             return CommandOutcome(Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, "apply for an id first")
         if group.cluster != command.cluster:
             return _other_cluster(group, Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED)
         fault = _text_fault(command.address)
         if fault:
             return CommandOutcome(Code.SYSTEM_ERROR, fault, group)
+        foreign = other_group_fault(group, command.broker_id, command.group_id)
+        if foreign:
+            return CommandOutcome(Code.CONTROLLER_INVALID_REQUEST, foreign, group)
+        replica = group.replicas.get(command.broker_id)
+        if replica is None:
+            return self._add_returning(group, command)
         if replica.address == command.address:
             return CommandOutcome(Code.SUCCESS, group=group)
         moved = Replica(command.address, replica.check_code)
         return self._put(group, replicas={**group.replicas, command.broker_id: moved})
+
+    def _add_returning(self, group: ReplicaGroup, command: Register) -> CommandOutcome:
+        """A broker that was given its id by a state of the controllers that is lost: it knows the group id,
+        and nobody has cleaned it here."""
+        is_lost = command.broker_id >= group.next_id or command.broker_id < group.adopted_below
+        if not command.group_id or command.group_id != group.group_id or not is_lost:
+            remark = "apply for an id first"
+            return CommandOutcome(Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, remark)
+        if len(group.replicas) >= BROKERS_PER_GROUP_MAX or self._broker_count >= BROKERS_MAX:
+            return CommandOutcome(Code.SYSTEM_ERROR, "too many brokers")
+        self._broker_count += 1
+        return self._put(
+            group,
+            replicas={**group.replicas, command.broker_id: Replica(command.address, "")},
+            next_id=max(group.next_id, command.broker_id + 1),
+        )
+
+    def _note(self, command: Note) -> CommandOutcome:
+        group = self._groups.get(command.name)
+        if group is None:
+            return CommandOutcome(Code.CONTROLLER_BROKER_METADATA_NOT_EXIST, "no such group")
+        floor = max(group.floor, command.floor)
+        return self._put(group, group_id=group.group_id or command.group_id, floor=floor)
+
+    def _adopt(self, command: Adopt) -> CommandOutcome:
+        group = self._groups.get(command.name)
+        known = (0, 0) if group is None else (group.master_epoch, group.set_epoch)
+        if known != (command.master_epoch_before, command.set_epoch_before):
+            return CommandOutcome(Code.CONTROLLER_FENCED_MASTER_EPOCH, "the group has changed", group)
+        fault = _text_fault(command.cluster, command.name, *command.replicas.values())
+        if fault or not set(command.sync_set) <= command.replicas.keys():
+            return CommandOutcome(Code.SYSTEM_ERROR, fault or "a member of the set is unknown", group)
+        if group is not None and group.master_epoch and group.group_id not in ("", command.group_id):
+            remark = f"the group has the id {group.group_id}, not {command.group_id}"
+            return CommandOutcome(Code.CONTROLLER_INVALID_REQUEST, remark, group)
+        known_replicas = {} if group is None or not group.master_epoch else group.replicas
+        replicas = {
+            broker_id: Replica(
+                address, known_replicas[broker_id].check_code if broker_id in known_replicas else ""
+            )
+            for broker_id, address in command.replicas.items()
+        }
+        replicas = {**known_replicas, **replicas}
+        count = self._broker_count + len(replicas) - (0 if group is None else len(group.replicas))
+        if len(replicas) > BROKERS_PER_GROUP_MAX or count > BROKERS_MAX:
+            return CommandOutcome(Code.SYSTEM_ERROR, "too many brokers", group)
+        self._broker_count = count
+        next_id = max(max(replicas) + 1 + ADOPTED_ID_GAP, 1 if group is None else group.next_id)
+        adopted = ReplicaGroup(
+            cluster=command.cluster,
+            name=command.name,
+            replicas=replicas,
+            next_id=next_id,
+            master_id=command.master_id,
+            master_epoch=max(command.master_epoch, known[0]),
+            sync_set=command.sync_set,
+            set_epoch=max(command.set_epoch, known[1] + 1),
+            group_id=command.group_id,
+            term_id=command.term_id,
+            floor=NO_FLOOR if group is None else group.floor,
+            floor_since=0 if group is None else group.floor_since,
+            adopted_below=next_id,
+        )
+        self._groups[command.name] = adopted
+        return CommandOutcome(Code.SUCCESS, group=adopted)
 
     def _alter_set(self, command: AlterSet) -> CommandOutcome:
         group = self._groups.get(command.name)
@@ -253,9 +408,10 @@ class Groups:
                 Code.CONTROLLER_FENCED_MASTER_EPOCH, "somebody was elected meanwhile", group
             )
         choice = choose_master(group, command)
+        epoch = max(group.master_epoch, command.epoch_known) + 1
         if choice is None:
             if (is_internal or command.is_restart) and group.master_id is not None:
-                group = self._change(group, master_id=None, master_epoch=group.master_epoch + 1)
+                group = self._change(group, master_id=None, master_epoch=epoch, term_id=0)
             if is_internal:
                 return CommandOutcome(
                     Code.CONTROLLER_MASTER_NOT_AVAILABLE, "no member of the set lives", group
@@ -266,9 +422,11 @@ class Groups:
         return self._put(
             group,
             master_id=choice,
-            master_epoch=group.master_epoch + 1,
+            master_epoch=epoch,
             sync_set=_set_after(group, command, choice),
             set_epoch=group.set_epoch + 1,
+            term_id=command.term_id,
+            **_floor_after(group, command, choice, epoch),
         )
 
     def _clean(self, command: Clean) -> CommandOutcome:
@@ -290,7 +448,7 @@ class Groups:
             del self._groups[command.name]
             return CommandOutcome(Code.SUCCESS)
         if group.master_id in gone:
-            group = self._change(group, master_id=None, master_epoch=group.master_epoch + 1)
+            group = self._change(group, master_id=None, master_epoch=group.master_epoch + 1, term_id=0)
         if gone & set(group.sync_set):
             left = tuple(broker_id for broker_id in group.sync_set if broker_id not in gone)
             group = self._change(group, sync_set=left, set_epoch=group.set_epoch + 1)
@@ -317,16 +475,17 @@ def choose_master(group: ReplicaGroup, command: Elect) -> int | None:
         # Nobody was ever master, so no log is complete: the best one that is there, or who is wanted.
         live.setdefault(command.caller, Live(command.caller))
         return command.caller if command.is_designated else _best(live.values())
+    floor = _floor_of(group, command)
     if command.is_restart:
-        # The caller has not told its log yet, so logs cannot be compared: only a whole one may lead at once.
-        pool = _electable(group, live, takes_incomplete=False)
+        # Not all have told their logs, so logs cannot be compared: only a whole one may lead at once.
+        pool = _electable(group, live, floor, takes_incomplete=False)
         others = [one for key, one in pool.items() if key != command.caller]
         if others:
             return _best(others)
-        caller = live.get(command.caller)
-        is_whole = caller is None or not caller.is_incomplete
+        caller = live.get(command.caller, Live(command.caller))
+        is_whole = not caller.is_incomplete and caller.holds(floor)
         return command.caller if is_whole or len(group.replicas) == 1 else None
-    pool = _electable(group, live, takes_incomplete=command.takes_incomplete)
+    pool = _electable(group, live, floor, takes_incomplete=command.takes_incomplete)
     if command.is_passed_over:
         others = [one for key, one in pool.items() if key != group.master_id]
         return _best(others) if others else group.master_id
@@ -336,13 +495,31 @@ def choose_master(group: ReplicaGroup, command: Elect) -> int | None:
     return choice
 
 
-def _electable(group: ReplicaGroup, live: dict[int, Live], *, takes_incomplete: bool) -> dict[int, Live]:
-    """The members of the set that may lead. Those that may have lost the end of their log wait for one that
-    has not. If all members have told their logs and all may have lost it, the longest log of the group is
-    the best that there is, a member's or not.
+def _floor_of(group: ReplicaGroup, command: Elect) -> Floor:
+    """The confirmed offset below which no log is whole."""
+    return NO_FLOOR if command.floor is None else max(group.floor, command.floor)
+
+
+def _floor_after(group: ReplicaGroup, command: Elect, choice: int, epoch: int) -> dict[str, Any]:
+    """The floor of a new term: that of before, unless its master does not reach it."""
+    if command.floor is None:
+        return {}
+    floor = _floor_of(group, command)
+    winner = next((one for one in command.live if one.broker_id == choice), Live(choice))
+    if winner.holds(floor):
+        return {"floor": floor}
+    return {"floor": (winner.epoch, winner.max_offset), "floor_since": epoch}
+
+
+def _electable(
+    group: ReplicaGroup, live: dict[int, Live], floor: Floor, *, takes_incomplete: bool
+) -> dict[int, Live]:
+    """The members of the set that may lead. Those that may have lost the end of their log, and those whose
+    log does not reach the confirmed offset, wait for a member that has everything. If all members have told
+    their logs and none is whole, the longest log of the group is the best that there is, a member's or not.
     """
     members = {key: one for key, one in live.items() if key in group.sync_set}
-    whole = {key: one for key, one in members.items() if not one.is_incomplete}
+    whole = {key: one for key, one in members.items() if not one.is_incomplete and one.holds(floor)}
     told = sum(one.tells_its_log for one in members.values())
     if whole or not takes_incomplete or told < len(group.sync_set):
         return whole
@@ -391,6 +568,21 @@ def _set_fault(group: ReplicaGroup, command: AlterSet, wanted: tuple[int, ...]) 
     if group.master_id not in wanted:
         return Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, "the master must stay in the set"
     return None
+
+
+def other_group_fault(group: ReplicaGroup, broker_id: int | None, group_id: str) -> str:
+    """Why a broker that names this group id does not belong to the group; empty if it may.
+
+    A group that never had a master proves nothing: it may have been made while the controllers had lost the
+    living one.
+    """
+    if not group_id or not group.group_id or group_id == group.group_id or not group.master_epoch:
+        return ""
+    broker = "the broker" if broker_id is None else f"the broker {broker_id}"
+    return (
+        f"{broker} belongs to the group {group_id}, these controllers' group {group.name} is"
+        f" {group.group_id}: correct controllerAddr and brokerName, or give this broker a store of its own"
+    )
 
 
 def _other_cluster(group: ReplicaGroup, code: int) -> CommandOutcome:
@@ -458,12 +650,21 @@ class LiveTable:
         )
         return is_new
 
-    def note_incomplete(self, header: RegisterReplicaRequest, now_s: float) -> None:
-        """It has started again and may have lost the end of its log: what it told before does not count. Its
-        first heartbeat tells how long its log is.
-        """
+    def note_started(self, header: RegisterReplicaRequest, now_s: float) -> None:
+        """The broker has started again: its facts from before do not count. A broker of yesterday's release
+        tells no log, and only whether it may have lost its end."""
+        if header.max_log_offset is None and not header.is_incomplete:
+            return
+        before = self._heard.get((header.broker_name, header.broker_id))
         self._heard[header.broker_name, header.broker_id] = Heard(
-            facts=Live(header.broker_id, is_ours=True, is_incomplete=True),
+            facts=Live(
+                header.broker_id,
+                -1 if header.epoch is None else header.epoch,
+                -1 if header.max_log_offset is None else header.max_log_offset,
+                PRIORITY_DEFAULT if before is None else before.facts.priority,
+                is_ours=True,
+                is_incomplete=bool(header.is_incomplete),
+            ),
             address=header.broker_address,
             connection=None,
             confirmed_offset=-1,

@@ -14,7 +14,7 @@ from typing import Final
 from tandemmq.consensus.core.messages import Effect
 from tandemmq.consensus.core.node import ProposalRefusal, RaftNode
 from tandemmq.consensus.shell.server import RaftServer
-from tandemmq.controller.elections import LEASE_MS, PROPOSAL_TIMEOUT_S, Elections, encode_set, succeeded
+from tandemmq.controller.elections import LEASE_MS, Elections, encode_set
 from tandemmq.controller.groups import (
     AlterSet,
     ApplyId,
@@ -25,8 +25,10 @@ from tandemmq.controller.groups import (
     Register,
     ReplicaGroup,
     encode_command,
+    other_group_fault,
 )
 from tandemmq.controller.groups import Command as GroupCommand
+from tandemmq.controller.history_keeper import PROPOSAL_TIMEOUT_S, HistoryKeeper, succeeded
 from tandemmq.errors import BadRequest, NotLeader, RequestRejected
 from tandemmq.protocol.bodies import replica as bodies
 from tandemmq.protocol.codes import ResponseCode as Code
@@ -53,6 +55,7 @@ class ControllerHandlers:
         groups: Groups,
         live: LiveTable,
         elections: Elections,
+        history: HistoryKeeper,
         *,
         raft: Callable[[], RaftServer],
         group_name: str,
@@ -62,6 +65,7 @@ class ControllerHandlers:
         self._groups = groups
         self._live = live
         self._elections = elections
+        self._history = history
         self._raft = raft
         self._group_name = group_name
         self._address_of = address_of
@@ -92,9 +96,12 @@ class ControllerHandlers:
         remark = "Heart beat success"
         group = self._groups.get(header.broker_name)
         replica = None if group is None else group.replicas.get(header.broker_id)
-        if group is None or replica is None or replica.address != header.broker_address:
-            return command.reply(remark=remark)  # it registers first; until then it may not be elected
         is_ours = "tmCaps" in command.fields
+        self._hear_history(header, group, is_known=replica is not None)
+        if group is None or replica is None or replica.address != header.broker_address:
+            if group is not None:
+                self._history.register_again(group, header)
+            return command.reply(remark=remark)  # it registers first; until then it may not be elected
         is_new = self._live.hear(header, channel, self._clock.monotonic(), is_ours=is_ours)
         if channel not in self._watched:
             self._watched.add(channel)
@@ -104,6 +111,8 @@ class ControllerHandlers:
         fields = {}
         if is_ours:
             fields = {"tmMasterEpoch": str(group.master_epoch), "tmMaster": str(group.master_id or 0)}
+            if group.group_id:
+                fields["tmGroup"] = group.group_id
             if not command.is_oneway and self._elections.grant(group, header.broker_id):
                 fields["tmLease"] = str(LEASE_MS)
         return command.reply(remark=remark, fields=fields)
@@ -112,6 +121,20 @@ class ControllerHandlers:
         self._watched.discard(channel)
         for name, broker_id in self._live.of_connection(channel):
             self._elections.on_connection_closed(name, broker_id, channel)
+
+    def _hear_history(
+        self,
+        header: BrokerHeartbeatRequest | headers.RegisterReplicaRequest,
+        group: ReplicaGroup | None,
+        *,
+        is_known: bool,
+    ) -> None:
+        """Records what a broker knows of its group. Raises RequestRejected for a broker of another group."""
+        if group is not None and group.cluster != header.cluster_name:
+            return
+        _require_group(group, header.broker_id, header.group_id)
+        self._history.reports.hear(header, self._clock.monotonic(), is_known=is_known)
+        self._history.look_at_history(header.broker_name)
 
     # Ids and registration.
 
@@ -132,8 +155,18 @@ class ControllerHandlers:
     async def handle_apply_id(self, channel: Channel, command: Command) -> Command:
         """CONTROLLER_APPLY_BROKER_ID (1013)."""
         header = command.decode(headers.ApplyBrokerIdRequest)
+        self._check_leads()
+        _require_group(self._groups.get(header.broker_name), header.broker_id, header.group_id)
+        await self._history.await_adoption(header.broker_name)
+        new_id = self._history.new_id()
         outcome = await self._propose(
-            ApplyId(header.cluster_name, header.broker_name, header.broker_id, header.check_code)
+            ApplyId(
+                header.cluster_name,
+                header.broker_name,
+                header.broker_id,
+                header.check_code,
+                (header.group_id or new_id) if new_id else "",
+            )
         )
         answer = headers.ApplyBrokerIdResponse(
             cluster_name=header.cluster_name, broker_name=header.broker_name
@@ -145,20 +178,34 @@ class ControllerHandlers:
         never goes on under its old epoch, because its log may have lost its end."""
         header = command.decode(headers.RegisterReplicaRequest)
         self._check_leads()
+        known = self._groups.get(header.broker_name)
+        self._hear_history(header, known, is_known=known is not None and header.broker_id in known.replicas)
         heard = self._live.get(header.broker_name, header.broker_id)
         is_alive = self._live.is_alive(header.broker_name, header.broker_id, self._clock.monotonic())
         if heard is not None and is_alive and heard.address != header.broker_address:
             raise RequestRejected(f"a broker with the id {header.broker_id} lives at {heard.address}")
         is_connected = heard is not None and heard.is_connected
         outcome = await self._propose(
-            Register(header.cluster_name, header.broker_name, header.broker_id, header.broker_address)
+            Register(
+                header.cluster_name,
+                header.broker_name,
+                header.broker_id,
+                header.broker_address,
+                (header.group_id or "") if self._history.knows_history() else "",
+            )
         )
         group = outcome.group
         if not succeeded(outcome) or group is None:
             return command.reply(outcome.code, _master_header(None), remark=outcome.remark)
-        if header.is_incomplete:
-            self._live.note_incomplete(header, self._clock.monotonic())
-        if group.master_id == header.broker_id:
+        is_in_office = header.members is not None and header.master_known == header.broker_id
+        if not is_in_office:
+            self._live.note_started(header, self._clock.monotonic())
+        if group.master_id == header.broker_id and not is_in_office:
+            await self._history.await_reports(group)
+            group = self._groups.get(group.name) or group
+        if self._history.is_outdated(group):
+            return command.reply(header=_master_header(group, with_master=False), body=encode_set(group))
+        if group.master_id == header.broker_id and not is_in_office:
             elected = await self._elections.elect(
                 group,
                 caller=header.broker_id,
@@ -181,9 +228,17 @@ class ControllerHandlers:
         header = command.decode(headers.ElectMasterRequest)
         self._check_leads()
         group = self._groups.get(header.broker_name)
+        _require_group(group, header.broker_id, header.group_id)
+        if group is None and header.is_designated:
+            group = await self._adopt_by_hand(header.broker_name, header.broker_id)
         if group is None or header.broker_id not in group.replicas:
             raise RequestRejected(
                 "no such group or broker", code=Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+            )
+        if not header.is_designated and self._history.is_outdated(group):
+            raise RequestRejected(
+                "the brokers know a later history of the group than the controllers",
+                code=Code.CONTROLLER_MASTER_NOT_AVAILABLE,
             )
         alive = {heard.facts.broker_id for heard in self._elections.alive(group)}
         if (
@@ -228,11 +283,22 @@ class ControllerHandlers:
         )
         return command.reply(header=answer, body=bodies.encode_election(election))
 
+    async def _adopt_by_hand(self, name: str, broker_id: int) -> ReplicaGroup | None:
+        """An operator names the master of a group that these controllers do not know."""
+        now_s = self._clock.monotonic()
+        command = self._history.reports.force_adoption(name, broker_id, now_s)
+        if command is None or not self._history.knows_history():
+            return None
+        group = (await self._history.adopt(command)).group
+        await self._history.await_heartbeat(name, broker_id)
+        return group
+
     async def handle_alter_set(self, channel: Channel, command: Command) -> Command:
         """CONTROLLER_ALTER_SYNC_STATE_SET (1001): the wanted set, if the caller knows the present one."""
         header = command.decode(headers.AlterSyncStateSetRequest)
         wanted = bodies.decode_sync_state_set(command.body)
         self._check_leads()
+        _require_group(self._groups.get(header.broker_name), header.master_id, header.group_id)
         now_s = self._clock.monotonic()
         heard = self._live.alive(header.broker_name, wanted.ids, now_s)
         outcome = await self._propose(
@@ -258,6 +324,7 @@ class ControllerHandlers:
         group = self._groups.get(header.broker_name)
         if group is None:
             raise RequestRejected("no such group", code=Code.CONTROLLER_BROKER_METADATA_NOT_EXIST)
+        _require_group(group, None, header.group_id)
         return command.reply(header=_master_header(group), body=encode_set(group))
 
     def handle_sync_state_data(self, channel: Channel, command: Command) -> Command:
@@ -301,7 +368,9 @@ class ControllerHandlers:
             ),
         )
         if succeeded(outcome):
-            self._live.keep(header.broker_name, outcome.group.replicas if outcome.group else ())
+            left = outcome.group.replicas if outcome.group else {}
+            self._live.keep(header.broker_name, left)
+            self._history.reports.forget(header.broker_name, group.replicas.keys() - left.keys())
         return command.reply(outcome.code, remark=outcome.remark or None)
 
     # Controllers themselves.
@@ -377,7 +446,17 @@ class ControllerHandlers:
             master_address=group.master_address,
             master_epoch=group.master_epoch,
             set_epoch=group.set_epoch,
+            group_id=group.group_id or None,
+            term_id=str(group.term_id) if group.term_id else None,
+            contradiction=self._history.contradiction(group),
         )
+
+
+def _require_group(group: ReplicaGroup | None, broker_id: int | None, group_id: str | None) -> None:
+    """Raises RequestRejected when the asking broker belongs to another group of this name."""
+    fault = "" if group is None else other_group_fault(group, broker_id, group_id or "")
+    if fault:
+        raise RequestRejected(fault, code=Code.CONTROLLER_INVALID_REQUEST)
 
 
 def _master_header(group: ReplicaGroup | None, *, with_master: bool = True) -> headers.MasterResponse:
@@ -391,6 +470,8 @@ def _master_header(group: ReplicaGroup | None, *, with_master: bool = True) -> h
         master_address=group.master_address if is_told else None,
         master_epoch=group.master_epoch if is_told else None,
         set_epoch=group.set_epoch if is_told else None,
+        group_id=group.group_id or None,
+        term_id=(group.term_id or None) if is_told else None,
     )
 
 

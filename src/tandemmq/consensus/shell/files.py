@@ -37,11 +37,13 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class _VoteRecord(msgspec.Struct, frozen=True):
-    """The vote, and whose files these are."""
+    """The vote, and the server whose files these are. `identity`: the random id of its group, once it has
+    one; two groups may have the same name."""
 
     group: str
     name: str
     vote: Vote
+    identity: str = ""
 
 
 class RaftFiles:
@@ -60,6 +62,9 @@ class RaftFiles:
         self._end = 0
         self._number = 0
         self._lock: Lock | None = None
+        self._vote = Vote()
+        self.identity = ""
+        """The random id of the group that these files belong to; empty before it is known."""
 
     def open(self, first: Saved) -> Saved:
         """What was saved; `first` in a directory that is empty.
@@ -78,6 +83,11 @@ class RaftFiles:
             self.close()
             raise
         return saved
+
+    def save_identity(self, identity: str) -> None:
+        """Keeps the id of the group. Raises as `save`."""
+        self.identity = identity
+        self.save(Persist(vote=self._vote))
 
     def save(self, persist: Persist) -> None:
         """Returns when everything is on the disk.
@@ -124,6 +134,7 @@ class RaftFiles:
                 f"{self._directory} belongs to {record.name} of the controller group {record.group}, "
                 f"not to {self._name} of {self._group}"
             )
+        self.identity = record.identity
         snapshot = self._read_record("snapshot", Snapshot)
         entries = self._read_log()
         if entries and entries[0].index > snapshot.index + 1:
@@ -184,7 +195,8 @@ class RaftFiles:
     # Writing.
 
     def _replace_vote(self, vote: Vote) -> None:
-        self._write_record("vote", _VoteRecord(self._group, self._name, vote))
+        self._vote = vote
+        self._write_record("vote", _VoteRecord(self._group, self._name, vote, self.identity))
 
     def _replace_snapshot(self, snapshot: Snapshot) -> None:
         self._write_record("snapshot", snapshot)

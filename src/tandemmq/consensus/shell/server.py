@@ -57,7 +57,12 @@ class StateMachine(Protocol):
 
     def take_snapshot(self) -> bytes: ...
 
-    def restore(self, data: bytes) -> None: ...
+    def restore(self, data: bytes) -> None:
+        """Empty `data` is the state before the first command."""
+
+    @property
+    def identity(self) -> str:
+        """The random id of the group itself, on which its servers have agreed; empty before that."""
 
 
 class RaftServer:
@@ -123,6 +128,11 @@ class RaftServer:
     @property
     def members(self) -> Members:
         return self.node.members
+
+    @property
+    def identity(self) -> str:
+        """The random id of the group that this server's files belong to; empty before it is known."""
+        return self._files.identity
 
     def grants(self, within_ms: int) -> bool:
         """See `RaftNode.grants`."""
@@ -249,6 +259,8 @@ class RaftServer:
                 _fail(self._reads.pop(effect.token, None), _to_error(ProposalRefusal.NOT_LEADER))
             elif isinstance(effect, RoleChanged):
                 self._tell_role(effect)
+        if self.machine.identity and not self._files.identity:
+            await self._disk.offload(self._files.save_identity, self.machine.identity)
         if node.applied - node.log.snapshot.index >= self._snapshot_entries:
             await self._carry_out(node, node.compact(node.applied, self.machine.take_snapshot()))
 

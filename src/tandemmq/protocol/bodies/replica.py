@@ -73,6 +73,11 @@ class GroupSyncState(Body, frozen=True, kw_only=True):
     master_epoch: int = field(name="masterEpoch")
     not_in_sync: list[ReplicaIdentity] = field(name="notInSyncReplicas")
     set_epoch: int = field(name="syncStateSetEpoch")
+    group_id: str | None = field(name="tandemGroupId", default=None)
+    term_id: str | None = field(name="tandemTermId", default=None)
+    """A text, because it is wider than the numbers of JavaScript."""
+    contradiction: str | None = field(name="tandemContradiction", default=None)
+    """How brokers contradict what the controllers have recorded."""
 
 
 class SyncStateData(Body, frozen=True, kw_only=True):

@@ -177,3 +177,7 @@ class RaftMessageHeader(Header, frozen=True, kw_only=True):
     group: str
     sender: str
     proof: str = ""
+    caps: str | None = field(name="tmCaps", default=None)
+    """`history`: the sender knows the commands and fields of histories."""
+    controllers_id: str | None = field(name="tmGroup", default=None)
+    """The random id of the sender's group of controllers, once it has one."""

@@ -1,0 +1,305 @@
+"""HistoryKeeper: keeps the controllers' state level with what the brokers of each group know of its history.
+
+The leader's part; on all other controllers it only records reports. Called with each registration and
+heartbeat, and by `Elections`, which elects nobody by a state that `is_outdated`.
+Invariants: nothing is proposed that a controller of the group may not know (`knows_history`).
+Bounds:     one proposal per group and kind at a time; REASONS_MAX contradictions are logged in a leadership.
+Source:     spec controller 10.16.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from tandemmq.consensus.shell.server import RaftServer
+from tandemmq.controller.groups import (
+    Adopt,
+    CommandOutcome,
+    Elect,
+    Groups,
+    LiveTable,
+    NameControllers,
+    Note,
+    Register,
+    ReplicaGroup,
+    encode_command,
+)
+from tandemmq.controller.groups import Command as GroupCommand
+from tandemmq.controller.history import HistoryReport, HistoryReports
+from tandemmq.errors import RequestRejected
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
+from tandemmq.runtime.ports import Clock, Random
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+PROPOSAL_TIMEOUT_S = 5.0
+"""As RocketMQ's controllers wait for their log."""
+UNHEARD_S = 3.0
+"""How long a new leader waits for a master that it has never heard itself."""
+FLOOR_PERIOD_S = 10.0
+"""A confirmed offset that has risen is written to the agreed state after at most so long."""
+FIRST_REPORTS_S = 1.0
+"""How long a new leader waits for the heartbeats of known brokers before it elects by what it remembers."""
+REPORTS_LOOK_S = 0.02
+TERM_ID_BOUND = 2**63 - 1
+REASONS_MAX = 256
+
+
+class HistoryKeeper:
+    """The reports that one controller hears, and what its leadership does about them."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        live: LiveTable,
+        *,
+        knows_history: Callable[[], bool],
+        chance: Random,
+        clock: Clock,
+        scope: TaskScope,
+    ) -> None:
+        """`knows_history`: whether every controller knows the commands and fields of histories."""
+        self.reports = HistoryReports()
+        self.knows_history = knows_history
+        self.on_adopted: Callable[[ReplicaGroup], None] = lambda _: None
+        self.raft: RaftServer
+        self._groups = groups
+        self._live = live
+        self._chance = chance
+        self._clock = clock
+        self._scope = scope
+        self._leader_since_s = 0.0
+        self._reasons: set[tuple[str, str, int, int]] = set()
+        """Contradictions that are in the log already."""
+        self._noted_s: dict[str, float] = {}
+        self._busy: set[str] = set()
+        self._adopted_s: dict[str, float] = {}
+
+    def begin_leadership(self, now_s: float) -> None:
+        self._leader_since_s = now_s
+        self._reasons.clear()
+
+    def adopted_s(self, name: str) -> float:
+        """When the group was adopted here; long ago if it was not."""
+        return self._adopted_s.get(name, float("-inf"))
+
+    def is_outdated(self, group: ReplicaGroup) -> bool:
+        """Whether brokers have proven that the recorded state is older than the group, and it can be
+        adopted: no master is elected meanwhile."""
+        return self.knows_history() and self.reports.newer_than(group) is not None
+
+    def look_at_history(self, name: str) -> None:
+        """Compares what brokers report with the recorded state, after each report."""
+        if not self.raft.is_leader:
+            return
+        group = self._groups.get(name)
+        if group is not None:
+            self._log_contradictions(group)
+        if name in self._busy or not self.knows_history():
+            return
+        command = self.reports.find_adoption(name, group, self._clock.monotonic())
+        if command is not None:
+            self._busy.add(name)
+            self._scope.start(f"adopt-{name}", self._adopt_for(command))
+
+    def _log_contradictions(self, group: ReplicaGroup) -> None:
+        newer = self.reports.newer_than(group)
+        if newer is not None:
+            self._log_once(group, newer, "the controllers' state is older than the brokers'")
+        rival = self.reports.rival_of(group)
+        if rival is not None:
+            self._log_once(group, rival, "the master epoch was given twice")
+
+    def contradiction(self, group: ReplicaGroup) -> str | None:
+        """How brokers contradict the recorded state, for tools."""
+        newer = self.reports.newer_than(group)
+        if newer is not None:
+            return (
+                f"the broker {newer.broker_id} reports epoch {newer.epoch} of master {newer.master} with set"
+                f" epoch {newer.set_epoch}: the controllers' state is older"
+            )
+        rival = self.reports.rival_of(group)
+        if rival is not None:
+            return (
+                f"the broker {rival.broker_id} reports epoch {rival.epoch} with the term id {rival.term_id}"
+            )
+        return None
+
+    def _log_once(self, group: ReplicaGroup, report: HistoryReport, reason: str) -> None:
+        key = group.name, reason, report.epoch, report.term_id
+        if key in self._reasons or len(self._reasons) >= REASONS_MAX:
+            return
+        self._reasons.add(key)
+        log.error(
+            events.CONTROLLER_HISTORY_LOST,
+            extra={
+                "broker": group.name,
+                "reason": reason,
+                "group_id": group.group_id,
+                "master_epoch": group.master_epoch,
+                "term_id": group.term_id,
+                "master": group.master_id,
+                "set_epoch": group.set_epoch,
+                "broker_id": report.broker_id,
+                "reported_epoch": report.epoch,
+                "reported_term_id": report.term_id,
+                "reported_master": report.master,
+                "reported_set_epoch": report.set_epoch,
+            },
+        )
+
+    async def _adopt_for(self, command: Adopt) -> None:
+        try:
+            await self.adopt(command)
+        except RequestRejected as error:
+            log.info(events.BROKER_MASTER_UNDECIDED, extra={"broker": command.name, "reason": str(error)})
+        finally:
+            self._busy.discard(command.name)
+
+    def register_again(self, group: ReplicaGroup, header: BrokerHeartbeatRequest) -> None:
+        """A broker that knows the id of the group registered with a state of the controllers that is lost: it
+        has no reason to register again."""
+        assert header.broker_id is not None
+        name, broker_id = group.name, header.broker_id
+        is_member = bool(group.group_id) and header.group_id == group.group_id
+        is_due = is_member and self.raft.is_leader and self.knows_history()
+        key = f"register {name} {broker_id}"
+        if not is_due or key in self._busy:
+            return
+        if self._live.is_alive(name, broker_id, self._clock.monotonic()):
+            return  # another process with this id lives at the recorded address
+        command = Register(header.cluster_name, name, broker_id, header.broker_address, group.group_id)
+        self._propose_once(key, command)
+
+    async def adopt(self, command: Adopt) -> CommandOutcome:
+        """The outcome of replacing the recorded state of a group. Raises as `elect`."""
+        before = self._groups.get(command.name)
+        outcome: CommandOutcome = await self.raft.propose(encode_command(command), PROPOSAL_TIMEOUT_S)
+        group = outcome.group
+        if not succeeded(outcome) or group is None:
+            raise RequestRejected(outcome.remark, code=outcome.code)
+        log.error(
+            events.CONTROLLER_HISTORY_ADOPTED,
+            extra={
+                "broker": group.name,
+                "group_id": group.group_id,
+                "old_epoch": 0 if before is None else before.master_epoch,
+                "master": group.master_id,
+                "master_epoch": group.master_epoch,
+                "sync_set": group.sync_set,
+                "set_epoch": group.set_epoch,
+            },
+        )
+        self._reasons = {key for key in self._reasons if key[0] != group.name}
+        self._adopted_s[group.name] = self._clock.monotonic()
+        self.on_adopted(group)
+        return outcome
+
+    async def await_reports(self, group: ReplicaGroup) -> None:
+        """Waits, as a new leader, for a moment in which all known brokers can report what they know."""
+        ends_at_s = self._leader_since_s + FIRST_REPORTS_S
+        while (now_s := self._clock.monotonic()) < ends_at_s:
+            if self.reports.hears(group.name, group.replicas, now_s):
+                return
+            await self._clock.sleep(min(REPORTS_LOOK_S, ends_at_s - now_s))
+
+    async def await_heartbeat(self, name: str, broker_id: int) -> None:
+        """Waits for the first heartbeat of a broker of a group that was adopted, for UNHEARD_S at most."""
+        ends_at_s = self._clock.monotonic() + UNHEARD_S
+        while (now_s := self._clock.monotonic()) < ends_at_s and not self._live.is_alive(
+            name, broker_id, now_s
+        ):
+            await self._clock.sleep(REPORTS_LOOK_S)
+
+    async def await_adoption(self, name: str) -> None:
+        """Waits while brokers report a group that these controllers do not know.
+
+        Raises:  RequestRejected when the group is still not proven after UNHEARD_S.
+        """
+        ends_at_s = self._clock.monotonic() + UNHEARD_S
+        while self._groups.get(name) is None and self.knows_history():
+            now_s = self._clock.monotonic()
+            if not self.reports.is_living(name, now_s):
+                return
+            if now_s >= ends_at_s:
+                raise RequestRejected(
+                    f"brokers of {name} report a history that these controllers do not know, and not all of"
+                    " its set have confirmed it: start them, or elect one of them by electMaster",
+                    code=ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST,
+                )
+            await self._clock.sleep(REPORTS_LOOK_S)
+
+    def note_facts(self) -> None:
+        """Gives ids to the controllers and to groups that have none, and writes confirmed offsets that have
+        risen."""
+        if not self.knows_history():
+            return
+        if not self._groups.controllers_id and "" not in self._busy:
+            self._propose_once("", NameControllers(self.new_id()))
+        for group in self._groups.all():
+            self._note_facts(group)
+
+    def _note_facts(self, group: ReplicaGroup) -> None:
+        """Writes the id of a group that has none, and a confirmed offset that has risen."""
+        now_s = self._clock.monotonic()
+        if now_s < self._noted_s.get(group.name, float("-inf")) or self.is_outdated(group):
+            return
+        group_id = "" if group.group_id else self._id_for(group)
+        floor = max(group.floor, self.reports.floor_of(group))
+        if not group_id and floor <= group.floor:
+            return
+        self._noted_s[group.name] = now_s + FLOOR_PERIOD_S
+        command = Note(name=group.name, group_id=group_id, floor=floor)
+        self._propose_once(f"note {group.name}", command)
+
+    def _id_for(self, group: ReplicaGroup) -> str:
+        """The id that the master reports: the group had it before the controllers' disk went back. A group
+        without any is given a new one; empty while no master can be asked."""
+        if group.master_epoch and group.master_id is None:
+            return ""
+        if group.master_id is not None:
+            if not self._live.is_alive(group.name, group.master_id, self._clock.monotonic()):
+                return ""
+            report = self.reports.get(group.name, group.master_id)
+            if report is not None and report.group_id:
+                return report.group_id
+        return self.new_id()
+
+    def new_id(self) -> str:
+        """A random id, or none while a controller may not know of ids."""
+        return self._chance.token_bytes(16).hex() if self.knows_history() else ""
+
+    def _propose_once(self, key: str, command: GroupCommand) -> None:
+        """A command that is proposed again later if it comes to nothing."""
+        if key not in self._busy:
+            self._busy.add(key)
+            self._scope.start(f"propose-{key}", self._propose_quietly(key, command))
+
+    async def _propose_quietly(self, key: str, command: GroupCommand) -> None:
+        try:
+            await self.raft.propose(encode_command(command), PROPOSAL_TIMEOUT_S)
+        except RequestRejected as error:
+            log.info(events.CONTROLLER_FACT_NOT_WRITTEN, extra={"fact": key, "reason": str(error)})
+        finally:
+            self._busy.discard(key)
+
+    def complete(self, command: Elect, group: ReplicaGroup) -> Elect:
+        """The election with the facts of histories, if every controller knows them."""
+        if not self.knows_history():
+            return command
+        return msgspec.structs.replace(
+            command,
+            term_id=1 + self._chance.below(TERM_ID_BOUND),
+            epoch_known=self.reports.epoch_known(group.name),
+            floor=max(group.floor, self.reports.floor_of(group)),
+        )
+
+
+def succeeded(outcome: CommandOutcome) -> bool:
+    return outcome.code == ResponseCode.SUCCESS

@@ -1,0 +1,364 @@
+"""Controllers whose disk went back in time, was lost, or is another group's; brokers of another group; groups
+of controllers of two versions."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+from controller_rig import CLUSTER, GROUP, FakeBroker, Rig, master_of
+
+from sim.memory import MemoryDisk
+from tandemmq.controller import history_keeper
+from tandemmq.controller.controller import Peers
+from tandemmq.controller.groups import CommandOutcome, Groups, ReplicaGroup
+from tandemmq.protocol.codes import RequestCode as Code
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests import controller as headers
+from tandemmq.telemetry import events
+from waits import until
+
+OTHER_ID = "cd" * 16
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    rig = Rig()
+    await rig.start()
+    yield rig
+    await rig.close()
+
+
+def group_of(rig: Rig, name: str = "n0") -> ReplicaGroup:
+    group = rig.controllers[name].groups.get(GROUP)
+    assert group is not None
+    return group
+
+
+def lead(broker: FakeBroker, group: ReplicaGroup, *others: FakeBroker) -> None:
+    """The broker is the master in office of the recorded term, and these others follow it."""
+    for one in (broker, *others):
+        one.log_epoch = group.master_epoch
+        one.history = {
+            "group_id": group.group_id,
+            "epoch_known": group.master_epoch,
+            "term_id": group.term_id,
+            "master_known": broker.broker_id,
+        }
+    members = ";".join(map(str, group.sync_set))
+    broker.history |= {"members": members, "set_epoch": group.set_epoch}
+
+
+async def two_in_sync(rig: Rig) -> tuple[FakeBroker, FakeBroker]:
+    one, two = await rig.broker(1, is_ours=True), await rig.broker(2, is_ours=True)
+    await one.elect()
+    await one.alter_set(1, 2, set_epoch=1, master_epoch=1)
+    lead(one, group_of(rig), two)
+    await rig.beat_all()
+    return one, two
+
+
+async def restart(rig: Rig, disk: MemoryDisk) -> None:
+    """The controller comes back with another disk."""
+    await rig.stop("n0")
+    rig.disks["n0"] = disk
+    await rig.start("n0")
+    await rig.leader()
+
+
+def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.message == event]
+
+
+async def test_a_group_and_its_terms_have_random_ids(rig: Rig) -> None:
+    one, two = await two_in_sync(rig)
+    group = group_of(rig)
+    assert len(group.group_id) == 32
+    assert 0 < group.term_id < 2**63
+    read = headers.ReplicaInfoRequest(broker_name=GROUP)
+    told = (await rig.ask(Code.CONTROLLER_GET_REPLICA_INFO, read)).decode(headers.MasterResponse)
+    assert (told.group_id, told.term_id) == (group.group_id, group.term_id)
+    assert (await one.beat()).fields["tmGroup"] == group.group_id
+    await one.cut_connections()
+    await one._server.stop()
+    await until(lambda: group_of(rig).master_id == 2)
+    assert group_of(rig).term_id not in (0, group.term_id)
+    assert group_of(rig).group_id == group.group_id
+    await until(lambda: bool(two.notices))
+    assert two.notices[-1][0].term_id == group_of(rig).term_id
+
+
+async def test_a_broker_of_another_group_never_becomes_a_member(rig: Rig) -> None:
+    one, two = await two_in_sync(rig)
+    two.history = {**two.history, "group_id": OTHER_ID}
+    read = headers.ReplicaInfoRequest(broker_name=GROUP, group_id=OTHER_ID)
+    read_answer = await rig.ask(Code.CONTROLLER_GET_REPLICA_INFO, read)
+    application = msgspec.structs.replace(two.application(), broker_id=9, group_id=OTHER_ID)
+    applied = await rig.ask(Code.CONTROLLER_APPLY_BROKER_ID, application)
+    for answer in (await two.register(), await two.beat(), read_answer, applied):
+        assert answer.code == ResponseCode.CONTROLLER_INVALID_REQUEST
+        assert answer.remark is not None
+        assert OTHER_ID in answer.remark
+        assert group_of(rig).group_id in answer.remark
+        assert GROUP in answer.remark
+    stranger = FakeBroker(rig, 7, is_ours=True)
+    stranger.history = {"group_id": OTHER_ID, "epoch_known": 9, "members": "7", "master_known": 7}
+    assert (await stranger.register()).code == ResponseCode.CONTROLLER_INVALID_REQUEST
+    await stranger.close()
+    await one.beat()
+    assert sorted(group_of(rig).replicas) == [1, 2]
+    assert (group_of(rig).master_id, group_of(rig).master_epoch) == (1, 1)
+
+
+async def test_controllers_without_their_disk_adopt_the_group_from_its_brokers(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = await two_in_sync(rig)
+    before = group_of(rig)
+    await restart(rig, MemoryDisk())
+    await one.beat()
+    # The set is not proven, and nobody makes a second group of this name meanwhile.
+    assert (await two.register()).code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+    await two.beat()
+    await until(lambda: rig.controllers["n0"].groups.get(GROUP) is not None)
+    after = group_of(rig)
+    assert (after.group_id, after.master_id, after.master_epoch) == (before.group_id, 1, 1)
+    assert (after.term_id, after.sync_set, after.set_epoch) == (before.term_id, (1, 2), 3)
+    assert after.master_address == one.address
+    assert logged(caplog, events.CONTROLLER_HISTORY_ADOPTED)
+    # The living master goes on in its term, also when it registers again, and gets its lease.
+    assert (await one.register()).code == 0
+    await rig.beat_all()
+    assert "tmLease" in (await one.beat()).fields
+    assert (group_of(rig).master_id, group_of(rig).master_epoch) == (1, 1)
+    # A broker that was silent then needs no application; a new one gets an id that nobody has.
+    silent = FakeBroker(rig, 3, is_ours=True)
+    silent.history = {"group_id": before.group_id}
+    assert (await silent.register()).code == 0
+    await silent.close()
+    ask = headers.NextBrokerIdRequest(cluster_name=CLUSTER, broker_name=GROUP)
+    told = await rig.ask(Code.CONTROLLER_GET_NEXT_BROKER_ID, ask)
+    assert told.decode(headers.NextBrokerIdResponse).next_id > 60
+
+
+async def test_an_unproven_group_is_not_made_a_second_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = await two_in_sync(rig)
+    await restart(rig, MemoryDisk())
+    await one.beat()
+    monkeypatch.setattr(history_keeper, "UNHEARD_S", 0.3)
+    refused = await rig.ask(Code.CONTROLLER_APPLY_BROKER_ID, one.application())
+    assert refused.code == ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST
+    assert rig.controllers["n0"].groups.get(GROUP) is None
+    # An operator ends the wait.
+    monkeypatch.undo()
+    answer = await _answer_while_beating(one.elect(is_designated=True), one)
+    assert answer.code == 0
+    assert (group_of(rig).master_id, group_of(rig).master_epoch, group_of(rig).sync_set) == (1, 2, (1,))
+
+
+async def _answer_while_beating(question: Coroutine[Any, Any, Command], broker: FakeBroker) -> Command:
+    task = asyncio.ensure_future(question)
+    while not task.done():
+        await broker.beat()
+    return await task
+
+
+async def test_a_state_that_went_back_elects_nobody_and_is_brought_up_to_date(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = await two_in_sync(rig)
+    await rig.stop("n0")
+    old = copy.deepcopy(rig.disks["n0"])
+    await rig.start("n0")
+    await rig.leader()
+    await rig.beat_all()
+    assert (await two.elect(is_designated=True)).code == 0
+    lead(two, group_of(rig), one)
+    before = group_of(rig)
+    assert (before.master_id, before.master_epoch) == (2, 2)
+
+    await restart(rig, old)
+    assert group_of(rig).master_id == 1
+    # The follower is the recorded master. It is not elected, though it registers as after a restart.
+    answer = await one.register()
+    assert answer.code == 0
+    assert master_of(answer) == (None, None)
+    (record,) = logged(caplog, events.CONTROLLER_HISTORY_LOST)
+    facts = vars(record)
+    assert (facts["master_epoch"], facts["reported_epoch"], facts["broker_id"]) == (1, 2, 1)
+    states = rig.controllers["n0"]
+    assert states._history.contradiction(group_of(rig)) is not None
+    assert (await one.elect()).code == ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE
+    assert (group_of(rig).master_id, group_of(rig).master_epoch) == (1, 1)
+    await two.beat()
+    await until(lambda: group_of(rig).master_epoch == 2)
+    after = group_of(rig)
+    assert (after.master_id, after.term_id, after.sync_set) == (2, before.term_id, before.sync_set)
+    assert states._history.contradiction(after) is None
+
+
+async def test_a_set_that_went_back_elects_no_former_member(rig: Rig) -> None:
+    one, two = await two_in_sync(rig)
+    await rig.stop("n0")
+    old = copy.deepcopy(rig.disks["n0"])
+    await rig.start("n0")
+    await rig.leader()
+    await rig.beat_all()
+    await one.alter_set(1, set_epoch=2, master_epoch=1)
+    lead(one, group_of(rig))
+    await restart(rig, old)
+    assert group_of(rig).sync_set == (1, 2)
+    await rig.beat_all()
+    await until(lambda: group_of(rig).sync_set == (1,))
+    assert (group_of(rig).master_epoch, group_of(rig).set_epoch) == (1, 4)
+    await one.cut_connections()
+    await one._server.stop()
+    await until(lambda: group_of(rig).master_id is None)
+    await two.beat()
+    assert group_of(rig).master_id is None, "broker 2 lacks what broker 1 confirmed alone"
+
+
+async def test_an_epoch_that_was_given_twice_is_told_and_the_record_stays(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, two = await two_in_sync(rig)
+    two.history = {**two.history, "term_id": 7, "master_known": 2}
+    await rig.beat_all()
+    (record,) = logged(caplog, events.CONTROLLER_HISTORY_LOST)
+    assert vars(record)["reported_term_id"] == 7
+    await rig.beat_all()
+    assert len(logged(caplog, events.CONTROLLER_HISTORY_LOST)) == 1, "once per reason"
+    assert (group_of(rig).master_id, group_of(rig).master_epoch) == (1, 1)
+
+
+async def test_a_broker_that_the_state_of_now_has_forgotten_is_a_member_again(rig: Rig) -> None:
+    _, two = await two_in_sync(rig)
+    await rig.stop("n0")
+    old = copy.deepcopy(rig.disks["n0"])
+    await rig.start("n0")
+    three = await rig.broker(3, is_ours=True)
+    two.address, moved_from = "127.0.0.1:12999", two.address
+    assert (await two.register()).code == 0
+    assert moved_from != two.address
+    await restart(rig, old)
+    assert sorted(group_of(rig).replicas) == [1, 2]
+    three.history = {"group_id": group_of(rig).group_id}
+    await until(lambda: _beats_until_known(rig, three))
+    await until(lambda: _beats_until_known(rig, two))
+
+
+async def _beats_until_known(rig: Rig, broker: FakeBroker) -> bool:
+    await broker.beat()
+    replica = group_of(rig).replicas.get(broker.broker_id)
+    return replica is not None and replica.address == broker.address
+
+
+async def test_the_confirmed_offset_outlives_brokers_and_leader(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_keeper, "FLOOR_PERIOD_S", 0.0)
+    one, two = await two_in_sync(rig)
+    one.history |= {"confirmed_epoch": 1, "confirmed_offset": 90}
+    await until(lambda: _beats_until_noted(rig, one, (1, 90)))
+    await rig.stop("n0")
+    await rig.start("n0")
+    await rig.leader()
+    assert group_of(rig).floor == (1, 90)
+    # The first one comes back with an older disk, and without a sign that it may lack its end.
+    one.max_offset = 40
+    one.history = {key: value for key, value in one.history.items() if key not in ("members", "set_epoch")}
+    assert master_of(await one.register())[0] is None
+    await one.beat()
+    assert group_of(rig).master_id is None
+    await two.register()
+    await two.beat()
+    await until(lambda: group_of(rig).master_id == 2)
+    assert group_of(rig).floor_since == 0
+
+
+async def _beats_until_noted(rig: Rig, broker: FakeBroker, floor: tuple[int, int]) -> bool:
+    await broker.beat()
+    return group_of(rig).floor == floor
+
+
+_NEW_FIELDS = {"group_id": "", "term_id": 0, "epoch_known": 0, "floor": None}
+_OLD_TAGS = {"apply id", "register", "alter set", "elect", "clean"}
+
+
+class YesterdaysGroups(Groups):
+    """A machine of yesterday's release: it ends its process at a command that it does not know, and ignores
+    fields that it does not know."""
+
+    def apply(self, command: bytes) -> CommandOutcome:
+        fields = msgspec.msgpack.decode(command)
+        assert fields["type"] in _OLD_TAGS, fields
+        told = {key: value for key, value in fields.items() if key in _NEW_FIELDS}
+        assert all(value == _NEW_FIELDS[key] for key, value in told.items()), fields
+        return super().apply(command)
+
+
+async def test_controllers_of_two_versions_agree_and_use_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(3)
+    real = Peers._command
+
+    def without_capability(peers: Peers, message: Any) -> Command:
+        command = real(peers, message)
+        if peers._name != "n2":
+            return command
+        header = command.decode(headers.RaftMessageHeader)
+        old = msgspec.structs.replace(header, caps=None, controllers_id=None)
+        return Command.request(Code.TANDEM_RAFT_MESSAGE, old, body=bytes(command.body), oneway=True)
+
+    monkeypatch.setattr(Peers, "_command", without_capability)
+    await rig.start("n0", "n1")
+    with monkeypatch.context() as patch:
+        patch.setattr("tandemmq.controller.controller.Groups", YesterdaysGroups)
+        await rig.start("n2")
+    assert isinstance(rig.controllers["n2"].groups, YesterdaysGroups)
+    rig.controllers["n2"]._history.knows_history = lambda: False  # also as leader it proposes as yesterday
+    await rig.leader()
+    one, two = await rig.broker(1, is_ours=True), await rig.broker(2, is_ours=True)
+    await one.elect()
+    await one.alter_set(1, 2, set_epoch=1, master_epoch=1)
+    leader = await rig.leader()
+    assert (group_of(rig, leader).group_id, group_of(rig, leader).term_id) == ("", 0)
+    await two.elect(is_designated=True)
+    await until(lambda: all(group_of(rig, name).master_id == 2 for name in rig.names))
+    states = {rig.controllers[name].groups.take_snapshot() for name in rig.names}
+    assert len(states) == 1
+    # The last old one is replaced: the group gets its id.
+    await rig.stop("n2")
+    monkeypatch.undo()
+    await rig.start("n2")
+    await rig.beat_all()
+    await until(lambda: all(group_of(rig, name).group_id for name in rig.names))
+    await until(lambda: all(rig.controllers[name].groups.controllers_id for name in rig.names))
+    assert len({rig.controllers[name].groups.take_snapshot() for name in rig.names}) == 1
+    await rig.close()
+
+
+async def test_a_directory_of_another_group_of_controllers_is_not_listened_to(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig, other = Rig(3), Rig(3, seed=100)
+    for one in (rig, other):
+        await one.start()
+        await one.leader()
+        await until(lambda one=one: all(item.groups.controllers_id for item in one.controllers.values()))
+    await rig.broker(1)
+    await other.stop()
+    await rig.stop("n2")
+    rig.disks["n2"] = other.disks["n2"]
+    await rig.start("n2")
+    assert rig.controllers["n2"].raft.identity != rig.controllers["n0"].raft.identity
+    await until(lambda: any("has the id" in vars(one).get("reason", "") for one in caplog.records))
+    assert (await rig.leader()) != "n2"
+    assert rig.controllers["n2"].groups.get(GROUP) is None
+    await other.close()
+    await rig.close()

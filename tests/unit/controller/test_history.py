@@ -1,0 +1,345 @@
+"""The facts that brokers report: what proves a recorded state old, and what is adopted in its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tandemmq.controller import history
+from tandemmq.controller.groups import (
+    NO_FLOOR,
+    ApplyId,
+    Command,
+    CommandOutcome,
+    Elect,
+    Groups,
+    Live,
+    Note,
+    Register,
+    ReplicaGroup,
+    encode_command,
+)
+from tandemmq.controller.history import EPOCH_MAX, HistoryReports
+from tandemmq.errors import BadRequest
+from tandemmq.protocol.codes import ResponseCode as Code
+from tandemmq.protocol.requests.controller import RegisterReplicaRequest
+from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
+
+NAME = "broker-a"
+ID = "ab" * 16
+
+
+def beat(
+    broker_id: int, known: int = 5, *, master: int | None = None, **facts: Any
+) -> BrokerHeartbeatRequest:
+    """A heartbeat of a broker that follows `master`, or is the master if `members` are given."""
+    values: dict[str, Any] = {"group_id": ID, "term_id": 500 + known, "max_log_offset": 100, "epoch": known}
+    values |= facts
+    return BrokerHeartbeatRequest(
+        cluster_name="C",
+        broker_address=f"h{broker_id}:1",
+        broker_name=NAME,
+        broker_id=broker_id,
+        epoch_known=known,
+        master_known=broker_id if master is None else master,
+        heartbeat_timeout_ms=1_000,
+        **values,
+    )
+
+
+def recorded(**facts: Any) -> ReplicaGroup:
+    groups = Groups()
+    for broker_id in (1, 2, 3):
+        apply(groups, ApplyId("C", NAME, broker_id, f"h{broker_id}:1;7", ID))
+    group = groups.get(NAME)
+    assert group is not None
+    values = {"master_id": 1, "master_epoch": 3, "term_id": 503, "sync_set": (1, 2), "set_epoch": 4} | facts
+    return ReplicaGroup(cluster="C", name=NAME, replicas=group.replicas, next_id=4, group_id=ID, **values)
+
+
+def apply(groups: Groups, command: Command) -> CommandOutcome:
+    return groups.apply(encode_command(command))
+
+
+def reports_of(*beats: BrokerHeartbeatRequest) -> HistoryReports:
+    reports = HistoryReports()
+    for header in beats:
+        reports.hear(header, 0.0, is_known=True)
+    return reports
+
+
+MASTER = beat(2, members="2;3", set_epoch=7)
+ADOPTIONS = [
+    ("confirmed", (MASTER, beat(3, master=2)), (2, 5, 505, (2, 3), 8)),
+    ("confirmed by a member that has restarted", (MASTER, beat(3, 4, master=1)), (2, 5, 505, (2, 3), 8)),
+    ("a member is silent", (MASTER, beat(1, master=2)), None),
+    ("a member knows a later epoch", (MASTER, beat(3, 6, master=1)), None),
+    ("a member knows a rival", (MASTER, beat(3, master=1, term_id=9)), None),
+    ("a member is of another group", (MASTER, beat(3, master=2, group_id="cd" * 16)), None),
+    ("the master is alone", (beat(2, members="2", set_epoch=7),), (2, 5, 505, (2,), 8)),
+    ("two masters", (beat(2, members="2"), beat(1, members="1", term_id=9)), None),
+    ("no master is in office", (beat(2), beat(3, master=2)), None),
+    ("no history is known", (beat(1, 0, members="1"),), None),
+]
+
+
+@pytest.mark.parametrize(("what", "beats", "wanted"), ADOPTIONS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("is_unknown", [True, False])
+def test_a_state_is_adopted_when_every_member_of_the_set_confirms_it(
+    what: str, beats: tuple[BrokerHeartbeatRequest, ...], wanted: Any, is_unknown: bool
+) -> None:
+    group = None if is_unknown else recorded()
+    command = reports_of(*beats).find_adoption(NAME, group, 0.5)
+    if wanted is None:
+        assert command is None
+        return
+    assert command is not None
+    found = command.master_id, command.master_epoch, command.term_id, command.sync_set, command.set_epoch
+    assert found == wanted
+    assert command.group_id == ID
+    assert (command.master_epoch_before, command.set_epoch_before) == ((0, 0) if is_unknown else (3, 4))
+
+
+def test_a_report_of_a_silent_broker_still_proves_its_epoch() -> None:
+    reports = reports_of(beat(3, 9, master=3))
+    reports.hear(beat(2, members="2"), 5.0, is_known=True)
+    assert reports.find_adoption(NAME, recorded(), 5.0) is None, "broker 3 knew a later epoch"
+    assert reports.epoch_known(NAME) == 9
+    newer = reports.newer_than(recorded())
+    assert newer is not None
+    assert newer.broker_id == 3
+
+
+@pytest.mark.parametrize(
+    ("what", "header", "is_newer", "is_rival"),
+    [
+        ("the same", beat(1, 3, members="1;2", set_epoch=4), False, False),
+        ("an older set", beat(1, 3, members="1;2", set_epoch=3), False, False),
+        ("a later set of the recorded master", beat(1, 3, members="1", set_epoch=5), True, False),
+        ("a later epoch", beat(3, 4, master=2), True, False),
+        ("another id of the epoch", beat(3, 3, master=2, term_id=9), False, True),
+        ("an unknown id of the epoch", beat(3, 3, master=1, term_id=None), False, False),
+        ("a later epoch of another group", beat(3, 9, master=2, group_id="cd" * 16), False, False),
+        ("no history", beat(3, 0), False, False),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_proves_the_record_old(
+    what: str, header: BrokerHeartbeatRequest, is_newer: bool, is_rival: bool
+) -> None:
+    reports = reports_of(header)
+    assert (reports.newer_than(recorded()) is not None) is is_newer
+    assert (reports.rival_of(recorded()) is not None) is is_rival
+    if header.epoch_known == 3:
+        # An epoch without a master was never a broker's.
+        assert reports.newer_than(recorded(master_id=None, term_id=0)) is not None
+
+
+def test_a_rival_is_adopted_only_when_nobody_confirms_the_record() -> None:
+    rival = beat(2, 3, members="2", set_epoch=5, term_id=9)
+    assert reports_of(rival, beat(1, 3)).find_adoption(NAME, recorded(), 0.5) is None
+    assert reports_of(rival, beat(3, 3, master=1)).find_adoption(NAME, recorded(), 0.5) is None
+    command = reports_of(rival).find_adoption(NAME, recorded(), 0.5)
+    assert command is not None
+    assert (command.master_id, command.master_epoch, command.term_id) == (2, 3, 9)
+
+
+def test_without_a_master_the_longest_log_of_all_known_brokers_is_the_only_member() -> None:
+    logs = [
+        beat(1, 4, master=4, max_log_offset=900, epoch=3),
+        beat(2, 4, master=4, max_log_offset=100, epoch=4),
+        beat(3, 4, master=4, max_log_offset=300, epoch=4),
+    ]
+    reports = reports_of(*logs)
+    assert reports.find_adoption(NAME, recorded(), 0.5) is None, "broker 4 was master and is not heard"
+    reports.hear(beat(4, 4, max_log_offset=250, epoch=4), 0.5, is_known=False)
+    command = reports.find_adoption(NAME, recorded(), 0.5)
+    assert command is not None
+    assert (command.master_id, command.sync_set, command.master_epoch, command.term_id) == (None, (3,), 4, 0)
+    assert reports.find_adoption(NAME, None, 0.5) is None, "nobody knows the brokers of an unknown group"
+
+
+def test_an_adopted_state_replaces_the_recorded_one_and_nothing_falls() -> None:
+    groups = Groups()
+    for broker_id in (1, 2, 3):
+        apply(groups, ApplyId("C", NAME, broker_id, f"h{broker_id}:1;7", ID))
+    apply(groups, Elect(name=NAME, caller=1, is_designated=True, term_id=501))
+    before = groups.get(NAME)
+    assert before is not None
+    command = reports_of(MASTER, beat(3, master=2)).find_adoption(NAME, before, 0.5)
+    assert command is not None
+    outcome = apply(groups, command)
+    assert outcome.code == 0
+    after = outcome.group
+    assert after is not None
+    assert (after.master_id, after.master_epoch, after.term_id, after.sync_set) == (2, 5, 505, (2, 3))
+    assert after.replicas[2].check_code == "h2:1;7"
+    assert 1 in after.replicas
+    assert apply(groups, command).code == Code.CONTROLLER_FENCED_MASTER_EPOCH, "the group has changed since"
+    twin = Groups()
+    twin.restore(groups.take_snapshot())
+    assert twin.get(NAME) == after
+    # A broker that was given its id by the lost state needs no application; one that was cleaned does.
+    returning = Register("C", NAME, 9, "h9:1", ID)
+    assert apply(groups, returning).code == 0
+    stranger = Register("C", NAME, 10, "h10:1")
+    assert apply(groups, stranger).code == Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+    foreign = apply(groups, Register("C", NAME, 2, "h2:1", "cd" * 16))
+    assert foreign.code == Code.CONTROLLER_INVALID_REQUEST
+    assert ID in foreign.remark
+    assert "cd" * 16 in foreign.remark
+
+
+def test_a_new_epoch_is_above_every_reported_one() -> None:
+    groups = Groups()
+    apply(groups, ApplyId("C", NAME, 1, "h1:1;7", ID))
+    outcome = apply(groups, Elect(name=NAME, caller=1, is_designated=True, epoch_known=7, term_id=3))
+    assert outcome.group is not None
+    assert (outcome.group.master_epoch, outcome.group.term_id) == (8, 3)
+    outcome = apply(groups, Elect(name=NAME, epoch_known=11))
+    assert outcome.group is not None
+    assert (outcome.group.master_id, outcome.group.master_epoch, outcome.group.term_id) == (None, 12, 0)
+
+
+def made_with_floor() -> Groups:
+    groups = Groups()
+    for broker_id in (1, 2):
+        apply(groups, ApplyId("C", NAME, broker_id, f"h{broker_id}:1;7", ID))
+    apply(groups, Elect(name=NAME, caller=1, is_designated=True, floor=NO_FLOOR))
+    group = groups.get(NAME)
+    assert group is not None
+    twin = Groups()
+    snapshot = groups.take_snapshot().replace(b'"sync_set":[1]', b'"sync_set":[1,2]')
+    twin.restore(snapshot)
+    apply(twin, Note(name=NAME, floor=(1, 500)))
+    return twin
+
+
+@pytest.mark.parametrize(
+    ("what", "command", "master", "floor"),
+    [
+        (
+            "the restored one came first",
+            Elect(
+                name=NAME, caller=1, is_restart=True, floor=NO_FLOOR, live=(Live(1, 1, 300, is_ours=True),)
+            ),
+            None,
+            (1, 500),
+        ),
+        (
+            "the restored one is heard, the other member is not",
+            Elect(name=NAME, takes_incomplete=True, floor=NO_FLOOR, live=(Live(1, 1, 300, is_ours=True),)),
+            None,
+            (1, 500),
+        ),
+        (
+            "the other member holds everything, though it was killed",
+            Elect(
+                name=NAME,
+                takes_incomplete=True,
+                floor=NO_FLOOR,
+                live=(Live(1, 1, 300, is_ours=True), Live(2, 1, 600, is_ours=True, is_incomplete=True)),
+            ),
+            2,
+            (1, 500),
+        ),
+        (
+            "all have told, and none holds it",
+            Elect(
+                name=NAME,
+                takes_incomplete=True,
+                floor=(1, 700),
+                live=(Live(1, 1, 300, is_ours=True), Live(2, 1, 600, is_ours=True)),
+            ),
+            2,
+            (1, 600),
+        ),
+        (
+            "the offset that the leader has heard is higher",
+            Elect(name=NAME, floor=(1, 700), live=(Live(2, 1, 600, is_ours=True),)),
+            None,
+            (1, 500),
+        ),
+        (
+            "a log of a later epoch is above it",
+            Elect(name=NAME, floor=NO_FLOOR, live=(Live(2, 2, 400, is_ours=True),)),
+            2,
+            (1, 500),
+        ),
+        (
+            "a voter of yesterday does not judge it",
+            Elect(name=NAME, live=(Live(2, 1, 300, is_ours=True),)),
+            2,
+            (1, 500),
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_nobody_below_the_confirmed_offset_is_elected_while_a_member_has_not_told(
+    what: str, command: Elect, master: int | None, floor: tuple[int, int]
+) -> None:
+    groups = made_with_floor()
+    if not command.is_restart:
+        apply(groups, Elect(name=NAME, floor=NO_FLOOR))  # the master is gone
+    apply(groups, command)
+    group = groups.get(NAME)
+    assert group is not None
+    assert (group.master_id, group.floor) == (master, floor)
+    assert group.floor_since == (3 if floor == (1, 600) else 0)
+
+
+def test_the_floor_is_the_highest_of_the_masters_and_void_before_an_unclean_term() -> None:
+    reports = reports_of(
+        beat(1, 3, members="1;2", confirmed_offset=90, confirmed_epoch=3),
+        beat(2, 3, master=1, confirmed_offset=400, confirmed_epoch=3),  # no master tells it
+        beat(1, 3, members="1;2", confirmed_offset=80, confirmed_epoch=3),
+    )
+    assert reports.floor_of(recorded()) == (3, 90)
+    reports.hear(beat(2, 4, members="2", confirmed_offset=40, confirmed_epoch=2), 0.0, is_known=True)
+    assert reports.floor_of(recorded()) == (3, 90)
+    assert reports.floor_of(recorded(floor_since=4)) == (2, 40)
+
+
+def test_reports_are_bounded_and_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "REPORTS_MAX", 2)
+    reports = reports_of(beat(1))
+    reports.hear(beat(2), 0.0, is_known=False)
+    reports.hear(beat(3, 9), 0.5, is_known=False)
+    assert reports.epoch_known(NAME) == 5, "there is no room for one more that nobody knows"
+    reports.hear(beat(3, 9), 2.0, is_known=False)
+    assert reports.epoch_known(NAME) == 9, "the silent ones have made room"
+    with pytest.raises(BadRequest, match="above"):
+        reports.hear(beat(1, EPOCH_MAX + 1), 0.0, is_known=True)
+    with pytest.raises(BadRequest, match="joined by"):
+        reports.hear(beat(1, members="1,2"), 0.0, is_known=True)
+    reports.forget(NAME, (3,))
+    assert reports.epoch_known(NAME) == 0
+
+
+def test_a_registration_is_a_report() -> None:
+    reports = HistoryReports()
+    header = RegisterReplicaRequest(
+        cluster_name="C", broker_name=NAME, broker_id=1, broker_address="h1:1", epoch_known=4, group_id=ID
+    )
+    reports.hear(header, 0.0, is_known=False)
+    assert reports.is_living(NAME, 1.0)
+    assert not reports.is_living(NAME, 9.0)
+    assert reports.hears(NAME, (1,), 1.0)
+    assert not reports.hears(NAME, (1, 2), 1.0)
+
+
+def test_snapshots_of_yesterday_are_read() -> None:
+    groups = Groups()
+    groups.restore(
+        b'{"groups":[{"cluster":"C","name":"broker-a","replicas":{"1":{"address":"h1:1","check_code":"h1:1;7"}},'
+        b'"next_id":2,"master_id":1,"master_epoch":4,"sync_set":[1],"set_epoch":6}]}'
+    )
+    group = groups.get(NAME)
+    assert group is not None
+    assert (group.master_epoch, group.group_id, group.term_id, group.floor) == (4, "", 0, NO_FLOOR)
+    apply(groups, Note(name=NAME, group_id=ID))
+    apply(groups, Note(name=NAME, group_id="cd" * 16, floor=(4, 9)))
+    group = groups.get(NAME)
+    assert group is not None
+    assert (group.group_id, group.floor) == (ID, (4, 9)), "a group keeps its id"
