@@ -76,8 +76,12 @@ KAFKA_COLUMNS: tuple[Column, ...] = (
 )
 """A message as Spark's source for Kafka shows it; `headers` comes behind them when it is asked for."""
 
+BODY_FAULT = Column("bodyFault", ("string",))
+"""Why `body` is as it was stored: its sender's flag says compressed, and it is not. Null for all others."""
+
 SOURCE_COLUMNS: tuple[Column, ...] = (
     *COLUMNS,
+    BODY_FAULT,
     Column("userProperties", (MAP_TYPE,)),
     *(column for column in KAFKA_COLUMNS if column not in COLUMNS),
     Column("headers", (HEADERS_TYPE,)),

@@ -29,6 +29,7 @@ from tandemmq.protocol.record_check import check_record
 from tandemmq.protocol.record_layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RecordOutcome
 from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boundaries, verify_bodies
 from tandemmq.spark.columns import (
+    BODY_FAULT,
     COLUMNS,
     Column,
     Projection,
@@ -58,6 +59,8 @@ from tandemmq.store.options import parse_offset_file_name
 from tandemmq.units import MIB
 
 LOG_COLUMNS = (*COLUMNS, Column("damage", ("string",)))
+KNOWN_COLUMNS = (*LOG_COLUMNS, BODY_FAULT)
+"""All that can be had by name; the first are what a query gets that names none."""
 
 
 class Damaged(Enum):
@@ -355,11 +358,11 @@ class CommitLogSource(DataSource):  # type: ignore[misc]  # pyspark is untyped h
     def schema(self) -> str:
         options = parse_log_options(dict(self.options))
         find_files(options.path)
-        return render_ddl(select_columns(options.columns, options.properties_as, LOG_COLUMNS, LOG_COLUMNS))
+        return render_ddl(select_columns(options.columns, options.properties_as, KNOWN_COLUMNS, LOG_COLUMNS))
 
     def reader(self, schema: Any) -> LogReader:
         fields = [(field.name, field.dataType.simpleString(), field.nullable) for field in schema.fields]
-        return LogReader(parse_log_options(dict(self.options)), project_schema(fields, LOG_COLUMNS))
+        return LogReader(parse_log_options(dict(self.options)), project_schema(fields, KNOWN_COLUMNS))
 
 
 class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here

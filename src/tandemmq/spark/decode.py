@@ -68,14 +68,30 @@ class DecodePlan:
     tags: tuple[str, ...] = ()
 
 
+@dataclass(slots=True)
+class BodyFaults:
+    """How many bodies were not what their senders' flags say, and what the first of them was."""
+
+    count: int = 0
+    first: str = ""
+
+    def add(self, place: str, reason: str) -> None:
+        self.first = self.first or f"{place}: {reason}"
+        self.count += 1
+
+
 def decode_records(
     data: Buffer,
     brokers: Sequence[tuple[str, int]],
     plan: DecodePlan,
     *,
     positions: Ints | None = None,
+    faults: BodyFaults | None = None,
 ) -> Any:
     """The records in `data` as a RecordBatch of exactly the plan's columns.
+
+    A body that is not what its sender's flag says stays as it is stored: the column `bodyFault` says why, and
+    `faults` counts it.
 
     `brokers`: which broker sent how many of the records, in the order of the records. `positions`: where each
     record begins, when that is known already.
@@ -96,7 +112,7 @@ def decode_records(
     if sum(count for _, count in brokers) != len(columns):
         raise LocalProtocolError(f"{brokers} do not add up to {len(columns)} records")
     _check(data, columns, plan)
-    rows = _Rows(data, columns, brokers, plan)
+    rows = _Rows(data, columns, brokers, plan, faults or BodyFaults())
     schema = arrow_schema(plan.projection)
     arrays = [rows.build(column) for column in plan.projection]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -127,7 +143,12 @@ class _Rows:
     """The records of one buffer; every part is made when a column first needs it."""
 
     def __init__(
-        self, data: Buffer, columns: RecordColumns, brokers: Sequence[tuple[str, int]], plan: DecodePlan
+        self,
+        data: Buffer,
+        columns: RecordColumns,
+        brokers: Sequence[tuple[str, int]],
+        plan: DecodePlan,
+        faults: BodyFaults,
     ) -> None:
         self._data = data
         self._columns = columns
@@ -135,6 +156,9 @@ class _Rows:
         self._plan = plan
         self._pieces: Any = None
         self._spans: PropertySpans | None = None
+        self._faults = faults
+        self._bodies: Any = None
+        self._fault_of: dict[int, str] = {}
 
     def build(self, column: OutputColumn) -> Any:
         return _BUILDERS[column.name](self, column)
@@ -187,10 +211,23 @@ class _Rows:
         return pa.concat_arrays(parts) if parts else pa.array([], type=pa.string())
 
     def body(self, column: OutputColumn) -> Any:
-        body = self._take(_BODY)
-        if self._plan.decompress:
-            body = self._inflate(body)
+        body = self._read_bodies()
         return body if column.type == "binary" else repair_text(body.view(pa.string()))
+
+    def body_fault(self, column: OutputColumn) -> Any:
+        """Why a body is as it was stored although its sender's flag says compressed; null for all others."""
+        self._read_bodies()
+        if not self._fault_of:
+            return pa.nulls(len(self._columns), pa.string())
+        rows = range(len(self._columns))
+        return pa.array([self._fault_of.get(row) for row in rows], type=pa.string())
+
+    def _read_bodies(self) -> Any:
+        """All bodies, inflated if the plan says so; made once."""
+        if self._bodies is None:
+            body = self._take(_BODY)
+            self._bodies = self._inflate(body) if self._plan.decompress else body
+        return self._bodies
 
     def _inflate(self, body: Any) -> Any:
         """`body` with the compressed ones replaced; the others are not touched one by one."""
@@ -199,10 +236,25 @@ class _Rows:
         if len(rows) == 0:
             return body
         packed = body.take(pa.array(rows)).to_pylist()
-        plain = [decompress(raw, flag) for raw, flag in zip(packed, sys_flags[rows].tolist(), strict=True)]
+        flags = sys_flags[rows].tolist()
+        plain = [self._decompress(*item) for item in zip(rows.tolist(), packed, flags, strict=True)]
         order = np.arange(len(body), dtype=np.int64)
         order[rows] = len(body) + np.arange(len(rows))
         return pa.concat_arrays([body, pa.array(plain, type=pa.binary())]).take(pa.array(order))
+
+    def _decompress(self, row: int, raw: bytes, sys_flag: int) -> bytes:
+        """The content of a body, or `raw` with its fault noted.
+
+        Raises:  LocalProtocolError when the extra for lz4 or zstd is not installed here: the message is not
+                 to blame, and another executor would deliver something else.
+        """
+        try:
+            return decompress(raw, sys_flag)
+        except RemoteProtocolError as error:
+            self._fault_of[row] = str(error)
+            queue_id, queue_offset = self._columns.queue_id[row], self._columns.queue_offset[row]
+            self._faults.add(f"queue {queue_id}, queue offset {queue_offset}", str(error))
+            return raw
 
     def properties(self, column: OutputColumn) -> Any:
         if column.type == MAP_TYPE:
@@ -324,6 +376,7 @@ _BUILDERS: dict[str, Callable[[_Rows, OutputColumn], Any]] = {
     "tags": _Rows.tags,
     "keys": _Rows.keys,
     "body": _Rows.body,
+    "bodyFault": _Rows.body_fault,
     "flag": _Rows.number,
     "sysFlag": _Rows.number,
     "bornTimestamp": _Rows.born_time,

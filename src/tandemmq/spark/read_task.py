@@ -6,6 +6,7 @@ because a batch of a few rows costs nearly as much as one of some thousand (spec
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,11 +16,14 @@ import numpy as np
 from pyspark.sql.datasource import InputPartition
 
 from tandemmq.spark.columns import Projection
-from tandemmq.spark.decode import DecodePlan, decode_records
+from tandemmq.spark.decode import BodyFaults, DecodePlan, decode_records
 from tandemmq.spark.fetch import Chunk, RangeReader, ReadTally
 from tandemmq.spark.options import SourceOptions
 from tandemmq.spark.task import TaskRanges, tell_read
+from tandemmq.telemetry import events
 from tandemmq.telemetry.log_lines import show_warnings
+
+log = logging.getLogger(__name__)
 
 
 def make_decode_plan(projection: Projection, options: SourceOptions) -> DecodePlan:
@@ -43,15 +47,20 @@ def read_task(task: InputPartition, options: SourceOptions, projection: Projecti
     show_warnings()
     plan = make_decode_plan(projection, options)
     tally, rows, begun = ReadTally(), 0, time.monotonic()
+    faults = BodyFaults()
     buffer = _RecordBuffer()
     for broker, chunk in _read_chunks(task, options, tally):
         rows += len(chunk.positions)
         buffer.add(broker, chunk)
         if buffer.row_count >= options.arrow_rows or buffer.size_bytes >= options.arrow_bytes:
-            yield from _cut(buffer.decode(plan), options.arrow_rows)
+            yield from _cut(buffer.decode(plan, faults), options.arrow_rows)
             buffer = _RecordBuffer()
     if buffer.row_count:
-        yield from _cut(buffer.decode(plan), options.arrow_rows)
+        yield from _cut(buffer.decode(plan, faults), options.arrow_rows)
+    if faults.count:
+        where = sorted({item.queue.topic for item in task.ranges})
+        facts = {"topics": ",".join(where), "messages": faults.count, "first": faults.first}
+        log.warning(events.BODIES_UNDECODED, extra=facts)
     tell_read(
         task,
         options,
@@ -84,15 +93,16 @@ class _RecordBuffer:
         self.row_count += len(chunk.positions)
         self.size_bytes += len(chunk.data)
 
-    def decode(self, plan: DecodePlan) -> Any:
+    def decode(self, plan: DecodePlan, faults: BodyFaults) -> Any:
         if len(self.chunks) == 1:
             # An answer of megabytes is used as it was received.
             (chunk,) = self.chunks
-            return decode_records(chunk.data, self.brokers, plan, positions=chunk.positions)
+            return decode_records(chunk.data, self.brokers, plan, positions=chunk.positions, faults=faults)
         starts = np.cumsum([0, *(len(chunk.data) for chunk in self.chunks)])
         positions = [chunk.positions + start for chunk, start in zip(self.chunks, starts, strict=False)]
         data = b"".join([chunk.data for chunk in self.chunks])
-        return decode_records(data, _join(self.brokers), plan, positions=np.concatenate(positions))
+        joined, places = _join(self.brokers), np.concatenate(positions)
+        return decode_records(data, joined, plan, positions=places, faults=faults)
 
 
 def _read_chunks(task: TaskRanges, options: SourceOptions, tally: ReadTally) -> Iterator[tuple[str, Chunk]]:

@@ -163,6 +163,7 @@ SLAVE_TOO_OLD: Final = "slave.found_too_old"
 TASK_FAILED: Final = "task.failed"
 
 # spark
+BODIES_UNDECODED: Final = "bodies.undecoded"
 EMPTY_BODIES_LEFT: Final = "empty_bodies.left"
 LAKE_COMMIT_FAILED: Final = "lake_commit.failed"
 MESSAGES_LOST: Final = "messages.found_lost"

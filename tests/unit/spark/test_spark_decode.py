@@ -8,6 +8,7 @@ import zlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from spark_fakes import BORN, STORED, make_record
 
 from tandemmq.errors import ConfigError, RemoteProtocolError
@@ -17,8 +18,9 @@ from tandemmq.protocol.record import NewRecord, decode_record, encode_record
 from tandemmq.protocol.record_scan import scan_boundaries
 from tandemmq.protocol.sys_flag import COMPRESSED, COMPRESSION_ZLIB
 from tandemmq.spark.columns import COLUMNS, arrow_schema, project_schema, render_ddl, select_columns
-from tandemmq.spark.decode import DecodePlan, decode_records
+from tandemmq.spark.decode import BodyFaults, DecodePlan, decode_records
 from tandemmq.spark.options import PropertiesAs
+from tandemmq.units import MIB
 
 ALL = select_columns((), PropertiesAs.MAP)
 
@@ -197,6 +199,50 @@ def test_compressed_bodies_can_be_left_as_they_are() -> None:
     data = plain + encode_record(new, queue_offset=1, log_offset=0, stored_at_ms=0, store_host=STORED) + plain
     assert [row["body"] for row in _decode(data)] == [b"0-0", b"hello", b"0-0"]
     assert [row["body"] for row in _decode(data, decompress=False)] == [b"0-0", packed, b"0-0"]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "fault"),
+    [
+        (b'{"plain": 1}', COMPRESSION_ZLIB, "message body is no zlib stream"),
+        (
+            zlib.compress(b"hello")[:-6],
+            COMPRESSION_ZLIB,
+            "message body is a zlib stream that stops before its end",
+        ),
+        (zlib.compress(bytes(65 * MIB)), COMPRESSION_ZLIB, "message body inflates to more than"),
+        (b"?", 7 << 8, "compression kind 0x700 of a message body is unknown"),
+    ],
+)
+def test_a_body_that_is_not_what_its_flag_says_stays_as_it_is_with_a_mark(
+    body: bytes, kind: int, fault: str
+) -> None:
+    """Its neighbours are read as ever."""
+    new = NewRecord(
+        topic="T",
+        queue_id=3,
+        body=body,
+        properties=b"",
+        born_at_ms=0,
+        born_host=BORN,
+        sys_flag=COMPRESSED | kind,
+    )
+    good = structs.replace(new, body=zlib.compress(b"hello"), sys_flag=COMPRESSED)
+    data = b"".join(
+        encode_record(record, queue_offset=at, log_offset=0, stored_at_ms=0, store_host=STORED)
+        for at, record in enumerate((good, new, good, new))
+    )
+    columns = select_columns(("queueOffset", "bodyFault", "body"), PropertiesAs.MAP)
+    faults = BodyFaults()
+    batch = decode_records(data, [("b", 4)], DecodePlan(projection=columns), faults=faults)
+    assert batch["body"].to_pylist() == [b"hello", body, b"hello", body]
+    reasons = batch["bodyFault"].to_pylist()
+    assert [reason is None for reason in reasons] == [True, False, True, False]
+    assert reasons[1] == reasons[3]
+    assert reasons[1].startswith(fault)
+    assert (faults.count, faults.first) == (2, f"queue 3, queue offset 1: {reasons[1]}")
+    as_stored = decode_records(data, [("b", 4)], DecodePlan(projection=columns, decompress=False))
+    assert as_stored["bodyFault"].null_count == 4
 
 
 def test_bytes_that_are_no_records_are_refused() -> None:

@@ -187,9 +187,12 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
         """The rows for the lake and those that are kept apart."""
         if not self._bad_column:
             return (batch,)
+        kept_apart = [self._bad_column, *self._bad_only]
+        if batch.column(self._bad_column).null_count == batch.num_rows:
+            # The usual case copies nothing.
+            return batch.drop_columns(kept_apart), batch.slice(0, 0)
         is_good = batch.column(self._bad_column).is_null()
-        good = batch.filter(is_good).drop_columns([self._bad_column, *self._bad_only])
-        return good, batch.filter(_invert(is_good))
+        return batch.filter(is_good).drop_columns(kept_apart), batch.filter(_invert(is_good))
 
     def commit(self, messages: Sequence[TaskFiles | None], batchId: int) -> None:
         done = [message for message in messages if message is not None]

@@ -2,7 +2,7 @@
 
 With a schema, bodies are parsed as JSON into the column `json`; what does not fit goes to `_bad_records` of
 the same directory instead, with the reason, in the same batch. Bodies in Avro or Protobuf become the column
-`record` in the same way.
+`record` in the same way. Without a schema only the bodies that cannot be decompressed go there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.topic_names import topic_fault
-from tandemmq.spark.columns import find_column, select_columns
+from tandemmq.spark.columns import BODY_FAULT, find_column, select_columns
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, CONTROL_DIR
 from tandemmq.spark.lake.formats import check_kind, check_table, parse_format, plan_files
 from tandemmq.spark.lake.home import TableHome, make_home
@@ -95,7 +95,19 @@ class LandingOptions:
 
     @property
     def has_body(self) -> bool:
-        return any(find_column(name).name == "body" for name in self.columns)
+        return self._names("body")
+
+    @property
+    def has_bad_records(self) -> bool:
+        """True when bodies are read, so that some may have to be kept apart."""
+        return self.is_parsed or self.has_body
+
+    @property
+    def shows_faults(self) -> bool:
+        return self._names(BODY_FAULT.name)
+
+    def _names(self, column: str) -> bool:
+        return any(find_column(name).name == column for name in self.columns)
 
     def source_options(self) -> dict[str, str]:
         """The options of the source; those that the user gave win."""
@@ -126,8 +138,9 @@ class LandingOptions:
         }
         home = self.home()
         sink |= {"data": home.address, "catalog": home.catalog, "table": home.table}
-        if self.is_parsed:
+        if self.has_bad_records:
             sink["badColumn"] = BAD_COLUMN
+        if self.is_parsed:
             # What cannot be read is kept as it came, also where nobody wants the bodies of the others.
             sink["badOnly"] = "" if self.has_body else "body"
         if self.bad_topic:
@@ -160,7 +173,7 @@ def run_landing(options: LandingOptions, reporter: Reporter) -> int:
         reporter,
         is_outdated=partial(_grow, options.out) if options.json_changes is JsonChanges.GROW else None,
     )
-    if options.is_parsed:
+    if options.has_bad_records:
         reporter.report(show_bad_records(options.out / BAD_RECORDS_DIR))
     return code
 
@@ -194,16 +207,37 @@ def _make_stream(spark: SparkSession, options: LandingOptions, reporter: Reporte
     schema, body = options.schema(), "string" if options.is_body_text else "binary"
     if options.is_parsed and not options.has_body:
         schema += f", `body` {body}"
+    if options.has_bad_records and not options.shows_faults:
+        schema += f", `{BODY_FAULT.name}` {BODY_FAULT.types[0]}"
     stream = spark.readStream.format("tandemmq").schema(schema).options(**options.source_options()).load()
     if options.records is not None:
         check_fields(options.out, options.records)
-        return parse_records(stream, options.records)
+        return _add_faults(parse_records(stream, options.records), options)
     if not options.json_schema:
-        return stream
+        return _add_faults(stream, options)
     changes = options.json_changes
     fields, told = choose_schema(spark, options.json_schema, options.out, options.source_options(), changes)
     reporter.report(told)
-    return parse_bodies(stream, fields, is_rescued=changes is not JsonChanges.KEEP)
+    return _add_faults(parse_bodies(stream, fields, is_rescued=changes is not JsonChanges.KEEP), options)
+
+
+def _add_faults(frame: DataFrame, options: LandingOptions) -> DataFrame:
+    """The frame with the faults of bodies among the reasons for which rows are kept apart.
+
+    A body that is JSON of the schema counts as good, whatever its flag says: it has been read. Of Avro and
+    Protobuf that proves nothing, since compressed bytes may look like a record.
+    """
+    if not options.has_bad_records:
+        return frame
+    from pyspark.sql import functions as f
+
+    reason = f.col(BODY_FAULT.name)
+    if options.json_schema:
+        reason = f.when(f.col(BAD_COLUMN).isNotNull(), f.coalesce(reason, f.col(BAD_COLUMN)))
+    elif options.records is not None:
+        reason = f.coalesce(reason, f.col(BAD_COLUMN))
+    marked = frame.withColumn(BAD_COLUMN, reason)
+    return marked if options.shows_faults else marked.drop(BODY_FAULT.name)
 
 
 def _grow(out: Path, spark: SparkSession, batch_id: int) -> bool:
