@@ -20,7 +20,7 @@ from rich.console import Console
 
 from tandemmq.errors import ConfigError, TandemError
 from tandemmq.spark.options import ReadPreference
-from tandemmq.spark.pipelines.events import JsonReporter, Reporter, Reporters, SilentReporter, TextReporter
+from tandemmq.spark.pipelines.events import JsonReporter, Reporter, Reporters, ResultReporter, TextReporter
 
 
 class ProgressKind(Enum):
@@ -32,10 +32,10 @@ class ProgressKind(Enum):
 
 
 def make_reporter(kind: ProgressKind) -> Reporter:
-    """What tells progress on standard output."""
+    """A reporter that writes to standard output; with `none` only the results."""
     if kind is ProgressKind.JSON:
         return JsonReporter(sys.stdout, sys.stderr)
-    return TextReporter(Console()) if kind is ProgressKind.TEXT else SilentReporter()
+    return TextReporter(Console()) if kind is ProgressKind.TEXT else ResultReporter(sys.stdout, sys.stderr)
 
 
 def split_list(text: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
+from io import StringIO
 from pathlib import Path
 from shutil import rmtree
 
@@ -18,7 +19,7 @@ from tandemmq.spark.command_watch import parse_time
 from tandemmq.spark.lake.files import SUMMARY_FILE, batch_dir, claim_lake
 from tandemmq.spark.lake.view import view_lake
 from tandemmq.spark.pipelines.dead_letters import DeadLetterOptions, _tell
-from tandemmq.spark.pipelines.events import SilentReporter
+from tandemmq.spark.pipelines.events import ResultReporter
 from tandemmq.spark.pipelines.replay import Replay, ReplayOptions, load_state
 from tandemmq.spark.pipelines.runner import StopFlag
 from tandemmq.spark.sink.options import parse_sink_options
@@ -54,7 +55,7 @@ def test_a_compaction_in_the_middle_of_a_replay_is_not_passed_over(
     monkeypatch.setattr(Replay, "_send", lambda self, view, piece, *args, **more: sent.append(piece.name))
     options = make(tmp_path)
     state = load_state(options.state_path, options.plan())
-    replay = Replay(None, options, state, SilentReporter(), StopFlag())  # type: ignore[arg-type]
+    replay = Replay(None, options, state, ResultReporter(StringIO(), StringIO()), StopFlag())  # type: ignore[arg-type]
 
     def send_all(*ranges: tuple[int, int]) -> None:
         for batch, last in ranges:

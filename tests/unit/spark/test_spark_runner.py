@@ -16,12 +16,13 @@ from rich.console import Console
 import tandemmq.spark.pipelines.events
 import tandemmq.spark.pipelines.runner
 from tandemmq.spark.offsets import measure_lag
-from tandemmq.spark.pipelines.audit_events import SideReading
+from tandemmq.spark.pipelines.audit_events import AuditDone, Difference, SideJudged, SideReading
 from tandemmq.spark.pipelines.events import (
     BatchDone,
     Event,
     JsonReporter,
     Restarted,
+    ResultReporter,
     Started,
     Stopped,
     TextReporter,
@@ -291,6 +292,28 @@ def test_json_lines_for_programs() -> None:
         "bad_total": 0,
     }
     assert lines[1]["event"] == "stopped"
+    assert errors.getvalue() == "error: no disk\n"
+
+
+def test_results_and_errors_are_told_without_progress_too() -> None:
+    """An audit that says nothing but its exit code names no difference."""
+    stream, errors = io.StringIO(), io.StringIO()
+    reporter = ResultReporter(stream, errors)
+    reporter.report(SideReading(side="slave 1", tasks_done=1, tasks=2, seconds=1.0))
+    reporter.report(DONE)
+    reporter.report(
+        Difference(
+            side="slave 1", problem="differs", topic="T", broker="b", queue=2, offset=7, columns=("body",)
+        )
+    )
+    reporter.report(SideJudged(side="slave 1", is_equal=False, differing=1))
+    reporter.report(AuditDone(reason="different"))
+    assert stream.getvalue().splitlines() == [
+        "slave 1, T@b:2 from offset 7: differs in body",
+        "slave 1: NOT EQUAL, 1 different; 0.0 s lost",
+        "NOT EQUAL: see above",
+    ]
+    reporter.report(Stopped(reason="error", rows_total=1, bytes_total=1, error="no disk"))
     assert errors.getvalue() == "error: no disk\n"
 
 

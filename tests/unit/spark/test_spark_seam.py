@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from tandemmq.spark.lake.view import LakeView, view_lake
 from tandemmq.spark.offsets import Mark, QueueKey, StreamOffset, encode_offset
 from tandemmq.spark.options import parse_options
 from tandemmq.spark.pipelines.audit import Audit, AuditOptions, run_audit
-from tandemmq.spark.pipelines.events import SilentReporter
+from tandemmq.spark.pipelines.events import ResultReporter
 from tandemmq.spark.pipelines.history import Seam, bound_live, find_seam
 from tandemmq.spark.pipelines.replay import ReplayOptions, run_replay
 from tandemmq.spark.pipelines.runner import StopFlag
@@ -136,7 +137,10 @@ def test_an_audit_leaves_out_no_topic_that_it_names(net: FakeNet, tmp_path: Path
 
     def sides(topic: str) -> list[str]:
         options = AuditOptions(topic=topic, name_servers="ns:1", lakes=(tmp_path,))
-        return [side.name for side in Audit(None, options, SilentReporter(), StopFlag())._find_sides()]  # type: ignore[arg-type]
+        return [
+            side.name
+            for side in Audit(None, options, ResultReporter(StringIO(), StringIO()), StopFlag())._find_sides()
+        ]  # type: ignore[arg-type]
 
     assert sides("T") == ["master", f"lake {tmp_path}"]
     with pytest.raises(NoRoute, match="no readable queue of Typo"):
@@ -146,7 +150,7 @@ def test_an_audit_leaves_out_no_topic_that_it_names(net: FakeNet, tmp_path: Path
 def test_what_is_no_lake_is_refused(tmp_path: Path) -> None:
     options = AuditOptions(topic="T", name_servers="h:1", lakes=(tmp_path,))
     with pytest.raises(ConfigError, match="is no lake"):
-        run_audit(options, SilentReporter())
+        run_audit(options, ResultReporter(StringIO(), StringIO()))
     replay = ReplayOptions(lake=tmp_path, name_servers="h:1", to_topic="T")
     with pytest.raises(ConfigError, match="holds no batches"):
-        run_replay(replay, SilentReporter())
+        run_replay(replay, ResultReporter(StringIO(), StringIO()))

@@ -69,6 +69,7 @@ class Difference(Event):
 
     kind = "difference"
     is_lasting = True
+    is_result = True
     table = "Differences"
 
     side: str
@@ -95,6 +96,7 @@ class SideJudged(Event):
 
     kind = "verdict"
     is_lasting = True
+    is_result = True
     table = "Verdicts"
 
     side: str
@@ -151,6 +153,7 @@ class AuditDone(Event):
 
     kind = "stopped"
     is_lasting = True
+    is_result = True
 
     reason: str
     error: str = ""

@@ -44,6 +44,7 @@ class DeadLettersSeen(Event):
 
     kind = "dead_letters"
     is_lasting = True
+    is_result = True
 
     group: str
     messages: int
@@ -61,6 +62,7 @@ class DeadLetter(Event):
 
     kind = "dead_letter"
     is_lasting = True
+    is_result = True
     table = "The oldest"
 
     stored_at: str

@@ -29,6 +29,8 @@ class Event(Protocol):
     """Its line stays on a terminal, and among the remarks of a report."""
     is_tick: ClassVar[bool] = False
     """Told again and again while one thing is done: a line now and then will do."""
+    is_result: ClassVar[bool] = False
+    """Belongs to the answer for which the command was run, so it is printed without progress, too."""
     is_exhibit: ClassVar[bool] = False
     """Only a report shows it."""
     table: ClassVar[str] = ""
@@ -197,12 +199,23 @@ class Reporters:
             reporter.close()
 
 
-class SilentReporter:
-    """Tells nothing."""
+class ResultReporter:
+    """No progress: only results, and on `errors` what ended the pipeline by force."""
 
-    def report(self, event: Event) -> None: ...
+    def __init__(self, stream: TextIO, errors: TextIO) -> None:
+        self._stream = stream
+        self._errors = errors
 
-    def close(self) -> None: ...
+    def report(self, event: Event) -> None:
+        if event.is_result:
+            self._stream.write(f"{event.render()}\n")
+            self._stream.flush()
+        if event.final_error:
+            self._errors.write(f"error: {event.final_error}\n")
+            self._errors.flush()
+
+    def close(self) -> None:
+        """Nothing to close: the streams are the caller's."""
 
 
 class TextReporter:
