@@ -12,6 +12,9 @@ from 0 and soon grows past the old position. So an offset also carries `Mark`s: 
 lies that was read, and when it was stored. Both are in the record itself, the same on every replica and in
 every version of RocketMQ, and no two messages of a broker share them.
 
+Which rows belong to which task is decided by options, which may be others when a batch is replayed. So an end
+offset also carries the `PackingOptions` of its batch: sinks name rows by task and row (decision 024).
+
 Pure: no Spark, no network, no clock.
 """
 
@@ -28,6 +31,10 @@ from tandemmq.errors import ConfigError
 T = TypeVar("T")
 
 FORMAT_VERSION = 1
+
+PACKING_RULE = 1
+"""The number of the rule by which `packing.plan_tasks` forms tasks. A rule that forms other tasks of the same
+ranges needs the next number, and must keep this one for the offsets that name it."""
 
 EARLIEST = -2
 """In a user's JSON: the first message that the broker still has."""
@@ -74,6 +81,22 @@ class Mark(NamedTuple):
 
 Marks = Mapping[QueueKey, Mark]
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackingOptions:
+    """The options that decide which task reads which messages of a batch.
+
+    `partitions_min` 0 and `records_max` 0 mean no such rule; `pack_records` 0 means one range per task.
+    """
+
+    partitions_min: int = 0
+    records_max: int = 0
+    pack_records: int = 20_000
+
+
+FIRST_PACKING: Final = PackingOptions(partitions_min=0, records_max=0, pack_records=20_000)
+"""The defaults of the releases whose offsets carry no packing; they never change."""
+
 _NONE: Final[Positions] = MappingProxyType({})
 
 
@@ -85,7 +108,8 @@ class StreamOffset:
     holds the first position of every queue that the offset before this one did not name, or whose position
     there is no more. `filter_hash` identifies the tag expression, because positions of one filter mean
     nothing to another. `marks` knows a message below the position of each queue that had one; offsets of
-    earlier versions have none.
+    earlier versions have none. `packing` says how the batch that ends here is cut into tasks; offsets of
+    earlier versions do not say it.
     """
 
     symbol: str | None = None
@@ -93,6 +117,7 @@ class StreamOffset:
     base: Positions = field(default_factory=dict)
     filter_hash: str = ""
     marks: Marks = field(default_factory=dict)
+    packing: PackingOptions | None = None
 
 
 def encode_offset(offset: StreamOffset) -> dict[str, Any]:
@@ -108,6 +133,8 @@ def encode_offset(offset: StreamOffset) -> dict[str, Any]:
         document["f"] = offset.filter_hash
     if offset.marks:
         document["m"] = _nest({queue: list(mark) for queue, mark in offset.marks.items()})
+    if offset.packing is not None:
+        document["plan"] = _encode_packing(offset.packing)
     return document
 
 
@@ -128,6 +155,31 @@ def decode_offset(document: Mapping[str, Any]) -> StreamOffset:
         base=flatten_positions(document.get("base", {})),
         filter_hash=str(document.get("f", "")),
         marks={queue: Mark(*mark) for queue, mark in _flatten(document.get("m", {}))},
+        packing=_decode_packing(document["plan"]) if "plan" in document else None,
+    )
+
+
+def _encode_packing(packing: PackingOptions) -> dict[str, int]:
+    """The options under their names, and the number of the rule that reads them."""
+    return {
+        "rule": PACKING_RULE,
+        "minPartitions": packing.partitions_min,
+        "maxRecordsPerPartition": packing.records_max,
+        "packRecords": packing.pack_records,
+    }
+
+
+def _decode_packing(document: Mapping[str, Any]) -> PackingOptions:
+    rule = document.get("rule")
+    if rule != PACKING_RULE:
+        raise ConfigError(
+            f"the checkpoint holds a batch whose tasks were formed by rule {rule!r}; this release knows rule "
+            f"{PACKING_RULE}. Finish the batch with the release that planned it"
+        )
+    return PackingOptions(
+        partitions_min=int(document["minPartitions"]),
+        records_max=int(document["maxRecordsPerPartition"]),
+        pack_records=int(document["packRecords"]),
     )
 
 
@@ -251,7 +303,12 @@ def count_behind(positions: Positions, latest: Positions) -> int:
 
 def render_queues(queues: Iterable[QueueKey]) -> str:
     """Queues for an error text, a few of them at most."""
-    names = [f"{queue.topic}@{queue.broker}:{queue.queue_id}" for queue in sorted(queues)]
+    names = [
+        f"{queue.topic}@{queue.broker}:{queue.queue_id}"
+        if queue.broker
+        else f"{queue.topic}:{queue.queue_id}"
+        for queue in sorted(queues)
+    ]
     shown = ", ".join(names[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 

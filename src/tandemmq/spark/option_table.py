@@ -366,6 +366,19 @@ _OTHER_OF_KAFKA: Final = "settings of Kafka's clients mean nothing here; see doc
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
+def refuse_table(raw: Mapping[str, str]) -> None:
+    """Raises ConfigError for the options of a table of SQL: Spark hands them over as `option.NAME` when the
+    table is made, and not at all when it is used.
+    """
+    if raw and not any(key.lower().startswith("option.") for key in raw):
+        return
+    raise ConfigError(
+        "no options were given. Spark keeps none of a table made by CREATE TABLE ... USING: to read, use "
+        "CREATE TEMPORARY VIEW name USING tandemmq OPTIONS (nameServer 'host:9876', topic 'Orders') or "
+        "spark.read; to write, use DataFrame.write"
+    )
+
+
 def name_options(raw: Mapping[str, str], table: Sequence[OptionRow]) -> dict[str, str]:
     """The same options under their documented names.
 

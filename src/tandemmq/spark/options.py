@@ -20,7 +20,17 @@ from typing import Any
 
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.topic_names import NAMESPACE_SEPARATOR, wrap_name
-from tandemmq.spark.offsets import ANY_BROKER, EARLIEST, LATEST, Positions, QueueKey, flatten_positions
+from tandemmq.spark.offsets import (
+    ANY_BROKER,
+    EARLIEST,
+    FIRST_PACKING,
+    LATEST,
+    PackingOptions,
+    Positions,
+    QueueKey,
+    flatten_positions,
+    render_queues,
+)
 from tandemmq.spark.option_table import (
     OPTION_TABLE,
     Moment,
@@ -33,9 +43,9 @@ from tandemmq.spark.option_table import (
     parse_moment,
     parse_name_servers,
     parse_size,
+    refuse_table,
     require,
 )
-from tandemmq.spark.packing import PackingOptions
 from tandemmq.spark.wire import OPEN, Security, parse_security
 from tandemmq.units import MIB
 
@@ -107,6 +117,8 @@ class SourceOptions:
     trigger_records_min: int = 0
     trigger_delay_s: float = 900.0
     packing: PackingOptions = field(default_factory=PackingOptions)
+    unpinned_packing: PackingOptions = FIRST_PACKING
+    """For batches whose end offset carries no packing: what the user gave, with the defaults of that time."""
     group: str = ""
     commit_progress: bool = False
     read_from: ReadPreference = ReadPreference.SUGGESTED
@@ -163,6 +175,7 @@ def parse_options(raw: Mapping[str, str], *, is_streaming: bool | None) -> Sourc
 
     Raises:  ConfigError naming the option, what was wrong and what is allowed.
     """
+    refuse_table(raw)
     values = name_options(raw, OPTION_TABLE)
     if is_streaming:
         for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
@@ -197,11 +210,8 @@ def parse_options(raw: Mapping[str, str], *, is_streaming: bool | None) -> Sourc
         trigger_bytes_max=parse_size(values, "maxBytesPerTrigger", None),
         trigger_records_min=_parse_minimum(values),
         trigger_delay_s=parse_duration_s(values, "maxTriggerDelay", 900.0),
-        packing=PackingOptions(
-            partitions_min=parse_int(values, "minPartitions", 0, least=0) or 0,
-            records_max=parse_int(values, "maxRecordsPerPartition", 0, least=0) or 0,
-            pack_records=require(parse_int(values, "packRecords", 20_000, least=0)),
-        ),
+        packing=_parse_packing(values, PackingOptions()),
+        unpinned_packing=_parse_packing(values, FIRST_PACKING),
         group=group,
         commit_progress=commit_progress,
         read_from=parse_enum(values, "readFrom", ReadPreference, ReadPreference.SUGGESTED),
@@ -279,6 +289,14 @@ def _parse_pushdown(values: Mapping[str, str]) -> bool:
     if text not in ("auto", "off"):
         raise ConfigError(f"option filterPushdown: expected auto or off, got {text!r}")
     return text == "auto"
+
+
+def _parse_packing(values: Mapping[str, str], defaults: PackingOptions) -> PackingOptions:
+    return PackingOptions(
+        partitions_min=require(parse_int(values, "minPartitions", defaults.partitions_min, least=0)),
+        records_max=require(parse_int(values, "maxRecordsPerPartition", defaults.records_max, least=0)),
+        pack_records=require(parse_int(values, "packRecords", defaults.pack_records, least=0)),
+    )
 
 
 def _parse_minimum(values: Mapping[str, str]) -> int:
@@ -370,14 +388,16 @@ def _parse_timestamps(
 
 
 def _parse_positions(name: str, text: str, *, least: int = EARLIEST) -> Positions:
+    document = _parse_json(name, text)
     try:
-        positions = flatten_positions(_parse_json(name, text))
+        positions = flatten_positions(document)
     except ConfigError as error:
         raise ConfigError(f"option {name}: {error}") from error
     for queue, offset in positions.items():
         if offset < least:
             raise ConfigError(
-                f"option {name}: {offset} of {queue} is below {least} (-2 earliest, {LATEST} latest)"
+                f"option {name}: {offset} of {render_queues([queue])} is below {least} "
+                f"(-2 earliest, {LATEST} latest)"
             )
     return positions
 

@@ -19,7 +19,7 @@ from tandemmq.spark.options import (
     parse_options,
     parse_tags,
 )
-from tandemmq.spark.sink.options import SINK_OPTION_TABLE
+from tandemmq.spark.sink.options import SINK_OPTION_TABLE, parse_sink_options
 from tandemmq.units import MIB
 
 NEEDED = {"nameserver": "h:9876", "subscribe": "T"}
@@ -255,3 +255,17 @@ def test_the_documentation_holds_the_table_of_the_code() -> None:
 def test_option_names_are_unique() -> None:
     names = [name.lower() for row in OPTION_TABLE for name in (row.name, *row.aliases)]
     assert len(names) == len(set(names))
+
+
+def test_a_table_of_sql_says_that_spark_drops_its_options() -> None:
+    """Spark gives `option.nameserver` when the table is made, and nothing when it is read or written."""
+    for raw in ({"option.nameserver": "h:1", "option.topic": "T"}, {}):
+        for parse in (lambda raw: parse_options(raw, is_streaming=None), parse_sink_options):
+            with pytest.raises(ConfigError, match="CREATE TEMPORARY VIEW"):
+                parse(raw)
+
+
+def test_an_option_is_named_once_in_its_error() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_options({"nameserver": "h:1", "topic": "T", "startingoffsets": "first"}, is_streaming=False)
+    assert str(caught.value).count("option startingOffsets") == 1

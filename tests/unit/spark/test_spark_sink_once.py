@@ -18,7 +18,7 @@ from tandemmq.spark.sink.columns import find_sink_columns, make_prefix
 from tandemmq.spark.sink.encode import SPREAD_ROWS, BatchEncoder
 from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
 from tandemmq.spark.sink.sender import OnceRun, RowSender
-from tandemmq.spark.sink.writer import PIN_FILE, pin_queues
+from tandemmq.spark.sink.writer import PIN_FILE, TopicStreamWriter, pin_queues
 
 OPTIONS = SinkOptions(name_servers=("ns:1",), topic="T", once_topics=("T",), retry_count=3)
 
@@ -105,6 +105,41 @@ def test_queues_stay_as_they_were_first(net: FakeNet, tmp_path: Path) -> None:
     (tmp_path / "state" / PIN_FILE).write_text(json.dumps({"version": 9}))
     with pytest.raises(ConfigError, match="version 9"):
         pin_queues(options)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        (
+            {"mode": "transactional"},
+            "option semantics: the query began with 'exactly-once' and has 'transactional'",
+        ),
+        ({"topic": "", "topics": "T"}, "option topic: the query began with 'T' and has '' now"),
+        ({"topic": "U"}, "option topic: the query began with 'T' and has 'U' now"),
+    ],
+)
+def test_a_query_that_would_name_its_rows_anew_is_refused(
+    net: FakeNet, tmp_path: Path, changed: dict[str, str], text: str
+) -> None:
+    net.add_master(T_0=FakeQueue(), U_0=FakeQueue())
+    raw = {"nameserver": "ns:1", "mode": "exactly-once", "topic": "T", "checkpointlocation": str(tmp_path)}
+    columns = find_sink_columns([("body", "string"), ("topic", "string")], has_topic_option=False)
+
+    def write(**more: str) -> TopicStreamWriter:
+        return TopicStreamWriter(parse_sink_options({**raw, **more}), columns)
+
+    write()
+    for harmless in (
+        {"batchBytes": "1k", "inFlight": "1", "taskRowsPerSecond": "5", "group": "g", "retries": "1"},
+        {"emptyBodies": "divert", "emptyBodiesTopic": "U"},
+        {"sendTimeoutMs": "1", "retryIntervalMs": "1"},
+    ):
+        write(**harmless)
+    with pytest.raises(ConfigError, match=text):
+        write(**changed)
+    # A directory that writes may share says nothing about one query.
+    write(stateDir=str(tmp_path / "shared"))
+    write(stateDir=str(tmp_path / "shared"), topic="U")
 
 
 def test_a_row_for_a_topic_that_was_not_named_is_refused() -> None:

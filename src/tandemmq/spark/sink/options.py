@@ -22,6 +22,7 @@ from tandemmq.spark.option_table import (
     parse_list,
     parse_name_servers,
     parse_size,
+    refuse_table,
     require,
 )
 from tandemmq.spark.wire import OPEN, Security, parse_security
@@ -139,6 +140,8 @@ class SinkOptions:
     once_topics: tuple[str, ...] = ()
     """The topics of an exactly-once write; empty: at-least-once."""
     state_dir: str = ""
+    is_state_of_query: bool = False
+    """The state is in the checkpoint of one query, so no other write shares it."""
     is_transactional: bool = False
     transaction_rows_max: int = 1_000_000
     empty_bodies: EmptyBodies = EmptyBodies.FAIL
@@ -149,6 +152,12 @@ class SinkOptions:
     def is_once(self) -> bool:
         return bool(self.once_topics)
 
+    @property
+    def semantics(self) -> str:
+        if self.is_transactional:
+            return TRANSACTIONAL
+        return EXACTLY_ONCE if self.is_once else AT_LEAST_ONCE
+
 
 def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     """The options of a write.
@@ -156,6 +165,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     Raises:  ConfigError naming the option, what was wrong and what is allowed.
     """
     given = {key: value for key, value in raw.items() if key.lower() not in _OF_SPARK}
+    refuse_table(given)
     values = name_options(given, SINK_OPTION_TABLE)
     semantics = _parse_semantics(values)
     is_transactional = semantics == TRANSACTIONAL
@@ -178,6 +188,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         write_id=values.get("writeId", ""),
         once_topics=_parse_once_topics(values, empty_bodies_topic) if semantics == EXACTLY_ONCE else (),
         state_dir=_find_state_dir(raw, values, semantics) if semantics != AT_LEAST_ONCE else "",
+        is_state_of_query=semantics != AT_LEAST_ONCE and not values.get("stateDir", ""),
         is_transactional=is_transactional,
         transaction_rows_max=require(parse_int(values, "transactionRows", 1_000_000, least=1)),
         empty_bodies=empty_bodies,

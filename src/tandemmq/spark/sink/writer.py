@@ -7,7 +7,8 @@ transactional write stores half messages, which the driver ends (`transaction`).
 
 A replay must send each row to the queue where it may be already, also when a broker is away for a moment or
 the topic has grown since. So an exactly-once query writes its queues down before its first send, once per
-topic and beside its checkpoint.
+topic and beside its checkpoint. The options `semantics` and `topic` are part of how rows are named and found
+again, so they are written down, too, and a query that comes back with others is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ log = logging.getLogger(__name__)
 
 PIN_FILE = "queues.json"
 PIN_VERSION = 1
+NAMES_FILE = "names.json"
 
 
 def pin_queues(options: SinkOptions) -> Pins:
@@ -65,13 +67,32 @@ def pin_queues(options: SinkOptions) -> Pins:
     return pins
 
 
+def require_same_names(options: SinkOptions) -> None:
+    """Writes down how a query names its rows, or compares that with what an earlier run wrote down.
+
+    Raises:  ConfigError when the rows of a batch that is repeated would not be found again.
+    """
+    if not (options.state_dir and options.is_state_of_query):
+        return
+    path = Path(options.state_dir) / NAMES_FILE
+    known = _read_document(path)
+    wanted = {"semantics": options.semantics, "topic": options.topic}
+    if not known:
+        _write_document(path, wanted)
+        return
+    for name, value in wanted.items():
+        if known.get(name) != value:
+            raise ConfigError(
+                f"option {name}: the query began with {known.get(name)!r} and has {value!r} now; rows of a "
+                f"batch that is repeated would be stored twice. Use {known.get(name)!r} or a new checkpoint; "
+                f"if the query ended with nothing left to do, remove {path.parent} instead"
+            )
+
+
 def _read(path: Path) -> Pins:
-    try:
-        document = json.loads(path.read_text())
-    except FileNotFoundError:
+    document = _read_document(path)
+    if not document:
         return {}
-    if document.get("version") != PIN_VERSION:
-        raise ConfigError(f"{path} has version {document.get('version')!r}, not {PIN_VERSION}")
     return {topic: _queues(topic, places) for topic, places in document["topics"].items()}
 
 
@@ -81,9 +102,25 @@ def _queues(topic: str, places: Sequence[tuple[str, int]]) -> tuple[MessageQueue
 
 def _write(path: Path, pins: Pins) -> None:
     topics = {topic: [(q.broker_name, q.queue_id) for q in queues] for topic, queues in pins.items()}
+    _write_document(path, {"topics": topics})
+
+
+def _read_document(path: Path) -> dict[str, Any]:
+    """Empty where there is no file."""
+    try:
+        document: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    if document.get("version") != PIN_VERSION:
+        raise ConfigError(f"{path} has version {document.get('version')!r}, not {PIN_VERSION}")
+    return document
+
+
+def _write_document(path: Path, document: Mapping[str, Any]) -> None:
+    """The file is whole and on disk on return."""
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_name(f"{path.name}.{uuid4().hex[:12]}")
-    staged.write_text(json.dumps({"version": PIN_VERSION, "topics": topics}) + "\n")
+    staged.write_text(json.dumps({"version": PIN_VERSION, **document}) + "\n")
     sync_file(staged)
     os.replace(staged, path)
     sync_dir(path.parent)
@@ -137,6 +174,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # p
     def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
         self._options = options
         self._columns = columns
+        require_same_names(options)
         self._pins = _pin(options, columns)
         if options.is_transactional and not options.state_dir:
             raise ConfigError("semantics transactional needs the option checkpointLocation, or stateDir")
