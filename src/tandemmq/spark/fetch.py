@@ -33,7 +33,7 @@ from tandemmq.protocol.requests.consume import PullResponse
 from tandemmq.spark.metadata import QueriedCluster, make_pull, order_replicas, wait_before
 from tandemmq.spark.offsets import OffsetRange, render_queues
 from tandemmq.spark.options import ReadPreference, SourceOptions
-from tandemmq.spark.resolve import report_loss
+from tandemmq.spark.resolve import report_gone, report_loss
 from tandemmq.spark.wire import POOL, UNREACHABLE, WireConnection
 from tandemmq.telemetry import events
 from tandemmq.units import MASTER_ID, MIB, Buffer
@@ -155,7 +155,9 @@ class RangeReader:
                 failure = error
             except RequestRejected as error:
                 if broker_id == MASTER_ID and not error.retriable:
-                    raise
+                    if not self._skip_gone():
+                        raise
+                    return None
                 failure = error
             else:
                 if verdict is not FetchEnd.NOT_HERE:
@@ -313,9 +315,25 @@ class RangeReader:
         asked = f"{render_queues([self._queue])}, queue offsets [{self.position}, {self._end})"
         raise BrokerUnreachable(f"no replica gives {asked}: {failure or 'they have not got it'}") from failure
 
+    def _skip_gone(self) -> bool:
+        """True when the queue is gone, and the range ends here because lost messages are allowed.
+
+        Raises:  OffsetOutOfRange saying what is gone, unless failOnDataLoss is false.
+        """
+        if not QueriedCluster(self._options).find_gone([self._queue]):
+            return False
+        report_gone({self._queue: (self.position, self._end)}, self._options)
+        self.position = self._end
+        return True
+
     def _refresh_replicas(self) -> None:
+        """Asks the name servers where the queue's broker is now, and, if they list none, whether the queue is
+        gone.
+        """
         try:
             found = QueriedCluster(self._options).locate(self._queue)
+            if not found:
+                self._skip_gone()
         except UNREACHABLE as error:
             log.debug(events.ROUTE_UNREACHABLE, extra={"error": str(error)})
             return

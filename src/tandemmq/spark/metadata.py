@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
-from tandemmq.errors import NoRoute, RequestRejected
+from tandemmq.errors import BadRequest, NoRoute, RequestRejected, TopicNotFound
 from tandemmq.protocol.bodies.codec import decode_kv_table
 from tandemmq.protocol.bodies.tables import Permission
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -51,6 +51,9 @@ log = logging.getLogger(__name__)
 PULL_BYTES_MAX = 4 * MIB
 KEY_MATCHES_MAX = 64
 KEY_ANSWER_BYTES_MAX = 4 * MIB
+
+_UNKNOWN_QUEUE = (TopicNotFound, BadRequest)
+"""How brokers reject a question about a queue that they lack."""
 
 Replicas = Mapping[str, Mapping[int, str]]
 """Broker name -> broker id -> `host:port`; id 0 is the master."""
@@ -127,8 +130,14 @@ class QueriedCluster:
         only = self._options.replica
         return {number: address for number, address in addresses.items() if only in (None, number)}
 
-    def read_bounds(self, topology: Topology, *, prefer_slave: bool = False) -> dict[QueueKey, Bounds]:
-        """The bounds of every queue whose broker has a replica that answers."""
+    def read_bounds(
+        self, topology: Topology, *, prefer_slave: bool = False, refused: set[QueueKey] | None = None
+    ) -> dict[QueueKey, Bounds]:
+        """The bounds of every queue whose broker has a replica that answers.
+
+        Queues that their master does not know, because the route is older than a change of the topic, are
+        left out, too, and added to `refused`.
+        """
 
         def ask(queue: QueueKey) -> list[Command]:
             low = GetMinOffsetRequest(topic=queue.topic, queue_id=queue.queue_id)
@@ -142,7 +151,10 @@ class QueriedCluster:
             low = accept(answers[0]).decode(GetMinOffsetResponse).offset
             return Bounds(low, accept(answers[1]).decode(GetMaxOffsetResponse).offset, is_master)
 
-        return self._ask_each(topology, topology.queues, ask, read, prefer_slave=prefer_slave)
+        unknown: set[QueueKey] = set() if refused is None else refused
+        return self._ask_each(
+            topology, topology.queues, ask, read, prefer_slave=prefer_slave, refused=unknown
+        )
 
     def look_at(self, topology: Topology, places: Positions) -> dict[QueueKey, Sighting]:
         """What lies at one queue offset of each queue."""
@@ -180,9 +192,11 @@ class QueriedCluster:
             mine = {queue for queue in queues if (queue.topic, queue.broker) == (topic, broker)}
             route = self._name_servers.find_route(topic)
             counts = {entry.broker_name: entry.read_queue_count for entry in route.queues} if route else {}
+            listed = {queue for queue in mine if queue.queue_id < counts.get(broker, 0)}
             if broker in counts:
-                gone |= {queue for queue in mine if queue.queue_id >= counts[broker]}
-            elif self._has_no_topic(broker, topic):
+                gone |= mine - listed
+            # A route may be older than the deletion of its topic.
+            if (listed or broker not in counts) and self._has_no_topic(broker, topic):
                 gone |= mine
         return gone
 
@@ -357,8 +371,12 @@ class QueriedCluster:
         read: Callable[[Sequence[Command], bool], T],
         *,
         prefer_slave: bool = False,
+        refused: set[QueueKey] | None = None,
     ) -> dict[QueueKey, T]:
-        """One answer per queue; queues of brokers that no replica answers for are left out."""
+        """One answer per queue; queues of brokers that no replica answers for are left out.
+
+        Queues that a master does not know are added to `refused`; without it the question fails.
+        """
         results: dict[QueueKey, T] = {}
         for broker in sorted({queue.broker for queue in queues}):
             mine = [queue for queue in queues if queue.broker == broker]
@@ -370,17 +388,35 @@ class QueriedCluster:
                 except UNREACHABLE as error:
                     log.debug(events.REPLICA_UNREACHABLE, extra={"broker": broker, "error": str(error)})
                     continue
-                pieces = batched(answers, len(requests[0]))
+                pieces = zip(mine, batched(answers, len(requests[0])), strict=True)
+                is_master = broker_id == MASTER_ID
                 try:
-                    found = {q: read(p, broker_id == MASTER_ID) for q, p in zip(mine, pieces, strict=True)}
+                    results |= _read_each(pieces, read, is_master, refused if is_master else None)
                 except RequestRejected:
                     # A slave may not know a new topic yet; its master's word is final.
-                    if broker_id == MASTER_ID:
+                    if is_master:
                         raise
                     continue
-                results.update(found)
                 break
         return results
+
+
+def _read_each(
+    pieces: Iterable[tuple[QueueKey, Sequence[Command]]],
+    read: Callable[[Sequence[Command], bool], T],
+    is_master: bool,
+    refused: set[QueueKey] | None,
+) -> dict[QueueKey, T]:
+    """What one broker answered about each queue; see `_ask_each`."""
+    found: dict[QueueKey, T] = {}
+    for queue, answers in pieces:
+        try:
+            found[queue] = read(answers, is_master)
+        except _UNKNOWN_QUEUE:
+            if refused is None:
+                raise
+            refused.add(queue)
+    return found
 
 
 def make_pull(

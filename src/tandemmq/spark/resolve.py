@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tandemmq.errors import BrokerUnreachable, ConfigError, OffsetOutOfRange
+from tandemmq.errors import BrokerUnreachable, ConfigError, OffsetOutOfRange, TopicNotFound
 from tandemmq.spark.metadata import Bounds, QueriedCluster, Topology, require_queues, wait_before
 from tandemmq.spark.offsets import (
     ANY_BROKER,
     EARLIEST,
     LATEST,
     Marks,
+    OffsetRange,
     Positions,
     QueueKey,
     StreamOffset,
@@ -44,14 +45,19 @@ def describe_all(
     attempt = 0
     while True:
         topology = cluster.describe()
-        bounds = cluster.read_bounds(topology)
+        refused: set[QueueKey] = set()
+        bounds = cluster.read_bounds(topology, refused=refused)
         silent = set(topology.queues) - set(bounds)
         if not silent and (topology.queues or may_be_absent):
             return topology, bounds
         attempt += 1
         if attempt > options.retry_count:
             require_queues(topology, options)
-            raise BrokerUnreachable(f"no broker answers for {render_queues(silent)}")
+            if silent == refused:
+                raise TopicNotFound(
+                    f"the name servers list {render_queues(refused)}, but the masters do not know them"
+                )
+            raise BrokerUnreachable(f"no broker answers for {render_queues(silent - refused)}")
         wait_before(attempt, options)
 
 
@@ -60,8 +66,9 @@ def resolve_start(
 ) -> dict[QueueKey, int]:
     """Where each queue of `bounds` begins by the option's rule.
 
-    Raises:  ConfigError for a rule that names a queue that there is not; OffsetOutOfRange for a start that
-             the broker does not have, unless failOnDataLoss is false.
+    Raises:  ConfigError for a rule that names a queue that there is not, or an offset beyond the end of one;
+             OffsetOutOfRange for a start that the broker does not have any more, unless failOnDataLoss is
+             false.
     """
     asked = _ask_start(cluster, topology, bounds, options)
     return {queue: check_kept(queue, at, bounds[queue], options) for queue, at in asked.items()}
@@ -102,7 +109,23 @@ def _ask_start(
         begin |= _search(cluster, topology, bounds, rule)
     elif rule.kind is StartKind.OFFSETS:
         begin |= {queue: _place(at, bounds[queue]) for queue, at in rule.offsets.items() if queue in bounds}
+        _require_reached(begin, bounds)
     return begin
+
+
+def _require_reached(begin: Positions, bounds: Mapping[QueueKey, Bounds]) -> None:
+    """Raises ConfigError for offsets of a user that lie beyond the end of their queue.
+
+    That is a slip of the pen far more often than a topic that was made anew, and no loss: going on with the
+    first message, as after a loss, would read everything.
+    """
+    wrong = {queue for queue, at in begin.items() if at > bounds[queue].end and bounds[queue].is_master}
+    if wrong:
+        queue = min(wrong)
+        raise ConfigError(
+            f"option startingOffsets: {begin[queue]} is beyond the end of {render_queues(wrong)}; the broker "
+            f"has [{bounds[queue].begin}, {bounds[queue].end}). Give an offset up to {bounds[queue].end}"
+        )
 
 
 def _ask_end(
@@ -165,10 +188,12 @@ def find_losses(
     options: SourceOptions,
     *,
     looks_everywhere: bool,
+    refused: Collection[QueueKey] = (),
 ) -> Losses:
     """Compares where a query is with what the brokers have.
 
     Queues with nothing new are compared only with `looks_everywhere`: the others cannot skip anything.
+    `refused`: queues that the name servers list and their masters do not know.
     Raises:  OffsetOutOfRange naming the queue, what was asked and what there is, unless failOnDataLoss is
              false.
     """
@@ -186,7 +211,42 @@ def find_losses(
     for queue, at in cluster.search(topology, since).items():
         report_replaced(queue, here[queue], bounds[queue], options, goes_on_at=at)
         moved[queue] = at
-    return Losses(moved=moved, gone=_find_gone(cluster, topology, offset, options), doubted=doubted)
+    asked = {queue for queue in set(offset.positions) - set(bounds) if options.selects(queue)}
+    missing = {queue for queue in asked if queue not in topology.queues or queue in refused}
+    gone = cluster.find_gone(missing) if missing else set()
+    report_gone({queue: (offset.positions[queue], None) for queue in gone}, options)
+    return Losses(moved=moved, gone=frozenset(gone), doubted=doubted)
+
+
+def find_lost(
+    cluster: QueriedCluster, ranges: Sequence[OffsetRange], marks: Sequence[Marks], options: SourceOptions
+) -> dict[QueueKey, int]:
+    """Where each queue goes on of which a batch has lost messages since an earlier run planned it.
+
+    `marks`: those of the batch's offsets. Only the brokers of these queues are asked; a broker that does not
+    answer is left to the tasks, which ask with more patience. Of a topic that was made anew the batch has
+    lost everything: all new messages belong to a later batch.
+    Raises:  OffsetOutOfRange naming what is lost and what to do, unless failOnDataLoss is false;
+             BrokerUnreachable when no name server answers.
+    """
+    items = {item.queue: item for item in ranges}
+    known = cluster.describe()
+    topology = replace(known, queues=tuple(queue for queue in known.queues if queue in items))
+    refused: set[QueueKey] = set()
+    bounds = cluster.read_bounds(topology, refused=refused)
+    gone = cluster.find_gone((set(items) - set(topology.queues)) | refused)
+    report_gone({queue: (items[queue].begin, items[queue].end) for queue in gone}, options)
+    resume_at = {queue: items[queue].end for queue in gone}
+    for queue in {queue for each in marks for queue in find_replaced(cluster, topology, bounds, each)[0]}:
+        limits = bounds[queue]
+        if queue in items:
+            report_replaced(queue, items[queue].begin, limits, options, goes_on_at=limits.begin)
+            resume_at[queue] = items[queue].end
+    for queue, limits in bounds.items():
+        if queue not in resume_at and limits.is_master and items[queue].begin < limits.begin:
+            report_loss(queue, items[queue].begin, limits.begin, limits.end, options)
+            resume_at[queue] = min(limits.begin, items[queue].end)
+    return resume_at
 
 
 def find_replaced(
@@ -207,24 +267,6 @@ def find_replaced(
         {queue: kept[queue] for queue, at in others.items() if at.is_master},
         frozenset(queue for queue, at in others.items() if not at.is_master),
     )
-
-
-def _find_gone(
-    cluster: QueriedCluster, topology: Topology, offset: StreamOffset, options: SourceOptions
-) -> frozenset[QueueKey]:
-    """Queues of the query that were deleted; those of brokers that are away are waited for."""
-    missing = {queue for queue in set(offset.positions) - set(topology.queues) if options.selects(queue)}
-    gone = cluster.find_gone(missing) if missing else set()
-    for queue in sorted(gone):
-        _tell_loss(
-            queue,
-            f"the query is at queue offset {offset.positions[queue]}, and the queue is gone: its topic was "
-            "deleted, or has fewer queues now",
-            "go on without it",
-            {"from_offset": offset.positions[queue]},
-            options,
-        )
-    return frozenset(gone)
 
 
 def check_kept(queue: QueueKey, position: int, bounds: Bounds, options: SourceOptions) -> int:
@@ -255,6 +297,24 @@ def report_loss(
     _tell_move(queue, position, begin if goes_on_at is None else goes_on_at, (begin, end), "", options)
 
 
+def report_gone(gone: Mapping[QueueKey, tuple[int, int | None]], options: SourceOptions) -> None:
+    """Reports queues that there are no more: where the query is in each, and where the batch that it reads
+    ends there, if it reads one.
+
+    Raises:  OffsetOutOfRange naming all of them, unless failOnDataLoss is false.
+    """
+    why = "and the queue is gone: its topic was deleted, or has fewer queues now"
+    for queue, (position, end) in sorted(gone.items()):
+        others = f" (so are {render_queues(set(gone) - {queue})})" if len(gone) > 1 else ""
+        _tell_loss(
+            queue,
+            f"the query is at queue offset {position}, {why}{others}",
+            "go on without it; if the topic has fewer queues now, making them again brings its messages back",
+            {"from_offset": position, **({} if end is None else {"messages": end - position})},
+            options,
+        )
+
+
 def report_replaced(
     queue: QueueKey, position: int, bounds: Bounds, options: SourceOptions, *, goes_on_at: int
 ) -> None:
@@ -272,12 +332,15 @@ def report_replaced(
 def _tell_move(
     queue: QueueKey, position: int, goes_on_at: int, has: tuple[int, int], but: str, options: SourceOptions
 ) -> None:
+    facts = {"from_offset": position, "to_offset": goes_on_at, "min_offset": has[0], "max_offset": has[1]}
+    if goes_on_at > position:
+        facts["messages"] = goes_on_at - position
     _tell_loss(
         queue,
         f"the query is at queue offset {position}, the broker has [{has[0]}, {has[1]}){but}: messages were "
         "deleted, or the topic was made anew",
         f"go on at queue offset {goes_on_at}",
-        {"from_offset": position, "to_offset": goes_on_at, "min_offset": has[0], "max_offset": has[1]},
+        facts,
         options,
     )
 

@@ -24,6 +24,7 @@ from tandemmq.spark.columns import Projection, project_schema, render_ddl, selec
 from tandemmq.spark.metadata import QueriedCluster, Topology, require_named
 from tandemmq.spark.offsets import OffsetRange, QueueKey
 from tandemmq.spark.options import KAFKA, SourceOptions, parse_options
+from tandemmq.spark.packing import plan_tasks
 from tandemmq.spark.pushdown import CLOCK_SLACK_MS, Pushed, plan_pushdown
 from tandemmq.spark.resolve import describe_all, resolve_range
 from tandemmq.spark.task import TaskRanges, make_tasks, tell_plan
@@ -127,7 +128,7 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
             # Tasks get a copy of this reader after its ranges were made.
             self._options = narrow_options(options, self._pushed, [item.queue for item in ranges])
         used = cluster.leave_out_slow(topology)
-        tasks = make_tasks(ranges, used.replicas, options)
+        tasks = make_tasks(plan_tasks(ranges, options.packing), used.replicas)
         spared = asked - sum(item.end - item.begin for item in ranges)
         pushed = "-" if self._pushed is None else self._pushed.render()
         tell_plan(tasks, self._options, topology, used, pushed=pushed, spared_messages=spared)

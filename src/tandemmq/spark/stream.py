@@ -3,8 +3,9 @@
 Spark calls the methods of one instance in a process of its own on the driver; another copy is pickled into
 the tasks and only reads (spec spark 2.1). What must survive lies in the offsets, which Spark keeps in its
 checkpoint: the start is pinned by the first end offset (spec spark SP-24), new queues by the end offset that
-first names them. `partitions` depends on offsets and options only, so a replayed batch gives the same rows to
-the same tasks (spec spark SP-17).
+first names them, and the cut into tasks by the end offset of each batch. `partitions` depends on offsets
+only, so a replayed batch gives the same rows to the same tasks, whatever the options are by then (spec spark
+SP-17, decision 024). An option that changes which rows come, `tags` or `filter`, is refused instead.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from tandemmq.spark.offsets import (
     render_queues,
 )
 from tandemmq.spark.options import ReadPreference, SourceOptions
+from tandemmq.spark.packing import leave_out, plan_tasks
 from tandemmq.spark.resolve import (
     Losses,
     describe_all,
     find_losses,
-    find_replaced,
-    report_replaced,
+    find_lost,
     resolve_start,
 )
 from tandemmq.spark.task import TaskRanges, make_tasks, tell_plan
@@ -60,6 +61,11 @@ log = logging.getLogger(__name__)
 TOPOLOGY_FRESH_S = 5.0
 SAMPLE_RECORDS = 32
 
+
+_SILENT_HINT = (
+    ", which the query reads. Start it again when the broker is back, or set failOnDataLoss=false to read "
+    "the other queues now and these in a later run"
+)
 
 NO_LOSSES = Losses(moved={}, gone=frozenset(), doubted=frozenset())
 
@@ -85,6 +91,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         self._options = options
         self._projection = projection
         self._target: Positions | None = None
+        self._silent: frozenset[QueueKey] = frozenset()
         self._topology = Topology()
         self._whole_topology = Topology()
         self._described_at = float("-inf")
@@ -96,9 +103,16 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         self._missing: set[QueueKey] = set()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Remembers where all queues end now; this run reads no further."""
-        _, bounds = describe_all(QueriedCluster(self._options), self._options, may_be_absent=True)
+        """Remembers where all queues end now; this run reads no further.
+
+        Spark calls it before it replays a batch, which may need nothing of a broker that does not answer. So
+        such brokers are waited for when the first new batch is planned.
+        """
+        cluster = QueriedCluster(self._options)
+        topology = cluster.describe()
+        bounds = cluster.read_bounds(topology)
         self._target = {queue: limits.end for queue, limits in bounds.items()}
+        self._silent = frozenset(topology.queues) - frozenset(bounds)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Spark has no limit of both kinds; the one given only says that `latestOffset` shall obey the
@@ -146,12 +160,18 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return encode_offset(StreamOffset(positions=self._latest)) if self._latest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskRanges]:
+        """The tasks of a batch; those of a replay have the numbers and the rows that they had before."""
         show_warnings()
-        ranges = plan_ranges(decode_offset(start), decode_offset(end))
-        if ranges and not self._has_compared:
-            ranges = self._leave_out_replaced(ranges, decode_offset(start), decode_offset(end))
+        begins, ends = decode_offset(start), decode_offset(end)
+        ranges = plan_ranges(begins, ends)
         if not ranges:
             return []
+        self._check_filter(ends)
+        planned = plan_tasks(ranges, ends.packing or self._options.unpinned_packing)
+        if not self._has_compared:
+            planned = leave_out(planned, self._find_lost(ranges, begins, ends))
+            if not any(planned):
+                return []
         if time.monotonic() - self._described_at > TOPOLOGY_FRESH_S:
             try:
                 cluster = QueriedCluster(self._options)
@@ -159,9 +179,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             except UNREACHABLE as error:
                 # The tasks ask for themselves, and with more patience.
                 log.debug(events.ROUTE_UNREACHABLE, extra={"error": str(error)})
-        tasks = make_tasks(ranges, self._topology.replicas, self._options)
+        tasks = make_tasks(planned, self._topology.replicas)
         # A batch that is replayed is not planned anew, so nobody has asked for the ends.
-        lag = count_behind(decode_offset(end).positions, self._latest) if self._latest else "-"
+        lag = count_behind(ends.positions, self._latest) if self._latest else "-"
         tell_plan(tasks, self._options, self._whole_topology, self._topology, lag_messages=lag)
         return tasks
 
@@ -181,8 +201,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
     def _check_filter(self, offset: StreamOffset) -> None:
         if offset.symbol is None and offset.filter_hash != self._options.filter_hash:
             raise ConfigError(
-                "the option tags or filter differs from the one that the checkpoint was written with; "
-                "use the old one, or a new checkpoint"
+                "the option tags or filter differs from the one that the checkpoint was written with: "
+                f"now it is {self._options.subscription!r}. Use the old one, or a new checkpoint"
             )
 
     def _look(self, offset: StreamOffset) -> _View:
@@ -193,12 +213,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             topology, bounds = describe_all(cluster, options, may_be_absent=True)
             begin = resolve_start(cluster, topology, bounds, options)
         else:
-            topology = self._describe_again(cluster)
-            bounds = cluster.read_bounds(topology)
+            topology, bounds, losses = self._compare(cluster, offset)
             begin = {queue: at.begin for queue, at in bounds.items() if queue not in offset.positions}
-            is_first = not self._has_compared
-            losses = find_losses(cluster, topology, bounds, offset, options, looks_everywhere=is_first)
-            self._tell_missing(set(offset.positions) - set(bounds) - losses.gone)
+        if self._target is not None and self._silent:
+            # Brokers that answered late: their queues end for this run where they end now.
+            late = {queue: bounds[queue].end for queue in self._silent if queue in bounds}
+            self._target, self._silent = {**self._target, **late}, frozenset()
         topology = self._describe(cluster, topology)
         self._latest = {queue: limits.end for queue, limits in bounds.items()}
         if self._target is not None:
@@ -209,17 +229,47 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         latest = {queue: at for queue, at in latest.items() if queue not in losses.doubted}
         return _View(begin=begin, latest=latest, bounds=bounds, losses=losses)
 
+    def _compare(
+        self, cluster: QueriedCluster, offset: StreamOffset
+    ) -> tuple[Topology, dict[QueueKey, Bounds], Losses]:
+        """What there is beside what the query has read, and what became of its positions."""
+        if self._silent:
+            self._await_silent(cluster)
+        topology = self._describe_again(cluster)
+        refused: set[QueueKey] = set()
+        bounds = cluster.read_bounds(topology, refused=refused)
+        is_first = not self._has_compared
+        losses = find_losses(
+            cluster, topology, bounds, offset, self._options, looks_everywhere=is_first, refused=refused
+        )
+        self._tell_missing(set(offset.positions) - set(bounds) - losses.gone)
+        return topology, bounds, losses
+
+    def _await_silent(self, cluster: QueriedCluster) -> None:
+        """Gives brokers that did not answer when the run began the time that starting brokers need.
+
+        Raises:  BrokerUnreachable when one still does not answer, unless failOnDataLoss is false.
+        """
+        try:
+            describe_all(cluster, self._options, may_be_absent=True)
+        except BrokerUnreachable as error:
+            if self._options.fail_on_data_loss:
+                raise BrokerUnreachable(f"{error}{_SILENT_HINT}") from error
+            log.warning(events.QUEUES_MISSED, extra={"error": str(error)})
+
     def _tell_missing(self, queues: set[QueueKey]) -> None:
         """Queues that nobody answers for are waited for; a run that reads what is there now cannot wait."""
         missing = {queue for queue in queues if self._options.selects(queue)}
         if missing and self._target is not None and self._options.fail_on_data_loss:
-            raise BrokerUnreachable(f"no broker answers for {render_queues(missing)}, which the query reads")
+            raise BrokerUnreachable(f"no broker answers for {render_queues(missing)}{_SILENT_HINT}")
         if missing and missing != self._missing:
             log.warning(events.QUEUES_MISSED, extra={"queues": render_queues(missing)})
         self._missing = missing
 
     def _mark(self, end: StreamOffset, bounds: Mapping[QueueKey, Bounds]) -> StreamOffset:
-        """`end` with a mark of the last message before each position; older marks where nobody gives it."""
+        """`end` with the packing of today, and a mark of the last message before each position; older marks
+        where no broker gives a new one.
+        """
         wanted = {
             queue: at - 1
             for queue, at in end.positions.items()
@@ -229,34 +279,19 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         asked = {queue: at for queue, at in wanted.items() if known.get(queue) != at}
         seen = QueriedCluster(self._options).look_at(self._topology, asked)
         found = {queue: at.mark for queue, at in seen.items() if at.mark is not None}
-        return replace(end, marks={**end.marks, **found})
+        return replace(end, marks={**end.marks, **found}, packing=self._options.packing)
 
-    def _leave_out_replaced(
+    def _find_lost(
         self, ranges: list[OffsetRange], start: StreamOffset, end: StreamOffset
-    ) -> list[OffsetRange]:
-        """The ranges of a batch that was planned by an earlier run, without those of topics made anew since:
-        all of their messages belong to a later batch.
-
-        Raises:  OffsetOutOfRange for such a topic, unless failOnDataLoss is false.
-        """
-        cluster = QueriedCluster(self._options)
+    ) -> dict[QueueKey, int]:
+        """Where queues go on of which a batch of an earlier run has lost messages; see `find_lost`."""
         try:
-            topology = cluster.describe()
+            cluster = QueriedCluster(self._options)
+            return find_lost(cluster, ranges, (start.marks, end.marks), self._options)
         except UNREACHABLE as error:
             # The tasks ask for themselves, and with more patience.
             log.debug(events.ROUTE_UNREACHABLE, extra={"error": str(error)})
-            return ranges
-        bounds = cluster.read_bounds(topology)
-        replaced = {
-            queue
-            for marks in (start.marks, end.marks)
-            for queue in find_replaced(cluster, topology, bounds, marks)[0]
-        }
-        for item in ranges:
-            if item.queue in replaced:
-                limits = bounds[item.queue]
-                report_replaced(item.queue, item.begin, limits, self._options, goes_on_at=limits.begin)
-        return [item for item in ranges if item.queue not in replaced]
+            return {}
 
     def _describe_again(self, cluster: QueriedCluster) -> Topology:
         """What the name servers say now; what they said last while none of them answers."""

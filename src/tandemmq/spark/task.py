@@ -16,7 +16,7 @@ from pyspark.sql.datasource import InputPartition
 from tandemmq.spark.metadata import Replicas, Topology
 from tandemmq.spark.offsets import OffsetRange, render_queues
 from tandemmq.spark.options import SourceOptions
-from tandemmq.spark.packing import plan_tasks
+from tandemmq.spark.packing import PlannedTask
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -37,10 +37,8 @@ class TaskRanges(InputPartition):  # type: ignore[misc]  # pyspark is untyped he
     replicas: dict[str, dict[int, str]]
 
 
-def make_tasks(ranges: Sequence[OffsetRange], replicas: Replicas, options: SourceOptions) -> list[TaskRanges]:
-    """The tasks of a batch; which range belongs to which task depends on ranges and options only (spec spark
-    SP-17)."""
-    tasks = plan_tasks(ranges, options.packing)
+def make_tasks(tasks: Sequence[PlannedTask], replicas: Replicas) -> list[TaskRanges]:
+    """The tasks of a plan, each with the addresses of its brokers."""
     known = {broker: dict(addresses) for broker, addresses in replicas.items()}
     return [
         TaskRanges(task, {name: known.get(name, {}) for name in sorted({item.queue.broker for item in task})})

@@ -187,13 +187,22 @@ class FakeBroker:
 
     def _min(self, command: Command) -> Command:
         request = command.decode(GetMinOffsetRequest)
-        return command.reply(
-            0, GetMinOffsetResponse(offset=self.queues[request.topic, request.queue_id].begin)
-        )
+        queue = self.queues.get((request.topic, request.queue_id))
+        if queue is None:
+            return self._unknown(command, request.topic)
+        return command.reply(0, GetMinOffsetResponse(offset=queue.begin))
 
     def _max(self, command: Command) -> Command:
         request = command.decode(GetMaxOffsetRequest)
-        return command.reply(0, GetMaxOffsetResponse(offset=self.queues[request.topic, request.queue_id].end))
+        queue = self.queues.get((request.topic, request.queue_id))
+        if queue is None:
+            return self._unknown(command, request.topic)
+        return command.reply(0, GetMaxOffsetResponse(offset=queue.end))
+
+    def _unknown(self, command: Command, topic: str) -> Command:
+        """As a broker refuses a queue that it has not got."""
+        has_topic = any(name == topic for name, _ in self.queues)
+        return command.reply(ResponseCode.INVALID_PARAMETER if has_topic else ResponseCode.TOPIC_NOT_EXIST)
 
     def _search(self, command: Command) -> Command:
         request = command.decode(SearchOffsetRequest)
@@ -272,6 +281,8 @@ class FakeNet:
     """Topic -> broker name -> number of queues."""
     is_name_server_down: bool = False
     suspects: set[str] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)
+    """The addresses to which there was a connection, or an attempt."""
 
     def is_suspect(self, address: str) -> bool:
         return address in self.suspects
@@ -299,6 +310,7 @@ class FakeNet:
 
     @contextmanager
     def borrow(self, address: str, security: Security = OPEN) -> Iterator[FakeConnection]:
+        self.asked.add(address)
         broker = self.brokers.get(address)
         if self.is_name_server_down if address == "ns:1" else broker is None or broker.is_down:
             raise BrokerUnreachable(f"{address}: nobody listens")

@@ -8,7 +8,7 @@ import pytest
 from spark_fakes import FakeNet, FakeQueue
 
 import tandemmq.spark.metadata
-from tandemmq.errors import BrokerUnreachable, OffsetOutOfRange, TopicNotFound
+from tandemmq.errors import BrokerUnreachable, NotPermitted, OffsetOutOfRange
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.record import decode_record
 from tandemmq.spark.columns import select_columns
@@ -22,9 +22,10 @@ from tandemmq.telemetry import events
 QUEUE = QueueKey("T", "b", 0)
 
 
-def _reader(net: FakeNet, begin: int, end: int, **raw: str) -> RangeReader:
+def _reader(net: FakeNet, begin: int, end: int, *, queue_id: int = 0, **raw: str) -> RangeReader:
     options = parse_options({"nameserver": "ns:1", "topic": "T", **raw}, is_streaming=True)
-    return RangeReader(OffsetRange(QUEUE, begin, end), net.replicas.get("b", {}), options)
+    item = OffsetRange(QUEUE._replace(queue_id=queue_id), begin, end)
+    return RangeReader(item, net.replicas.get("b", {}), options)
 
 
 def _offsets(reader: RangeReader) -> list[int]:
@@ -217,6 +218,36 @@ def test_a_busy_slave_is_passed_over(net: FakeNet) -> None:
 
 
 def test_a_refusal_by_the_master_is_final(net: FakeNet) -> None:
-    net.add_master(T_0=FakeQueue(0, 100)).refuse_pulls_with = ResponseCode.TOPIC_NOT_EXIST
-    with pytest.raises(TopicNotFound):
+    net.add_master(T_0=FakeQueue(0, 100)).refuse_pulls_with = ResponseCode.NO_PERMISSION
+    with pytest.raises(NotPermitted):
         _offsets(_reader(net, 0, 100))
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_topic_that_is_deleted_under_a_task_is_a_loss(
+    net: FakeNet, caplog: pytest.LogCaptureFixture, is_listed: bool
+) -> None:
+    """Also while a name server still lists the topic."""
+    net.add_master(U_0=FakeQueue())
+    net.add_master(T_0=FakeQueue(0, 100))
+    strict, lenient = _reader(net, 10, 100), _reader(net, 10, 100, failOnDataLoss="false")
+    listed = dict(net.queue_counts)
+    net.delete_topic("T")
+    if is_listed:
+        net.queue_counts = listed
+    with pytest.raises(
+        OffsetOutOfRange, match=r"queue offset 10, and the queue is gone.* failOnDataLoss=false"
+    ):
+        _offsets(strict)
+    assert _offsets(lenient) == []
+    (record,) = caplog.records
+    assert (record.queue, record.from_offset, record.messages) == ("T@b:0", 10, 90)  # type: ignore[attr-defined]
+
+
+def test_a_queue_that_is_taken_away_under_a_task_is_a_loss(net: FakeNet) -> None:
+    master = net.add_master(T_0=FakeQueue(0, 5), T_1=FakeQueue(0, 5))
+    reader = _reader(net, 2, 5, queue_id=1)
+    net.queue_counts["T"] = {"b": 1}
+    master.refuse_pulls_with = ResponseCode.INVALID_PARAMETER
+    with pytest.raises(OffsetOutOfRange, match=r"T@b:1: .* queue offset 2, and the queue is gone"):
+        _offsets(reader)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemmq.spark.offsets import OffsetRange, QueueKey
-from tandemmq.spark.packing import PackingOptions, plan_tasks
+from tandemmq.spark.offsets import OffsetRange, PackingOptions, QueueKey
+from tandemmq.spark.packing import PlannedTask, leave_out, plan_tasks
 
 
 def _ranges(*sizes: int) -> list[OffsetRange]:
@@ -61,3 +61,31 @@ def test_a_minimum_of_tasks_cuts_in_proportion() -> None:
 
 def test_nothing_to_read_is_no_task() -> None:
     assert plan_tasks([], PackingOptions(partitions_min=4)) == []
+
+
+def _name_rows(tasks: list[PlannedTask]) -> dict[tuple[int, int], tuple[QueueKey, int]]:
+    """The message of each row, by task and row as sinks name them."""
+    return {
+        (number, row): message
+        for number, task in enumerate(tasks)
+        for row, message in enumerate((p.queue, at) for p in task for at in range(p.begin, p.end))
+    }
+
+
+@given(
+    st.lists(st.integers(min_value=1, max_value=300), min_size=1, max_size=8),
+    options,
+    st.dictionaries(st.integers(0, 7), st.integers(min_value=0, max_value=400), max_size=4),
+)
+def test_no_row_gets_the_name_of_another_when_messages_are_lost(
+    sizes: list[int], packing: PackingOptions, lost: dict[int, int]
+) -> None:
+    planned = plan_tasks(_ranges(*sizes), packing)
+    resume_at = {QueueKey("t", "b", queue_id): 100 + count for queue_id, count in lost.items()}
+    left = leave_out(planned, resume_at)
+    before, after = _name_rows(planned), _name_rows(left)
+    assert all(before.get(name, message) == message for name, message in after.items())
+    kept = [(queue, at) for queue, at in before.values() if at >= resume_at.get(queue, 0)]
+    assert sorted(after.values()) == sorted(kept)
+    if not lost:
+        assert left == planned

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from spark_fakes import FakeNet, FakeQueue
 import tandemmq.spark.stream
 from tandemmq.errors import BrokerUnreachable, ConfigError, NoRoute, OffsetOutOfRange
 from tandemmq.spark.columns import select_columns
+from tandemmq.spark.offsets import PackingOptions
 from tandemmq.spark.options import PropertiesAs, parse_options
 from tandemmq.spark.source import TopicReader
 from tandemmq.spark.stream import TopicStreamReader
@@ -165,7 +169,7 @@ def test_a_new_queue_and_a_new_broker_are_read_from_their_first_message(net: Fak
 def test_a_topic_that_does_not_exist_yet_is_waited_for_and_read_from_its_start(net: FakeNet) -> None:
     reader = _stream(startingOffsets="latest")
     start = reader.latestOffset(reader.initialOffset(), ALL)
-    assert start == {"v": 1, "o": {}}
+    assert start["o"] == {}
     assert reader.latestOffset(start, ALL) is start
     net.add_master(T_0=FakeQueue(0, 5))
     assert reader.latestOffset(start, ALL)["o"] == {"T": {"b": {"0": 5}}}
@@ -395,6 +399,243 @@ def test_tasks_depend_on_the_offsets_only(net: FakeNet) -> None:
     assert [[r.size for r in task] for task in first] == [[300], [300], [300], [10, 10]]
 
 
+def _replayed(reader: TopicStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
+    """The ranges of each task of a batch that an earlier run planned."""
+    return [task.ranges for task in reader.partitions(_store(start), _store(end))]
+
+
+def _plan(net: FakeNet, **raw: str) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
+    """The offsets of a batch of three queues, and the ranges of its tasks."""
+    net.add_master(T_0=FakeQueue(0, 900), T_1=FakeQueue(0, 10), T_2=FakeQueue(0, 10))
+    reader = _stream(startingOffsets="earliest", **raw)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    return start, end, [task.ranges for task in reader.partitions(start, end)]
+
+
+HARMLESS: list[dict[str, str]] = [
+    {"packRecords": "0"},
+    {"packRecords": "15"},
+    {"minPartitions": "7"},
+    {"maxRecordsPerPartition": "11"},
+    {"startingOffsets": "latest"},
+    {"startingTimestamp": "now"},
+    {"maxOffsetsPerTrigger": "1"},
+    {"maxBytesPerTrigger": "1k"},
+    {"minOffsetsPerTrigger": "1000"},
+    {"topic": "U"},
+    {"topic": "T,U"},
+    {"readFrom": "prefer-slave", "maxSlaveLag": "1k"},
+    {"replica": "0"},
+    {"group": "G"},
+    {"failOnDataLoss": "false"},
+    {"columns": "body"},
+    {"decompress": "false", "verifyCrc": "true", "propertiesAs": "none"},
+    {"arrowRows": "3", "arrowBytes": "1k", "pullBatchSize": "2"},
+]
+"""What a restart may change without changing the rows of a batch that it repeats."""
+
+
+@pytest.mark.parametrize("changed", HARMLESS, ids=lambda raw: ",".join(raw))
+@pytest.mark.parametrize("given", [{}, {"maxRecordsPerPartition": "300"}, {"packRecords": "0"}], ids=str)
+def test_a_batch_is_repeated_as_it_was_planned_whatever_the_options_are_now(
+    net: FakeNet, given: dict[str, str], changed: dict[str, str]
+) -> None:
+    start, end, planned = _plan(net, **given)
+    reader = _stream(**{"startingOffsets": "earliest", **given, **changed})
+    assert _replayed(reader, reader.initialOffset(), end) == planned
+    again = _stream(startingOffsets="earliest", **given)
+    rows = _rows(again, again.partitions(start, end))
+    assert _rows(reader, reader.partitions(_store(start), _store(end))) == rows
+
+
+def test_new_options_count_from_the_next_batch_on(net: FakeNet) -> None:
+    _, end, planned = _plan(net)
+    assert [len(task) for task in planned] == [3]
+    reader = _stream(packRecords="0")
+    assert reader.latestOffset(end, ALL) is end
+    for queue in net.brokers["b-0:1"].queues.values():
+        queue.end += 5
+    later = reader.latestOffset(end, ALL)
+    assert [len(task) for task in _replayed(_stream(), end, later)] == [1, 1, 1]
+
+
+def test_a_batch_of_a_release_that_kept_no_plan_is_cut_as_that_release_did(net: FakeNet) -> None:
+    start, end, planned = _plan(net)
+    del end["plan"]
+    options = parse_options({"nameserver": "ns:1", "topic": "T"}, is_streaming=True)
+    # A release whose defaults are others.
+    options = replace(options, packing=PackingOptions(pack_records=0))
+    assert _replayed(TopicStreamReader(options, COLUMNS), start, end) == planned
+    # What the user gave is what the user had given.
+    given = _stream(maxRecordsPerPartition="450")
+    assert [sum(item.size for item in task) for task in _replayed(given, start, end)] == [450, 450, 20]
+
+
+def test_a_plan_by_an_unknown_rule_is_refused(net: FakeNet) -> None:
+    start, end, _ = _plan(net)
+    end["plan"]["rule"] = 2
+    with pytest.raises(ConfigError, match=r"formed by rule 2; this release knows rule 1"):
+        _stream().partitions(start, end)
+
+
+@pytest.mark.parametrize("changed", [{"tags": "b"}, {"filter": "a = 1"}, {"tags": "*"}])
+def test_a_batch_is_not_repeated_with_another_filter(net: FakeNet, changed: dict[str, str]) -> None:
+    """Its rows would be others, under the names of those that a sink has already."""
+    start, end, _ = _plan(net, tags="a")
+    with pytest.raises(
+        ConfigError, match=f"tags or filter differs .* now it is .{re.escape(changed_to(changed))}"
+    ):
+        _stream(**changed).partitions(start, end)
+    assert _replayed(_stream(tags="a"), start, end)
+
+
+def changed_to(raw: dict[str, str]) -> str:
+    """The only value."""
+    (value,) = raw.values()
+    return value
+
+
+Piece = tuple[str, int, int, int]
+"""Broker, queue, begin and end of a range."""
+
+
+def _replay_after(
+    net: FakeNet, change: Callable[[FakeNet], None], pack: int, **raw: str
+) -> list[list[Piece]]:
+    """What each task of a replay reads of four queues of ten messages, packed into tasks, after a change."""
+    for name in ("b", "c"):
+        net.add_master(name, T_0=FakeQueue(0, 10), T_1=FakeQueue(0, 10))
+    reader = _stream(startingOffsets="earliest", packRecords=str(pack))
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    assert len(reader.partitions(start, end)) == 40 // pack
+    change(net)
+    tasks = _replayed(_stream(**{"startingOffsets": "earliest", **raw}), start, end)
+    return [[(at.queue.broker, at.queue.queue_id, at.begin, at.end) for at in task] for task in tasks]
+
+
+def _shrink(net: FakeNet) -> None:
+    net.queue_counts["T"]["b"] = 1
+    del net.brokers["b-0:1"].queues["T", 1]
+
+
+def _delete_at_one_broker(net: FakeNet) -> None:
+    del net.queue_counts["T"]["b"]
+    net.brokers["b-0:1"].queues.clear()
+    net.add_master("b", U_0=FakeQueue())
+
+
+def _delete_before_the_route_says_so(net: FakeNet) -> None:
+    listed = net.queue_counts["T"]["b"]
+    _delete_at_one_broker(net)
+    net.queue_counts["T"]["b"] = listed
+
+
+def _expire(net: FakeNet) -> None:
+    net.brokers["b-0:1"].queues["T", 0].begin = 4
+
+
+C0, C1 = ("c", 0, 0, 10), ("c", 1, 0, 10)
+
+
+@pytest.mark.parametrize(
+    ("change", "pack", "tasks", "lost"),
+    [
+        (_shrink, 20, [[("b", 0, 0, 10)], [C0, C1]], {"T@b:1": 10}),
+        (_shrink, 40, [[("b", 0, 0, 10)], [C0, C1]], {"T@b:1": 10}),
+        (_delete_at_one_broker, 10, [[], [], [C0], [C1]], {"T@b:0": 10, "T@b:1": 10}),
+        (_delete_at_one_broker, 40, [[], [C0, C1]], {"T@b:0": 10, "T@b:1": 10}),
+        (_delete_before_the_route_says_so, 20, [[], [C0, C1]], {"T@b:0": 10, "T@b:1": 10}),
+        (_expire, 20, [[], [C0, C1], [("b", 0, 4, 10), ("b", 1, 0, 10)]], {"T@b:0": 4}),
+    ],
+)
+def test_a_replay_goes_on_without_what_is_gone_and_names_the_other_rows_as_before(
+    net: FakeNet,
+    caplog: pytest.LogCaptureFixture,
+    change: Callable[[FakeNet], None],
+    pack: int,
+    tasks: list[list[Piece]],
+    lost: dict[str, int],
+) -> None:
+    """Rows behind a gap get names that no row had."""
+    assert _replay_after(net, change, pack, failOnDataLoss="false") == tasks
+    told = [record for record in caplog.records if record.getMessage() == events.MESSAGES_LOST]
+    assert {record.queue: record.messages for record in told} == lost
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (_shrink, r"T@b:1: .* queue offset 0, and the queue is gone: .*fewer queues.*failOnDataLoss=false"),
+        (_delete_at_one_broker, r"T@b:0: .*the queue is gone: .*\(so are T@b:1\).*failOnDataLoss=false"),
+        (_delete_before_the_route_says_so, r"T@b:0: .*the queue is gone: .*\(so are T@b:1\)"),
+        (_expire, r"T@b:0: .* queue offset 0, the broker has \[4, 10\): .*failOnDataLoss=false"),
+    ],
+)
+def test_a_strict_replay_says_what_is_gone_and_what_to_do(
+    net: FakeNet, change: Callable[[FakeNet], None], text: str
+) -> None:
+    with pytest.raises(OffsetOutOfRange, match=text):
+        _replay_after(net, change, 20)
+
+
+def _replay_beside_a_silent_broker(net: FakeNet, **raw: str) -> tuple[TopicStreamReader, dict[str, Any]]:
+    """A run over what is there now that repeats a batch of broker b while c does not answer; and the end."""
+    net.add_master("b", T_0=FakeQueue(0, 10))
+    net.add_master("c", T_0=FakeQueue(0, 10))
+    reader = _stream(startingOffsets="earliest")
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    net.brokers["b-0:1"].queues["T", 0].end = 15
+    end = _store(reader.latestOffset(start, ALL))
+    net.brokers["c-0:1"].is_down = True
+    net.asked.clear()
+    again = _stream(**raw)
+    again.prepareForTriggerAvailableNow()
+    net.asked.clear()
+    assert _rows(again, again.partitions(_store(start), end)) == [(0, at) for at in range(10, 15)]
+    assert "c-0:1" not in net.asked
+    return again, end
+
+
+def test_a_replay_needs_nothing_of_a_broker_that_it_does_not_read(net: FakeNet) -> None:
+    reader, end = _replay_beside_a_silent_broker(net)
+    with pytest.raises(BrokerUnreachable, match=r"T@c:0, which the query reads.*failOnDataLoss=false"):
+        reader.latestOffset(end, ALL)
+
+
+def test_a_lenient_run_over_what_is_there_ends_without_a_silent_broker(
+    net: FakeNet, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, end = _replay_beside_a_silent_broker(net, failOnDataLoss="false")
+    assert reader.latestOffset(end, ALL) == end
+    assert "T@c:0" in {getattr(record, "queues", "") for record in caplog.records}
+
+
+def test_a_broker_that_answers_after_the_replay_is_read_by_the_same_run(net: FakeNet) -> None:
+    reader, end = _replay_beside_a_silent_broker(net)
+    net.brokers["c-0:1"].is_down = False
+    net.brokers["c-0:1"].queues["T", 0].end = 12
+    net.brokers["b-0:1"].queues["T", 0].end = 99
+    later = reader.latestOffset(end, ALL)
+    assert later["o"] == {"T": {"b": {"0": 15}, "c": {"0": 12}}}
+    net.brokers["c-0:1"].queues["T", 0].end = 13
+    assert reader.latestOffset(later, ALL) == later
+
+
+def test_an_offset_beyond_the_end_is_a_mistake_and_no_loss(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(3, 50))
+    wrong = '{"T": {"b": {"0": 500}}}'
+    for loss in ("true", "false"):
+        with pytest.raises(
+            ConfigError, match=r"startingOffsets: 500 is beyond the end of T@b:0; .* up to 50"
+        ):
+            _batch(startingOffsets=wrong, failOnDataLoss=loss).partitions()
+        reader = _stream(startingOffsets=wrong, failOnDataLoss=loss)
+        with pytest.raises(ConfigError, match=r"startingOffsets: 500 is beyond the end of T@b:0"):
+            reader.latestOffset(reader.initialOffset(), ALL)
+
+
 def test_progress_is_committed_from_the_durable_offset(net: FakeNet) -> None:
     master = net.add_master(T_0=FakeQueue(0, 50))
     reader = _stream(startingOffsets="earliest", group="G")
@@ -474,7 +715,7 @@ def test_offsets_in_kafkas_form_need_one_broker_with_the_queue(net: FakeNet) -> 
     reader = _batch(startingOffsets=offsets)
     assert _rows(reader, reader.partitions()) == [(0, 48), (0, 49)]
     net.add_master("c", T_0=FakeQueue(0, 50))
-    with pytest.raises(ConfigError, match=r"T@:0 of no broker, and there are T@b:0, T@c:0"):
+    with pytest.raises(ConfigError, match=r"T:0 of no broker, and there are T@b:0, T@c:0"):
         _batch(startingOffsets=offsets).partitions()
 
 
@@ -508,7 +749,7 @@ def test_a_batch_query_of_an_unknown_topic_fails_at_once(net: FakeNet) -> None:
     ("raw", "missing"),
     [
         ({"topic": "T,Typo"}, "Typo"),
-        ({"assign": '{"T": [0, 7]}'}, "T@:7"),
+        ({"assign": '{"T": [0, 7]}'}, "T:7"),
         ({"assign": '{"T": {"b": [0], "c": [0]}}'}, "T@c:0"),
     ],
 )
