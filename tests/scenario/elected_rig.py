@@ -36,6 +36,8 @@ class Copier:
         self.store, self.broker_id, self.lists = store, broker_id, lists
         self.on_propose: Callable[[frozenset[int], int], None] = lambda _members, _epoch: None
         self.may_join: Callable[[int], bool] = lambda _broker_id: True
+        self.meeting: Any = None
+        self.history_differed_count = 0
         self.on_halted: Callable[[], None] = lambda: None
         self.on_following: Callable[[], None] = lambda: None
         self.members: frozenset[int] = frozenset()

@@ -10,85 +10,16 @@ from typing import Any
 
 import pytest
 from replica_pair import FAST, SEGMENT, log_bytes
+from term_nodes import Node
 
 from tandemmq.broker.durable import Writer
 from tandemmq.errors import FlushFailed, RequestRejected, StaleTerm
-from tandemmq.protocol.record import NewRecord
 from tandemmq.replication.core.epochs import Handshake, encode_handshake, encode_term_report
 from tandemmq.replication.core.progress import LogRange, SlaveState
-from tandemmq.replication.shell import AutoSwitchReplication
 from tandemmq.runtime.disk import RealDisk
-from tandemmq.runtime.machine import LoopClock, TcpNetwork
-from tandemmq.store import BrokerRole, FlushMode, GetStatus, MessageStore, PutStatus, StoreOptions
+from tandemmq.runtime.machine import LoopClock
+from tandemmq.store import BrokerRole, FlushMode, GetStatus, PutStatus
 from waits import until
-
-
-class Node:
-    """One broker's log and its channel; proposals are carried out at once unless `decides` is False."""
-
-    def __init__(self, root: Path, broker_id: int, **changes: Any) -> None:
-        self.root = root
-        self.changes = changes
-        self.id = broker_id
-        self.decides = True
-        self.copy_count_min = 1
-        self.replication = FAST
-        self.disk = RealDisk()
-        self.proposals: list[frozenset[int]] = []
-
-    async def start(self) -> None:
-        options = StoreOptions(
-            root=self.root,
-            role=BrokerRole.SLAVE,
-            commit_log_file_bytes=SEGMENT,
-            slave_timeout_ms=300,
-            **self.changes,
-        )
-        clock = LoopClock()
-        self.store = await MessageStore.open(options, disk=self.disk, clock=clock, has_terms=True)
-        self.channel = AutoSwitchReplication(
-            self.store,
-            self.id,
-            self.replication,
-            network=TcpNetwork(),
-            clock=clock,
-            waits_for_all=True,
-            copy_count_min=self.copy_count_min,
-        )
-        self.channel.on_propose = self._on_propose
-        host, port = await self.channel.start("127.0.0.1", 0)
-        self.address = f"{host}:{port}"
-
-    def _on_propose(self, members: frozenset[int], set_epoch: int) -> None:
-        self.proposals.append(members)
-        if self.decides:
-            asyncio.get_running_loop().call_soon(self.channel.set_committed, members, set_epoch + 1)
-
-    async def lead(self, epoch: int, *members: int) -> None:
-        await self.channel.begin_term(epoch, frozenset(members), epoch * 100)
-        self.store.set_role(BrokerRole.SYNC_MASTER)
-
-    async def follow(self, master: Node, epoch: int) -> None:
-        self.store.set_role(BrokerRole.SLAVE)
-        await self.channel.follow(master.address, epoch, master.id)
-
-    async def send(self, *bodies: bytes) -> list[PutStatus]:
-        done = asyncio.get_running_loop().create_future()
-        statuses: list[PutStatus] = []
-
-        def note(status: PutStatus) -> None:
-            statuses.append(status)
-            if len(statuses) == len(bodies):
-                done.set_result(None)
-
-        for body in bodies:
-            self.store.append([_record(body)], note)
-        await done
-        return statuses
-
-    async def stop(self) -> None:
-        await self.channel.stop()
-        await self.store.close()
 
 
 class SlowDisk(RealDisk):
@@ -109,22 +40,6 @@ class SlowDisk(RealDisk):
             if self.is_sick:
                 raise OSError("I/O error")
         return await super().offload(fn, *args)
-
-
-def _record(body: bytes) -> NewRecord:
-    return NewRecord(
-        topic="T",
-        queue_id=0,
-        body=body,
-        properties=b"",
-        born_at_ms=1,
-        born_host=bytes(8),
-        tag_hash=0,
-        keys="",
-        unique_key="",
-        sys_flag=0,
-        wait_stored=True,
-    )
 
 
 async def come_as(broker_id: int, master: Node, held: int) -> asyncio.StreamWriter:

@@ -21,7 +21,7 @@ from tandemmq.protocol.bodies.progress import (
     decode_consumer_offsets,
     decode_delay_offsets,
 )
-from tandemmq.protocol.bodies.replica import HaStatus, decode_ha_status
+from tandemmq.protocol.bodies.replica import HaStatus, decode_ha_status, decode_terms
 from tandemmq.protocol.bodies.tables import (
     SubscriptionGroupConfig,
     TopicConfig,
@@ -37,6 +37,8 @@ from tandemmq.protocol.requests.replica import (
     AwaitTablesRequest,
     ExchangeHaInfoRequest,
     ExchangeHaInfoResponse,
+    HistoryRequest,
+    HistoryResponse,
     LogChecksumRequest,
     LogChecksumResponse,
     ReadLogRequest,
@@ -233,6 +235,18 @@ async def read_log_checksum(
     if not 0 <= told.min_offset <= told.max_offset:
         raise RemoteProtocolError(f"a log from {told.min_offset} to {told.max_offset} was told")
     return told
+
+
+async def read_history(
+    client: RemotingClient, address: str, header: HistoryRequest, *, timeout_s: float
+) -> tuple[HistoryResponse, list[tuple[int, int, int]]]:
+    """The history of a broker of ours, and the terms of its log: epoch, first byte, random id.
+
+    Raises:  RequestRejected with code REQUEST_CODE_NOT_SUPPORTED from any other broker; BrokerUnreachable,
+             RequestTimeout, RemoteProtocolError.
+    """
+    answer = await call(client, address, RequestCode.TANDEM_HISTORY, header, timeout_s=timeout_s)
+    return answer.decode(HistoryResponse), decode_terms(answer.body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

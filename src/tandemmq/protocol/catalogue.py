@@ -118,6 +118,7 @@ _REPLICAS = _entries(
     (Code.TANDEM_ACCEPT_LOG, None, None),
     (Code.TANDEM_HAND_OVER, controller.HandOverRequest, controller.MasterResponse),
     (Code.TANDEM_VOUCH, controller.VouchRequest, controller.VouchResponse),
+    (Code.TANDEM_HISTORY, replica.HistoryRequest, replica.HistoryResponse),
 )
 
 _ADMIN = _entries(
@@ -290,6 +291,7 @@ ELECTED = frozenset(
         Code.GET_BROKER_EPOCH_CACHE,
         Code.TANDEM_HAND_OVER,
         Code.TANDEM_VOUCH,
+        Code.TANDEM_HISTORY,
     )
 )
 """What only brokers serve whose role is decided by controllers (enableControllerMode)."""

@@ -211,6 +211,7 @@ class RequestCode(IntEnum):
     TANDEM_ACCEPT_LOG = 30105
     TANDEM_HAND_OVER = 30106
     TANDEM_VOUCH = 30107
+    TANDEM_HISTORY = 30108
 
 
 class ResponseCode(IntEnum):

@@ -56,7 +56,7 @@ def test_any_cut_of_the_stream_gives_the_same(cut: int) -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        "00000003 0000000000000000",  # no state that a slave sends in
+        "00000004 0000000000000000",  # no state that a slave sends in
         "ffffffff",
         "00000002 ffffffffffffffff",  # holds less than nothing
         "00000001 0000 0000 ffffffffffffffff",

@@ -386,6 +386,7 @@ NEEDS: Final[dict[int, Rule]] = {
     Code.TANDEM_ACCEPT_LOG: _CHANGE_CLUSTER,
     Code.TANDEM_HAND_OVER: _CHANGE_CLUSTER,
     Code.TANDEM_VOUCH: _CHANGE_CLUSTER,
+    Code.TANDEM_HISTORY: _CHANGE_CLUSTER,
     Code.TANDEM_AWAIT_TABLES: _SHOW_CLUSTER,
     # Of whoever copies: it is shown and never acted on, and comes too often for the audit of changes.
     Code.TANDEM_TELL_SLAVE_STATE: _SHOW_CLUSTER,

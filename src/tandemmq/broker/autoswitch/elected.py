@@ -41,6 +41,7 @@ from tandemmq.broker.autoswitch.identity import (
     IdentityFiles,
     obtain_id,
 )
+from tandemmq.broker.autoswitch.meeting import Meeting
 from tandemmq.broker.autoswitch.term import Term
 from tandemmq.broker.broker import Broker, ha_port_of
 from tandemmq.broker.options import OPEN, AccessOptions, BrokerOptions, ElectionOptions
@@ -271,6 +272,15 @@ class ElectedBroker:
         replication = self._replication = self._make_replication(self.store, self.broker_id)
         replication.on_propose = self._on_propose
         replication.may_join = self._may_join
+        self._meeting = replication.meeting = Meeting(
+            self.store,
+            self._group,
+            broker_id=self.broker_id,
+            address=self._own_address,
+            master_epoch=lambda: self._epoch,
+            client=self._client,
+            disk=self._disk,
+        )
         self.ha_address = await replication.start(options.listen_host, ha_port_of(options))
         await self._compose(is_master=False, epoch=0)
         warn_if_open((options.listen_host, options.listen_port), self._access, self._tls)
@@ -354,6 +364,7 @@ class ElectedBroker:
             RequestCode.NOTIFY_BROKER_ROLE_CHANGED: self.handle_notice,
             RequestCode.TANDEM_HAND_OVER: self.handle_hand_over,
             RequestCode.TANDEM_VOUCH: self.handle_vouch,
+            RequestCode.TANDEM_HISTORY: self._meeting.handle_history,
         }
 
     # Who may write.
@@ -751,6 +762,7 @@ class ElectedBroker:
             else:
                 if place.ha_address and place.epoch in (None, facts.master_epoch):
                     self._forwarding.send_to(facts.master_address)
+                    self._meeting.master = facts.master_address
                     await self.replication.follow(place.ha_address, facts.master_epoch, facts.master_id)
                     break
             await self._clock.sleep(FIND_MASTER_PAUSE_S)

@@ -104,6 +104,16 @@ def decode_members(data: Buffer) -> list[ControllerMember]:
     return decode_body(data, list[ControllerMember])
 
 
+def encode_terms(terms: list[tuple[int, int, int]]) -> bytes:
+    """The terms of a log, each as its epoch, its first byte and its random id (0: unknown)."""
+    return encode_body(terms)
+
+
+def decode_terms(data: Buffer) -> list[tuple[int, int, int]]:
+    """Raises RemoteProtocolError."""
+    return decode_body(data, list[tuple[int, int, int]])
+
+
 def encode_sync_state_set(value: SyncStateSetAnswer) -> bytes:
     return encode_body(value)
 

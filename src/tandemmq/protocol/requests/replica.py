@@ -80,6 +80,24 @@ class LogChecksumResponse(Header, frozen=True, kw_only=True):
     is_slave: bool | None = field(name="slave", default=None)
 
 
+class HistoryRequest(Header, frozen=True, kw_only=True):
+    """TANDEM_HISTORY: a slave asks its master, before it copies, for the history of its log."""
+
+    broker_id: Int64 = field(name="brokerId")
+    address: str = field(name="address")
+    group_id: str | None = field(name="tmGroup", default=None)
+
+
+class HistoryResponse(Header, frozen=True, kw_only=True):
+    """Answer to TANDEM_HISTORY; the body holds the terms of the log with their ids."""
+
+    group_id: str | None = field(name="tmGroup", default=None)
+    master_epoch: Int32 = field(name="masterEpoch")
+    min_offset: Int64 = field(name="minOffset")
+    max_offset: Int64 = field(name="maxOffset")
+    confirmed_offset: Int64 = field(name="confirmOffset")
+
+
 class ReadLogRequest(Header, frozen=True, kw_only=True):
     """TANDEM_READ_LOG: `size_bytes` bytes of the CommitLog from `log_offset` on, in the answer's body."""
 

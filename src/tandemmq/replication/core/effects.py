@@ -67,6 +67,22 @@ class CheckTail:
 
 
 @dataclass(frozen=True, slots=True)
+class AskHistory:
+    """Ask the master's remoting port for the history of its log and answer with `on_history`."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryDiffers:
+    """From `log_offset` on the master's log has another history under equal terms. The own log is cut there
+    and copied again if `is_healed`; else a `Halt` follows.
+    """
+
+    log_offset: int
+    detail: str
+    is_healed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
     """Append these verified bytes at exactly `log_offset`; whole records of one segment.
 
@@ -115,4 +131,6 @@ class Halt:
 
 
 MasterEffect: TypeAlias = Send | Disconnect | Acknowledged | TransferStarted | FellBehind
-SlaveEffect: TypeAlias = Send | Disconnect | Dial | CheckTail | Align | Store | RefusedBytes | Halt
+SlaveEffect: TypeAlias = (
+    Send | Disconnect | Dial | AskHistory | CheckTail | HistoryDiffers | Align | Store | RefusedBytes | Halt
+)

@@ -264,16 +264,20 @@ def _rises(pairs: list[tuple[int, int]]) -> bool:
 
 # The AutoSwitch channel, both directions, as incremental decoders.
 #
-# Slave to master: a handshake with the slave's id, then reports. Master to slave: the answer to a handshake,
-# which holds all terms of the master's log, and frames of the log, each with its term and confirmOffset.
-# Every frame begins with the state of its sender. As in frames.py, any cut of the stream gives the same
-# values, body bytes are handed on as views, and a decoder that raised is spent.
+# Slave to master: a handshake with the slave's id, then reports. Between two of ours the id of the group
+# comes first, once the master has shown by TANDEM_HISTORY that it knows that frame. Master to slave: the
+# answer to a handshake, which holds all terms of the master's log, and frames of the log, each with its
+# term and confirmOffset. Every frame begins with the state of its sender. As in frames.py, any cut of the
+# stream gives the same values, body bytes are handed on as views, and a decoder that raised is spent.
 
 _HANDSHAKING: Final = 1
 _TRANSFERRING: Final = 2
+_PROVING: Final = 3
+"""Ours: no state of RocketMQ."""
 _STATE: Final = Struct(">i")
 _HANDSHAKE: Final = Struct(">ihhq")
 _REPORT: Final = Struct(">iq")
+_GROUP: Final = Struct(">i16s")
 _ANSWER: Final = Struct(">iiqi")
 _TERM_ENTRY: Final = Struct(">iq")
 _HEAD: Final = Struct(">iiqiqq")
@@ -283,7 +287,7 @@ TERM_BODY_BYTES_MAX: Final = BODY_BYTES_MAX + HEAD_BYTES - TERM_HEAD_BYTES
 """What the receive buffer of a RocketMQ slave can hold."""
 NO_FILE: Final = -1
 """The offset in heartbeats of a RocketMQ master whose log has no file yet."""
-assert _STATE.size < _REPORT.size < _HANDSHAKE.size, "a slave's decoder holds less than a handshake"
+assert _STATE.size < _REPORT.size < _HANDSHAKE.size < _GROUP.size, "a slave's decoder holds less than a frame"
 assert TANDEM_BODY_BYTES_MAX <= TERM_BODY_BYTES_MAX < BODY_BYTES_MAX, "the longer head takes room"
 
 
@@ -293,6 +297,12 @@ class Handshake(NamedTuple):
     slave_id: int
     from_last_file: bool = False
     is_learner: bool = False
+
+
+class GroupProof(NamedTuple):
+    """The random id of the group that the slave belongs to, as 32 hexadecimal digits."""
+
+    group_id: str
 
 
 class Report(NamedTuple):
@@ -324,6 +334,10 @@ def encode_handshake(handshake: Handshake) -> bytes:
     return _HANDSHAKE.pack(_HANDSHAKING, handshake.from_last_file, handshake.is_learner, handshake.slave_id)
 
 
+def encode_group(group_id: str) -> bytes:
+    return _GROUP.pack(_PROVING, bytes.fromhex(group_id))
+
+
 def encode_term_report(log_offset: int) -> bytes:
     assert log_offset >= 0, log_offset
     return _REPORT.pack(_TRANSFERRING, log_offset)
@@ -348,20 +362,20 @@ def encode_term_head(head: TermHead) -> bytes:
 
 
 class SlaveFrameDecoder:
-    """A slave's bytes -> handshakes and reports. Holds less than one of them."""
+    """A slave's bytes -> proofs of its group, handshakes and reports. Holds less than one of them."""
 
     __slots__ = ("_rest",)
 
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Handshake | Report]:
+    def feed(self, data: bytes | bytearray | memoryview) -> list[GroupProof | Handshake | Report]:
         """Every frame completed by `data`, oldest first.
 
         Raises:  RemoteProtocolError for an unknown state, a negative id or report.
         """
         data = self._rest + bytes(data)
-        frames: list[Handshake | Report] = []
+        frames: list[GroupProof | Handshake | Report] = []
         at = 0
         while len(data) - at >= _STATE.size:
             state = _STATE.unpack_from(data, at)[0]
@@ -371,19 +385,22 @@ class SlaveFrameDecoder:
             if len(data) - at < shape.size:
                 break
             _, *fields, number = shape.unpack_from(data, at)
+            at += shape.size
+            if state == _PROVING:
+                frames.append(GroupProof(number.hex()))
+                continue
             if number < 0:
                 raise RemoteProtocolError(f"a slave sent {number} as its id or its end")
             if state == _HANDSHAKING:
                 frames.append(Handshake(number, fields[0] == 1, fields[1] == 1))
             else:
                 frames.append(Report(number))
-            at += shape.size
         self._rest = data[at:]
-        assert len(self._rest) < _HANDSHAKE.size, len(self._rest)
+        assert len(self._rest) < _GROUP.size, len(self._rest)
         return frames
 
 
-_SLAVE_FRAMES: Final = {_HANDSHAKING: _HANDSHAKE, _TRANSFERRING: _REPORT}
+_SLAVE_FRAMES: Final = {_HANDSHAKING: _HANDSHAKE, _TRANSFERRING: _REPORT, _PROVING: _GROUP}
 
 
 class MasterFrameDecoder:

@@ -1,22 +1,29 @@
 """Both ends of one AutoSwitch connection, beside the classic ones and sharing what is the same: pure.
 
-The slave says who it is, the master answers with the terms of its log, the slave takes back what the master
-does not have and reports where it ends; from there on it is as in the classic mode, but for the heads of the
-frames. A connection belongs to one term: its list never changes while it lasts.
+The slave asks the master's remoting port for its history and sends its id; the master answers with the terms
+of its log. The slave has the last common bytes compared, takes back what the master does not have and reports
+where it ends; from there on it is as in the classic mode, but for the heads of the frames. A connection
+belongs to one term: its list never changes while it lasts.
 Invariants: a slave cuts nothing below confirmOffset, and nothing for a master whose log knows no term as new
             as the one that it is said to lead; a byte of a term is stored only when its entry is on disk.
-Source:     spec controller 4.1, 4.5, 4.7, 10.6, 10.9.
+            Nothing is cut, reported or stored before the bytes below the consistent point were compared; of a
+            master of RocketMQ, which cannot be asked, the terms alone decide.
+Source:     spec controller 4.1, 4.5, 4.7, 10.6, 10.9, 10.16; decision 023.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.replication.core.effects import (
     Align,
+    AskHistory,
+    CheckTail,
     HaltReason,
+    HistoryDiffers,
     MasterEffect,
     Send,
     SlaveEffect,
@@ -26,12 +33,15 @@ from tandemmq.replication.core.epochs import (
     NO_FILE,
     EpochList,
     EpochsAnswer,
+    GroupProof,
     Handshake,
     MasterFrameDecoder,
     SlaveFrameDecoder,
     TermHead,
+    conflicting_term,
     consistent_point,
     encode_answer,
+    encode_group,
     encode_handshake,
     encode_term_head,
     encode_term_report,
@@ -51,16 +61,29 @@ from tandemmq.replication.core.progress import (
     next_state,
 )
 from tandemmq.replication.core.slave import NEVER_MS, SlaveSession
+from tandemmq.replication.core.verifier import TailOutcome, TailVerdict
 from tandemmq.units import align_down
 
 ANSWER_MS_MAX: Final = 5_000
 """Fixed in RocketMQ."""
 
 
-class TermMasterSession(MasterSession):
-    """One slave of one term. `slave`: who it says it is, None before its handshake."""
+@dataclass(frozen=True, slots=True)
+class MasterHistory:
+    """The answer of a master of ours to TANDEM_HISTORY. `group_id`: the group that both belong to, None while
+    the slave does not know its own. `terms`: the terms of the master's log, for their ids.
+    """
 
-    __slots__ = ("_confirm_offset", "_epochs", "_slave_frames", "_told_offset", "slave")
+    group_id: str | None
+    terms: EpochList
+
+
+class TermMasterSession(MasterSession):
+    """One slave of one term. `slave`: who it says it is, None before its handshake. `group_id`: of the own
+    group, if it is known.
+    """
+
+    __slots__ = ("_confirm_offset", "_epochs", "_group_id", "_slave_frames", "_told_offset", "slave")
 
     def __init__(
         self,
@@ -70,8 +93,10 @@ class TermMasterSession(MasterSession):
         now_ms: int,
         epochs: EpochList,
         confirm_offset: Callable[[], int],
+        group_id: str | None = None,
     ) -> None:
         super().__init__(options=options, segment_bytes=segment_bytes, now_ms=now_ms)
+        self._group_id = group_id
         self._epochs = epochs
         self._confirm_offset = confirm_offset
         self._slave_frames = SlaveFrameDecoder()
@@ -86,6 +111,11 @@ class TermMasterSession(MasterSession):
             return self._end(str(error))
         effects: list[MasterEffect] = []
         for frame in frames:
+            if isinstance(frame, GroupProof):
+                if self._group_id not in (None, frame.group_id):
+                    reason = f"the slave belongs to the group {frame.group_id}, we to {self._group_id}"
+                    return [*effects, *self._end(reason)]
+                continue
             if isinstance(frame, Handshake):
                 if self.start is not None or self.slave not in (None, frame):
                     return [*effects, *self._end("the slave shakes hands in the middle of a transfer")]
@@ -186,11 +216,15 @@ class TermSlaveSession(SlaveSession):
     """The copy of the master of one term."""
 
     __slots__ = (
+        "_answer",
         "_answer_due_ms",
         "_answers",
         "_handshake",
+        "_history",
         "_log_end",
         "_master_epoch",
+        "_meets",
+        "_point",
         "confirm_offset",
         "epochs",
         "master_end",
@@ -205,13 +239,19 @@ class TermSlaveSession(SlaveSession):
         master_epoch: int,
         epochs: EpochList,
         confirm_offset: int,
+        meets: bool = False,
     ) -> None:
+        """`meets`: the master is asked for its history, and the logs are compared, before anything else."""
         self.epochs = epochs
         """The terms of the own log."""
         self.confirm_offset = confirm_offset
         super().__init__(options=options, segment_bytes=segment_bytes, checks_tail=True)
         self._handshake = handshake
         self._master_epoch = master_epoch
+        self._meets = meets
+        self._history: MasterHistory | None = None
+        self._answer = EpochsAnswer(0, EpochList())
+        self._point = 0
         self._answers = MasterFrameDecoder()
         self._answer_due_ms = NEVER_MS
         self._log_end = 0
@@ -223,10 +263,21 @@ class TermSlaveSession(SlaveSession):
         assert self._dialled is not None, "it is connected to whom it has dialled"
         self._log_end = log_end
         self._answers = MasterFrameDecoder()
-        self._answer_due_ms = now_ms + ANSWER_MS_MAX
+        self._answer_due_ms = NEVER_MS
         self.start_rule = None
         self._move(SlaveCause.CONNECTED_UNCHECKED)
-        return [Send(encode_handshake(self._handshake))]
+        return [AskHistory()] if self._meets else self.on_history(None, now_ms)
+
+    def on_history(self, history: MasterHistory | None, now_ms: int) -> list[SlaveEffect]:
+        """The answer to `AskHistory`; None of a master that cannot tell it."""
+        assert self.state is SlaveState.CHECKING
+        assert self._answer_due_ms == NEVER_MS, "nothing was sent to the master yet"
+        self._history = history
+        self._answer_due_ms = now_ms + ANSWER_MS_MAX
+        hello = encode_handshake(self._handshake)
+        if history is not None and history.group_id is not None:
+            hello = encode_group(history.group_id) + hello
+        return [Send(hello)]
 
     def on_data(self, data: bytes | bytearray | memoryview, now_ms: int, room: int = 0) -> list[SlaveEffect]:
         if self.state is not SlaveState.CHECKING:
@@ -266,21 +317,59 @@ class TermSlaveSession(SlaveSession):
     def next_tick_ms(self) -> int:
         return self._answer_due_ms if self.state is SlaveState.CHECKING else super().next_tick_ms()
 
+    def on_checked(self, verdict: TailVerdict, now_ms: int) -> list[SlaveEffect]:
+        """The comparison below the consistent point, which `CheckTail` asked for."""
+        assert self.state is SlaveState.CHECKING
+        assert self._answer_due_ms == NEVER_MS, "the answer has come"
+        self.tail = verdict
+        if verdict.outcome is TailOutcome.FAILED:
+            return self._fail(verdict.detail, now_ms)
+        if verdict.outcome is not TailOutcome.DIFFERENT:
+            return self._take_back(self._point)
+        assert verdict.log_offset < self._point, (verdict, self._point)
+        return self._part(verdict.log_offset, verdict.detail, now_ms)
+
     def _align(self, answer: EpochsAnswer, now_ms: int) -> list[SlaveEffect]:
         end, self.master_end = self._log_end, answer.log_end
+        if self._history is not None:
+            answer = answer._replace(epochs=answer.epochs.with_ids(self._history.terms.ids))
+        self._answer = answer
         point = consistent_point(self.epochs, end, answer.epochs, answer.log_end)
+        conflict = conflicting_term(self.epochs, answer.epochs)
+        if conflict is not None and conflict.start < end and point is not None:
+            detail = f"term {conflict.epoch} from {conflict.start} on is another one than the master's"
+            return self._part(min(conflict.start, point), detail, now_ms)
         if point is None:
             detail = f"no term of this log ({end} bytes) is one of the master's ({answer.log_end} bytes)"
             return self._halt(HaltReason.DIVERGED, end, detail)
-        if point < end and answer.epochs.last_epoch < self._master_epoch:
+        refusal = self._refuse_cut(point, now_ms)
+        if refusal:
+            return refusal
+        assert 0 <= point <= end, (point, end)
+        self._point = point
+        return [CheckTail(point)] if self._meets and point else self._take_back(point)
+
+    def _refuse_cut(self, point: int, now_ms: int) -> list[SlaveEffect]:
+        """Empty if the own log may be cut at `point`, or ends there."""
+        if point < self._log_end and self._answer.epochs.last_epoch < self._master_epoch:
             detail = f"its log knows no term {self._master_epoch}: nothing is cut for it"
             return self._fail(detail, now_ms)
-        if point < end and point < self.confirm_offset:
+        if point < self._log_end and point < self.confirm_offset:
             detail = f"the master's log parts from this one at {point}, confirmed is {self.confirm_offset}"
             return self._halt(HaltReason.DIVERGED, point, detail)
-        assert 0 <= point <= end, (point, end)
-        epochs = self.epochs.cut_suffix(point).follow(answer.epochs)
-        told = set(answer.epochs.entries)
+        return []
+
+    def _part(self, point: int, detail: str, now_ms: int) -> list[SlaveEffect]:
+        """From `point` on the master has another history under equal terms, which honest controllers and
+        disks never give. The own log is healed if it has confirmed nothing there.
+        """
+        refusal = self._refuse_cut(point, now_ms)
+        differs = HistoryDiffers(point, detail, is_healed=not refusal)
+        return [differs, *(refusal or self._take_back(point))]
+
+    def _take_back(self, point: int) -> list[SlaveEffect]:
+        epochs = self.epochs.cut_suffix(point).follow(self._answer.epochs)
+        told = set(self._answer.epochs.entries)
         assert all(entry in told for entry in epochs.entries if entry.start >= point), (point, epochs)
         return [Align(point, epochs)]
 

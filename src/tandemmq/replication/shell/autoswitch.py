@@ -20,7 +20,8 @@ from tandemmq.replication.core.master import MasterSession
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import LogRange, SlaveState, StartRule, TransferStart
 from tandemmq.replication.core.sync_state_set import SyncStateSet
-from tandemmq.replication.core.term_sessions import TermMasterSession, TermSlaveSession
+from tandemmq.replication.core.term_sessions import MasterHistory, TermMasterSession, TermSlaveSession
+from tandemmq.replication.core.verifier import TailVerdict
 from tandemmq.replication.shell.master_status import MasterStatus
 from tandemmq.replication.shell.slave import ReplicationSlave, ReplicationSlaveStatus
 from tandemmq.replication.shell.slave_connection import SlaveConnection, SlavePump
@@ -44,12 +45,30 @@ OnPropose = Callable[[frozenset[int], int], None]
 One of `set_committed` and `set_refused` answers; while neither comes the outcome counts as unknown."""
 
 
+class Meets(Protocol):
+    """The meeting with the master on its remoting port, before a byte is copied."""
+
+    @property
+    def group_id(self) -> str | None:
+        """The own group, None while it is not known."""
+
+    async def ask(self) -> MasterHistory | None:
+        """None of a master that cannot tell its history. Raises TandemError."""
+
+    async def compare(self, point: int, confirm_offset: int) -> TailVerdict:
+        """The bytes of both logs below `point`. Never raises for what a peer can do."""
+
+
 class AutoSwitch(Protocol):
     """The replication of one broker, whoever is master."""
 
     on_propose: OnPropose
     may_join: Callable[[int], bool]
     """Whether a slave that holds the log has what else a member of the set needs, which may be elected."""
+    meeting: Meets | None
+    """None: masters are followed, and slaves served, by their terms alone."""
+    history_differed_count: int
+    """How often a master's log was found to be another history under equal terms."""
     on_halted: Callable[[], None]
     """A person must act; `halt_reason` says why."""
     on_following: Callable[[], None]
@@ -168,6 +187,8 @@ class AutoSwitchReplication:
         self._unfollow: Callable[[], None] | None = None
         self.on_propose: OnPropose = lambda _members, _set_epoch: None
         self.may_join: Callable[[int], bool] = lambda _broker_id: True
+        self.meeting: Meets | None = None
+        self.history_differed_count = 0
         self.on_halted: Callable[[], None] = lambda: None
         self.on_following: Callable[[], None] = lambda: None
 
@@ -241,7 +262,7 @@ class AutoSwitchReplication:
         assert self._set is None, "a slave leads no term"
         assert self._slave is None, "one master is followed at a time"
         assert not self._connections, "slaves are served during a term only"
-        store = self._store
+        store, meeting = self._store, self.meeting
         session = self._session = TermSlaveSession(
             options=self._options,
             segment_bytes=store.options.commit_log_file_bytes,
@@ -249,7 +270,13 @@ class AutoSwitchReplication:
             master_epoch=master_epoch,
             epochs=store.epochs,
             confirm_offset=store.confirm_offset,
+            meets=meeting is not None,
         )
+
+        async def compare(point: int) -> TailVerdict:
+            assert meeting is not None
+            return await meeting.compare(point, session.confirm_offset)
+
         self._followed = wanted
         self._slave = ReplicationSlave(
             store,
@@ -258,11 +285,17 @@ class AutoSwitchReplication:
             clock=self._clock,
             on_fatal=self._on_fatal,
             session=session,
+            check_tail=None if meeting is None else compare,
+            ask_history=None if meeting is None else meeting.ask,
         )
+        self._slave.on_history_differs = self._count_difference
         self._slave.on_halted = lambda: self.on_halted()
         self._slave.on_following = self._begin_copy
         self._slave.set_master(master_ha_address)
         await self._slave.start()
+
+    def _count_difference(self) -> None:
+        self.history_differed_count += 1
 
     def _begin_copy(self) -> None:
         self._store.begin_copy()
@@ -391,6 +424,7 @@ class AutoSwitchReplication:
             now_ms=now_ms,
             epochs=self._store.epochs,
             confirm_offset=lambda: self._store.confirm_offset,
+            group_id=None if self.meeting is None else self.meeting.group_id,
         )
 
     def on_accepted(self, connection: SlaveConnection) -> bool:

@@ -15,13 +15,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from tandemmq.errors import ReplicationError, RequestRejected, StoreError
+from tandemmq.errors import ReplicationError, RequestRejected, StoreError, TandemError
 from tandemmq.replication.core.effects import (
     Align,
+    AskHistory,
     CheckTail,
     Dial,
     Disconnect,
     Halt,
+    HistoryDiffers,
     RefusedBytes,
     Send,
     SlaveEffect,
@@ -30,7 +32,7 @@ from tandemmq.replication.core.effects import (
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import SlaveState, StartRule
 from tandemmq.replication.core.slave import NEVER_MS, SlaveSession
-from tandemmq.replication.core.term_sessions import TermSlaveSession
+from tandemmq.replication.core.term_sessions import MasterHistory, TermSlaveSession
 from tandemmq.replication.core.verifier import TailOutcome, TailVerdict
 from tandemmq.replication.shell.master_connection import Dialler, MasterConnection
 from tandemmq.runtime.ports import Address, Clock, Network, TimerHandle
@@ -41,6 +43,9 @@ from tandemmq.units import Buffer, EpochMs
 
 CheckOf = Callable[[int], Awaitable[TailVerdict]]
 """Compares the own log below its end with the master's; never raises for what a peer can do."""
+
+AskOf = Callable[[], Awaitable[MasterHistory | None]]
+"""The history of the master that is followed, None of one that cannot tell it. Raises TandemError."""
 
 CHECK_TIMEOUT_S: Final = 30.0
 """Above what checksums of a few MiB take on a slow disk; a master that answers no sooner is asked again."""
@@ -132,12 +137,16 @@ class ReplicationSlave:
         on_fatal: OnFatal | None = None,
         check_tail: CheckOf | None = None,
         session: TermSlaveSession | None = None,
+        ask_history: AskOf | None = None,
     ) -> None:
-        """`session`: of the AutoSwitch channel; without it the classic one is spoken."""
+        """`session`: of the AutoSwitch channel; without it the classic one is spoken. `ask_history`: for a
+        session that meets its master before it copies.
+        """
         self._store = store
         self._clock = clock
         self._guard = FaultGuard(on_fatal)
         self._term = session
+        self._ask_history = ask_history
         self._session: SlaveSession = session or SlaveSession(
             options=options,
             segment_bytes=store.options.commit_log_file_bytes,
@@ -161,6 +170,8 @@ class ReplicationSlave:
         """Called when a working connection has ended, or the master could not be reached at all."""
         self.on_halted: Callable[[], None] | None = None
         """Called when a person must act; `status` says why."""
+        self.on_history_differs: Callable[[], None] | None = None
+        """Called when the master's log is another history under equal terms."""
         self.on_following: Callable[[], None] | None = None
         """Called when the comparison has ended and the log is copied from now on."""
 
@@ -283,6 +294,10 @@ class ReplicationSlave:
                 case CheckTail(log_end):
                     assert self._tail_task is not None
                     self._tail_task.begin(log_end)
+                case AskHistory():
+                    self._tasks.start("meet", self._meet())
+                case HistoryDiffers():
+                    self._note_difference(effect)
                 case Align():
                     self._tasks.start("align", self._align(effect))
                 case Disconnect(reason):
@@ -307,6 +322,32 @@ class ReplicationSlave:
         if self._term is not None:
             self._store.raise_confirm_offset(self._term.confirm_offset)
         self._arm()
+
+    async def _meet(self) -> None:
+        """A connection that ended meanwhile has no use for the answer."""
+        connection, session, ask = self._connection, self._term, self._ask_history
+        assert session is not None
+        assert ask is not None
+        try:
+            history = await ask()
+        except TandemError as error:
+            if self._connection is connection:
+                reason = f"the master does not tell its history: {error}"
+                self._perform(session.on_failed(reason, self._now_ms()))
+            return
+        if self._connection is connection:
+            self._perform(session.on_history(history, self._now_ms()))
+
+    def _note_difference(self, found: HistoryDiffers) -> None:
+        facts = {
+            "master": self._session.address,
+            "log_offset": found.log_offset,
+            "detail": found.detail,
+            "is_healed": found.is_healed,
+        }
+        log.error(events.REPLICA_HISTORY_DIFFERS, extra=facts)
+        if self.on_history_differs is not None:
+            self.on_history_differs()
 
     async def _align(self, align: Align) -> None:
         """Take back what the master does not have; a connection that ended meanwhile has no use for it."""

@@ -1,0 +1,211 @@
+"""The meeting of a slave and its master on the remoting port, before a byte is copied: both sides of it.
+
+The slave asks for the master's history (TANDEM_HISTORY): the group that it belongs to, and its terms with
+their random ids. Then it compares the bytes below the consistent point by checksums. Each meeting compares
+the last 1 MiB, so that the next one proves the next stretch; only where that differs is the rest looked at,
+down to what the slave has confirmed.
+Invariants: another group is refused by both sides, each with an error that names both groups.
+            A range that is damaged on either side is no proof of another history: scrubbing repairs it.
+Source:     decision 023; spec controller 10.16.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from tandemmq.api.replica import read_history, read_log, read_log_checksum
+from tandemmq.broker.autoswitch.identity import ForeignGroup, GroupIdentity
+from tandemmq.broker.replica.log_checksum import RANGE_BYTES_MAX, READ_BYTES_MAX, SLICE_BYTES, LogChecksums
+from tandemmq.broker.replica.tail_check import first_difference
+from tandemmq.errors import RequestRejected, TandemError
+from tandemmq.protocol.bodies.replica import encode_terms
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.record import RecordOutcome, check_record
+from tandemmq.protocol.record_scan import scan_boundaries
+from tandemmq.protocol.requests.replica import HistoryRequest, HistoryResponse
+from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.replication.core.epochs import told_epochs
+from tandemmq.replication.core.term_sessions import MasterHistory
+from tandemmq.replication.core.verifier import TailOutcome, TailVerdict
+from tandemmq.runtime.ports import Disk
+from tandemmq.store.message_store import MessageStore
+from tandemmq.telemetry import events
+from tandemmq.units import MIB, align_down
+
+log = logging.getLogger(__name__)
+
+WINDOW_BYTES: Final = MIB
+ASK_TIMEOUT_S: Final = 2.0
+"""A master answers from memory; one that does not is asked again."""
+PEERS_TOLD_MAX: Final = 64
+
+
+class Meeting:
+    """`master`: the remoting address of the master that is followed, None while there is none."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        group: GroupIdentity,
+        *,
+        broker_id: int,
+        address: str,
+        master_epoch: Callable[[], int],
+        client: RemotingClient,
+        disk: Disk,
+    ) -> None:
+        """`address`: of this broker. `master_epoch`: of the term that it has accepted."""
+        self._store = store
+        self._group = group
+        self._broker_id = broker_id
+        self._address = address
+        self._master_epoch = master_epoch
+        self._client = client
+        self._own = LogChecksums(store, disk=disk, life="")
+        self._refused: set[str] = set()
+        self.master: str | None = None
+
+    @property
+    def group_id(self) -> str | None:
+        return self._group.group_id
+
+    def handle_history(self, _channel: Channel, command: Command) -> Command:
+        """TANDEM_HISTORY (30108): the group, and the terms of the log."""
+        asked = command.decode(HistoryRequest)
+        try:
+            self._group.check(asked.group_id, f"the slave {asked.broker_id} at {asked.address}")
+        except ForeignGroup as error:
+            # The answer names the own group, so that the slave refuses, too.
+            self._note_foreign(error)
+        store = self._store
+        header = HistoryResponse(
+            group_id=self._group.group_id,
+            master_epoch=self._master_epoch(),
+            min_offset=store.min_log_offset,
+            max_offset=store.confirmed_log_offset,
+            confirmed_offset=store.confirm_offset,
+        )
+        epochs = store.epochs
+        terms = [(*entry, epochs.ids.get(entry, 0)) for entry in epochs.entries]
+        return command.reply(header=header, body=encode_terms(terms))
+
+    async def ask(self) -> MasterHistory | None:
+        """The history of the master; None of one that cannot tell it: RocketMQ, or an older release.
+
+        Raises:  ForeignGroup when it belongs to another group; what `read_history` raises.
+        """
+        master = self.master
+        assert master is not None, "the master is known before it is dialled"
+        header = HistoryRequest(
+            broker_id=self._broker_id, address=self._address, group_id=self._group.group_id
+        )
+        try:
+            told, terms = await read_history(self._client, master, header, timeout_s=ASK_TIMEOUT_S)
+        except RequestRejected as error:
+            if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise
+            return None
+        try:
+            self._group.check(told.group_id, f"the master at {master}")
+        except ForeignGroup as error:
+            self._note_foreign(error)
+            raise
+        epochs = told_epochs((epoch, start) for epoch, start, _ in terms)
+        ids = dict(zip(epochs.entries, (one[2] for one in terms), strict=True))
+        return MasterHistory(self._group.group_id, epochs.with_ids(ids))
+
+    async def compare(self, point: int, confirm_offset: int) -> TailVerdict:
+        """The bytes of both logs below `point`; DIFFERENT tells the last equal place, where a record begins.
+        Never raises for what a peer can do.
+        """
+        master = self.master
+        assert master is not None, "the master is known before it is dialled"
+        try:
+            return await self._compare(master, point, confirm_offset)
+        except RequestRejected as error:
+            if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                return _not_compared(point, "the master cannot tell checksums: it is not one of ours")
+            return _failed(point, master, error)
+        except TandemError as error:
+            return _failed(point, master, error)
+
+    async def _compare(self, master: str, point: int, confirm_offset: int) -> TailVerdict:
+        ends = await read_log_checksum(self._client, master, point, 0)
+        damaged = [one.end for one in self._store.damaged_ranges if one.begin < point]
+        low = max(self._store.min_log_offset, ends.min_offset, *damaged)
+        if low >= point:
+            return _not_compared(point, "no sound byte is kept by both")
+        window = max(low, point - WINDOW_BYTES)
+        if await self._first_difference(master, window, point) is None:
+            return TailVerdict(outcome=TailOutcome.SAME, log_offset=point, master_start=ends.min_offset)
+        deep = max(low, min(window, confirm_offset - WINDOW_BYTES))
+        different_at = await self._first_difference(master, deep, point)
+        if different_at is None:
+            return _not_compared(point, "the logs differed and do no more: one of them was repaired")
+        last_equal = await self._record_start(different_at)
+        sick = await self._find_damage(master, last_equal, point)
+        if sick:
+            return _not_compared(point, sick)
+        detail = (
+            f"this log and that of the master at {master} differ from {different_at} on, in the record at"
+            f" {last_equal}; their terms are equal up to {point}"
+        )
+        return TailVerdict(outcome=TailOutcome.DIFFERENT, log_offset=last_equal, detail=detail)
+
+    async def _first_difference(self, master: str, begin: int, end: int) -> int | None:
+        for at in range(begin, end, RANGE_BYTES_MAX):
+            part_end = min(at + RANGE_BYTES_MAX, end)
+            found = await first_difference(self._own, self._client, master, at, part_end)
+            if found is not None:
+                return found
+        return None
+
+    async def _record_start(self, log_offset: int) -> int:
+        """Where the own record that holds the byte at `log_offset` begins."""
+        store = self._store
+        entry = store.epochs.find(log_offset)
+        at = max(
+            align_down(log_offset, store.options.commit_log_file_bytes),
+            store.min_log_offset,
+            0 if entry is None else entry.start,
+        )
+        while True:
+            found = scan_boundaries(store.log_view(at, SLICE_BYTES))
+            behind = [start for start in found.positions.tolist() if at + start <= log_offset]
+            if at + found.end > log_offset or not found.end:
+                return at + (behind[-1] if behind else 0)
+            at += found.end
+
+    async def _find_damage(self, master: str, log_offset: int, point: int) -> str:
+        """Which of the two records at `log_offset` is damaged: bits that have flipped are no history."""
+        own = check_record(
+            self._store.log_view(log_offset, READ_BYTES_MAX), log_offset=log_offset, check_crc=True
+        )
+        if own.outcome is RecordOutcome.BAD_CRC:
+            return f"the own record at {log_offset} is damaged: it is to be healed first"
+        part = await read_log(self._client, master, log_offset, min(READ_BYTES_MAX, point - log_offset))
+        theirs = check_record(part.data, log_offset=log_offset, check_crc=True)
+        if theirs.outcome is RecordOutcome.BAD_CRC:
+            return f"the master's record at {log_offset} is damaged: it is to be healed first"
+        return ""
+
+    def _note_foreign(self, error: ForeignGroup) -> None:
+        """One line per reason."""
+        if str(error) not in self._refused:
+            if len(self._refused) >= PEERS_TOLD_MAX:
+                self._refused.clear()
+            self._refused.add(str(error))
+            log.error(events.BROKER_GROUP_REFUSED, extra={"reason": error.remark})
+
+
+def _failed(point: int, master: str, error: TandemError) -> TailVerdict:
+    detail = f"the log could not be compared with that of the master at {master}: {error}"
+    return TailVerdict(outcome=TailOutcome.FAILED, log_offset=point, detail=detail)
+
+
+def _not_compared(point: int, detail: str) -> TailVerdict:
+    return TailVerdict(outcome=TailOutcome.NOT_COMPARED, log_offset=point, detail=detail)
