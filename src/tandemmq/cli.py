@@ -341,6 +341,7 @@ async def serve(server: ServedProcess, outcome: ServerEnd, ready: Callable[[], s
             await starting
             gc.freeze()
             typer.echo(ready())
+            notify_service_manager("READY=1")
             await due
         else:
             # A long recovery must not make the process deaf to signals.
@@ -352,11 +353,22 @@ async def serve(server: ServedProcess, outcome: ServerEnd, ready: Callable[[], s
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
         gc.unfreeze()
+        notify_service_manager("STOPPING=1")
         await server.stop()
     if outcome.error is None:
         return 0
     typer.echo(f"tandemmq: stopped: {outcome.error or type(outcome.error).__name__}", err=True)
     return 1
+
+
+def notify_service_manager(state: str) -> None:
+    """Reports the state to systemd (`Type=notify`); does nothing when systemd did not start the process."""
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if not path.startswith(("/", "@")):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier, suppress(OSError):
+        # An address that begins with @ is in the abstract namespace: its first byte is zero.
+        notifier.sendto(state.encode(), path.replace("@", "\0", 1) if path[0] == "@" else path)
 
 
 def _address(address: tuple[str, int]) -> str:

@@ -142,8 +142,10 @@ def test_packaged_commands_start_servers(place: str, words: list[str]) -> None:
         assert loaded.notes == ()
     elif name == "namesrv":
         load_name_server(read_settings(None, settings), None)
+    elif name == "controller":
+        assert rest == ["-c", "/etc/tandemmq/controller.properties"], place
     else:
-        assert (name, rest) == ("up", ["--store", "/data", "--bind", "0.0.0.0"]), place
+        assert words == ["--help"], place
 
 
 def test_the_kubernetes_manifest_is_of_one_piece() -> None:
@@ -163,7 +165,8 @@ def test_the_kubernetes_manifest_is_of_one_piece() -> None:
             assert selector.items() <= labels.items()
         assert spec["template"]["spec"]["securityContext"]["runAsUser"] == 10001  # as in the Dockerfile
         (claim,) = spec["volumeClaimTemplates"]
-        (mount,) = container["volumeMounts"]
+        mount, temporary = container["volumeMounts"]
+        assert temporary["mountPath"] == "/tmp"
         assert (claim["metadata"]["name"], mount["mountPath"]) == (mount["name"], "/data")
         paths = [text.partition("=")[2] for text in settings_of(words) if "Path" in text.partition("=")[0]]
         assert paths

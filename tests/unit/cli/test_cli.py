@@ -7,9 +7,11 @@ import errno
 import gc
 import importlib
 import os
+import socket
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import typer
@@ -236,3 +238,23 @@ def test_a_shell_completes_commands_and_their_options(line: str, completions: se
         check=False,
     )
     assert set(run.stdout.split()) == completions, run.stderr
+
+
+async def test_a_server_tells_systemd_when_it_is_ready_and_when_it_stops(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The socket's path is too long in pytest's folders, so an abstract name is used, as systemd may."""
+    name = f"tandemmq-{tmp_path.name}-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(f"\0{name}")
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
+        outcome = ServerEnd()
+        outcome.end()
+
+        class Served:
+            async def start(self) -> None: ...
+
+            async def stop(self) -> None: ...
+
+        assert await serve(Served(), outcome, lambda: "ready") == 0
+        assert [heard.recv(64) for _ in "12"] == [b"READY=1", b"STOPPING=1"]
