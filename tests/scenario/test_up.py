@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -301,6 +302,35 @@ def test_a_folder_stays_of_the_kind_that_it_began_as(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="are elected"):
         roles(tmp_path / "2", is_elected=False)
     assert roles(tmp_path / "3", is_minimal=True) == {"name server", "master"}
+
+
+def test_log_files_fit_the_disk_and_stay_as_the_store_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 40 << 20
+    monkeypatch.setattr(local.shutil, "disk_usage", lambda _place: SimpleNamespace(free=free))
+
+    def sizes(**options: Any) -> set[int]:
+        plans = local.make_plan(tmp_path / "up", port_base=local.AUTO, is_elected=False, **options)
+        texts = [(plan.directory / "server.properties").read_text() for plan in plans]
+        return {int(found[1]) for text in texts if (found := re.search(r"SizeCommitLog=(\d+)", text))}
+
+    assert sizes() == {2 << 20}, "four files for each of two brokers, and a quarter is left"
+    assert sizes(overrides=["mappedFileSizeCommitLog=5000000"]) == {5_000_000}
+    assert sizes() == {2 << 20}
+    free = 100 << 30
+    assert sizes() == {128 << 20}
+    free = 10 << 20
+    with pytest.raises(ConfigError, match=r"has 10 MiB free, and 2 brokers need 11: .*--store"):
+        sizes()
+    free = 40 << 20
+    sizes()
+    for name in ("broker-a", "broker-a-slave"):
+        (tmp_path / "up" / name / "store" / "commitlog").mkdir(parents=True)
+    free = 100 << 30
+    assert sizes() == {2 << 20}
+    free = 0
+    assert sizes() == {2 << 20}
 
 
 def test_a_first_start_that_failed_decides_nothing(tmp_path: Path) -> None:

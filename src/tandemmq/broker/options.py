@@ -54,6 +54,7 @@ class BrokerOptions:
     refuse_second_master: bool = True  # ours, refuseSecondMaster: a name has one master, asked at the start
     ha_master_remoting_address: str = ""  # haMasterRemotingAddress; where a slave asks while none is told
     name_servers: tuple[str, ...] = ()  # namesrvAddr, split at ';'
+    controllers: tuple[str, ...] = ()  # controllerAddr, split at ';': only shown, see ElectionOptions
     register_period_ms: int = 30_000  # registerNameServerPeriod, clamped to 10 s .. 60 s
     register_timeout_ms: int = 24_000  # registerBrokerTimeoutMills
     metrics_exporter: MetricsExporter = MetricsExporter.DISABLE  # metricsExporterType

@@ -239,7 +239,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "syncMasterCompat4": _key(FLAG, "store.sync_master_compat4"),  # ours
     # Elected masters.
     "enableControllerMode": _key(FLAG, "election.is_enabled"),
-    "controllerAddr": _key(ADDRESSES, "election.controllers"),
+    "controllerAddr": _key(ADDRESSES, "election.controllers", "broker.controllers"),
     "storePathBrokerIdentity": _key(FILE, "election.identity_path"),
     "storePathEpochFile": _key(FILE, "election.epoch_path"),
     "brokerHeartbeatInterval": _key(POSITIVE, "election.heartbeat_ms"),

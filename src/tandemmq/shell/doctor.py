@@ -9,13 +9,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from ipaddress import ip_address
 from typing import Final
 
 import typer
 
-from tandemmq.admin.targets import Target, Tools, open_tools, targets_of
+from tandemmq.admin.targets import Target, Tools, open_tools, targets_of, tools_options
 from tandemmq.api import broker_admin, nameserver
+from tandemmq.api.calls import ask, call
 from tandemmq.client.options import parse_name_servers
 from tandemmq.errors import NotPermitted, TandemError
 from tandemmq.protocol.bodies.codec import (
@@ -25,12 +25,18 @@ from tandemmq.protocol.bodies.codec import (
     REFUSALS_KEY,
     REFUSED_CONNECTIONS_KEY,
     SEND_REFUSALS_KEY,
+    STORE_REFUSAL_KEY,
 )
 from tandemmq.protocol.bodies.replica import HaStatus
 from tandemmq.protocol.bodies.route import ClusterInfo
+from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.properties_file import parse_properties
+from tandemmq.protocol.requests.controller import NextBrokerIdRequest
 from tandemmq.protocol.topic_names import is_system_topic
-from tandemmq.runtime.machine import LoopClock
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.options import is_loopback
+from tandemmq.remoting.tls import make_client_tls
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.shell.session import AsJson, NameServers, find_name_servers, run
 from tandemmq.units import MASTER_ID, MIB
 
@@ -125,6 +131,7 @@ async def examine(tools: Tools, servers: Sequence[str]) -> list[DoctorLine]:
         findings += judge_broker(checkup, LoopClock().now_ms(), servers)
     findings += judge_groups(next(iter(infos.values())), checkups)
     findings += await _judge_routes(tools, next(iter(infos.values())))
+    findings += await _judge_ports(servers, checkups)
     return findings
 
 
@@ -209,6 +216,12 @@ def _judge_disk(one: Checkup) -> Iterator[DoctorLine]:
     fix = "free space or lower fileReservedTime: a full disk first costs old messages, then refuses sends"
     level = "problem" if ratio >= DISK_PROBLEM else "warning" if ratio >= DISK_WARNING else "ok"
     yield DoctorLine(level, "disk", text, "" if level == "ok" else fix)
+    refusal = one.facts.get(STORE_REFUSAL_KEY)
+    if refusal and not one.replication.waiting:
+        fix = "free space, or take a larger disk; for an empty store lower mappedFileSizeCommitLog"
+        if "disk" not in refusal and "space" not in refusal:
+            fix = "see `Log` in docs/operations.md; the broker's log says since when"
+        yield DoctorLine("problem", "disk", f"the store of {one.label} takes no messages: {refusal}", fix)
     if _whole(one.facts.get("damagedRangeCount")):
         text = f"{one.label} has {one.facts['damagedBytes']} damaged bytes in its log"
         yield DoctorLine("problem", "disk", text, "see `tandemmq store check` and docs/operations.md")
@@ -258,7 +271,7 @@ def _judge_refusals(one: Checkup) -> Iterator[DoctorLine]:
     if one.facts.get(SEND_REFUSALS_KEY):
         text = f"sends with {one.facts[SEND_REFUSALS_KEY]}"
         found.append(
-            (text, "the errors of the senders say why: a topic's perm, or the bounds in its settings")
+            (text, "the errors of the senders say why: the disk, a topic's perm, or a bound in its settings")
         )
     for text, fix in found:
         yield DoctorLine("warning", "clients", f"{one.label} has refused {text}", fix)
@@ -300,12 +313,68 @@ async def _judge_routes(tools: Tools, info: ClusterInfo) -> list[DoctorLine]:
     return findings or [DoctorLine("ok", "routes", f"{min(len(topics), TOPICS_MAX)} topics lead to brokers")]
 
 
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
+_OPEN_PORTS: Final = {
+    "name server": (
+        "register brokers and change it",
+        "name servers know no accounts: close the port to strangers, or use TLS with client certificates",
+    ),
+    "broker": (
+        "do everything",
+        "access control, TLS with client certificates, or a closed port: docs/security.md",
+    ),
+    "controller": (
+        "elect masters and change it",
+        "set controllerSharedSecret on controllers and brokers: docs/security.md",
+    ),
+}
+
+
+async def _judge_ports(servers: Sequence[str], checkups: Sequence[Checkup]) -> list[DoctorLine]:
+    """Which ports other machines reach that serve somebody who signs nothing and has no certificate."""
+    ports = [(address, "name server", RequestCode.GET_NAMESRV_CONFIG) for address in servers]
+    for one in checkups:
+        ports.append((one.target.address, "broker", RequestCode.GET_BROKER_CONFIG))
+        if one.settings.get("enableControllerMode") == "true":
+            named = filter(None, one.settings.get("controllerAddr", "").split(";"))
+            ports += [(address, "controller", RequestCode.GET_CONTROLLER_CONFIG) for address in named]
+    findings = []
+    tls = make_client_tls(tools_options().tls)
+    stranger = RemotingClient(network=TcpNetwork(), clock=LoopClock(), tls=tls)
     try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        for address, kind, code in dict.fromkeys(ports):
+            is_open = await _serves(stranger, address, code)
+            if is_open and (kind != "controller" or await _serves_changes(stranger, address)):
+                what, fix = _OPEN_PORTS[kind]
+                text = f"everybody who reaches the {kind} {address} may {what}"
+                findings.append(DoctorLine("warning", "security", text, fix))
+    finally:
+        await stranger.close()
+    return findings or [DoctorLine("ok", "security", "no port serves strangers of other machines")]
+
+
+async def _serves(stranger: RemotingClient, address: str, code: RequestCode) -> bool:
+    """Whether a server shows a stranger its settings, on a port that other machines reach."""
+    try:
+        text = bytes((await call(stranger, address, code)).body)
+        settings = parse_properties(text, address)
+    except TandemError:
+        return False
+    bound = settings.get("bindAddress")
+    return not (_is_loopback(address) if bound is None or not bound.text else is_loopback(bound.text))
+
+
+async def _serves_changes(stranger: RemotingClient, address: str) -> bool:
+    """Whether a controller would change something for a stranger; the request itself changes nothing."""
+    header = NextBrokerIdRequest(cluster_name="doctor", broker_name="doctor")
+    try:
+        answer = await ask(stranger, address, RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, header)
+    except TandemError:
+        return False
+    return answer.code != ResponseCode.NO_PERMISSION
+
+
+def _is_loopback(address: str) -> bool:
+    return is_loopback(address.rpartition(":")[0])
 
 
 def _whole(text: str | None) -> int:

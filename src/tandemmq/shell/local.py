@@ -52,6 +52,8 @@ _AUTO_LOWEST, _AUTO_HIGHEST = 12_000, 30_000
 """Below what systems give to outgoing connections: none of those takes a port between choice and use."""
 
 COMMIT_LOG_FILE_BYTES: Final = 128 * MIB
+"""On a small disk less, so that each broker has room for LOG_FILES_MIN files."""
+LOG_FILES_MIN: Final = 4
 STOP_SECONDS_MAX: Final = 20.0
 _PAUSE_S: Final = 0.05
 
@@ -167,6 +169,7 @@ def make_plan(
             "controllerDLegerSelfId": "n0",
             "controllerStorePath": controller_store,
         }
+    file_bytes = _choose_log_file_bytes(folder, groups * len(brokers[0]))
     plans = [_write_plan("name server", "name server", namesrv, "namesrv", directory, settings)]
     slaves: list[ServerPlan] = []
     for number in range(groups):
@@ -192,7 +195,7 @@ def make_plan(
                 "listenPort": port,
                 "haListenPort": port + 1,
                 "storePathRootDir": directory / "store",
-                "mappedFileSizeCommitLog": COMMIT_LOG_FILE_BYTES,
+                "mappedFileSizeCommitLog": _kept_log_file_bytes(directory) or file_bytes,
                 "flushDiskType": "ASYNC_FLUSH",
                 "slaveReadEnable": "true",
                 **_pairs(overrides),
@@ -200,6 +203,31 @@ def make_plan(
             plan = _write_plan(name, role, f"{host}:{port}", "broker", directory, settings)
             (slaves if broker_id else plans).append(plan)
     return plans + slaves
+
+
+def _choose_log_file_bytes(folder: Path, broker_count: int) -> int:
+    """How large the log files of new stores in `folder` are: a power of two.
+
+    Raises:  ConfigError when the disk has no room for LOG_FILES_MIN of the smallest files for each broker.
+    """
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    share = free * 3 // 4 // (broker_count * LOG_FILES_MIN)
+    if share < MIB and not any(folder.glob("broker-*/store")):
+        raise ConfigError(
+            f"the disk of {place} has {free / MIB:.0f} MiB free, and {broker_count} brokers need"
+            f" {broker_count * LOG_FILES_MIN * 4 // 3 + 1}: free space, or choose another disk with --store"
+        )
+    return min(COMMIT_LOG_FILE_BYTES, 1 << max(20, share.bit_length() - 1))
+
+
+def _kept_log_file_bytes(directory: Path) -> int:
+    """The size that a broker's store was made with: all files of a log are alike. 0 without a store."""
+    path = directory / "server.properties"
+    if not (directory / "store" / "commitlog").exists() or not path.exists():
+        return 0
+    kept = parse_properties(path.read_bytes(), str(path)).get("mappedFileSizeCommitLog")
+    return int(kept.text) if kept is not None and kept.text.isdecimal() else 0
 
 
 def _require_ipv4(option: str, text: str) -> None:

@@ -48,6 +48,7 @@ from tandemmq.store.recorder import StoreFacts, StoreRecorder
 from tandemmq.store.recovery import Recovered, Recovery
 from tandemmq.store.replica_log import ReplicaLog
 from tandemmq.store.replies import Replies, Sends
+from tandemmq.store.retention import no_room_for_first_file, require_room
 from tandemmq.store.scrub import Fetch, Healer
 from tandemmq.store.segmented_log import OpenFiles, SegmentedLog
 from tandemmq.store.transient_pool import TransientPool
@@ -209,8 +210,9 @@ class MessageStore:
 
         `has_terms`: its master is elected (enableControllerMode). `epoch_file`: where its terms are kept
         (storePathEpochFile); None: beside the log.
-        Raises:  StoreLocked when another process has it; Corrupt for files that are not ours; StoreError when
-                 the directory cannot be read or written.
+        Raises:  StoreLocked when another process has it; Corrupt for files that are not ours; ConfigError
+                 when the disk is too small for one log file; StoreError when the directory cannot be read
+                 or written.
         """
         store = cls(
             options,
@@ -239,6 +241,8 @@ class MessageStore:
         same_boot = self._marks.same_boot
         self._marks.keep_abort()
         self._log.log.load()
+        if not self._log.log.segments:
+            require_room(self.options, self._disk, self._paths.commit_log)
         self._checkpoint.load()
         if self.has_terms:
             self._epoch_file.load()
@@ -1067,6 +1071,16 @@ class MessageStore:
         finally:
             self._is_mending = False
         self._dispatcher.tell_of({queue: None})
+
+    @property
+    def refusal(self) -> str:
+        """Why the store takes no messages now; empty while it does."""
+        refusal = self._admission.refusal
+        if refusal is not None:
+            return refusal().remark
+        if self._log.log.segments:
+            return ""
+        return no_room_for_first_file(self.options, self._disk, self._paths.commit_log)
 
     @property
     def damaged_ranges(self) -> Sequence[DamagedRange]:

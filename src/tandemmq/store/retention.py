@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Final
 
+from tandemmq.errors import ConfigError
 from tandemmq.protocol.record import RecordOutcome
 from tandemmq.runtime.ports import Clock, Disk, TimerHandle
 from tandemmq.store.admission import Admission
@@ -38,6 +40,40 @@ RECORDS_ASKED = 3
 USE_UNKNOWN = -1
 """Then files that are old enough go, but none is forced out (spec store 19)."""
 _DISK_FULL = "disk full"
+
+
+LOG_FILES_MIN: Final = 3
+"""With room for fewer a log that is full can neither go on nor drop its oldest file for long."""
+
+
+def require_room(options: StoreOptions, disk: Disk, directory: Path) -> None:
+    """Checks that the disk of an empty log can hold what its settings ask for, before the broker is ready.
+
+    Raises:  ConfigError when not even one log file fits: no message could ever be stored.
+    """
+    with suppress(OSError):
+        total, _free = disk.usage(directory)
+        usable, size = total * options.disk_warning_percent // 100, options.commit_log_file_bytes
+        if 0 < usable < size:
+            raise ConfigError(
+                f"the disk of {directory} has {total:,} bytes, and one CommitLog file takes {size:,}: no"
+                f" message could be stored. Set mappedFileSizeCommitLog to at most {usable // LOG_FILES_MIN}"
+            )
+        if 0 < usable < LOG_FILES_MIN * size:
+            facts = {"path": directory, "disk_bytes": total, "commit_log_file_bytes": size}
+            log.warning(events.DISK_HOLDS_FEW_FILES, extra=facts)
+
+
+def no_room_for_first_file(options: StoreOptions, disk: Disk, directory: Path) -> str:
+    """Why an empty log cannot take its first message now; empty when it can, or nobody knows."""
+    with suppress(OSError):
+        total, free = disk.usage(directory)
+        if total > 0 and free < options.commit_log_file_bytes:
+            return (
+                f"the disk has {free:,} free bytes, and a CommitLog file takes"
+                f" {options.commit_log_file_bytes:,} (mappedFileSizeCommitLog)"
+            )
+    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

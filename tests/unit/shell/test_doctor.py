@@ -100,6 +100,24 @@ def test_refused_clients_are_told_with_what_to_correct() -> None:
     assert "sends with NO_PERMISSION 4" in sends
 
 
+@pytest.mark.parametrize(
+    ("refusal", "advice"),
+    [
+        ("the disk takes no writes: No space left on device", "mappedFileSizeCommitLog"),
+        ("queue files take no writes: No space left on device", "free space"),
+        ("2 copies are asked for and 1 is in sync", "the broker's log"),
+    ],
+)
+def test_a_store_that_takes_no_messages_is_a_problem(refusal: str, advice: str) -> None:
+    one = checkup(ratio="0.05")
+    one = replace(one, facts={**one.facts, codec.STORE_REFUSAL_KEY: refusal})
+    (found,) = [line for line in judge_broker(one, NOW_MS, NAMES) if line.level == "problem"]
+    assert refusal in found.text
+    assert advice in found.fix
+    healthy = replace(one, facts={**one.facts, codec.STORE_REFUSAL_KEY: ""})
+    assert levels(healthy) == set()
+
+
 def test_members_of_a_group_must_fit_each_other() -> None:
     info = ClusterInfo(
         clusters={"c": ("b", "orphan")},

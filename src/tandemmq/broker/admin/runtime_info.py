@@ -24,6 +24,7 @@ from tandemmq.protocol.bodies.codec import (
     NEWEST_REFUSAL_KEY,
     REFUSALS_KEY,
     SEND_REFUSALS_KEY,
+    STORE_REFUSAL_KEY,
     encode_kv_table,
 )
 from tandemmq.protocol.codes import OUR_VERSION, render_version, response_name
@@ -160,6 +161,7 @@ class RuntimeInfoHandlers:
             SEND_REFUSALS_KEY: ", ".join(
                 f"{response_name(code)} {count}" for code, count in sorted(stats.send_refusals.items())
             ),
+            STORE_REFUSAL_KEY: self._store.refusal,
             REFUSALS_KEY: str(self._refusals.count),
             NEWEST_REFUSAL_KEY: self._refusals.newest,
             **self.turned_away(),

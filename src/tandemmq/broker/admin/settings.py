@@ -311,6 +311,8 @@ def render_settings(
         "haMasterAddress": options.ha_master_address,
         "haMasterRemotingAddress": options.ha_master_remoting_address,
         "namesrvAddr": ";".join(options.name_servers),
+        "controllerAddr": ";".join(options.controllers),
+        "bindAddress": options.listen_host,
         "registerNameServerPeriod": options.register_period_ms,
         "metricsExporterType": options.metrics_exporter.value,
         "metricsPromExporterHost": options.metrics_host,
