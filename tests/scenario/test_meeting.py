@@ -11,6 +11,7 @@ import pytest
 from replica_pair import log_bytes
 from term_nodes import Node, record
 
+from tandemmq.admin.audit_command import AuditOutcome, compare_logs
 from tandemmq.broker.autoswitch.identity import ForeignGroup, GroupIdentity
 from tandemmq.broker.autoswitch.meeting import Meeting
 from tandemmq.broker.replica.log_checksum import LogChecksums
@@ -22,7 +23,7 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.options import render_address
 from tandemmq.remoting.server import RemotingServer
-from tandemmq.replication.core.epochs import EpochEntry, encode_group, encode_handshake
+from tandemmq.replication.core.epochs import EpochEntry, EpochList, encode_group, encode_handshake
 from tandemmq.replication.core.progress import SlaveState
 from tandemmq.replication.core.verifier import TailOutcome, TailVerdict
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
@@ -324,3 +325,28 @@ async def test_flipped_bits_are_no_other_history(nodes: tuple[Proven, Proven]) -
     assert (two.verdict.outcome, two.channel.history_differed_count) == (TailOutcome.NOT_COMPARED, 0)
     assert "damaged" in two.verdict.detail
     assert two.store.role is BrokerRole.SLAVE
+
+
+async def test_an_audit_tells_two_histories_apart_where_no_byte_differs(nodes: tuple[Proven, Proven]) -> None:
+    one, two = nodes
+    await share(one, two)
+
+    async def outcome() -> AuditOutcome:
+        found = await compare_logs(one.client, one.place, two.place)
+        assert bool(found.detail) is (found.outcome is AuditOutcome.DIFFERENT)
+        return found.outcome
+
+    assert await outcome() is AuditOutcome.EQUAL
+    two.group.group_id = OTHER_ID
+    assert await outcome() is AuditOutcome.DIFFERENT
+    two.group.group_id = None
+    assert await outcome() is AuditOutcome.EQUAL
+    await two.store.save_epochs(EpochList(two.store.epochs.entries, {EpochEntry(1, 0): 8}))
+    assert await outcome() is AuditOutcome.DIFFERENT
+
+
+async def test_an_audit_of_older_brokers_is_by_their_bytes(nodes: tuple[Proven, Proven]) -> None:
+    one, two = nodes
+    two.lacks = NEW
+    await share(one, two)
+    assert (await compare_logs(one.client, one.place, two.place)).outcome is AuditOutcome.EQUAL

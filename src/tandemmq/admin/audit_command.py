@@ -3,7 +3,9 @@
 Strategy:   what both keep is compared range by range, both sides at once; the first range that differs is
             halved down to the first differing byte. Only checksums travel, and each broker computes one range
             at a time. Bytes written meanwhile, or deleted by retention, are left out.
-Needs:      brokers of ours (TANDEM_READ_LOG_CHECKSUM).
+            Brokers in controller mode are asked for the ids of their group and terms, too: two that differ in
+            one are different, even where no byte is.
+Needs:      brokers of ours (TANDEM_READ_LOG_CHECKSUM, TANDEM_HISTORY).
 Exit codes: 0 everything that both keep is equal, 1 a difference (or a slave that is ahead), 2 something could
             not be compared, or not even be asked for.
 """
@@ -20,11 +22,13 @@ import typer
 from tandemmq.admin.options import AsJson, Cluster, NameServers, run
 from tandemmq.admin.render import CommandAnswer, Table
 from tandemmq.admin.targets import Place, Target, Tools, find_targets
-from tandemmq.api.replica import read_log_checksum
+from tandemmq.api.calls import CALL_TIMEOUT_S
+from tandemmq.api.replica import read_history, read_log_checksum
 from tandemmq.errors import ConfigError, RemoteProtocolError, RequestRejected, TandemError
 from tandemmq.protocol.codes import ResponseCode
-from tandemmq.protocol.requests.replica import LogChecksumResponse
+from tandemmq.protocol.requests.replica import HistoryRequest, LogChecksumResponse
 from tandemmq.remoting.client import RemotingClient
+from tandemmq.replication.core.epochs import conflicting_term, told_terms
 from tandemmq.replication.core.verifier import find_difference
 from tandemmq.units import MASTER_ID, MIB
 
@@ -71,7 +75,9 @@ async def compare_logs(
 ) -> LogComparison:
     """The comparison of two brokers' logs; `last_bytes`: of no more than that at the common end."""
     try:
-        return await _compare(client, master, slave, last_bytes)
+        found = await _compare(client, master, slave, last_bytes)
+        detail = await _contradict(client, master, slave)
+        return replace(found, outcome=AuditOutcome.DIFFERENT, detail=detail) if detail else found
     except RequestRejected as error:
         detail = str(error)
         if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
@@ -104,6 +110,27 @@ async def _compare(client: RemotingClient, master: str, slave: str, last_bytes: 
         return replace(found, equal_from=equal_from, equal_to=different_at)
     outcome = AuditOutcome.SLAVE_AHEAD if is_ahead else AuditOutcome.EQUAL
     return replace(ends, outcome=outcome, equal_from=equal_from, equal_to=end)
+
+
+async def _contradict(client: RemotingClient, master: str, slave: str) -> str:
+    """Why the two brokers cannot hold one history, whatever their bytes are; empty if they can. Brokers that
+    are not in controller mode, or older, tell no history.
+    """
+    asked = HistoryRequest(broker_id=MASTER_ID, address="")
+    try:
+        (one, terms), (other, other_terms) = await asyncio.gather(
+            *(read_history(client, address, asked, timeout_s=CALL_TIMEOUT_S) for address in (master, slave))
+        )
+    except RequestRejected as error:
+        if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise
+        return ""
+    if one.group_id and other.group_id and one.group_id != other.group_id:
+        return f"they belong to two groups: {one.group_id} and {other.group_id}"
+    conflict = conflicting_term(told_terms(terms), told_terms(other_terms))
+    if conflict is None:
+        return ""
+    return f"term {conflict.epoch}, which begins at {conflict.start}, was given to two masters"
 
 
 async def _walk(

@@ -33,7 +33,13 @@ from tandemmq.broker.replica import ReplicaRole, closed_routes
 from tandemmq.broker.stats import SAMPLE_PERIOD_S, StatsItems
 from tandemmq.broker.tables import Tables
 from tandemmq.errors import ConfigError, LocalProtocolError, TandemError
-from tandemmq.protocol.bodies.codec import DENIALS_KEY, NEWEST_DENIAL_KEY, REFUSED_CONNECTIONS_KEY
+from tandemmq.protocol.bodies.codec import (
+    DENIALS_KEY,
+    HISTORY_DIFFERED_KEY,
+    HISTORY_DOUBT_KEY,
+    NEWEST_DENIAL_KEY,
+    REFUSED_CONNECTIONS_KEY,
+)
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.remoting.channel import Channel
@@ -45,7 +51,6 @@ from tandemmq.remoting.shared_bounds import SharedBounds
 from tandemmq.remoting.tls import TlsDoor, make_client_tls
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import SlaveName
-from tandemmq.replication.shell.autoswitch import AutoSwitch
 from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.message_store import MessageStore
@@ -227,7 +232,7 @@ class Broker:
         self, store: MessageStore, parts: Parts, own: dict[int, Handler], term: Term
     ) -> None:
         """Its owner says when it takes office."""
-        elected = self._elected = self._make_elected(store, term.copying)
+        elected = self._elected = self._make_elected(store, term)
         store.on_cut = lambda: self._tables.clamp(store)
         self.ha_address = term.ha_address
         routes = own | elected.routes() | self._ha_handlers(store).routes()
@@ -418,7 +423,7 @@ class Broker:
             may_publish=self._access.may_publish,
         )
 
-    def _make_elected(self, store: MessageStore, copying: AutoSwitch) -> ElectedReplica:
+    def _make_elected(self, store: MessageStore, term: Term) -> ElectedReplica:
         return ElectedReplica(
             store=store,
             tables=self._tables.replicated,
@@ -430,7 +435,8 @@ class Broker:
             broker_id=self.options.broker_id,
             is_slave=self.options.is_slave,
             own_address=self._advertised_address,
-            copying=copying,
+            copying=term.copying,
+            doubt=term.doubt,
             on_fatal=self._on_fatal,
         )
 
@@ -494,9 +500,15 @@ class Broker:
         return address
 
     def _turned_away(self) -> dict[str, str]:
-        """In the runtime info: whom access control and the listeners' bounds kept from the handlers."""
-        audit = self._access.audit
+        """In the runtime info: what access control, the bounds of listeners and the history refused."""
+        audit, elected, history = self._access.audit, self._elected, {}
+        if elected is not None:
+            history = {
+                HISTORY_DOUBT_KEY: elected.history_doubt,
+                HISTORY_DIFFERED_KEY: str(elected.history_differed_count),
+            }
         return {
+            **history,
             DENIALS_KEY: str(audit.denied_count),
             NEWEST_DENIAL_KEY: audit.newest,
             REFUSED_CONNECTIONS_KEY: str(sum(server.refused_count for server in self._servers)),

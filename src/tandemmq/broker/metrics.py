@@ -190,6 +190,9 @@ def read_replication(
     if status is not None:
         yield from _read_master(status, store, clock.now_ms())
     yield Sample(metrics.MASTER_WAITING, bool(store.tail_doubt))
+    if isinstance(replica, ElectedReplica):
+        yield Sample(metrics.HISTORY_DOUBTED, bool(replica.history_doubt))
+        yield Sample(metrics.HISTORY_DIFFERED, replica.history_differed_count)
     if copy is not None:
         yield from _read_slave(copy, replica.synced_at, clock)
 

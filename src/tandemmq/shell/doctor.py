@@ -20,6 +20,8 @@ from tandemmq.client.options import parse_name_servers
 from tandemmq.errors import NotPermitted, TandemError
 from tandemmq.protocol.bodies.codec import (
     DENIALS_KEY,
+    HISTORY_DIFFERED_KEY,
+    HISTORY_DOUBT_KEY,
     NEWEST_DENIAL_KEY,
     NEWEST_REFUSAL_KEY,
     REFUSALS_KEY,
@@ -229,6 +231,15 @@ def _judge_disk(one: Checkup) -> Iterator[DoctorLine]:
 
 def _judge_replication(one: Checkup) -> Iterator[DoctorLine]:
     status = one.replication
+    if one.facts.get(HISTORY_DOUBT_KEY):
+        text = f"{one.label} is not of the history that it is told: {one.facts[HISTORY_DOUBT_KEY]}"
+        fix = 'see "A history that does not fit" in docs/operations.md'
+        yield DoctorLine("problem", "replication", text, fix)
+    if _whole(one.facts.get(HISTORY_DIFFERED_KEY)):
+        count = one.facts[HISTORY_DIFFERED_KEY]
+        text = f"{one.label} held another history than its master under equal terms ({count} times)"
+        fix = "its log says where (replica_history.differed); compare: `tandemmq audit`"
+        yield DoctorLine("problem", "replication", text, fix)
     if not status.is_master:
         if status.client.halt_reason is not None:
             text = f"{one.label} has stopped copying: {status.client.halt_reason} {status.client.halt_detail}"

@@ -270,6 +270,13 @@ SLAVES_IN_SYNC: Final = _gauge(
 MASTER_WAITING: Final = _gauge(
     "tandemmq_master_waiting", "1 while a master serves nothing: its log may lack what its slaves hold"
 )
+HISTORY_DOUBTED: Final = _gauge(
+    "tandemmq_history_doubted",
+    "1 while the controllers or the master tell of another history than the log",
+)
+HISTORY_DIFFERED: Final = _counter(
+    "tandemmq_history_differed_total", "on a slave: masters' logs that were another history under equal terms"
+)
 SLAVE_LAG_BYTES: Final = _gauge(
     "tandemmq_slave_lag_bytes", "what the slave has not acknowledged", "replica", bound=_REPLICAS
 )

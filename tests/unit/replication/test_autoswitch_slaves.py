@@ -28,14 +28,20 @@ from tandemmq.replication.core.progress import LogRange
 from tandemmq.replication.shell import AutoSwitchReplication
 from tandemmq.store import BrokerRole, FlushMode, MessageStore, StoreOptions
 
+FILE_BYTES = 16_384
 RECORD = NewRecord(topic="T", queue_id=0, body=b"x", properties=b"", born_at_ms=1, born_host=bytes(8))
 
 
 class Slave(asyncio.Protocol):
     """One connection to the master; it reads nothing."""
 
+    transport: asyncio.Transport
+
     def __init__(self) -> None:
         self.is_lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
@@ -67,7 +73,13 @@ class Term:
         self.clock = ManualClock()
         self.network = MemoryNetwork(self.clock)
         self.faults: list[BaseException] = []
-        options = StoreOptions(root=Path("/store"), role=BrokerRole.SLAVE, flush_mode=FlushMode.SYNC_FLUSH)
+        options = StoreOptions(
+            root=Path("/store"),
+            role=BrokerRole.SLAVE,
+            flush_mode=FlushMode.SYNC_FLUSH,
+            commit_log_file_bytes=FILE_BYTES,
+            message_bytes_max=1_024,
+        )
         self.store = await MessageStore.open(options, disk=MemoryDisk(), clock=self.clock, has_terms=True)
         self.channel = AutoSwitchReplication(
             self.store,
@@ -91,9 +103,11 @@ class Term:
         await self.clock.pass_time(0.1)
         return slave
 
-    async def come(self, slave_id: int, *, is_learner: bool = False, held: int = 0) -> Slave:
+    async def come(
+        self, slave_id: int, *, is_learner: bool = False, from_last_file: bool = False, held: int = 0
+    ) -> Slave:
         """A slave that says who it is and how much it holds."""
-        hello = encode_handshake(Handshake(slave_id, is_learner=is_learner))
+        hello = encode_handshake(Handshake(slave_id, from_last_file, is_learner))
         return await self.connect(hello + encode_term_report(held))
 
     def write(self) -> None:
@@ -166,6 +180,25 @@ async def test_a_member_that_comes_again_too_old_is_proposed_to_leave_at_once(
     again = await term.come(2, held=1)
     assert proposals == [{1, 2}, {1}]
     assert not again.is_lost
+
+
+async def test_a_copy_that_began_late_acknowledges_nothing_before_its_first_file(term: Term) -> None:
+    """It was given the last file alone (syncFromLastFile): of what is before it holds no byte."""
+    store = term.store
+    store.begin_role(BrokerRole.SYNC_MASTER)
+    while store.max_log_offset <= FILE_BYTES:
+        term.write()
+    await store.sync()
+    end = store.max_log_offset
+    slave = await term.come(2, from_last_file=True)
+    await term.clock.pass_time(0.1)
+    slave_report = encode_term_report(end)
+    slave.transport.write(slave_report)
+    await term.clock.pass_time(0.1)
+    assert store.acks.positions() == {"broker 2": end}
+    assert store.acks.acknowledged(1, log_end=end) == end
+    assert store.acks.acknowledged(1, log_end=end, since=FILE_BYTES) == 0
+    assert store.acks.acknowledged(1, log_end=end, since=FILE_BYTES + 1) == end
 
 
 async def test_a_term_begins_where_the_log_ended_when_the_one_before_did(

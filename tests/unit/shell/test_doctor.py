@@ -43,6 +43,11 @@ def levels(one: Checkup) -> set[tuple[str, str]]:
     return {(found.level, found.area) for found in judge_broker(one, NOW_MS, NAMES) if found.level != "ok"}
 
 
+def doubting(**facts: str) -> Checkup:
+    one = checkup()
+    return replace(one, facts={**one.facts, **facts})
+
+
 HALTED = HaStatus(client=HaClient(halt_reason="DIVERGED", halt_detail="at 5"))
 ALONE = HaStatus(is_master=True)
 BEHIND = HaStatus(is_master=True, connections=(HaConnection(address="s", lag_bytes=1 << 30),))
@@ -62,6 +67,9 @@ WAITING = HaStatus(is_master=True, waiting="for b-1", connections=(HaConnection(
         (checkup(replication=BEHIND), {("warning", "replication")}),
         (checkup(replication=WAITING), {("problem", "replication")}),
         (checkup(1, role="SLAVE", replication=HALTED), {("problem", "replication")}),
+        (doubting(tandemHistoryDoubt="the controllers know master epoch 1"), {("problem", "replication")}),
+        (doubting(tandemHistoryDiffered="1"), {("problem", "replication")}),
+        (doubting(tandemHistoryDoubt="", tandemHistoryDiffered="0"), set()),
         (checkup(inSyncReplicas="1"), {("warning", "settings")}),
         (checkup(role="ASYNC_MASTER"), {("warning", "settings")}),
     ],

@@ -351,6 +351,7 @@ class ElectedBroker:
                 may_write=self.may_write,
                 routes=self._routes(),
                 copying=self.replication,
+                doubt=lambda: self._doubt.reason or self._meeting.doubt,
                 forwarding=self._forwarding,
                 servers=self._servers,
                 unsaved_tables={} if self._broker is None else self._broker.unsaved_tables,
@@ -623,7 +624,7 @@ class ElectedBroker:
             self._told.clear()
         self._told.add(reason)
         if isinstance(error, ForeignGroup):
-            log.error(events.BROKER_GROUP_REFUSED, extra={"reason": str(error)})
+            self._doubt.raise_(events.BROKER_GROUP_REFUSED, error.remark)
         else:
             log.warning(events.CONTROLLER_REFUSED, extra={"reason": reason})
 

@@ -28,7 +28,7 @@ from tandemmq.protocol.record_scan import scan_boundaries
 from tandemmq.protocol.requests.replica import HistoryRequest, HistoryResponse
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.replication.core.epochs import told_epochs
+from tandemmq.replication.core.epochs import told_terms
 from tandemmq.replication.core.term_sessions import MasterHistory
 from tandemmq.replication.core.verifier import TailOutcome, TailVerdict
 from tandemmq.runtime.ports import Disk
@@ -68,6 +68,8 @@ class Meeting:
         self._own = LogChecksums(store, disk=disk, life="")
         self._refused: set[str] = set()
         self.master: str | None = None
+        self.doubt = ""
+        """Why the master is of another group; empty while it is not."""
 
     @property
     def group_id(self) -> str | None:
@@ -113,10 +115,10 @@ class Meeting:
             self._group.check(told.group_id, f"the master at {master}")
         except ForeignGroup as error:
             self._note_foreign(error)
+            self.doubt = error.remark
             raise
-        epochs = told_epochs((epoch, start) for epoch, start, _ in terms)
-        ids = dict(zip(epochs.entries, (one[2] for one in terms), strict=True))
-        return MasterHistory(self._group.group_id, epochs.with_ids(ids))
+        self.doubt = ""
+        return MasterHistory(self._group.group_id, told_terms(terms))
 
     async def compare(self, point: int, confirm_offset: int) -> TailVerdict:
         """The bytes of both logs below `point`; DIFFERENT tells the last equal place, where a record begins.

@@ -86,8 +86,9 @@ master would promise what its successor does not know.
 class Term:
     """`epoch`: of the master; 0 before the first one is known. `may_write`: whether a master may serve
     `WRITES` at this moment. `routes`: requests about the role itself. `copying`: the copy of the log, whoever
-    is master. `unsaved_tables`: what the broker of the term before could not write, say on a full disk, by
-    path. `servers`: the ports, by number, with the connections that last."""
+    is master. `doubt`: why the controllers' record or the master is not of this history, empty while they
+    agree. `unsaved_tables`: what the broker of the term before could not write, say on a full disk, by path.
+    `servers`: the ports, by number, with the connections that last."""
 
     epoch: int
     store: MessageStore
@@ -96,6 +97,7 @@ class Term:
     may_write: Callable[[], bool]
     routes: dict[int, Handler]
     copying: AutoSwitch
+    doubt: Callable[[], str]
     unsaved_tables: Mapping[Path, bytes]
     forwarding: Forwarding
     servers: dict[int, RemotingServer]
@@ -185,10 +187,12 @@ class ElectedReplica:
         is_slave: bool,
         own_address: Callable[[], str],
         copying: AutoSwitch,
+        doubt: Callable[[], str],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         self._is_slave = is_slave
         self._copying = copying
+        self._doubt = doubt
         self._client = client
         self._clock = clock
         self._store = store
@@ -282,6 +286,16 @@ class ElectedReplica:
 
     def slave_status(self) -> ReplicationSlaveStatus | None:
         return self._copying.slave_status() if self._is_slave else None
+
+    @property
+    def history_doubt(self) -> str:
+        """Why the controllers' record or the master is not of this history; empty while they agree."""
+        return self._doubt()
+
+    @property
+    def history_differed_count(self) -> int:
+        """How often a master's log was another history under equal terms."""
+        return self._copying.history_differed_count
 
     @property
     def synced_at(self) -> float | None:

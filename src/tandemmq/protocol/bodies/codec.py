@@ -233,6 +233,11 @@ DENIALS_KEY: Final = "tandemAccessDenials"
 NEWEST_DENIAL_KEY: Final = "tandemNewestAccessDenial"
 REFUSED_CONNECTIONS_KEY: Final = "tandemRefusedConnections"
 """Connections that were one too many since the start."""
+HISTORY_DOUBT_KEY: Final = "tandemHistoryDoubt"
+"""Why the controllers' record, or the master, is not of this broker's history; empty while they agree. Of
+brokers in controller mode only."""
+HISTORY_DIFFERED_KEY: Final = "tandemHistoryDiffered"
+"""How often since the start a master's log was another history under equal terms."""
 
 
 def encode_kv_table(table: Mapping[str, str]) -> bytes:

@@ -258,6 +258,13 @@ def told_epochs(pairs: Iterable[tuple[int, int]]) -> EpochList:
     return EpochList(tuple(EpochEntry(*pair) for pair in entries))
 
 
+def told_terms(terms: Iterable[tuple[int, int, int]]) -> EpochList:
+    """The same of terms with their ids. Raises RemoteProtocolError."""
+    told = list(terms)
+    epochs = told_epochs((epoch, start) for epoch, start, _ in told)
+    return epochs.with_ids({entry: one[2] for entry, one in zip(epochs.entries, told, strict=True)})
+
+
 def _rises(pairs: list[tuple[int, int]]) -> bool:
     return all(before[0] < after[0] and before[1] < after[1] for before, after in pairwise(pairs))
 
