@@ -36,6 +36,7 @@ from tandemmq.remoting.options import render_address
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.units import Buffer
+from waits import until
 
 HOSTILE = (
     "../up",
@@ -419,6 +420,8 @@ async def test_hostile_topic_touches_nothing_outside_the_store(tmp_path: Path, p
     """Each code that takes a topic or a group, with the name in every field that is a text."""
     (tmp_path / "up").mkdir()
     await peer.send_ok("T")
+    made_late = [tmp_path / "store" / name for name in ("consumequeue", "index")]
+    await until(lambda: all(path.is_dir() for path in made_late), "the store has all directories of its own")
     before = _outside_store(tmp_path)
     for code, entry in CATALOGUE.items():
         if entry.served_by is not ServingRole.BROKER or code in UNSUPPORTED or entry.request is None:

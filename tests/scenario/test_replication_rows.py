@@ -87,9 +87,10 @@ async def test_slaves_of_one_host_have_rows_of_their_own(group: Group) -> None:
         await group.start(broker_id)
     following = {("group:1", "TRANSFERRING", None), ("group:2", "TRANSFERRING", None)}
     await until(lambda: set(rows_at(master)) == following, "both follow")
-    for broker_id in (1, 2):
-        await group.stop(broker_id)
-    gone = [("group:1", "CLOSED", None), ("group:2", "CLOSED", None)]
+    gone = [("group:1", "CLOSED", None), ("group:2", "CLOSED", None)]  # in the order of departure
+    await group.stop(1)
+    await until(lambda: rows_at(master)[-1:] == gone[:1], "one is gone")
+    await group.stop(2)
     await until(lambda: rows_at(master) == gone, "both are gone")
     await group.start(2)
     left = [("group:2", "TRANSFERRING", None), ("group:1", "CLOSED", None)]
