@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import late_sockets
 from tandemmq.runtime.disk import RealDisk
 
 # What a user has set for his own brokers and terminal must not reach those that tests start.
@@ -29,6 +30,8 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
+if _seed := os.environ.get("TANDEMMQ_LATE_SOCKETS"):
+    late_sockets.install(int(_seed))
 
 LONG = (
     "crash/test_kill_under_load.py",

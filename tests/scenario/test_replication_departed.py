@@ -10,7 +10,7 @@ import pytest
 from replica_pair import Peers, send
 
 from tandemmq.broker.replica.ha_status import describe_master
-from tandemmq.replication.core.progress import SlaveState
+from tandemmq.replication.core.progress import SlaveName, SlaveNotice, SlaveState
 from waits import until
 
 
@@ -54,3 +54,25 @@ async def test_a_slave_that_is_gone_has_a_row_until_it_follows_again(peers: Peer
     assert gone.acknowledged == master.appended.value
     await peers.start_slave()
     await until(lambda: rows(peers) == [("TRANSFERRING", None)], "it follows")
+
+
+async def test_a_name_that_comes_after_the_first_report_clears_the_row_of_that_slave(peers: Peers) -> None:
+    """The name comes over another connection than the copy, so either may be first."""
+    await peers.start_master()
+    assert peers.master is not None
+    master, name = peers.master, SlaveName("group", 1)
+
+    def tell_name() -> None:
+        (slave,) = master.status().slaves
+        notice = SlaveNotice(name=name, ha_address=slave.address, log_end=0, is_copying=True)
+        master.on_notice(notice)
+
+    await peers.start_slave()
+    await peers.subscribed()
+    tell_name()
+    await peers.stop_slave()
+    await until(lambda: [state for state, _ in rows(peers)] == ["CLOSED"], "its row")
+    await peers.start_slave()
+    await peers.subscribed()
+    tell_name()
+    assert rows(peers) == [("TRANSFERRING", None)]

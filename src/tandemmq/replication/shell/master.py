@@ -142,8 +142,11 @@ class ReplicationMaster:
     def on_notice(self, notice: SlaveNotice) -> None:
         """A slave tells its name and whether it has halted. Nothing is acknowledged or counted by it."""
         for connection in self._connections:
-            if connection.peer == notice.ha_address:
+            if connection.peer == notice.ha_address and connection.name != notice.name:
                 connection.name = notice.name
+                start = connection.session.start
+                if start is not None:  # the name comes beside the connection, so maybe after its first report
+                    self._departed.take_back(notice.name, connection.peer[0], start.reported)
         self._departed.note_name(notice.ha_address, notice.name, self._now_ms())
         if notice.halt is not None:
             self._departed.note_halt(notice, self._now_ms())
