@@ -693,6 +693,34 @@ _REPLICATION: Final = (
 
 _TABLES: Final = (
     Plant(
+        name="of two masters the first one yields",
+        path="broker/second_master.py",
+        sound="if facts > MasterFacts(self.started_at_ms, self._own_address()):",
+        bug="if facts < MasterFacts(self.started_at_ms, self._own_address()):",
+        proofs=("unit/broker/test_master_claim.py",),
+    ),
+    Plant(
+        name="a master that has yielded takes its place again when the other one is gone",
+        path="broker/second_master.py",
+        sound="        return not self.yielded_to\n",
+        bug="        return True\n",
+        proofs=("unit/broker/test_master_claim.py",),
+    ),
+    Plant(
+        name="a master that has yielded goes on storing",
+        path="broker/broker.py",
+        sound="            served.update(refused_writes(served, self._claim.refusal))\n",
+        bug="",
+        proofs=("scenario/test_second_master.py",),
+    ),
+    Plant(
+        name="a name server that comes back is asked about other masters half a minute later",
+        path="broker/registration.py",
+        sound="is_settled = not (self._is_new_channel and self._owner.has_rivals)",
+        bug="is_settled = True",
+        proofs=("scenario/test_second_master.py",),
+    ),
+    Plant(
         name="a late request of an earlier role takes a registration away",
         path="nameserver/registration.py",
         sound="header.broker_name, header.broker_address, header.broker_id\n",

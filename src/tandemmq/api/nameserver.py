@@ -12,7 +12,13 @@ from tandemmq.protocol import rejections
 from tandemmq.protocol.bodies import DataVersion
 from tandemmq.protocol.bodies.codec import decode_kv_table, encode_data_version
 from tandemmq.protocol.bodies.register import RegisterBrokerBody, body_crc32, encode_register_broker_body
-from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute, decode_cluster_info, decode_topic_route
+from tandemmq.protocol.bodies.route import (
+    ClusterInfo,
+    TopicRoute,
+    decode_cluster_info,
+    decode_member_group,
+    decode_topic_route,
+)
 from tandemmq.protocol.bodies.tables import decode_topic_list
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.properties_file import edit_properties, parse_properties
@@ -23,6 +29,7 @@ from tandemmq.protocol.requests.route import (
     DeleteTopicInNameServerRequest,
     GetKvRequest,
     GetKvResponse,
+    MemberGroupRequest,
     PutKvRequest,
     QueryDataVersionRequest,
     QueryDataVersionResponse,
@@ -125,6 +132,27 @@ async def query_cluster_info(
     """All brokers that are registered, by cluster and name."""
     answer = await call(client, address, RequestCode.GET_BROKER_CLUSTER_INFO, timeout_s=timeout_s)
     return decode_cluster_info(answer.body)
+
+
+async def query_members(
+    client: RemotingClient,
+    address: str,
+    cluster: str,
+    broker_name: str,
+    *,
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> dict[int, str]:
+    """The registered brokers of one name by id; also of a name server before 5.0, which has no request for
+    that.
+    """
+    header = MemberGroupRequest(cluster_name=cluster, broker_name=broker_name)
+    answer = await ask(client, address, RequestCode.GET_BROKER_MEMBER_GROUP, header, timeout_s=timeout_s)
+    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        data = (await query_cluster_info(client, address, timeout_s=timeout_s)).brokers.get(broker_name)
+        return {} if data is None else data.addresses
+    if answer.code != ResponseCode.SUCCESS:
+        raise rejections.to_error(answer)
+    return decode_member_group(answer.body).addresses
 
 
 async def query_topics(

@@ -7,16 +7,14 @@ messages serves none at first; it does the last two once it has them.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tandemmq.api.broker_admin import query_broker_config
-from tandemmq.api.nameserver import BrokerIdentity, Registered, query_cluster_info, unregister_broker
+from tandemmq.api.nameserver import BrokerIdentity, Registered, unregister_broker
 from tandemmq.broker.access.service import AccessService, warn_if_open
 from tandemmq.broker.admin.settings import HaHandlers
 from tandemmq.broker.autoswitch.term import (
@@ -25,11 +23,13 @@ from tandemmq.broker.autoswitch.term import (
     copied_routes,
     fenced_routes,
     forwarded_routes,
+    refused_writes,
 )
 from tandemmq.broker.options import OPEN, AccessOptions, BrokerOptions, MetricsExporter
 from tandemmq.broker.parts import MasterDuties, Parts, build_routes, fast_routes
 from tandemmq.broker.registration import Registration
 from tandemmq.broker.replica import ReplicaRole, closed_routes
+from tandemmq.broker.second_master import ASK_TIMEOUT_S, YIELDED_KEY, MasterClaim
 from tandemmq.broker.stats import SAMPLE_PERIOD_S, StatsItems
 from tandemmq.broker.tables import Tables
 from tandemmq.errors import ConfigError, LocalProtocolError, TandemError
@@ -41,7 +41,6 @@ from tandemmq.protocol.bodies.codec import (
     REFUSED_CONNECTIONS_KEY,
 )
 from tandemmq.protocol.message_id import encode_host
-from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
@@ -63,8 +62,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FAST_PORT_DISTANCE = 2
-ASK_TIMEOUT_S = 3.0
-"""For a name server or another broker, before this one serves."""
 FORGET_EVERY = 360
 """Samples of the statistics, of 10 s each, until what is gone is dropped from them."""
 
@@ -156,6 +153,13 @@ class Broker:
         self._registration: Registration | None = None
         self._metrics: MetricsEndpoint | None = None
         self._duties: MasterDuties | None = None
+        self._yield: Callable[[], None] = lambda: None
+        self._claim = MasterClaim(
+            options,
+            client=self._client,
+            own_address=self._advertised_address,
+            on_yield=lambda: self._yield(),
+        )
 
     async def start(self) -> None:
         """Returns when requests are served and every name server was tried once.
@@ -167,7 +171,7 @@ class Broker:
         if term is not None:
             store = self.store = term.store
         else:
-            await self._refuse_second_master()
+            await self._claim.require_first()
             store = self.store = await MessageStore.open(
                 self._store_options, disk=self._disk, clock=clock, on_fatal=self._on_fatal
             )
@@ -193,6 +197,7 @@ class Broker:
             access=self._access_options,
         )
         parts.runtime_info.turned_away = self._turned_away
+        self._claim.started_at_ms = parts.runtime_info.booted_at_ms
         own = build_routes(parts) | self._access.routes()
         if term is not None:
             await self._start_elected(store, parts, own, term)
@@ -215,6 +220,14 @@ class Broker:
             kept = of_replicas | self._access.routes()
             served |= closed_routes(routes, kept, lambda: replica.tail_wait.reason)
         await self._serve(store, parts, served, fast)
+
+        def cede() -> None:
+            served.update(refused_writes(served, self._claim.refusal))
+            fast.update(refused_writes(fast, self._claim.refusal))
+            self._waiting.start("cede", self._cede())
+
+        self._yield = cede
+        parts.pulls.may_commit = lambda: not self._claim.yielded_to
         self.ha_address = await replica.start(self.options.listen_host, ha_port_of(self.options))
         self._start_tasks(parts)
         await self._start_metrics(store, parts)
@@ -227,6 +240,13 @@ class Broker:
             self._waiting.start("tail_wait", self._wait_for_tail(store, parts, replica, reopen))
         else:
             await self._take_office(store, parts)
+
+    async def _cede(self) -> None:
+        """Another master of this name goes on: do no duties, and leave the routes."""
+        if self._duties is not None:
+            await self._duties.stop()
+        if self._registration is not None:
+            await self._registration.stop()
 
     async def _start_elected(
         self, store: MessageStore, parts: Parts, own: dict[int, Handler], term: Term
@@ -315,56 +335,11 @@ class Broker:
         reopen()
         await self._take_office(store, parts)
 
-    async def _refuse_second_master(self) -> None:
-        """Two masters of one name would each take half of what is sent.
-
-        Raises:  ConfigError when another one is registered and says that it is a master of this name.
-        """
-        if self.options.is_slave:
-            return
-        other = await self._other_master()
-        if other is not None:
-            raise ConfigError(
-                f"{other} is the master of {self.options.broker_name} and answers: stop it first,"
-                " or set refuseSecondMaster=false"
-            )
-
-    async def _other_master(self, also: Iterable[str] = ()) -> str | None:
-        """Who says that it is the master of this name, of those that name servers list and `also`."""
-        options = self.options
-        if not options.refuse_second_master:
-            return None
-        own = render_address((options.advertised_host, options.listen_port))
-        known = await self._known_members()
-        for address in sorted({members[0] for members in known if 0 in members}.union(also) - {own}):
-            try:
-                text = await query_broker_config(self._client, address, timeout_s=ASK_TIMEOUT_S)
-                told = {key: one.text for key, one in parse_properties(text.encode(), address).items()}
-            except (TandemError, ValueError):
-                continue  # nobody is there, or nobody who says so
-            if (told.get("brokerName"), told.get("brokerId")) == (options.broker_name, "0"):
-                return address
-        return None
-
     async def _listed_slaves(self) -> dict[int, str] | None:
         """The slaves of this broker's name by id, as all name servers that answer know them."""
-        known = await self._known_members()
+        known = await self._claim.known_members()
         slaves = {key: one for members in known for key, one in members.items() if key}
         return slaves if known else None
-
-    async def _known_members(self) -> list[dict[int, str]]:
-        """The brokers of this name by id, as each name server knows them that answers."""
-
-        async def ask(address: str) -> dict[int, str] | None:
-            try:
-                info = await query_cluster_info(self._client, address, timeout_s=ASK_TIMEOUT_S)
-            except TandemError:
-                return None
-            data = info.brokers.get(self.options.broker_name)
-            return {} if data is None else data.addresses
-
-        answers = await asyncio.gather(*map(ask, dict.fromkeys(self.options.name_servers)))
-        return [members for members in answers if members is not None]
 
     @property
     def unsaved_tables(self) -> dict[Path, bytes]:
@@ -456,7 +431,7 @@ class Broker:
             fixed_ha_address=self.options.ha_master_address,
             fixed_address=self.options.ha_master_remoting_address,
             listed=self._listed_slaves,
-            other_master=self._other_master,
+            other_master=self._claim.other_master,
             on_fatal=self._on_fatal,
         )
 
@@ -512,6 +487,7 @@ class Broker:
             DENIALS_KEY: str(audit.denied_count),
             NEWEST_DENIAL_KEY: audit.newest,
             REFUSED_CONNECTIONS_KEY: str(sum(server.refused_count for server in self._servers)),
+            **({YIELDED_KEY: self._claim.yielded_to} if self._claim.yielded_to else {}),
         }
 
     async def _serve_metrics(self, store: MessageStore, parts: Parts) -> Address:
@@ -568,6 +544,7 @@ class Broker:
             scope=self._scope,
             on_answer=on_answer,
             is_looking=lambda: replica is not None and replica.is_looking,
+            may_register=self._claim.may_register if self._claim.is_watched and self._term is None else None,
         )
         if replica is not None:
             replica.on_master_lost = self._registration.ask_soon

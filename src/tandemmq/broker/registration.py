@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
@@ -51,10 +51,14 @@ class Registration:
         scope: TaskScope,
         on_answer: Callable[[Registered], None],
         is_looking: Callable[[], bool] = lambda: False,
+        may_register: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
-        """`is_looking`: a slave has no connection to the master that it was told of."""
+        """`is_looking`: a slave has no connection to the master that it was told of. `may_register`: asked
+        with the address of a name server before each registration; after a False the link ends.
+        """
         self._options = options
         self._is_looking = is_looking
+        self._may_register = may_register
         self._topics = topics
         self._scope = scope
         self._clock = clock
@@ -103,6 +107,15 @@ class Registration:
                     await link.tried.wait()
         finally:
             timer.cancel()
+
+    @property
+    def has_rivals(self) -> bool:
+        """True when another broker may claim the same place."""
+        return self._may_register is not None
+
+    async def may_register(self, name_server: str) -> bool:
+        """False once another broker has the place for good."""
+        return self._may_register is None or await self._may_register(name_server)
 
     def on_registered(self) -> None:
         """One of the servers answered: pass on what the first that knows a master says."""
@@ -189,6 +202,7 @@ class NameServerLink:
         self._channel: Channel | None = None  # of the last answer
         self._answered_at_s = 0.0
         self._is_forgotten = False
+        self._is_new_channel = False
 
     def tell_change(self, names: list[str]) -> None:
         self._unconfirmed.update(dict.fromkeys(names))
@@ -210,17 +224,22 @@ class NameServerLink:
         self._wake.set()
 
     async def run(self) -> None:
-        """Never returns."""
+        """Returns only when the owner may register no more."""
         is_full = True
-        while True:
+        while await self._owner.may_register(self.address):
             self._wake.clear()
-            self._is_forgotten = False
+            self._is_forgotten = self._is_new_channel = False
             is_ok = await self._register(is_full)
             self._telling = {}
             self.note_tried()
             self.first_try_done.set()
-            period_s = self._period_s if is_ok and not self._owner.lacks_master(self.answer) else RETRY_S
+            is_done = is_ok and not self._owner.lacks_master(self.answer)
+            # A server that has just come back may hear of another master next.
+            is_settled = not (self._is_new_channel and self._owner.has_rivals)
+            period_s = self._period_s if is_done and is_settled else RETRY_S
             is_full = not await self._wait_for_change(period_s) or not is_ok or self._is_forgotten
+        self.note_tried()
+        self.first_try_done.set()
 
     async def leave(self) -> None:
         """Unregister, if the server can be reached; it finds out by the closed connection otherwise."""
@@ -261,6 +280,7 @@ class NameServerLink:
         channel = self._client.open_channel(self.address)
         if channel is not None and channel is not self._channel:
             self._channel = channel
+            self._is_new_channel = True
             channel.on_close.append(self._on_channel_closed)
 
     def _on_channel_closed(self, channel: Channel) -> None:

@@ -99,7 +99,7 @@ class RuntimeInfoHandlers:
         self._delay_offsets = delay_offsets
         self._disk = disk
         self._clock = clock
-        self._booted_at_ms = clock.now_ms()
+        self.booted_at_ms = clock.now_ms()
         self.timers: Callable[[], TimerFigures] = TimerFigures
         self.turned_away: Callable[[], Mapping[str, str]] = dict
         """Our keys of what never came to a handler; of the broker, which has the doors."""
@@ -138,8 +138,8 @@ class RuntimeInfoHandlers:
             "brokerVersion": str(OUR_VERSION),
             "brokerVersionDesc": render_version(OUR_VERSION),
             "brokerRole": self._store.options.role.value,
-            "bootTimestamp": str(self._booted_at_ms),
-            "runtime": _render_age(self._clock.now_ms() - self._booted_at_ms),
+            "bootTimestamp": str(self.booted_at_ms),
+            "runtime": _render_age(self._clock.now_ms() - self.booted_at_ms),
             "startAcceptSendRequestTimeStamp": str(self._options.accept_sends_from_ms),
         }
 

@@ -22,7 +22,7 @@ from tandemmq.broker.replica.ha_status import describe_master, describe_slave, l
 from tandemmq.broker.replica.handlers import ReplicaHandlers
 from tandemmq.broker.replica.log_checksum import LogChecksums, LogHeal
 from tandemmq.broker.replica.table_watch import TableWaits, TableWatch
-from tandemmq.errors import ClientError, ServiceNotAvailable
+from tandemmq.errors import ClientError, ServiceNotAvailable, TandemError
 from tandemmq.protocol.bodies.replica import HaClient, HaStatus
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
@@ -157,6 +157,15 @@ def fenced_routes(
         return fenced
 
     return {code: fence(code, handler) if code in WRITES else handler for code, handler in routes.items()}
+
+
+def refused_writes(routes: Mapping[int, Handler], refusal: Callable[[], TandemError]) -> dict[int, Handler]:
+    """Those of the codes that are `WRITES`, refused."""
+
+    def refuse(_channel: Channel, _command: Command) -> Command:
+        raise refusal()
+
+    return {code: refuse for code in routes if code in WRITES}
 
 
 FOLLOWED: Final = ""

@@ -1,0 +1,150 @@
+"""One name has one master, without controllers: another one is looked for at the start and before every
+registration with a name server.
+
+`MasterClaim` is asked by `Broker` at the start, by its `Registration` before each registration, and by a
+master that waits for its tail.
+
+Invariants: of two masters that reach each other exactly one yields: both compare the same two pairs of start
+            time and address, and the greater pair yields. A yielded master stays so until it is started
+            again, because the other one has stored messages meanwhile that it lacks.
+Strategy:   a name server gives the place of the master to whoever registers last, so each of two masters
+            finds the other in that place before its own next registration. The later one to start yields, as
+            the later one is refused at its start where it can be known by then.
+At a bound: a master that does not answer is no reason to yield: nobody knows whether it lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from tandemmq.api.broker_admin import query_broker_config, query_runtime_info
+from tandemmq.api.nameserver import query_members
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.errors import ConfigError, ServiceNotAvailable, TandemError
+from tandemmq.protocol.properties_file import parse_properties
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.options import render_address
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S: Final = 3.0
+"""For a name server or another broker."""
+YIELDED_KEY: Final = "tandemYieldedTo"
+"""In the runtime info of a master that has yielded: the address of the other one."""
+
+
+class MasterFacts(NamedTuple):
+    """Another master of the name, as it describes itself."""
+
+    started_at_ms: int
+    address: str
+
+
+class MasterClaim:
+    """The claim of one broker to be the master of its name. `yielded_to` is empty until it has yielded."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        *,
+        client: RemotingClient,
+        own_address: Callable[[], str],
+        on_yield: Callable[[], None],
+    ) -> None:
+        self._options = options
+        self._client = client
+        self._own_address = own_address
+        self._on_yield = on_yield
+        self._found = ""
+        self.started_at_ms = 0
+        """As `bootTimestamp` of the runtime info says, because the other master compares that one."""
+        self.yielded_to = ""
+
+    @property
+    def is_watched(self) -> bool:
+        """False on a slave, and where refuseSecondMaster is off."""
+        return self._options.refuse_second_master and not self._options.is_slave
+
+    def refusal(self) -> ServiceNotAvailable:
+        """The answer of a yielded master to everything that would change something."""
+        return ServiceNotAvailable(
+            f"{self.yielded_to} is the master of {self._options.broker_name}; this one started later and"
+            " accepts nothing until it is started again: stop one of the two"
+        )
+
+    async def require_first(self) -> None:
+        """Raises ConfigError when another master of this name is registered and answers as such."""
+        other = None if self._options.is_slave else await self.other_master()
+        if other is not None:
+            raise ConfigError(
+                f"{other} is the master of {self._options.broker_name} and answers: stop it first,"
+                " or set refuseSecondMaster=false"
+            )
+
+    async def other_master(self, also: Iterable[str] = ()) -> str | None:
+        """The address of another master of this name, of those that name servers list and `also`."""
+        options = self._options
+        if not options.refuse_second_master:
+            return None
+        own = render_address((options.advertised_host, options.listen_port))
+        known = await self.known_members()
+        for address in sorted({members[0] for members in known if 0 in members}.union(also) - {own}):
+            if await self._ask(address) is not None:
+                return address
+        return None
+
+    async def known_members(self) -> list[dict[int, str]]:
+        """The brokers of this name by id, as each name server knows them that answers."""
+        answers = await asyncio.gather(*map(self._members, dict.fromkeys(self._options.name_servers)))
+        return [members for members in answers if members is not None]
+
+    async def may_register(self, name_server: str) -> bool:
+        """Looks whether this name server has another master in the own place; False once this one has
+        yielded.
+        """
+        if not self.yielded_to and self.is_watched:
+            other = (await self._members(name_server) or {}).get(0)
+            if other is not None and other != self._own_address():
+                await self._compare(other)
+        return not self.yielded_to
+
+    async def _compare(self, other: str) -> None:
+        facts = await self._ask(other)
+        if facts is None or self.yielded_to:
+            return
+        told = {"broker": self._options.broker_name, "other": other}
+        if facts > MasterFacts(self.started_at_ms, self._own_address()):
+            if other != self._found:
+                self._found = other
+                log.error(events.SECOND_MASTER_FOUND, extra=told)
+            return
+        self.yielded_to = other
+        log.error(events.SECOND_MASTER_YIELDED, extra=told)
+        self._on_yield()
+
+    async def _members(self, name_server: str) -> dict[int, str] | None:
+        """None when the name server does not answer."""
+        options = self._options
+        try:
+            return await query_members(
+                self._client, name_server, options.cluster_name, options.broker_name, timeout_s=ASK_TIMEOUT_S
+            )
+        except TandemError:
+            return None
+
+    async def _ask(self, address: str) -> MasterFacts | None:
+        """None when nobody answers there who says that it is a master of this name, and has not yielded."""
+        try:
+            text = await query_broker_config(self._client, address, timeout_s=ASK_TIMEOUT_S)
+            config = {key: one.text for key, one in parse_properties(text.encode(), address).items()}
+            if (config.get("brokerName"), config.get("brokerId")) != (self._options.broker_name, "0"):
+                return None
+            runtime = await query_runtime_info(self._client, address, timeout_s=ASK_TIMEOUT_S)
+            started_at_ms = int(runtime.get("bootTimestamp", "0"))
+        except (TandemError, ValueError):
+            return None
+        return None if runtime.get(YIELDED_KEY) else MasterFacts(started_at_ms, address)

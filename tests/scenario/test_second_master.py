@@ -1,0 +1,100 @@
+"""Two masters of one name that did not know of each other at their starts: one goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from broker_rig import Peer
+from replica_group import Group
+
+from ports import free_port
+from tandemmq.api.nameserver import query_members
+from tandemmq.broker.broker import Broker
+from tandemmq.nameserver.nameserver import NameServer
+from tandemmq.nameserver.options import NameServerOptions
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.remoting.options import render_address
+from tandemmq.runtime.disk import RealDisk
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
+from waits import until
+
+SELDOM = {"register_period_ms": 60_000}
+"""As long as the patience of a test: a registration that decides something comes for another reason."""
+
+
+@asynccontextmanager
+async def name_server(root: Path, port: int) -> AsyncIterator[None]:
+    server = NameServer(
+        NameServerOptions(
+            listen_host="127.0.0.1",
+            listen_port=port,
+            kv_config_path=root / "kv.json",
+            config_store_path=root / "ns.conf",
+        ),
+        network=TcpNetwork(),
+        disk=RealDisk(),
+        clock=LoopClock(),
+    )
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop()
+
+
+async def test_of_two_masters_that_met_an_empty_name_server_the_later_one_yields(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The old master comes back with its old file while the name server is restarted."""
+    port = free_port()
+    group = Group(tmp_path, f"127.0.0.1:{port}")
+    async with name_server(tmp_path, port):
+        first = await group.start(0, ports=(free_port(), 0), broker=SELDOM)
+        async with Peer(first) as peer:
+            await peer.send_ok("T", b"kept")
+    second = await group.start(0, directory="second", broker=SELDOM)
+    both = (first, second)
+    may_register = first._claim.may_register
+    is_second_known = asyncio.Event()
+    assert first._registration is not None
+
+    async def last(name_server: str) -> bool:
+        """The second one registers before the first, and finds nobody."""
+        await is_second_known.wait()
+        return await may_register(name_server)
+
+    first._registration._may_register = last
+    async with name_server(tmp_path, port), Peer(first) as to_first, Peer(second) as to_second:
+
+        async def members() -> dict[int, str]:
+            return await query_members(
+                to_first.client, group.name_server, "DefaultCluster", "group", timeout_s=3
+            )
+
+        async def is_second_alone() -> bool:
+            return await members() == {0: render_address(second.address)}
+
+        await until(is_second_alone, "the routes lead to the second")
+        is_second_known.set()
+        await until(lambda: second._claim.yielded_to, "the later one has found the first")
+        assert second._claim.yielded_to == render_address(first.address)
+        refused = await to_second.send("T", b"refused")
+        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert "is the master of group" in (refused.remark or "")
+        assert (await to_second.send("%RETRY%G", b"refused")).code == ResponseCode.SERVICE_NOT_AVAILABLE
+
+        async def is_first_alone() -> bool:
+            return await members() == {0: render_address(first.address)}
+
+        await until(is_first_alone, "the routes lead to the first")
+        assert not first._claim.yielded_to
+        await to_first.send_ok("T", b"goes on")
+        assert await first._claim.other_master([render_address(second.address)]) is None
+        assert await second._claim.other_master() == render_address(first.address)
+    assert "second_master.found" in caplog.text
+    assert "second_master.yielded" in caplog.text
+    await asyncio.gather(*map(Broker.stop, both))
