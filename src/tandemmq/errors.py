@@ -184,6 +184,14 @@ class ClientError(TandemError):
     """A call of the client library failed for a reason outside the broker's answer."""
 
 
+class TopicExists(ClientError):
+    """The topic that was to be created exists, with other settings; nothing was changed."""
+
+
+class TopicHasUnread(ClientError):
+    """Read queues that were to go hold messages that a group has not finished; the read queues stay."""
+
+
 class NoRoute(ClientError):
     """No name server knows a broker for the topic."""
 

@@ -58,7 +58,7 @@ def test_client(language: str, case: str, cluster: Cluster, tmp_path: Path) -> N
     if language == "rust":
         # It would choose one of eight queues of a topic that its first message makes with four.
         with BlockingAdmin(cluster.name_server) as admin:
-            admin.create_topic(topic)
+            admin.ensure_topic(topic)
     print(run_client(peer, case, cluster.name_server, topic, broker, home=tmp_path / "home"))
 
 
@@ -71,7 +71,7 @@ def test_client_of_the_proxy(
     proxy: str = request.getfixturevalue("proxy")
     topic = name_of(language, case)
     with BlockingAdmin(cluster.name_server) as admin:
-        admin.create_topic(topic)
+        admin.ensure_topic(topic)
     print(run_client(peer, case, proxy, topic, home=tmp_path / "home"))
 
 
@@ -87,7 +87,7 @@ def test_a_python_client_that_evaluates_routes(ours: Cluster) -> None:
     """It reads the route as a Python value, and looks the master up by the number 0."""
     topic = name_of("python", "route")
     with BlockingAdmin(ours.name_server) as admin:
-        admin.create_topic(topic)
+        admin.ensure_topic(topic)
     header = ROUTE_QUESTION % topic.encode()
     host, port = ours.name_server.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=20) as connection:

@@ -210,6 +210,32 @@ async def test_what_a_group_was_refused_is_shown(rig: Rig, caplog: pytest.LogCap
         assert "no/topic" in shown["refusals"][-1]["reason"]
 
 
+async def test_a_change_of_a_topic_hides_no_message(rig: Rig, tmp_path: Path) -> None:
+    """mqadmin's defaults are those of a new topic; what is not named of another one stays."""
+    await rig.start_broker()
+    place = ("-c", "DefaultCluster", "-t", "T")
+    made = await rows(
+        rig, "updateTopic", *place, "-r", "12", "-w", "12", "-p", "4", "-a", "+message.type=NORMAL"
+    )
+    assert [(row["read_queues"], row["permission"]) for row in made["changed"]] == [(12, 4)]
+    changed = (await rows(rig, "updateTopic", *place, "-p", "6"))["changed"]
+    assert [(row["read_queues"], row["write_queues"]) for row in changed] == [(12, 12)]
+    await send(rig, "T", 24)
+    for command in ("-r 1 -w 1", "-r 1"):
+        result = await invoke("admin", "updateTopic", *place, *command.split(), "-n", rig.namesrv)
+        assert result.exit_code == 1
+        assert "keeps its read queues" in result.output
+    config = tmp_path / "topics.json"
+    config.write_text('[{"topicName":"T","readQueueNums":1,"writeQueueNums":1}]')
+    listed = ("admin", "updateTopicList", "-f", str(config), "-c", "DefaultCluster", "-n", rig.namesrv)
+    result = await invoke(*listed)
+    assert (result.exit_code, "nothing is changed" in result.output) == (1, True)
+    route = (await rows(rig, "topicRoute", "-t", "T"))["queues"]
+    assert [(row["read_queues"], row["write_queues"]) for row in route] == [(12, 1)]
+    await rows(rig, "updateTopic", *place, "-r", "1", "--force")
+    assert (await invoke(*listed, "--force")).exit_code == 0
+
+
 async def test_progress_is_shown_and_reset(rig: Rig) -> None:
     await rig.start_broker()
     await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "T", "-r", "1", "-w", "1")

@@ -59,7 +59,7 @@ async def test_a_topic_that_grows_is_read_whole(name: str, tmp_path: Path) -> No
             await send_to_each_queue(rig, "T", 2)
         async with rig.consumer(**kind(name, tmp_path)) as consumer:
             await until(lambda: len([one for one in consumer.assigned if one.topic == "T"]) == 2)
-            await admin.create_topic("T", queue_count=4)
+            await admin.ensure_topic("T", queue_count=4)
             await send_to_each_queue(rig, "T", 4, first=10)
             assert numbers(await take(consumer, 4)) == [10, 11, 12, 13]
 
@@ -87,7 +87,7 @@ async def test_a_topic_that_is_made_again_is_read_whole(tmp_path: Path) -> None:
         await send_to_each_queue(rig, "T", 2)
         await take(consumer, 2)
         await admin.delete_topic("T")
-        await admin.create_topic("T", queue_count=4)
+        await admin.ensure_topic("T", queue_count=4)
         await send_to_each_queue(rig, "T", 4, first=10)
         await rig.fill("T", 40, first=20)
         assert numbers(await take(consumer, 44)) == [10, 11, 12, 13, *range(20, 60)]
@@ -98,7 +98,7 @@ async def test_a_group_that_was_away_reads_what_came_in_new_queues(tmp_path: Pat
         await send_to_each_queue(rig, "T", 2)
         async with rig.consumer(start_from=StartFrom.LAST):
             pass
-        await admin.create_topic("T", queue_count=4)
+        await admin.ensure_topic("T", queue_count=4)
         await send_to_each_queue(rig, "T", 4, first=10)
         assert await admin.lag("CG", "T") == 4
         async with rig.consumer(start_from=StartFrom.LAST) as consumer:
@@ -154,7 +154,7 @@ async def test_push_and_pop_read_new_topics_and_new_queues_whole(tmp_path: Path)
                     await producer.send(Message(topic="T", body=b"%d" % number))
             await until(lambda: sorted(got) == [0, 1, 2, 3])
             await until(lambda: pop(4))
-            await admin.create_topic("T", queue_count=8)
+            await admin.ensure_topic("T", queue_count=8)
             await send_to_each_queue(rig, "T", 8, first=10)
             await until(lambda: sorted(got) == [0, 1, 2, 3, *range(10, 18)])
             await until(lambda: pop(12))

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
@@ -36,12 +36,12 @@ from tandemmq.api.broker_admin import (
     query_runtime_info,
     query_stats,
 )
+from tandemmq.client import admin_topics
 from tandemmq.client.consumer.rebalance import allocate_averagely
 from tandemmq.client.route_cache import build_view
-from tandemmq.errors import NoRoute, TopicNotFound
+from tandemmq.errors import NoRoute, TopicHasUnread, TopicNotFound
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.bodies.tables import (
-    PERMISSION_DEFAULT,
     TOPIC_UNIT,
     TOPIC_UNIT_SUBSCRIPTION,
     SubscriptionGroupConfig,
@@ -66,6 +66,7 @@ app = typer.Typer()
 _STATS_COLUMNS = ("topic", "group", "lag", "in_tps", "out_tps", "in_24h", "out_24h")
 
 
+Force = Annotated[bool, typer.Option("--force", help="Also take read queues away that hold unread messages.")]
 Permission = Annotated[int, typer.Option("-p", "--perm", min=0, max=7, help="2 write, 4 read, 6 both.")]
 
 
@@ -106,32 +107,49 @@ def topic_status(topic: Topic) -> Work:
 def update_topic(
     topic: Topic,
     place: Place,
-    read_queues: Annotated[int, typer.Option("-r", "--readQueueNums", min=1, max=65535)] = 8,
-    write_queues: Annotated[int, typer.Option("-w", "--writeQueueNums", min=1, max=65535)] = 8,
-    permission: Permission = PERMISSION_DEFAULT,
-    ordered: Annotated[str, typer.Option("-o", "--order", help="true or false.")] = "false",
+    read_queues: Annotated[
+        int | None, typer.Option("-r", "--readQueueNums", min=1, max=65535, show_default="8 of a new topic")
+    ] = None,
+    write_queues: Annotated[
+        int | None, typer.Option("-w", "--writeQueueNums", min=1, max=65535, show_default="8 of a new topic")
+    ] = None,
+    permission: Annotated[
+        int | None,
+        typer.Option(
+            "-p", "--perm", min=0, max=7, help="2 write, 4 read, 6 both.", show_default="6 of a new topic"
+        ),
+    ] = None,
+    ordered: Annotated[str, typer.Option("-o", "--order", help="true or false.")] = "",
     attributes: Annotated[str, typer.Option("-a", "--attributes", help="Changes: +a=b,+c=d,-e.")] = "",
-    unit: Annotated[str, typer.Option("-u", "--unit", help="true or false.")] = "false",
-    unit_subscription: Annotated[str, typer.Option("-s", "--hasUnitSub", help="true or false.")] = "false",
+    unit: Annotated[str, typer.Option("-u", "--unit", help="true or false.")] = "",
+    unit_subscription: Annotated[str, typer.Option("-s", "--hasUnitSub", help="true or false.")] = "",
+    force: Force = False,
 ) -> Work:
-    """Create a topic, or change it, at one broker or every master of a cluster."""
-    config = TopicConfig(
-        name=topic,
-        read_queue_count=read_queues,
-        write_queue_count=write_queues,
-        permission=permission,
-        is_ordered=flag(ordered, "-o"),
-        attributes=attribute_changes(attributes, "-a"),
-        sys_flag=flag(unit, "-u") * TOPIC_UNIT | flag(unit_subscription, "-s") * TOPIC_UNIT_SUBSCRIPTION,
-    )
-    return lambda tools: change_topic(tools, config, place)
+    """Create a topic, or change what is named of it, at one broker or every master of a cluster."""
+    changes = {
+        "read_queue_count": read_queues,
+        "write_queue_count": write_queues,
+        "permission": permission,
+        "is_ordered": flag(ordered, "-o") if ordered else None,
+        "attributes": attribute_changes(attributes, "-a") if attributes else None,
+    }
+    named = {name: value for name, value in changes.items() if value is not None}
+    units = {
+        bit: flag(text, option)
+        for bit, text, option in (
+            (TOPIC_UNIT, unit, "-u"),
+            (TOPIC_UNIT_SUBSCRIPTION, unit_subscription, "-s"),
+        )
+        if text
+    }
+    return lambda tools: change_topic(tools, topic, named, units, place, force=force)
 
 
 @command(app, "updateTopicList")
-def update_topic_list(file: ListFile, place: Place) -> Work:
+def update_topic_list(file: ListFile, place: Place, force: Force = False) -> Work:
     """Create or change all topics of a file, or none, at one broker or every master of a cluster."""
     configs = read_list(file, TopicConfig)
-    return lambda tools: change_topics(tools, configs, place)
+    return lambda tools: change_topics(tools, configs, place, force=force)
 
 
 @command(app, "updateOrderConf")
@@ -280,15 +298,46 @@ async def show_ends(tools: Tools, topic: str) -> CommandAnswer:
     return CommandAnswer([table])
 
 
-async def change_topic(tools: Tools, config: TopicConfig, place: Place) -> CommandAnswer:
-    """Create the topic at the broker or at every master of the cluster, or change it."""
-    check_topic(config.name)
+async def change_topic(
+    tools: Tools,
+    topic: str,
+    named: Mapping[str, Any],
+    units: Mapping[int, bool],
+    place: Place,
+    *,
+    force: bool,
+) -> CommandAnswer:
+    """Create the topic at the broker or at every master of the cluster, or change what is named of it.
+
+    Raises:  TopicHasUnread when read queues were to go that hold unread messages, unless `force`; everything
+             else is done then.
+    """
+    check_topic(topic)
     table = Table("changed", ("broker", "topic", "read_queues", "write_queues", "permission"))
+    failure: TopicHasUnread | None = None
     for target in await find_targets(tools, place, masters_only=True):
-        await broker_admin.create_topic(tools.remoting, target.address, config)
+        held = await admin_topics.read_config(tools.remoting, target.address, topic)
+        config = held or TopicConfig(name=topic, read_queue_count=8, write_queue_count=8)
+        changes = dict(named)
+        for bit, is_set in units.items():
+            flags = changes.get("sys_flag", config.sys_flag)
+            changes["sys_flag"] = flags | bit if is_set else flags & ~bit
+        config = msgspec.structs.replace(config, **changes)
+        if held is None:
+            await broker_admin.create_topic(tools.remoting, target.address, config)
+        else:
+            masters = {target.broker_name or target.address: target.address}
+            try:
+                await admin_topics.change(tools.remoting, masters, topic, changes, force=force)
+            except TopicHasUnread as error:
+                failure = failure or error
         counts = config.read_queue_count, config.write_queue_count
-        table.rows.append((target.address, config.name, *counts, config.permission))
-    return CommandAnswer([table])
+        table.rows.append((target.address, topic, *counts, config.permission))
+    if failure is not None:
+        raise failure
+    unread = [row for row in table.rows if row[3] > row[2]]
+    notes = [f"{row[0]}: {row[3] - row[2]} write queues are read by nobody" for row in unread]
+    return CommandAnswer([table], notes)
 
 
 async def change_permission(tools: Tools, topic: str, permission: int, place: Place) -> CommandAnswer:
@@ -351,10 +400,27 @@ async def _sum_stats(tools: Tools, addresses: list[str], name: str, key: str) ->
 _EXPORTS: Final = {"": "metadata.json", "topics": "topic.json", "groups": "subscriptionGroup.json"}
 
 
-async def change_topics(tools: Tools, configs: list[TopicConfig], place: Place) -> CommandAnswer:
-    """Create or change all of these topics, or none, at the broker or at each master of the cluster."""
+async def change_topics(
+    tools: Tools, configs: list[TopicConfig], place: Place, *, force: bool
+) -> CommandAnswer:
+    """Create or change all of these topics, or none, at the broker or at each master of the cluster.
+
+    Raises:  TopicHasUnread when one would lose read queues that hold unread messages, unless `force`; nothing
+             is changed then.
+    """
     table = Table("changed", ("broker", "topic"))
-    for target in await find_targets(tools, place, masters_only=True):
+    targets = await find_targets(tools, place, masters_only=True)
+    for target in () if force else targets:
+        for config in configs:
+            held = await admin_topics.read_config(tools.remoting, target.address, config.name)
+            if held is None or held.read_queue_count <= config.read_queue_count:
+                continue
+            found = await admin_topics.find_unread(
+                tools.remoting, target.address, config.name, config.read_queue_count
+            )
+            if found:
+                raise TopicHasUnread(f"nothing is changed: topic {config.name!r} would lose {found}")
+    for target in targets:
         await broker_admin.create_topics(tools.remoting, target.address, configs)
         table.rows += [(target.address, config.name) for config in configs]
     return CommandAnswer([table])

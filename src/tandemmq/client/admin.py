@@ -1,7 +1,7 @@
 """Admin: topics, offsets and the state of the cluster, for tools and scripts.
 
     async with Admin("127.0.0.1:9876") as admin:
-        await admin.create_topic("Orders", queue_count=8)
+        await admin.ensure_topic("Orders", queue_count=8)
 
 What concerns a whole topic is asked of, or done at, every broker that has a part in it.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from tandemmq.api import broker_admin, broker_consume, nameserver
+from tandemmq.client import admin_topics
 from tandemmq.client.consumer.replica_choice import choose_replica
 from tandemmq.client.instance import Client, ClientInstance, InstanceUse
 from tandemmq.client.options import ClientOptions
@@ -105,28 +106,71 @@ class Admin(Client):
         permission: int = PERMISSION_DEFAULT,
         cluster: str | None = None,
         attributes: Mapping[str, str] | None = None,
-    ) -> None:
-        """Create the topic on every master of the cluster, or change it; returns when its route is known.
+        exist_ok: bool = False,
+    ) -> bool:
+        """Create the topic on every master of the cluster that lacks it; returns when its route is known.
 
-        Raises:  BadRequest for a bad name or a count below 1, or without `cluster` when there is not exactly
-                 one; NoRoute when the cluster has no master, or the route does not appear.
+        True when a master lacked it. A topic that exists stays as it is: with equal settings that is no
+        error, with other ones neither if `exist_ok`.
+
+        Raises:  TopicExists for a topic with other settings; BadRequest for a bad name or a count below 1, or
+                 without `cluster` when there is not exactly one; NoRoute when the cluster has no master, or
+                 the route does not appear.
         """
-        check_topic(topic)
-        if queue_count < 1:
-            raise BadRequest(
-                f"queue_count {queue_count}: must be 1 or more, a topic without queues takes nothing"
-            )
+        wanted = _new_topic(topic, queue_count, permission, attributes)
         masters = await self._masters(cluster)
-        config = TopicConfig(
-            name=topic,
-            read_queue_count=queue_count,
-            write_queue_count=queue_count,
-            permission=permission,
-            attributes=dict(attributes or {}),
-        )
-        for address in masters.values():
-            await broker_admin.create_topic(self._remoting, address, config)
+        route = await self._query_route(topic)
+        is_new = await admin_topics.create(self._remoting, masters, wanted, route, exist_ok=exist_ok)
         await self._wait_for_route(topic, set(masters))
+        return is_new
+
+    async def ensure_topic(
+        self,
+        topic: str,
+        *,
+        queue_count: int = 4,
+        permission: int = PERMISSION_DEFAULT,
+        cluster: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> bool:
+        """Have the topic with at least so many queues on every master of the cluster, for the start of an
+        application: it is created where it is missing, gets queues where it has fewer, and keeps all else.
+
+        True when anything was done. `permission` and `attributes` are those of a topic that is created.
+        Raises:  as `create_topic`, but TopicExists.
+        """
+        wanted = _new_topic(topic, queue_count, permission, attributes)
+        masters = await self._masters(cluster)
+        is_changed = await admin_topics.grow(self._remoting, masters, wanted)
+        await self._wait_for_route(topic, set(masters))
+        return is_changed
+
+    async def update_topic(
+        self,
+        topic: str,
+        *,
+        queue_count: int | None = None,
+        permission: int | None = None,
+        attributes: Mapping[str, str] | None = None,
+        cluster: str | None = None,
+        force: bool = False,
+    ) -> None:
+        """Change what is named of a topic, on every master of the cluster that has it; all else stays.
+
+        With fewer queues producers stop using the others at once, and consumers go on reading them: the read
+        queues go only when every group of the topic has finished what they hold, or with `force`, which makes
+        that unreachable. Producers learn it with their next route, within 30 s.
+
+        Raises:  TopicHasUnread when read queues have to stay, all else being changed; TopicNotFound;
+                 BadRequest for a count below 1, or without `cluster` when there is not exactly one.
+        """
+        admin_topics.require_queue_count(queue_count)
+        changes: dict[str, object] = {"permission": permission, "attributes": attributes}
+        if queue_count is not None:
+            changes |= {"read_queue_count": queue_count, "write_queue_count": queue_count}
+        named = {name: value for name, value in changes.items() if value is not None}
+        masters = await self._masters(cluster)
+        await admin_topics.change(self._remoting, masters, topic, named, force=force)
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
         """Delete the topic on every master of the cluster and at the name servers; an unknown one is no
@@ -310,6 +354,21 @@ class Admin(Client):
         low = await broker_consume.query_min_offset(self._remoting, address, queue.topic, queue.queue_id)
         high = await broker_consume.query_max_offset(self._remoting, address, queue.topic, queue.queue_id)
         return QueueRange(low, high)
+
+
+def _new_topic(
+    topic: str, queue_count: int, permission: int, attributes: Mapping[str, str] | None
+) -> TopicConfig:
+    """Raises BadRequest."""
+    check_topic(topic)
+    admin_topics.require_queue_count(queue_count)
+    return TopicConfig(
+        name=topic,
+        read_queue_count=queue_count,
+        write_queue_count=queue_count,
+        permission=permission,
+        attributes=dict(attributes or {}),
+    )
 
 
 def known_clusters(info: ClusterInfo) -> str:

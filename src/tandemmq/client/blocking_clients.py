@@ -455,13 +455,54 @@ class BlockingAdmin(Facade[Admin]):
         permission: int = PERMISSION_DEFAULT,
         cluster: str | None = None,
         attributes: Mapping[str, str] | None = None,
-    ) -> None:
-        """Create the topic on every master of the cluster; returns when its route is known."""
-        self._call(
-            self._running.create_topic(
-                topic, queue_count=queue_count, permission=permission, cluster=cluster, attributes=attributes
-            )
+        exist_ok: bool = False,
+    ) -> bool:
+        """Create the topic on every master of the cluster that lacks it; True when there was one."""
+        making = self._running.create_topic(
+            topic,
+            queue_count=queue_count,
+            permission=permission,
+            cluster=cluster,
+            attributes=attributes,
+            exist_ok=exist_ok,
         )
+        return self._call(making)
+
+    def ensure_topic(
+        self,
+        topic: str,
+        *,
+        queue_count: int = 4,
+        permission: int = PERMISSION_DEFAULT,
+        cluster: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> bool:
+        """Have the topic with at least so many queues; True when anything was done."""
+        making = self._running.ensure_topic(
+            topic, queue_count=queue_count, permission=permission, cluster=cluster, attributes=attributes
+        )
+        return self._call(making)
+
+    def update_topic(
+        self,
+        topic: str,
+        *,
+        queue_count: int | None = None,
+        permission: int | None = None,
+        attributes: Mapping[str, str] | None = None,
+        cluster: str | None = None,
+        force: bool = False,
+    ) -> None:
+        """Change what is named of a topic; read queues with unread messages stay."""
+        changing = self._running.update_topic(
+            topic,
+            queue_count=queue_count,
+            permission=permission,
+            attributes=attributes,
+            cluster=cluster,
+            force=force,
+        )
+        self._call(changing)
 
     def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
         """Delete the topic on every broker of the cluster."""

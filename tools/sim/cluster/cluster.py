@@ -46,7 +46,7 @@ class AdminNode(ClientNode):
         admin = Admin(instance=instance)
         while True:
             try:
-                await admin.create_topic(TOPIC, queue_count=self.world.settings.queue_count)
+                await admin.ensure_topic(TOPIC, queue_count=self.world.settings.queue_count)
                 break
             except TandemError:
                 await self.clock.sleep(0.5)

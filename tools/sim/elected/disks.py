@@ -50,7 +50,7 @@ class ForeignWriter(ClientNode):
         admin = Admin(instance=instance)
         while not self.is_done:
             try:
-                await admin.create_topic(TOPIC, queue_count=self.world.settings.queue_count)
+                await admin.ensure_topic(TOPIC, queue_count=self.world.settings.queue_count)
                 self.is_done = True
             except TandemError:
                 await self.clock.sleep(0.5)

@@ -140,7 +140,7 @@ class WorkNode(ClientNode):
 
     async def prepare(self) -> None:
         """What must be there before the work begins; called again until it does not fail."""
-        await self.admin.create_topic(self.topic, queue_count=self.queue_count)
+        await self.admin.ensure_topic(self.topic, queue_count=self.queue_count)
 
     async def load(self) -> None:
         """Returns soon after `is_resting`."""

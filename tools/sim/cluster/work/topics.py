@@ -148,7 +148,7 @@ class RenewedWork(OperatedWork):
 
     async def prepare(self) -> None:
         if self._turn % 2 == 0:
-            await self.admin.create_topic(self.topic, queue_count=self._queue_count)
+            await self.admin.ensure_topic(self.topic, queue_count=self._queue_count)
 
     def on_send(self, item: Item) -> None:
         self._turns[item.number] = self._turn, -1

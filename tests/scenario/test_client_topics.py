@@ -1,0 +1,121 @@
+"""Topics that exist when an application creates them: nothing of theirs is lost, hidden or reset.
+
+Source: spec semantics 3.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from client_rig import Rig, numbers, running_cluster, running_rig, take
+
+from tandemmq.api import broker_admin
+from tandemmq.client import Admin, BlockingAdmin, Message, Producer
+from tandemmq.errors import BadRequest, TopicExists, TopicHasUnread, TopicNotFound
+from tandemmq.protocol.bodies import MessageQueue
+from waits import until
+
+
+async def counts(admin: Admin, topic: str = "T") -> list[tuple[int, int, int]]:
+    """Read queues, write queues and permission at each broker."""
+    route = await admin.topic_route(topic)
+    return [(one.read_queue_count, one.write_queue_count, one.permission) for one in route.queues]
+
+
+async def shows(admin: Admin, *wanted: tuple[int, int, int]) -> None:
+    async def is_shown() -> bool:
+        return await counts(admin) == list(wanted)
+
+    await until(is_shown, f"the route has {wanted}")
+
+
+async def fill_each_queue(rig: Rig, count: int, *, first: int = 0) -> None:
+    async with Producer("P", rig.namesrv) as producer:
+        for number in range(count):
+            message = Message(topic="T", body=b"%d" % (first + number))
+            await producer.send(message, queue=MessageQueue("T", "broker-a", number))
+
+
+async def test_creating_what_exists_changes_nothing(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, queue_count=8) as rig, Admin(rig.namesrv) as admin:
+        await fill_each_queue(rig, 8)
+        await admin.update_topic("T", permission=4)
+        await shows(admin, (8, 8, 4))
+        for wanted in ({"queue_count": 2, "permission": 4}, {"queue_count": 8}, {"queue_count": 9}):
+            with pytest.raises(TopicExists, match="broker-a"):
+                await admin.create_topic("T", **wanted)  # type: ignore[arg-type]  # whole numbers
+            assert await admin.create_topic("T", **wanted, exist_ok=True) is False  # type: ignore[arg-type]
+        assert await admin.create_topic("T", queue_count=8, permission=4) is False
+        assert await admin.ensure_topic("T", queue_count=2) is False
+        assert await counts(admin) == [(8, 8, 4)]
+        assert await admin.ensure_topic("T", queue_count=9) is True
+        await shows(admin, (9, 9, 4))
+        async with rig.consumer() as consumer:
+            assert numbers(await take(consumer, 8)) == list(range(8))
+
+
+async def test_a_topic_is_made_at_the_masters_that_lack_it(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, queue_count=4) as rig, Admin(rig.namesrv) as admin:
+        await rig.start_broker("broker-b")
+        assert await admin.create_topic("T", queue_count=4) is True
+        await shows(admin, (4, 4, 6), (4, 4, 6))
+        assert await admin.ensure_topic("U", queue_count=2) is True
+        assert await counts(admin, "U") == [(2, 2, 6), (2, 2, 6)]
+        with pytest.raises(BadRequest, match="queue_count 0"):
+            await admin.update_topic("T", queue_count=0)
+        with pytest.raises(TopicNotFound):
+            await admin.update_topic("Missing", queue_count=1)
+
+
+async def test_fewer_queues_wait_until_the_others_are_read(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, queue_count=4) as rig, Admin(rig.namesrv) as admin:
+        await admin.update_topic("T", attributes={"message.type": "NORMAL"})
+        await fill_each_queue(rig, 4)
+        with pytest.raises(TopicHasUnread, match="queues 1, 2, 3: 3 messages, and no group"):
+            await admin.update_topic("T", queue_count=1)
+        await shows(admin, (4, 1, 6))
+        async with rig.consumer() as consumer:
+            assert numbers(await take(consumer, 4)) == [0, 1, 2, 3]
+            assert await admin.lag("CG", "T") == 4
+            with pytest.raises(TopicHasUnread, match="group CG has 3 messages left"):
+                await admin.update_topic("T", queue_count=1)
+            assert await consumer.poll(timeout_s=0) == []
+            await consumer.commit()
+            await admin.update_topic("T", queue_count=1)
+            await shows(admin, (1, 1, 6))
+        held = await attributes_of(rig, "T")
+        assert held == {"message.type": "NORMAL"}, "what a change does not name stays"
+
+
+async def test_force_takes_read_queues_away(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, queue_count=4) as rig, Admin(rig.namesrv) as admin:
+        await fill_each_queue(rig, 4)
+        await admin.update_topic("T", queue_count=1, force=True)
+        await shows(admin, (1, 1, 6))
+
+
+async def attributes_of(rig: Rig, topic: str) -> dict[str, str]:
+    """The attributes of a topic at broker-a."""
+    async with Admin(rig.namesrv) as admin:
+        address = (await admin.topic_route(topic)).brokers[0].addresses[0]
+        config = await broker_admin.query_topic_config(admin._remoting, address, topic)
+        assert config is not None
+        return dict(config.attributes)
+
+
+async def test_the_blocking_facade_does_the_same(tmp_path: Path) -> None:
+    async with running_rig(tmp_path) as rig:
+        await rig.start_broker()
+
+        def work() -> None:
+            with BlockingAdmin(rig.namesrv) as admin:
+                assert admin.create_topic("T", queue_count=2) is True
+                assert admin.ensure_topic("T", queue_count=3) is True
+                with pytest.raises(TopicExists):
+                    admin.create_topic("T", queue_count=2)
+                admin.update_topic("T", queue_count=1)
+                assert admin.topic_route("T").queues[0].read_queue_count == 1
+
+        await asyncio.to_thread(work)
