@@ -17,6 +17,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, Protocol
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tandemmq.controller.options import ControllerOptions
     from tandemmq.protocol.signature import Credentials
     from tandemmq.remoting.options import TlsOptions
+    from tandemmq.runtime.descriptors import DescriptorPlan
 
 
 class _Commands(TyperGroup):
@@ -174,6 +176,8 @@ async def _name_server(config: Path | None, overrides: list[str]) -> int:
     loaded = load_name_server(with_kept_settings(read_settings(config, overrides), config), config)
     _warn(loaded.inert, ())
     outcome = ServerEnd()
+    servers = 1 if loaded.controller is None else 2
+    connections_max = _plan_descriptors().connections_max // servers
     name_server = NameServer(
         loaded.options,
         network=TcpNetwork(),
@@ -182,13 +186,14 @@ async def _name_server(config: Path | None, overrides: list[str]) -> int:
         on_fatal=outcome.fail,
         tls=loaded.tls,
         credentials=loaded.credentials,
+        connections_max=connections_max,
     )
     options = loaded.controller
     if options is None:
         return await serve(
             name_server, outcome, lambda: f"name server ready on {_address(name_server.address)}"
         )
-    elector = _new_controller(options, loaded.tls, loaded.credentials, outcome)
+    elector = _new_controller(options, loaded.tls, loaded.credentials, outcome, connections_max)
 
     def ready() -> str:
         place = f"controller {options.self_id} on {_address(elector.address)}"
@@ -203,7 +208,8 @@ async def _controller(config: Path | None, overrides: list[str]) -> int:
     loaded = load_controller(read_settings(config, overrides), config)
     _warn(loaded.inert, ())
     outcome = ServerEnd()
-    server = _new_controller(loaded.options, loaded.tls, loaded.credentials, outcome)
+    connections_max = _plan_descriptors().connections_max
+    server = _new_controller(loaded.options, loaded.tls, loaded.credentials, outcome, connections_max)
 
     def ready() -> str:
         options = loaded.options
@@ -214,7 +220,11 @@ async def _controller(config: Path | None, overrides: list[str]) -> int:
 
 
 def _new_controller(
-    options: ControllerOptions, tls: TlsOptions, credentials: Credentials | None, outcome: ServerEnd
+    options: ControllerOptions,
+    tls: TlsOptions,
+    credentials: Credentials | None,
+    outcome: ServerEnd,
+    connections_max: int,
 ) -> Controller:
     from tandemmq.controller.controller import Controller
     from tandemmq.runtime.disk import RealDisk
@@ -229,6 +239,7 @@ def _new_controller(
         on_fatal=outcome.fail,
         tls=tls,
         credentials=credentials,
+        connections_max=connections_max,
     )
 
 
@@ -256,6 +267,12 @@ async def _broker(config: Path | None, overrides: list[str]) -> int:
 
     loaded = load_broker(read_settings(config, overrides), _machine(), config)
     _warn(loaded.inert, loaded.notes)
+    plan = _plan_descriptors(loaded.store.open_file_count_max)
+    loaded = replace(
+        loaded,
+        broker=replace(loaded.broker, connections_max=plan.connections_max),
+        store=replace(loaded.store, open_file_count_max=plan.open_file_count_max),
+    )
     outcome = ServerEnd()
     if loaded.election.is_enabled:
         return await _elected_broker(loaded, outcome)
@@ -374,6 +391,36 @@ def notify_service_manager(state: str) -> None:
 def _address(address: tuple[str, int]) -> str:
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _plan_descriptors(open_file_count_max: int = 0) -> DescriptorPlan:
+    """Raises this process's limit of open files, keeps some in reserve, and says how the rest is divided."""
+    import logging
+
+    from tandemmq.runtime.descriptors import (
+        CONNECTIONS_WANTED,
+        RESERVE,
+        RESERVE_COUNT,
+        plan_descriptors,
+        raise_limit,
+    )
+    from tandemmq.telemetry import events
+
+    limit = raise_limit()
+    plan = plan_descriptors(limit, open_file_count_max)
+    RESERVE.hold(RESERVE_COUNT)
+    if plan.is_short:
+        logging.getLogger("tandemmq.config").warning(
+            events.DESCRIPTORS_FEW,
+            extra={
+                "limit": limit,
+                "connections_max": plan.connections_max,
+                "open_file_count_max": plan.open_file_count_max,
+                "wanted_connections": CONNECTIONS_WANTED,
+                "reason": "the hard limit of open files (ulimit -Hn, LimitNOFILE=) is small",
+            },
+        )
+    return plan
 
 
 def _warn(inert: tuple[str, ...], notes: tuple[str, ...]) -> None:

@@ -46,6 +46,7 @@ from tandemmq.protocol.requests.send import SendResponse
 from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET
 from tandemmq.remoting import RemotingClient
 from tandemmq.remoting.options import render_address
+from tandemmq.store import BrokerRole
 from waits import until
 
 
@@ -365,6 +366,44 @@ async def test_who_is_replaced_while_its_disk_stalls_takes_no_office(
     await until(lambda: broker.broker.options.is_slave, "it is a slave of the next term")
     assert (composed, trusted, broker.is_master, copy.epoch) == ([False], [], False, None)
     assert broker._epoch == epoch + 2
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_a_store_that_cannot_take_its_role_now_takes_it_later(
+    group: Elected, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+) -> None:
+    """With a full disk, or no descriptor left, it tries again, unless another master is elected before."""
+    monkeypatch.setattr(elected, "RETRY_S", 0.05)
+    broker = await group.start(1, poll_ms=60_000)
+    await group.master()
+    assert broker.store is not None
+    begin_role, refused, may_begin = broker.store.begin_role, list[BrokerRole](), asyncio.Event()
+
+    def refuse(role: BrokerRole) -> None:
+        if not may_begin.is_set():
+            refused.append(role)
+            raise OSError(errno.EMFILE, "Too many open files")
+        begin_role(role)
+
+    wanted = broker._wanted
+    assert wanted is not None
+    epoch = wanted.master_epoch
+    other = replace(wanted, master_epoch=epoch + 1, master_id=7, master_address="127.0.0.1:9")
+    broker._note_master(other)
+    await until(lambda: broker.broker.options.is_slave, "it is a slave")
+    monkeypatch.setattr(broker.store, "begin_role", refuse)
+    broker._note_master(replace(wanted, master_epoch=epoch + 2))
+    await until(lambda: len(refused) > 2, "it tries again")
+    assert set(refused) == {BrokerRole.SYNC_MASTER}
+    if is_replaced:
+        broker._note_master(replace(other, master_epoch=epoch + 3))
+        monkeypatch.setattr(broker.store, "begin_role", begin_role)
+        await until(lambda: broker._epoch == epoch + 3, "it is a slave of the next term")
+        assert not broker.is_master
+    may_begin.set()
+    if not is_replaced:
+        await until(lambda: broker.is_master, "it is master")
+        assert (await group.send(1, b"after")).code == ResponseCode.SUCCESS
 
 
 async def test_a_slave_follows_a_master_only_in_the_term_that_it_was_told(

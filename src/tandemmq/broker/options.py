@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.signature import Credentials
+from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 
 PERMISSION_READ = 4
 PERMISSION_WRITE = 2
@@ -99,7 +100,7 @@ class BrokerOptions:
     long_polling_enable: bool = True  # longPollingEnable
     short_polling_ms: int = 1_000  # shortPollingTimeMills
     long_poll_ms_max: int = 120_000  # ours: a client's suspendTimeoutMillis is cut to this
-    connections_max: int = 16_384  # ours, of all ports; a process with few descriptors has fewer
+    connections_max: int = CONNECTIONS_MAX  # ours, of all ports; a process with few descriptors has fewer
     frame_bytes_held_max: int = 256 << 20  # ours: of unfinished frames; at the bound connections are closed
     long_poll_count_max: int = 100_000  # ours: at the bound a pull is answered at once instead of being held
     long_poll_count_per_queue_max: int = 4_096  # ours, the same

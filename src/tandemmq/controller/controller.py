@@ -33,10 +33,11 @@ from tandemmq.remoting.audit import AccessLog
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
-from tandemmq.remoting.options import PLAIN, TlsOptions, is_open_to_everybody, parse_address
+from tandemmq.remoting.options import PLAIN, ServerOptions, TlsOptions, is_open_to_everybody, parse_address
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.settings import Settings
 from tandemmq.remoting.tls import TlsDoor, make_client_tls
+from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
 from tandemmq.runtime.tasks import OnFatal, TaskScope
 from tandemmq.telemetry import events
@@ -64,6 +65,7 @@ class Controller:
         on_fatal: OnFatal | None = None,
         tls: TlsOptions = PLAIN,
         credentials: Credentials | None = None,
+        connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         """`credentials`: sign what it tells brokers, and are an account of brokers and tools."""
         self._settings = Settings(
@@ -139,7 +141,13 @@ class Controller:
             clock=clock,
         )
         self._server = RemotingServer(
-            routes, network=network, clock=clock, on_fatal=on_fatal, tls=self._tls, guard=guard.check
+            routes,
+            network=network,
+            clock=clock,
+            options=ServerOptions(connections_max=connections_max),
+            on_fatal=on_fatal,
+            tls=self._tls,
+            guard=guard.check,
         )
 
     @property

@@ -42,6 +42,7 @@ from tandemmq.remoting.options import PLAIN, ServerOptions, TlsOptions, is_open_
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.settings import Settings
 from tandemmq.remoting.tls import TlsDoor, make_client_tls
+from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.runtime.ports import Address, Clock, Disk, Network
 from tandemmq.runtime.tasks import OnFatal, TaskScope
 from tandemmq.telemetry import events
@@ -202,6 +203,7 @@ class NameServer:
         on_fatal: OnFatal | None = None,
         tls: TlsOptions = PLAIN,
         credentials: Credentials | None = None,
+        connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         """`credentials`: what it signs with when it tells brokers something."""
         self._tls = TlsDoor(tls, disk=disk, clock=clock)
@@ -235,7 +237,7 @@ class NameServer:
             routes,
             network=network,
             clock=clock,
-            options=ServerOptions(idle_close_s=options.idle_close_s),
+            options=ServerOptions(connections_max=connections_max, idle_close_s=options.idle_close_s),
             on_fatal=on_fatal,
             tls=self._tls,
         )

@@ -143,6 +143,7 @@ class Channel(asyncio.Protocol):
             self.is_known = True
             if self._shared is not None:
                 self._shared.frames.make_known(self._frame_bytes_held)
+                self._shared.strangers.pop(self, None)
 
     # Sending
 

@@ -10,6 +10,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from tandemmq.errors import ConfigError
+from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.runtime.ports import Address
 from tandemmq.units import MIB
 
@@ -46,7 +47,7 @@ class ServerOptions:
     """Bounds of a listening server."""
 
     limits: ChannelLimits = field(default_factory=ChannelLimits)
-    connections_max: int = 16_384
+    connections_max: int = CONNECTIONS_MAX
     """One more connection is closed at once."""
     frame_bytes_held_max: int = 256 * MIB
     """Unfinished frames of all connections together; the connection that wants more is closed. On a server

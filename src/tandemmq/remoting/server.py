@@ -185,6 +185,8 @@ class RemotingServer:
             channel.abort("too many connections")
             return
         self._channels[channel] = None
+        if not channel.is_known:
+            self._shared.strangers[channel] = None
         self._none_left.clear()
         channel.on_close.append(self._forget)
 
@@ -195,10 +197,18 @@ class RemotingServer:
             connection.abort()
 
     def _admit(self, peer: Address) -> bool:
-        """Count one more connection; False when it is one too many."""
+        """Count one more connection; False when it is one too many. At the bound it takes the place of the
+        oldest one of an unknown peer.
+        """
         shared = self._shared
-        if self._listener is not None and shared.connection_count < shared.connections_max:
-            shared.connection_count += 1
+        is_room = shared.connection_count < shared.connections_max
+        stranger = None if is_room else next(iter(shared.strangers), None)
+        if stranger is not None:
+            del shared.strangers[stranger]
+            stranger.abort("others come, and the peer has not shown who it is")
+        is_admitted = self._listener is not None and (is_room or stranger is not None)
+        shared.connection_count += is_admitted
+        if is_admitted and is_room:
             return True
         self.refused_count += 1
         admitted = shared.lines.admit()
@@ -207,7 +217,7 @@ class RemotingServer:
                 events.CHANNEL_REFUSED,
                 extra={"peer": peer, "connections_max": shared.connections_max, **admitted},
             )
-        return False
+        return is_admitted
 
     def _forget_undecided(self, connection: FirstByte) -> None:
         if connection in self._undecided:
@@ -217,6 +227,7 @@ class RemotingServer:
     def _forget(self, channel: Channel) -> None:
         if channel in self._channels:
             del self._channels[channel]
+            self._shared.strangers.pop(channel, None)
             self._shared.connection_count -= 1
         if not self._channels:
             self._none_left.set()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from tandemmq.runtime.ports import Clock, TimerHandle
 from tandemmq.units import KIB
@@ -25,15 +25,24 @@ LINES_MAX: Final = 20
 LINES_PERIOD_S: Final = 10.0
 
 
-class SharedBounds:
-    """One process's bounds. `connection_count` is counted by the servers."""
+class Closable(Protocol):
+    """A connection that can be closed at once."""
 
-    __slots__ = ("connection_count", "connections_max", "frames", "lines", "unknown")
+    def abort(self, reason: str) -> None: ...
+
+
+class SharedBounds:
+    """One process's bounds. The servers count `connection_count`, and put the connections of unknown peers
+    into `strangers`, the oldest first, from which a channel leaves when its peer is known.
+    """
+
+    __slots__ = ("connection_count", "connections_max", "frames", "lines", "strangers", "unknown")
 
     def __init__(self, clock: Clock, *, connections_max: int, frame_bytes_held_max: int) -> None:
         assert connections_max > 0, connections_max
         self.connections_max = connections_max
         self.connection_count = 0
+        self.strangers: dict[Closable, None] = {}
         self.frames = FrameBudget(frame_bytes_held_max)
         self.unknown = UnknownPeers(clock)
         self.lines = LineLimit(clock)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tandemmq.errors import StoreLocked
+from tandemmq.runtime.descriptors import opening
 from tandemmq.runtime.ports import Advice, T
 from tandemmq.units import Buffer
 
@@ -99,7 +100,9 @@ class DiskFile:
             if self._size == 0:
                 self._view = memoryview(b"")
             else:
-                self._map = mmap.mmap(self._descriptor, self._size, access=mmap.ACCESS_READ)
+                descriptor, size = self._descriptor, self._size
+                assert descriptor >= 0, f"{self._path} is closed: a map of no file would read as zeros"
+                self._map = opening(lambda: mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
                 if self._is_random:
                     self._map.madvise(mmap.MADV_RANDOM)
                 self._view = memoryview(self._map)
@@ -159,13 +162,13 @@ class RealDisk:
     """The file systems of this machine."""
 
     def open(self, path: Path) -> DiskFile:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = _open(path, os.O_RDWR)
         return DiskFile(path, descriptor, os.fstat(descriptor).st_size)
 
     def create(self, path: Path, size: int, *, sparse: bool = False) -> DiskFile:
         new_directories = _new_directories(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        descriptor = _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             if sparse:
                 os.ftruncate(descriptor, size)
@@ -181,7 +184,7 @@ class RealDisk:
 
     def list(self, directory: Path) -> list[str]:
         try:
-            return sorted(os.listdir(directory))
+            return sorted(opening(lambda: os.listdir(directory)))
         except FileNotFoundError:
             return []
 
@@ -201,13 +204,14 @@ class RealDisk:
         _make_durable_directories(path)
 
     def read_bytes(self, path: Path) -> bytes:
-        return path.read_bytes()
+        with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
+            return file.read()
 
     def write_atomically(self, path: Path, data: Buffer, *, keep_backup: bool = False) -> None:
         _make_durable_directories(path.parent)
         temporary = _sibling(path, ".tmp")
         try:
-            with open(temporary, "wb") as file:
+            with os.fdopen(_open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), "wb") as file:
                 if path.exists():
                     # A file that only its owner may read, say with a secret, must stay so.
                     os.fchmod(file.fileno(), path.stat().st_mode & 0o7777)
@@ -235,7 +239,7 @@ class RealDisk:
         key = os.path.realpath(path)
         if key in _locked_here:
             raise StoreLocked(f"{path} is locked by this process")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = _open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             # lockf, not flock: only the former excludes a RocketMQ broker (spec store 1).
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
@@ -257,6 +261,10 @@ class RealDisk:
 
     async def offload(self, fn: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(None, fn, *args)
+
+
+def _open(path: Path, flags: int, mode: int = 0o777) -> int:
+    return opening(lambda: os.open(path, flags | os.O_CLOEXEC, mode))
 
 
 def _reserve(descriptor: int, size: int) -> None:
@@ -380,7 +388,7 @@ def sync_tree(directory: Path) -> None:
 
 def sync_directory(directory: Path) -> None:
     """Make the names in one directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = _open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

@@ -52,6 +52,12 @@ class Advice(Enum):
     IDLE = "pages of its view may leave this process; they stay in the page cache, and views stay valid"
 
 
+class NotOpened(OSError):
+    """A file, a directory or a map was not opened, because the process or the machine had no descriptor or no
+    memory left. Nothing was done, and nothing of the disk is in doubt: try again later.
+    """
+
+
 class File(Protocol):
     """One open file whose length never changes."""
 
@@ -97,7 +103,9 @@ class Lock(Protocol):
 
 
 class Disk(Protocol):
-    """Files below directories. Errors are OSError with its errno, so a full disk is ENOSPC (or EDQUOT)."""
+    """Files below directories. Errors are OSError with its errno, so a full disk is ENOSPC (or EDQUOT); one
+    that has no room for one more open file is NotOpened.
+    """
 
     def open(self, path: Path) -> File: ...
 

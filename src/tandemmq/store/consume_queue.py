@@ -13,12 +13,14 @@ Source:     spec store 5, 12.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
 
 import numpy as np
 
 from tandemmq.protocol.record_scan import Ints
+from tandemmq.runtime.ports import NotOpened
 from tandemmq.store.options import QUEUE_OFFSET_MAX, QUEUE_UNIT_BYTES
 from tandemmq.store.segmented_log import OpenFiles, Segment, SegmentedLog
 from tandemmq.units import KIB, MIB, align_down
@@ -133,6 +135,12 @@ _FILLERS_MAX = TAIL_BYTES_MAX // QUEUE_UNIT_BYTES
 _pack = UNIT.pack
 
 
+class FilesLeft(OSError):
+    """Files of a former run of the queue cannot be deleted, so its entries stay in memory: no other queue
+    suffers from that.
+    """
+
+
 class ConsumeQueue:
     """The entries of (topic, queue_id), addressed by queue offset."""
 
@@ -152,6 +160,7 @@ class ConsumeQueue:
         "min_offset",
         "next_offset",
         "tail_start",
+        "waits_for_deletion",
     )
 
     def __init__(
@@ -161,6 +170,7 @@ class ConsumeQueue:
         self.key = key
         self.is_schedule = is_schedule
         self.is_dropped = False
+        self.waits_for_deletion = False  # of its former files, and that was logged
         self.min_offset = 0
         self.max_offset = 0
         self.next_offset = 0
@@ -272,7 +282,7 @@ class ConsumeQueue:
         self.tail_start = self.min_offset = self.max_offset = self.next_offset = queue_offset
         self.end_log_offset = -1
         self._is_overtaken = True
-        self._log.begin_anew()
+        _deleting(self._log.begin_anew)
 
     def _write_long_tail(self) -> None:
         if self.is_dropped:
@@ -311,7 +321,8 @@ class ConsumeQueue:
         # What is in memory reaches to the end, and what is in the files to it.
         assert len(self._tail) == (self.max_offset - self.tail_start) * QUEUE_UNIT_BYTES, self
         if self._written < self.max_offset and not self._log.segments:
-            self._log.remove_strays()  # of before a long gap, or of a former life of the topic
+            # Of before a long gap, or of a former life of the topic.
+            _deleting(self._log.remove_strays)
         while self._written < self.tail_start:
             self._write_fillers()
         tail = memoryview(self._tail)
@@ -327,6 +338,7 @@ class ConsumeQueue:
         finally:
             tail.release()
         assert self._written == self.max_offset, (self, self._written)
+        self.waits_for_deletion = False
 
     def _write_fillers(self) -> None:
         """Write fillers before the first entry, a part of them."""
@@ -548,7 +560,19 @@ class ConsumeQueue:
         return dropped
 
     def remove(self) -> None:
-        """Delete the queue's files and directory; later entries are ignored."""
+        """Delete the queue's files and directory; later entries are ignored.
+
+        Raises:  FilesLeft: a new queue of that name deletes them before its first entry is written.
+        """
         assert not self.is_dropped, self
         self.is_dropped = True
-        self._log.remove_all()
+        _deleting(self._log.remove_all)
+
+
+def _deleting(act: Callable[[], None]) -> None:
+    try:
+        act()
+    except NotOpened:
+        raise
+    except OSError as error:
+        raise FilesLeft(error.errno, error.strerror, error.filename) from error

@@ -324,14 +324,14 @@ class ConsumeQueues:
             queue.raise_min(end)
             # A torn last entry may name an early record: it does not speak for those before it.
             if queue.min_offset >= queue.max_offset and queue.end_log_offset <= end:
-                self.table.pop(key).remove()
+                _remove(self.table.pop(key))
         self._remove_empty(topic)
 
     def drop_topic(self, topic: str) -> int:
         """Delete every queue of a topic; how many. Its records stay in the log (spec store 19)."""
         keys = [key for key in self.table if key[0] == topic]
         for key in keys:
-            self.table.pop(key).remove()
+            _remove(self.table.pop(key))
         self._remove_empty(topic)
         return len(keys)
 
@@ -345,6 +345,15 @@ class ConsumeQueues:
         directory = self._paths.topic(topic)
         if self._disk.exists(directory) and not self._disk.list(directory):
             self._disk.remove(directory)
+
+
+def _remove(queue: ConsumeQueue) -> None:
+    """Delete the queue's files; those that cannot be deleted now are when a queue of that name needs room."""
+    try:
+        queue.remove()
+    except OSError as error:
+        extra = {"topic": queue.key[0], "queue_id": queue.key[1], "error": str(error)}
+        log.warning(events.QUEUE_FILES_LEFT, extra=extra)
 
 
 def _begins_anew(queue: ConsumeQueue, queue_offset: int, log_offset: int) -> bool:

@@ -31,17 +31,19 @@ from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, delivered_at_ms
 from tandemmq.store.admission import Admission
 from tandemmq.store.appender import PlacedBatch, Unit, count_records
 from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.consume_queue import ENTRY, UNIT, ConsumeQueue, pack_entries
+from tandemmq.store.consume_queue import ENTRY, UNIT, ConsumeQueue, FilesLeft, pack_entries
 from tandemmq.store.consume_queues import ConsumeQueues, QueueKey
 from tandemmq.store.options import QUEUE_UNIT_BYTES, StoreOptions
 from tandemmq.store.record_block import LEVEL_DIGITS_MAX, RecordBlock, block_of, read_block
 from tandemmq.store.watermarks import Watermark
 from tandemmq.telemetry import events
-from tandemmq.units import KIB, Buffer
+from tandemmq.units import KIB, MIB, Buffer
 
 log = logging.getLogger(__name__)
 
 QUEUE_WRITE_FAILED = "queue write failed"
+UNWRITTEN_BYTES_MAX = 16 * MIB
+"""Entries of one queue that waits for the deletion of its former files: 838,860 messages."""
 """The reason by which the admission knows that queue entries could not be written."""
 BLOCK_BYTES_MIN = 96 * KIB
 """From about so many bytes on reading all records at once is quicker than one by one."""
@@ -409,13 +411,21 @@ class Dispatcher:
             for listener in self._listeners:
                 listener(changed)
 
-    def block(self, queue: ConsumeQueue, error: OSError) -> None:
+    def block(self, queue: ConsumeQueue, error: OSError) -> bool:
+        """The entries of a queue cannot be written: True when sends are refused for that.
+
+        A queue that waits for the deletion of its former files stops nobody, up to UNWRITTEN_BYTES_MAX.
+        """
+        facts = {"topic": queue.key[0], "queue_id": queue.key[1], "error": str(error)}
+        if isinstance(error, FilesLeft) and queue.unwritten_bytes <= UNWRITTEN_BYTES_MAX:
+            if not queue.waits_for_deletion:
+                queue.waits_for_deletion = True
+                log.error(events.QUEUE_FILES_LEFT, extra=facts)
+            return False
         if not self._admission.is_blocked(QUEUE_WRITE_FAILED):
-            log.error(
-                events.QUEUE_WRITE_FAILED,
-                extra={"topic": queue.key[0], "queue_id": queue.key[1], "error": str(error)},
-            )
+            log.error(events.QUEUE_WRITE_FAILED, extra=facts)
         self._admission.block(QUEUE_WRITE_FAILED, f"queue files take no writes: {error.strerror or error}")
+        return True
 
     def _stop(self, position: int, outcome: RecordOutcome) -> None:
         """Foreign bytes: nothing behind them can be dispatched (a slave never skips, spec replication
@@ -440,7 +450,7 @@ class BlockDispatch:
         queues: ConsumeQueues,
         keys: KeySink | None,
         delays_ms: Sequence[int],
-        on_failed: Callable[[ConsumeQueue, OSError], None],
+        on_failed: Callable[[ConsumeQueue, OSError], object],
     ) -> None:
         self._queues = queues
         self._keys = keys

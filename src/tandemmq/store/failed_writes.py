@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from tandemmq.runtime.ports import Clock, Disk, TimerHandle
+from tandemmq.runtime.ports import Clock, Disk, NotOpened, TimerHandle
 from tandemmq.runtime.tasks import TaskScope, run_out
 from tandemmq.store.admission import Admission
 from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.flusher import sync_segments
+from tandemmq.store.flusher import OPEN_RETRY_S, sync_segments
 from tandemmq.store.outcomes import PutStatus
 from tandemmq.store.replies import Sends
 from tandemmq.store.segmented_log import Segment
@@ -142,6 +142,11 @@ class FailedWrites:
     async def _sync_once(self, segments: Sequence[Segment], sends: Sends) -> None:
         try:
             await sync_segments(self._disk, segments)
+        except NotOpened:
+            self._unsynced = dict.fromkeys((*segments, *self._unsynced))
+            self._sends = [*sends, *self._sends]
+            await self._clock.sleep(OPEN_RETRY_S)
+            return
         except OSError as error:
             self._on_refused(sends, PutStatus.UNKNOWN_ERROR)
             self._on_failed(error)

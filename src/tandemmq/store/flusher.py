@@ -1,7 +1,8 @@
 """Makes what was appended survive a power cut: follows `appended`, raises `flushed`.
 
 Invariants: one flush at a time; `flushed` rises only after the fsync of every file below it; after a failed
-            fsync nothing is flushed ever again, because the kernel may have dropped the pages.
+            fsync nothing is flushed ever again, because the kernel may have dropped the pages. A file that
+            cannot be opened for want of descriptors or memory is no failed fsync: the round waits.
 Strategy:   SYNC_FLUSH is a group commit: a flush starts when bytes arrive and none runs, and goes on until it
             has caught up, so that all sends that came during one fsync share the next. ASYNC_FLUSH looks at
             the clock. fsync itself runs off the loop.
@@ -15,7 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from tandemmq.errors import FlushFailed
-from tandemmq.runtime.ports import Clock, Disk, File, TimerHandle
+from tandemmq.runtime.ports import Clock, Disk, File, NotOpened, TimerHandle
 from tandemmq.runtime.tasks import TaskScope, run_out
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.options import FlushMode, StoreOptions
@@ -27,6 +28,9 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 PAGE_BYTES = 4096
+OPEN_RETRY_S = 0.2
+OPEN_TRIES_MAX = 25
+"""How often a flush at the end of the store's life tries to open its files."""
 
 
 class Flusher:
@@ -44,8 +48,10 @@ class Flusher:
         appended: Watermark,
         flushed: Watermark,
         stored_at: Callable[[], int],
+        on_waiting: Callable[[OSError], None],
         on_failed: Callable[[FlushFailed], None],
     ) -> None:
+        """`on_waiting` is told each time that a round has to wait, because its files cannot be opened now."""
         self._options = options
         self._log = log
         self._disk = disk
@@ -55,7 +61,9 @@ class Flusher:
         self._appended = appended
         self._flushed = flushed
         self._stored_at = stored_at
+        self._on_waiting = on_waiting
         self._on_failed = on_failed
+        self._is_waiting = False
         self._task: asyncio.Task[None] | None = None
         self._timer: TimerHandle | None = None
         self._thorough_at = clock.monotonic()
@@ -113,12 +121,36 @@ class Flusher:
         return not self._is_stopped and self._flushed.value < self._appended.value
 
     async def flush(self) -> None:
-        """One round: everything that is appended now is flushed when it returns, unless an fsync failed."""
-        while not await self._flush_once():
-            pass
+        """One round: everything that is appended now is flushed when it returns, unless an fsync failed.
+        While the files cannot be opened it tries again; once the flusher is stopped, OPEN_TRIES_MAX times.
+        """
+        tries = 0
+        while True:
+            try:
+                if await self._flush_once():
+                    break
+            except NotOpened as error:
+                tries += self._is_stopped
+                if tries > OPEN_TRIES_MAX:
+                    self.fail(error)
+                    return
+                self._wait(error)
+                await self._clock.sleep(OPEN_RETRY_S)
+        if self._is_waiting:
+            self._is_waiting = False
+            log.warning(events.FLUSH_RESUMED, extra={"flushed": self._flushed.value})
+
+    def _wait(self, error: NotOpened) -> None:
+        if not self._is_waiting:
+            self._is_waiting = True
+            log.error(events.FLUSH_POSTPONED, extra={"flushed": self._flushed.value, "error": str(error)})
+        self._on_waiting(error)
 
     async def _flush_once(self) -> bool:
-        """False when the log was cut meanwhile: what stands there now is not what was synced."""
+        """False when the log was cut meanwhile: what stands there now is not what was synced.
+
+        Raises:  NotOpened: nothing is known to be flushed, and nothing is in doubt.
+        """
         if self.is_failed:
             return True  # the pages that could not be written are clean by now: a second fsync says nothing
         target, cut_count = self._appended.value, self._appended.cut_count
@@ -131,6 +163,8 @@ class Flusher:
         begun_at = self._clock.monotonic()
         try:
             await sync_segments(self._disk, segments)
+        except NotOpened:
+            raise
         except OSError as error:
             self.fail(error)
             return True
@@ -167,14 +201,32 @@ class Flusher:
 
 
 async def sync_segments(disk: Disk, segments: Sequence[Segment]) -> None:
-    """fsync these files off the loop; they stay open meanwhile. Raises OSError."""
-    if not segments:
-        return
-    files = [segment.pin() for segment in segments]
+    """fsync these files off the loop; they stay open meanwhile.
+
+    Strategy: together, or one at a time where the process has too few descriptors for all.
+    Raises:   NotOpened when one of them, or its directory, could not be opened: call again later. OSError
+    when
+              an fsync failed.
+    """
     try:
-        await disk.offload(_sync_all, files)
-    finally:
+        await _sync_together(disk, segments)
+    except NotOpened:
         for segment in segments:
+            segment.make_room()
+            await _sync_together(disk, (segment,))
+
+
+async def _sync_together(disk: Disk, segments: Sequence[Segment]) -> None:
+    pinned: list[Segment] = []
+    files: list[File] = []
+    try:
+        for segment in segments:
+            files.append(segment.pin())
+            pinned.append(segment)
+        if files:
+            await disk.offload(_sync_all, files)
+    finally:
+        for segment in pinned:
             segment.unpin()
 
 

@@ -205,11 +205,12 @@ class KeyIndex:
 
     def snapshot(self) -> IndexSnapshot:
         """What a flush has to write, taken on the loop; changes after it belong to the next flush."""
+        file = self.file  # if it cannot be opened, its pages stay to be written
         pages = np.flatnonzero(self._dirty)
         assert self._slots is not None or not len(pages), f"{self.path} lost slots that were not written"
         self._dirty[pages] = False
         header = HEADER.pack(*msgspec.structs.astuple(self.header))
-        return IndexSnapshot(self.file, header, self._slots, pages)
+        return IndexSnapshot(file, header, self._slots, pages)
 
     def drop_slots(self) -> None:
         """The file is full and on disk: its slots are read from there from now on."""

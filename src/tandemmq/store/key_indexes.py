@@ -18,7 +18,7 @@ import numpy as np
 from tandemmq.protocol.hashes import java_hashes, key_hash, key_head
 from tandemmq.protocol.record_scan import Ints
 from tandemmq.protocol.sys_flag import TRANSACTION_ROLLBACK
-from tandemmq.runtime.ports import Clock, Disk, TimerHandle
+from tandemmq.runtime.ports import Clock, Disk, NotOpened, TimerHandle
 from tandemmq.store.appender import PlacedBatch, Unit
 from tandemmq.store.key_index import KeyIndex, fold_hashes, made_at, new_name
 from tandemmq.store.options import StoreOptions, StorePaths
@@ -28,6 +28,8 @@ from tandemmq.units import MIB
 log = logging.getLogger(__name__)
 
 PENDING_COUNT_MAX = 2048
+LATE_KEYS_MAX = 1_000_000
+"""So many keys wait for a file that cannot be opened now; with one more the index counts as failed."""
 PENDING_BYTES_MAX = 8 * MIB
 """Records wait with their bodies, so they are bounded by bytes too."""
 BUILD_DELAY_S = 0.2
@@ -44,6 +46,7 @@ class KeyIndexes:
         self._files: list[KeyIndex] = []
         self._unsynced: list[KeyIndex] = []
         self._syncing: KeyIndex | None = None  # its handle is in use off the loop
+        self._late: list[tuple[Ints, Ints, Ints]] = []  # keys whose file could not be opened yet
         self._pending: list[Unit] = []
         self._pending_count = 0
         self._pending_bytes = 0
@@ -89,6 +92,10 @@ class KeyIndexes:
         """Forget records behind the end of the log, which recovery found."""
         assert self._syncing is None, f"{self._syncing} is written off the loop"
         assert not self._pending or self._pending[-1][1] < log_end, (self._pending[-1][1], log_end)
+        self._late = [
+            tuple(column[: int(np.searchsorted(part[1], log_end))] for column in part)  # type: ignore[misc]
+            for part in self._late
+        ]
         for index in reversed(tuple(self._files)):
             if index.header.next_entry <= 1:
                 continue  # its header says nothing, and the one before it may have to be cut
@@ -202,16 +209,33 @@ class KeyIndexes:
             self._put(hashes, np.array(log_offsets[done:]), np.array(times[done:]))
 
     def _put(self, hashes: Ints, log_offsets: Ints, stored_at_ms: Ints) -> None:
-        done = 0
-        try:
-            while done < len(hashes):
-                index = self._current()
-                self._note_unsynced(index)
-                before = done
-                done += index.put_many(hashes[done:], log_offsets[done:], stored_at_ms[done:])
-                assert before < done <= len(hashes), (index.path, before, done, len(hashes))
-        except OSError as error:
-            self._break(error)
+        self._late.append((hashes, log_offsets, stored_at_ms))
+        self._put_late()
+
+    def _put_late(self) -> None:
+        """Put what waits into the files. It goes on waiting while no file can be opened."""
+        waiting, self._late = self._late, []
+        for number, (hashes, log_offsets, stored_at_ms) in enumerate(waiting):
+            done = 0
+            try:
+                while done < len(hashes):
+                    index = self._current()
+                    self._note_unsynced(index)
+                    before = done
+                    done += index.put_many(hashes[done:], log_offsets[done:], stored_at_ms[done:])
+                    assert before < done <= len(hashes), (index.path, before, done, len(hashes))
+            except NotOpened as error:
+                self._late = [
+                    (hashes[done:], log_offsets[done:], stored_at_ms[done:]),
+                    *waiting[number + 1 :],
+                ]
+                if sum(len(part[0]) for part in self._late) > LATE_KEYS_MAX:
+                    self._late = []
+                    self._break(error)
+                return
+            except OSError as error:
+                self._break(error)
+                return
 
     def _note_unsynced(self, index: KeyIndex) -> None:
         if index not in self._unsynced:
@@ -236,18 +260,27 @@ class KeyIndexes:
     async def flush(self) -> bool:
         """True when the keys of everything dispatched so far are on disk.
 
-        Raises:  OSError when an fsync failed.
+        Raises:  NotOpened when a file could not be opened now: it is synced by the next flush. OSError when
+        an
+                 fsync failed.
         """
         self.build()
+        if self._late and not self.is_broken:
+            self._put_late()
         assert self._syncing is None, "one flush at a time"
         dirty, self._unsynced = self._unsynced, []
-        for index in dirty:
+        for number, index in enumerate(dirty):
             if self.is_broken:
                 break
             assert index in self._files, f"{index.path} is deleted and waits to be synced"
             self._syncing = index
             try:
                 is_written = await self._disk.offload(index.snapshot().write_and_sync)
+            except NotOpened:
+                for one in reversed(dirty[number:]):
+                    if one in self._files and one not in self._unsynced:
+                        self._unsynced.insert(0, one)
+                raise
             finally:
                 self._syncing = None
             if not is_written:
@@ -256,7 +289,7 @@ class KeyIndexes:
             elif index is not self._files[-1] and index not in self._unsynced:
                 index.drop_slots()
                 index.close()
-        return not self.is_broken
+        return not self.is_broken and not self._late
 
     # Reading.
 

@@ -171,16 +171,23 @@ class Cleaner:
             self._timer = None
 
     def clean(self, *, at_any_hour: bool = False) -> int:
-        """One round; how many log files were deleted. None while the log is being cut: the next one does."""
+        """One round; how many log files were deleted. None while the log is being cut, or when a file that
+        must be read cannot be: the next round tries again.
+        """
         if self._is_held():
             return 0
-        now_ms = self._clock.now_ms()
+        now_ms, used_percent = self._clock.now_ms(), self._used_percent()
+        try:
+            left_at_ms = self._left_at()
+        except OSError as error:
+            log.warning(events.RETENTION_POSTPONED, extra={"error": str(error)})
+            left_at_ms = []
         plan = plan_cleaning(
             self._options,
-            used_percent=self._used_percent(),
+            used_percent=used_percent,
             hour=datetime.fromtimestamp(now_ms / 1000).hour,
             now_ms=now_ms,
-            left_at_ms=self._left_at(),
+            left_at_ms=left_at_ms,
             at_any_hour=at_any_hour,
         )
         self._set_full(plan.is_disk_full)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from tandemmq.errors import Corrupt
-from tandemmq.runtime.ports import Advice, Disk, File
+from tandemmq.runtime.ports import Advice, Disk, File, NotOpened, T
 from tandemmq.store.options import offset_file_name, parse_offset_file_name
 from tandemmq.telemetry import events
 from tandemmq.units import MIB, align_down
@@ -116,7 +117,8 @@ class SegmentedLog:
             return segment
         base = align_down(offset, self.segment_bytes)
         assert not self.segments or self.segments[-1].end == base, (self.directory, base, self.segments[-1])
-        file = self._files.disk.create(self.path_of(base), self.segment_bytes, sparse=self._sparse)
+        path, disk = self.path_of(base), self._files.disk
+        file = self._files.opening(lambda: disk.create(path, self.segment_bytes, sparse=self._sparse))
         return self.adopt(base, file)
 
     def path_of(self, base: int) -> Path:
@@ -268,7 +270,7 @@ class Segment:
         file = self._file
         if file is None:
             assert not self._is_doomed, f"{self} was removed: another file may have its name"
-            file = self._file = self._files.disk.open(self.path)
+            file = self._file = self._files.opening(lambda: self._files.disk.open(self.path))
             self._opened(file)
         return file
 
@@ -285,7 +287,7 @@ class Segment:
 
     def view(self) -> memoryview:
         """The whole file, read-only; slices of it stay valid after the segment is closed or removed."""
-        return self.file.view()
+        return self._files.opening(self.file.view, keeps=self)
 
     def release_pages(self) -> None:
         """Let its mapped pages leave this process's memory; views stay valid."""
@@ -297,6 +299,11 @@ class Segment:
         file = self.file
         self._pins += 1
         return file
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether work off the loop needs the open file."""
+        return self._pins > 0
 
     def unpin(self) -> None:
         """End of one `pin`."""
@@ -328,6 +335,10 @@ class Segment:
             return False
         return True
 
+    def make_room(self) -> None:
+        """Close handles of other files that nobody works on: something else found no descriptor."""
+        self._files.close_some()
+
     def shut(self) -> None:
         """Close the handle; the next use opens it again."""
         if self._file is not None:
@@ -336,7 +347,7 @@ class Segment:
 
 
 class OpenFiles:
-    """Handles of segments, at most about `count_max` at a time.
+    """Handles of segments, at most about `count_max` at a time, and fewer when the system gives no more.
 
     Strategy: second chance: each use sets a flag, eviction clears flags in a circle and closes the first
               segment without one.
@@ -370,6 +381,27 @@ class OpenFiles:
                 candidate.shut()
             else:
                 self._segments.append(candidate)
+
+    def opening(self, act: Callable[[], T], *, keeps: Segment | None = None) -> T:
+        """What `act` returns, which opens a file or a map: once more, with half of the unpinned handles
+        closed, when the process has no descriptor or memory left. On the loop only.
+
+        Raises:  NotOpened when closing helps no more; what `act` raises.
+        """
+        while True:
+            try:
+                return act()
+            except NotOpened:
+                if not self.close_some(keeps):
+                    raise
+
+    def close_some(self, keeps: Segment | None = None) -> bool:
+        """Close half of the handles that nobody works on, the oldest first; False when there are none."""
+        idle = [segment for segment in self._segments if not (segment.is_pinned or segment is keeps)]
+        for segment in idle[: (len(idle) + 1) // 2]:
+            self._segments.remove(segment)
+            segment.shut()
+        return bool(idle)
 
     def forget(self, segment: Segment) -> None:
         """A segment closed its handle by itself."""

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from tandemmq.runtime.ports import Clock, Disk, TimerHandle
+from tandemmq.runtime.ports import Clock, Disk, NotOpened, TimerHandle
 from tandemmq.runtime.tasks import TaskScope, run_out
 from tandemmq.store.admission import Admission
 from tandemmq.store.checkpoint import Checkpoint
@@ -124,6 +124,9 @@ class TableFlusher:
     async def _round(self, is_thorough: bool) -> None:
         try:
             await self.flush(is_thorough=is_thorough)
+        except NotOpened as error:
+            # Nothing counts as synced, and the next round tries again.
+            log.error(events.TABLE_FLUSH_POSTPONED, extra={"error": str(error)})
         except OSError as error:
             self._flusher.fail(error)
         finally:
@@ -132,23 +135,25 @@ class TableFlusher:
     async def flush(self, *, is_thorough: bool) -> bool:
         """One round; True when it was thorough and every entry is on disk now.
 
-        Raises:  OSError when an fsync failed.
+        Raises:  NotOpened when a file could not be opened now; OSError when an fsync failed.
         """
         stored_at_ms = self._dispatcher.stored_at_ms
         begun_at = self._clock.monotonic()
         if is_thorough:
             self._thorough_end = self._dispatcher.dispatched_end
             self._thorough_count = self._dispatcher.dispatched_count
-        is_written = True
+        is_written, is_blocked = True, False
         least_bytes = 1 if is_thorough else max(1, self._options.queue_flush_least_pages * PAGE_BYTES)
         due: list[ConsumeQueue] = []
         for count, queue in enumerate(self._queues):
             if count % QUEUES_PER_TURN == QUEUES_PER_TURN - 1:
                 await next_turn(self._clock)
-            is_written &= self._write(queue, is_idle=is_thorough)
+            is_refused = self._write(queue, is_idle=is_thorough)
+            is_written &= is_refused is None
+            is_blocked |= bool(is_refused)
             if queue.unsynced_bytes >= least_bytes:
                 due.append(queue)
-        if is_written:
+        if not is_blocked:
             self._admission.unblock(QUEUE_WRITE_FAILED)
         is_synced = await self._sync(due)
         is_indexed = is_thorough and self._indexes is not None and await self._indexes.flush()
@@ -198,24 +203,28 @@ class TableFlusher:
             durable, self._whole_end = self._whole_end, dispatched
         return dispatched if dispatched <= flushed else durable
 
-    def _write(self, queue: ConsumeQueue, *, is_idle: bool) -> bool:
+    def _write(self, queue: ConsumeQueue, *, is_idle: bool) -> bool | None:
+        """Write the entries that are in memory only: None when that is done, else whether sends are refused
+        for that.
+        """
         if queue.is_dropped or not queue.unwritten_bytes:
             if is_idle:
                 queue.drop_tail()
-            return True
+            return None
         try:
             queue.write()
-        except OSError as error:
-            self._dispatcher.block(queue, error)
-            return False
-        return True
+        except OSError as error:  # not kept: it holds a view of the entries
+            return self._dispatcher.block(queue, error)
+        return None
 
     async def _sync(self, queues: list[ConsumeQueue]) -> bool:
         """False when entries changed meanwhile: what is on disk of those is not known."""
         ends = []
-        for first in range(0, len(queues), QUEUES_PER_SYNC):
+        # While they are synced they stay open, whatever else needs descriptors.
+        count = max(1, min(QUEUES_PER_SYNC, self._options.open_file_count_max // 2))
+        for first in range(0, len(queues), count):
             segments = []
-            for queue in queues[first : first + QUEUES_PER_SYNC]:
+            for queue in queues[first : first + count]:
                 if queue.is_dropped:
                     continue
                 found, end = queue.unsynced_segments()

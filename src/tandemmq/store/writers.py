@@ -76,6 +76,7 @@ class Writers:
             appended=appended,
             flushed=flushed,
             stored_at=self._newest_stored_at,
+            on_waiting=lambda error: self.failed_writes.refuse(error),
             on_failed=on_failed,
         )
         self.flusher.flushed_stored_at_ms = stored_at_ms

@@ -405,6 +405,29 @@ async def test_ports_of_one_process_share_their_connections(make: MakePeers) -> 
     await other.stop()
 
 
+async def test_at_the_bound_a_new_connection_takes_the_place_of_an_unknown_peer(make: MakePeers) -> None:
+    peers = await make(server_options=ServerOptions(connections_max=3), guard=only_with_a_password).start()
+    assert (await peers.call(ECHO, body=b"password")).code == 0
+    strangers = [await peers.open_raw() for _ in range(2)]
+    await until(lambda: len(peers.server.channels) == 3)
+    other = RemotingClient(network=peers.network, clock=peers.clock)
+    request = Command.request(ECHO, body=b"password")
+    assert (await other.request(peers.address, request, PATIENCE_S)).code == 0
+    await until(strangers[0].is_closing)
+    assert not strangers[1].is_closing()
+    third = RemotingClient(network=peers.network, clock=peers.clock)
+    assert (await third.request(peers.address, Command.request(ECHO, body=b"password"), PATIENCE_S)).code == 0
+    await until(strangers[1].is_closing)
+    fourth = RemotingClient(network=peers.network, clock=peers.clock)
+    with pytest.raises(BrokerUnreachable):  # all that are left are known
+        await fourth.request(peers.address, Command.request(ECHO, body=b"password"), PATIENCE_S)
+    assert (await peers.call(ECHO, body=b"password")).code == 0
+    for client in (other, third, fourth):
+        await client.close()
+    await until(lambda: peers.server._shared.connection_count == 1)
+    assert not peers.server._shared.strangers
+
+
 async def test_stop_ends_handlers_and_connections(make: MakePeers) -> None:
     peers = await make().start()
     waiting = asyncio.ensure_future(peers.call(WAIT))

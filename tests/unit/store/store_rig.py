@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
 
 
 def options(**changes: Any) -> StoreOptions:
-    return StoreOptions(root=ROOT, **{**SMALL, **changes})
+    return StoreOptions(**{"root": ROOT, **SMALL, **changes})
 
 
 def record(

@@ -11,7 +11,7 @@ from store_rig import ROOT, Rig, bodies, options, record, unremovable
 from tandemmq.errors import ServiceNotAvailable
 from tandemmq.protocol.record import decode_records
 from tandemmq.protocol.record_layout import STORED_AT_V4
-from tandemmq.store import BrokerRole, GetStatus, MessageStore, PutStatus
+from tandemmq.store import BrokerRole, GetStatus, MessageStore, PutStatus, dispatcher
 from tandemmq.store.retention import HOUR_MS, plan_cleaning
 from tandemmq.telemetry import events
 
@@ -265,12 +265,46 @@ async def test_a_topic_made_again_beside_a_file_that_could_not_be_deleted_has_it
     directory = ROOT / "consumequeue" / "T" / "0"
     first = directory / rig.disk.list(directory)[0]
     assert first.name > f"{0:020d}"
-    with unremovable(rig, first), pytest.raises(OSError, match="refuses"):
+    with unremovable(rig, first):
         await store.drop_topics(["T"])
+    assert first.name in rig.disk.list(directory)
     rig.put(store, record(b"again"))
     await rig.clock.pass_time(61)
     assert rig.disk.list(directory) == [f"{0:020d}"]
     await store.close()
     store = await rig.open()
     assert bodies(store) == [b"again"]
+    await store.close()
+
+
+async def test_a_queue_file_that_can_never_be_deleted_stops_no_sends(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entries of its queue stay in memory, are read from there, and are built again after a restart."""
+    rig = Rig(commit_log_file_bytes=1024, consume_queue_file_bytes=60)
+    store = await rig.open()
+    rig.put(store, *(record(b"x" * 200) for _ in range(30)))
+    await rig.clock.pass_time(61)
+    first = ROOT / "consumequeue" / "T" / "0" / f"{0:020d}"
+    with unremovable(rig, first):
+        await store.drop_topics(["T"])
+        for n in range(3):
+            rig.put(store, record(b"again%d" % n), record(b"other%d" % n, topic="U"))
+            await rig.clock.pass_time(61)
+        assert store.facts().refusal is None
+        again = [b"again0", b"again1", b"again2"]
+        assert bodies(store) == again
+        told = [line.message for line in caplog.records if line.message.startswith("queue_")]
+        assert told == [events.QUEUE_FILES_LEFT] * 2  # by the deletion, and by the first write
+        monkeypatch.setattr(dispatcher, "UNWRITTEN_BYTES_MAX", 40)
+        await rig.clock.pass_time(1.1)
+        assert "queue files take no writes" in str(store.facts().refusal)
+        monkeypatch.setattr(dispatcher, "UNWRITTEN_BYTES_MAX", 60)
+        await rig.clock.pass_time(1.1)
+        assert store.facts().refusal is None
+    await rig.clock.pass_time(1.1)
+    assert rig.disk.list(first.parent) == [first.name]
+    await store.close()
+    store = await rig.open()
+    assert bodies(store) == again
     await store.close()

@@ -724,7 +724,11 @@ class ElectedBroker:
         self.store.trust_tail()
         # Clients come anew and tell who they are; who is sending to this broker in this moment stays.
         await self.broker.stop(keeps=self._forwarding.is_used_by)
-        self.store.begin_role(BrokerRole.SYNC_MASTER)
+        if not await self._begin_role(BrokerRole.SYNC_MASTER, facts.master_epoch):
+            await self.replication.end_term()
+            self.store.begin_role(BrokerRole.SLAVE)
+            await self._compose(is_master=False, epoch=self._epoch)
+            return
         await self._compose(is_master=True, epoch=facts.master_epoch)
         self._is_rested = False
         self._vouches.begin_term(self._clock.monotonic())
@@ -740,8 +744,24 @@ class ElectedBroker:
         await self.replication.end_term()
         if not self.broker.options.is_slave:
             await self.broker.stop(keeps=lambda _: keeps_clients)
-            self.store.begin_role(BrokerRole.SLAVE)
+            await self._begin_role(BrokerRole.SLAVE)
             await self._compose(is_master=False, epoch=self._epoch)
+
+    async def _begin_role(self, role: BrokerRole, epoch: int | None = None) -> bool:
+        """Gives the store its role, again and again while its disk takes no writes or opens no file; False
+        when the term `epoch` was replaced before: the store has its old role then.
+        """
+        assert self.store is not None
+        while True:
+            try:
+                self.store.begin_role(role)
+                return True
+            except OSError as error:
+                extra = {"master_epoch": self._epoch, "reason": str(error)}
+                log.error(events.BROKER_ROLE_REFUSED, extra=extra)
+            await self._clock.sleep(RETRY_S)
+            if epoch is not None and self._is_replaced(epoch):
+                return False
 
     async def _become_slave(self, facts: MasterFacts, *, keeps_clients: bool) -> None:
         await self._end_office(keeps_clients=keeps_clients)
