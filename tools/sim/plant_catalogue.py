@@ -1199,6 +1199,41 @@ _EXACTLY_ONCE: Final = (
 
 _OFFSETS: Final = (
     Plant(
+        name="a client that is moved is still believed",
+        path="broker/offsets/claims.py",
+        sound="            believed.discard((topic, queue_id))\n            self._count -= 1\n",
+        bug="            self._count -= 1\n",
+        proofs=("unit/broker/test_claims.py",),
+    ),
+    Plant(
+        name="an answer that was lost with its connection is not given again",
+        path="broker/offsets/claims.py",
+        sound="return self._moved.get(key) != channel.peer and len(self._moved) < self._count_max",
+        bug="return key not in self._moved and len(self._moved) < self._count_max",
+        proofs=("unit/broker/test_claims.py",),
+    ),
+    Plant(
+        name="commits of a group that keeps progress of its own lead others",
+        path="broker/offsets/claims.py",
+        sound="message_model != BROADCASTING:\n            safe = max",
+        bug="message_model:\n            safe = max",
+        proofs=("unit/broker/test_claims.py",),
+    ),
+    Plant(
+        name="who shows a record of another log goes on above where the logs parted",
+        path="broker/offsets/claims.py",
+        sound="safe = min(committed, younger, seen.queue_offset)",
+        bug="safe = min(committed, seen.queue_offset)",
+        proofs=("unit/broker/test_claims.py", "scenario/test_progress_clamped.py"),
+    ),
+    Plant(
+        name="places of connections that are gone count for ever",
+        path="broker/offsets/claims.py",
+        sound="self._count -= len(self._believed.pop(key))",
+        bug="self._believed.pop(key)",
+        proofs=("unit/broker/test_claims.py",),
+    ),
+    Plant(
         name="a consumer's proof of its place is not looked up",
         path="broker/offsets/claims.py",
         sound="            if seen is not None and has_seen:",
