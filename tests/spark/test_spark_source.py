@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from spark_lakes import follow_topic, land
+from spark_lakes import follow_topic, forget_last_commit, land
 
 from tandemmq.client import BlockingAdmin, BlockingProducer, Compression, ProducerOptions
 from tandemmq.protocol.batch import encode_batch
@@ -18,6 +19,7 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.compression import SYS_FLAGS, compressor
 from tandemmq.protocol.message import Message
+from tandemmq.protocol.requests.admin import CreateTopicRequest
 from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.spark.wire import POOL
 from waits import until_blocking
@@ -76,20 +78,101 @@ def test_compressed_bodies_are_delivered_inflated(lake_spark: Any, cluster: Any,
 
 def _send_packed_batch(address: str, topic: str, kind: Compression, bodies: list[bytes]) -> None:
     compress = compressor(kind)
+    _send_as(address, topic, SYS_FLAGS[kind], [compress(content) for content in bodies])
+
+
+def _send_as(address: str, topic: str, sys_flag: int, bodies: list[bytes], queue_id: int = 0) -> None:
+    """Bodies as they are, whatever the flag says of them."""
     header = SendRequestV2(
         producer_group="spark-tests",
         topic=topic,
         default_topic="TBW102",
         default_topic_queue_count=4,
-        queue_id=0,
-        sys_flag=SYS_FLAGS[kind],
+        queue_id=queue_id,
+        sys_flag=sys_flag,
         born_at_ms=1_700_000_000_000,
         flag=0,
         is_batch=True,
     )
-    body = encode_batch((0, compress(content), b"") for content in bodies)
+    body = encode_batch((0, content, b"") for content in bodies)
     with POOL.borrow(address) as connection:
         command = Command.request(RequestCode.SEND_BATCH_MESSAGE, header, body=body)
+        assert connection.request(command, 30.0).code == ResponseCode.SUCCESS
+
+
+def test_a_body_that_is_not_what_its_flag_says_is_marked_and_kept_apart(
+    lake_spark: Any, cluster: Any, spark_log: Path, run_pipeline: Callable[..., Any], tmp_path: Path
+) -> None:
+    topic, wrong = "SparkFaults", b'{"n": 7, "plain": true}'
+    sent = cluster.send(topic, 40)
+    _send_as(cluster.master.address, topic, SYS_FLAGS[Compression.ZLIB], [wrong])
+    rows = _read(lake_spark, cluster, topic, columns="body,bodyFault,sysFlag").load().collect()
+    assert sorted(bytes(row.body) for row in rows) == sorted([*sent, wrong])
+    (marked,) = [row for row in rows if row.bodyFault is not None]
+    assert bytes(marked.body) == wrong
+    assert marked.bodyFault.startswith("message body is no zlib stream")
+    assert f"bodies.undecoded topics={topic} messages=1 first=" in spark_log.read_text()
+    files = lake_spark.read.format("commitlog").option("topic", topic).schema("body binary, bodyFault string")
+    assert sorted(files.load(str(cluster.directory / "master")).collect()) == sorted(
+        row for row in _read(lake_spark, cluster, topic, columns="body,bodyFault").load().collect()
+    )
+
+    def land_once(out: Path, *more: str) -> tuple[int, int]:
+        """Rows in the lake, and rows kept apart."""
+        told = run_pipeline(
+            "landing", "--namesrv", cluster.namesrv, "--topic", topic, "--out", str(out), "--once", *more
+        )
+        return told[-1]["rows_total"], told[-1]["bad_total"]
+
+    assert land_once(tmp_path / "plain") == (40, 1)
+    (apart,) = pq.read_table(tmp_path / "plain" / "_bad_records").to_pylist()
+    assert (apart["body"], apart["badReason"]) == (wrong, marked.bodyFault)
+    # What can be read is good.
+    assert land_once(tmp_path / "json", "--json-schema", "n bigint") == (41, 0)
+    lakes = ("--lake", str(tmp_path / "plain"), "--lake", str(tmp_path / "json"))
+    told = run_pipeline("audit", "--namesrv", cluster.namesrv, "--topic", topic, *lakes)
+    assert told[-1]["reason"] == "equal"
+
+
+def test_a_batch_is_repeated_without_queues_that_are_gone(
+    lake_spark: Any, cluster: Any, spark_log: Path, tmp_path: Path
+) -> None:
+    topic, checkpoint = "SparkGone", tmp_path / "checkpoint"
+    with BlockingAdmin(cluster.namesrv) as admin:
+        admin.create_topic(topic, queue_count=4)
+    for queue_id in range(4):
+        _send_as(cluster.master.address, topic, 0, [b"%d" % n for n in range(100)], queue_id)
+    counts: list[int] = []
+
+    def follow(**options: str) -> None:
+        stream = follow_topic(lake_spark, cluster.namesrv, topic, columns="queueId", **options)
+        writer = stream.writeStream.foreachBatch(lambda frame, _: counts.append(frame.count()))
+        writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+        writer.start().awaitTermination()
+
+    follow()
+    forget_last_commit(checkpoint)
+    _shrink(cluster.master.address, topic)
+    with pytest.raises(Exception, match=r"SparkGone@b:1: .* the queue is gone.*failOnDataLoss=false"):
+        follow()
+    follow(failOnDataLoss="false")
+    # Then a batch without rows, whose offset names the gone queues no more.
+    assert [count for count in counts if count] == [400, 100]
+    assert f"messages.found_lost queue={topic}@b:3 from_offset=0 messages=100 " in spark_log.read_text()
+
+
+def _shrink(address: str, topic: str) -> None:
+    """Leaves the topic one queue, as an operator does who insists."""
+    header = CreateTopicRequest(
+        topic=topic,
+        default_topic="TBW102",
+        read_queue_count=1,
+        write_queue_count=1,
+        permission=6,
+        is_forced=True,
+    )
+    with POOL.borrow(address) as connection:
+        command = Command.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         assert connection.request(command, 30.0).code == ResponseCode.SUCCESS
 
 

@@ -1494,6 +1494,51 @@ _CLIENT: Final = (
     ),
 )
 
+_SPARK: Final = (
+    Plant(
+        name="a batch of Spark that is repeated is planned with the options of today",
+        path="spark/stream.py",
+        sound="plan_tasks(ranges, ends.packing or self._options.unpinned_packing)",
+        bug="plan_tasks(ranges, self._options.packing)",
+        proofs=("unit/spark/test_spark_stream.py",),
+    ),
+    Plant(
+        name="a batch of a release that kept no plan is cut by the defaults of today",
+        path="spark/stream.py",
+        sound="ends.packing or self._options.unpinned_packing",
+        bug="ends.packing or self._options.packing",
+        proofs=("unit/spark/test_spark_stream.py",),
+    ),
+    Plant(
+        name="a batch of Spark is repeated with another filter",
+        path="spark/stream.py",
+        sound="        self._check_filter(ends)\n",
+        bug="",
+        proofs=("unit/spark/test_spark_stream.py",),
+    ),
+    Plant(
+        name="tasks move up when one has lost all of its messages",
+        path="spark/packing.py",
+        sound="return kept + moved",
+        bug="return [task for task in kept if task] + moved",
+        proofs=("unit/spark/test_spark_packing.py",),
+    ),
+    Plant(
+        name="rows behind a gap take the names of the lost ones",
+        path="spark/packing.py",
+        sound="        kept.append(task[:first])\n",
+        bug="        kept.append(task[:first] + task[first + 1 :])\n",
+        proofs=("unit/spark/test_spark_packing.py",),
+    ),
+    Plant(
+        name="a batch that is repeated asks brokers that it does not read",
+        path="spark/resolve.py",
+        sound="tuple(queue for queue in known.queues if queue in items)",
+        bug="known.queues",
+        proofs=("unit/spark/test_spark_stream.py",),
+    ),
+)
+
 _CONSENSUS: Final = (
     Plant(
         name="a server forgets its vote in a crash",
@@ -2003,6 +2048,7 @@ PLANTS: Final[tuple[Plant, ...]] = (
     *_OFFSETS,
     *_ACCESS,
     *_CLIENT,
+    *_SPARK,
     *_CONSENSUS,
     *_ELECTED,
 )

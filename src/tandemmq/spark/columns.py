@@ -77,7 +77,7 @@ KAFKA_COLUMNS: tuple[Column, ...] = (
 """A message as Spark's source for Kafka shows it; `headers` comes behind them when it is asked for."""
 
 BODY_FAULT = Column("bodyFault", ("string",))
-"""Why `body` is as it was stored: its sender's flag says compressed, and it is not. Null for all others."""
+"""The reason why `body` is as it was stored although its sender's flag says compressed; null for others."""
 
 SOURCE_COLUMNS: tuple[Column, ...] = (
     *COLUMNS,

@@ -60,7 +60,7 @@ from tandemmq.units import MIB
 
 LOG_COLUMNS = (*COLUMNS, Column("damage", ("string",)))
 KNOWN_COLUMNS = (*LOG_COLUMNS, BODY_FAULT)
-"""All that can be had by name; the first are what a query gets that names none."""
+"""Every column that a query can name; a query that names none gets `LOG_COLUMNS`."""
 
 
 class Damaged(Enum):

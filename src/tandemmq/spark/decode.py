@@ -70,7 +70,7 @@ class DecodePlan:
 
 @dataclass(slots=True)
 class BodyFaults:
-    """How many bodies were not what their senders' flags say, and what the first of them was."""
+    """The number of bodies that are not what their senders' flags say, and the first of them."""
 
     count: int = 0
     first: str = ""
@@ -215,7 +215,9 @@ class _Rows:
         return body if column.type == "binary" else repair_text(body.view(pa.string()))
 
     def body_fault(self, column: OutputColumn) -> Any:
-        """Why a body is as it was stored although its sender's flag says compressed; null for all others."""
+        """Builds the reasons why bodies are as they were stored although their flags say compressed; null for
+        all others.
+        """
         self._read_bodies()
         if not self._fault_of:
             return pa.nulls(len(self._columns), pa.string())

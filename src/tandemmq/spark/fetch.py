@@ -316,7 +316,7 @@ class RangeReader:
         raise BrokerUnreachable(f"no replica gives {asked}: {failure or 'they have not got it'}") from failure
 
     def _skip_gone(self) -> bool:
-        """True when the queue is gone, and the range ends here because lost messages are allowed.
+        """Returns True, at the end of the range, if the queue is gone and lost messages are allowed.
 
         Raises:  OffsetOutOfRange saying what is gone, unless failOnDataLoss is false.
         """

@@ -407,7 +407,7 @@ def _read_each(
     is_master: bool,
     refused: set[QueueKey] | None,
 ) -> dict[QueueKey, T]:
-    """What one broker answered about each queue; see `_ask_each`."""
+    """Decodes the answers of one broker about each queue; see `_ask_each`."""
     found: dict[QueueKey, T] = {}
     for queue, answers in pieces:
         try:

@@ -118,7 +118,7 @@ class SourceOptions:
     trigger_delay_s: float = 900.0
     packing: PackingOptions = field(default_factory=PackingOptions)
     unpinned_packing: PackingOptions = FIRST_PACKING
-    """For batches whose end offset carries no packing: what the user gave, with the defaults of that time."""
+    """The packing of batches whose end offset carries none: the user's, with the defaults of that time."""
     group: str = ""
     commit_progress: bool = False
     read_from: ReadPreference = ReadPreference.SUGGESTED

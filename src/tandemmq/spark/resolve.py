@@ -116,7 +116,7 @@ def _ask_start(
 def _require_reached(begin: Positions, bounds: Mapping[QueueKey, Bounds]) -> None:
     """Raises ConfigError for offsets of a user that lie beyond the end of their queue.
 
-    That is a slip of the pen far more often than a topic that was made anew, and no loss: going on with the
+    Such an offset is a slip of the pen far more often than a topic that was made anew. Resuming with the
     first message, as after a loss, would read everything.
     """
     wrong = {queue for queue, at in begin.items() if at > bounds[queue].end and bounds[queue].is_master}
@@ -221,11 +221,12 @@ def find_losses(
 def find_lost(
     cluster: QueriedCluster, ranges: Sequence[OffsetRange], marks: Sequence[Marks], options: SourceOptions
 ) -> dict[QueueKey, int]:
-    """Where each queue goes on of which a batch has lost messages since an earlier run planned it.
+    """Finds the queues of a batch that lost messages since an earlier run planned it, and the offset at which
+    each of them resumes.
 
     `marks`: those of the batch's offsets. Only the brokers of these queues are asked; a broker that does not
-    answer is left to the tasks, which ask with more patience. Of a topic that was made anew the batch has
-    lost everything: all new messages belong to a later batch.
+    answer is left to the tasks, which ask with more patience. A batch loses everything of a topic that was
+    made anew: all new messages belong to a later batch.
     Raises:  OffsetOutOfRange naming what is lost and what to do, unless failOnDataLoss is false;
              BrokerUnreachable when no name server answers.
     """
@@ -298,8 +299,8 @@ def report_loss(
 
 
 def report_gone(gone: Mapping[QueueKey, tuple[int, int | None]], options: SourceOptions) -> None:
-    """Reports queues that there are no more: where the query is in each, and where the batch that it reads
-    ends there, if it reads one.
+    """Reports queues that no longer exist: the query's offset in each, and the end of the batch that it reads
+    there, if it reads one.
 
     Raises:  OffsetOutOfRange naming all of them, unless failOnDataLoss is false.
     """

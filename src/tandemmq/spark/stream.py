@@ -27,7 +27,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from tandemmq.errors import BrokerUnreachable, ConfigError
+from tandemmq.errors import BrokerUnreachable, ConfigError, TopicNotFound
 from tandemmq.spark.columns import Projection
 from tandemmq.spark.metadata import Bounds, QueriedCluster, Topology
 from tandemmq.spark.offsets import (
@@ -232,7 +232,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
     def _compare(
         self, cluster: QueriedCluster, offset: StreamOffset
     ) -> tuple[Topology, dict[QueueKey, Bounds], Losses]:
-        """What there is beside what the query has read, and what became of its positions."""
+        """Compares the queues that the brokers have with the positions of the query."""
         if self._silent:
             self._await_silent(cluster)
         topology = self._describe_again(cluster)
@@ -256,6 +256,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             if self._options.fail_on_data_loss:
                 raise BrokerUnreachable(f"{error}{_SILENT_HINT}") from error
             log.warning(events.QUEUES_MISSED, extra={"error": str(error)})
+        except TopicNotFound:
+            pass  # The brokers answer; `find_losses` says what became of the queues.
 
     def _tell_missing(self, queues: set[QueueKey]) -> None:
         """Queues that nobody answers for are waited for; a run that reads what is there now cannot wait."""
@@ -284,7 +286,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
     def _find_lost(
         self, ranges: list[OffsetRange], start: StreamOffset, end: StreamOffset
     ) -> dict[QueueKey, int]:
-        """Where queues go on of which a batch of an earlier run has lost messages; see `find_lost`."""
+        """Returns the offsets at which queues resume that lost messages of a batch of an earlier run; see
+        `find_lost`.
+        """
         try:
             cluster = QueriedCluster(self._options)
             return find_lost(cluster, ranges, (start.marks, end.marks), self._options)

@@ -30,7 +30,7 @@ class Event(Protocol):
     is_tick: ClassVar[bool] = False
     """Told again and again while one thing is done: a line now and then will do."""
     is_result: ClassVar[bool] = False
-    """Belongs to the answer for which the command was run, so it is printed without progress, too."""
+    """The event belongs to the answer for which the command was run: printed without progress, too."""
     is_exhibit: ClassVar[bool] = False
     """Only a report shows it."""
     table: ClassVar[str] = ""
@@ -200,7 +200,7 @@ class Reporters:
 
 
 class ResultReporter:
-    """No progress: only results, and on `errors` what ended the pipeline by force."""
+    """A reporter of results only; `errors` gets what ended the pipeline by force."""
 
     def __init__(self, stream: TextIO, errors: TextIO) -> None:
         self._stream = stream

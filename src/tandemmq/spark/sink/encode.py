@@ -152,7 +152,8 @@ Queues = Callable[[str], Sequence[MessageQueue]]
 
 BATCH_COUNT_MAX = 32_768
 SPREAD_ROWS = 4096
-"""So many neighbouring rows go to one queue, where each row is given one."""
+"""The number of neighbouring rows that go to one queue, where each row is given one. It never changes: a
+replay by a later release must send each row to the queue where it may be already."""
 _HEAD_BYTES = 20
 _FRAME_BYTES = _HEAD_BYTES + 2
 

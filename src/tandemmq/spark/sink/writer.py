@@ -106,7 +106,7 @@ def _write(path: Path, pins: Pins) -> None:
 
 
 def _read_document(path: Path) -> dict[str, Any]:
-    """Empty where there is no file."""
+    """Reads a document of the sink's state; empty if there is no file."""
     try:
         document: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
@@ -117,7 +117,7 @@ def _read_document(path: Path) -> dict[str, Any]:
 
 
 def _write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """The file is whole and on disk on return."""
+    """Writes a document of the sink's state; the file is whole and on disk on return."""
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_name(f"{path.name}.{uuid4().hex[:12]}")
     staged.write_text(json.dumps({"version": PIN_VERSION, **document}) + "\n")
