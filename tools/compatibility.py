@@ -258,6 +258,13 @@ DIFFERENCES: Final = {
             "broker/offsets/handlers.py",
         ),
         (
+            "QUERY_MESSAGE with indexType T reads the queues, which hold the hash of each message's"
+            " tags, and so finds messages of any release; the index has no entries of tags, which"
+            " RocketMQ 5.4 and later add for each message. The newest 4,000,000 entries of the time"
+            " that was asked for are read. lastKey has no effect, as with RocketMQ's file index.",
+            "broker/query.py",
+        ),
+        (
             "GET_BROKER_CONSUME_STATS leaves out the broker's own groups.",
             "broker/admin/inspection_handlers.py",
         ),

@@ -277,9 +277,15 @@ async def test_messages_are_found_by_place_and_by_key(peer: Peer) -> None:
     await peer.send_ok("T1", b"one", properties={"KEYS": "order-1 order-2", "UNIQ_KEY": "EF" * 16})
     await peer.send_ok("T1", b"two", properties={"KEYS": "order-2"})
 
-    async def query(key: str, *, unique: bool = False) -> list[bytes]:
+    async def query(key: str, *, unique: bool = False, index_type: str = "") -> list[bytes]:
         header = QueryMessageRequest(
-            topic="T1", key=key, count_max=8, begin_at_ms=0, end_at_ms=2**63 - 1, is_unique_key=unique
+            topic="T1",
+            key=key,
+            count_max=8,
+            begin_at_ms=0,
+            end_at_ms=2**63 - 1,
+            is_unique_key=unique,
+            index_type=index_type,
         )
         answer = await peer.ask(RequestCode.QUERY_MESSAGE, header)
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
@@ -290,6 +296,13 @@ async def test_messages_are_found_by_place_and_by_key(peer: Peer) -> None:
     assert await query("order-2") == [b"one", b"two"]
     assert await query("EF" * 16, unique=True) == [b"one"]
     assert await query("order-3") == []
+    await peer.send_ok("T1", b"red", properties={"TAGS": "red", "KEYS": "T#blue"})
+    assert await query("red") == []
+    assert await query("red", index_type="T") == [b"red"]
+    assert await query("blue", index_type="T") == []
+    assert await query("order-1", index_type="K") == await query("order-1", index_type="U") == [b"one"]
+    with pytest.raises(AssertionError, match="indexType 'X' must be K"):
+        await query("order-1", index_type="X")
     for offset in (-1, 1, 10**12):
         answer = await peer.ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(log_offset=offset))
         assert answer.code == ResponseCode.SYSTEM_ERROR

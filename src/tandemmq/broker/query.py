@@ -13,9 +13,11 @@ from tandemmq.protocol.record import RecordError, decode_record
 from tandemmq.protocol.requests.consume import QueryMessageRequest, QueryMessageResponse, ViewMessageRequest
 from tandemmq.remoting.channel import Channel
 from tandemmq.store.message_store import MessageStore
+from tandemmq.store.reader import TAG_SCAN_COUNT_MAX
 
 UNIQUE_KEY_COUNT_MAX = 32
 KEY_LENGTH_MAX = 32_767
+TAG_INDEX = "T"
 ANSWER_BYTES_MAX = 8 * 1024 * 1024
 """Ours: half a frame; a query that finds more answers with the first of it."""
 
@@ -40,7 +42,7 @@ class QueryHandlers:
         return None
 
     def handle_query(self, channel: Channel, command: Command) -> Command | None:
-        """QUERY_MESSAGE (12): messages with a key, newest first; clients check the key again.
+        """QUERY_MESSAGE (12): messages with a key or with tags, newest first; clients check the key again.
 
         The index knows hashes only. A key whose hash is that of another topic's key is easily made, so the
         topic is checked here: who may read the one may not be allowed to read the other.
@@ -52,32 +54,41 @@ class QueryHandlers:
         count_max = UNIQUE_KEY_COUNT_MAX if header.is_unique_key else header.count_max
         if count_max < 1:
             raise invalid(f"maxNum {count_max} must be at least 1")
-        offsets = self._store.query_keys(
-            header.topic, header.key, count_max, header.begin_at_ms, header.end_at_ms
-        )
+        by_tags = header.index_type == TAG_INDEX
+        if header.index_type not in ("", "K", "U", TAG_INDEX):
+            raise invalid(f"indexType {header.index_type[:16]!r} must be K (key), U (unique key) or T (tags)")
+        wanted = header.topic, header.key, count_max, header.begin_at_ms, header.end_at_ms
+        is_complete = True
+        if by_tags:
+            offsets, is_complete = self._store.query_tags(*wanted)
+        else:
+            offsets = self._store.query_keys(*wanted)
         records: list[memoryview] = []
         size = 0
         for offset in offsets:
             record = self._store.read_record(offset)
-            if record is None or not _is_of(record, header.topic):
+            if record is None or not _is_of(record, header.topic, header.key if by_tags else None):
                 continue
             if records and size + len(record) > ANSWER_BYTES_MAX:
                 break
             records.append(record)
             size += len(record)
         if not records:
-            raise RequestRejected(
-                f"no message of {header.topic} has the key {header.key[:64]!r} in that time",
-                code=ResponseCode.QUERY_NOT_FOUND,
-            )
+            kind = "tags" if by_tags else "key"
+            reason = f"no message of {header.topic} has the {kind} {header.key[:64]!r} in that time"
+            if not is_complete:
+                reason += f", among the newest {TAG_SCAN_COUNT_MAX} messages: ask for an earlier end"
+            raise RequestRejected(reason, code=ResponseCode.QUERY_NOT_FOUND)
         response = QueryMessageResponse(index_updated_at_ms=0, index_log_offset=self._store.max_log_offset)
         if not command.is_oneway:
             channel.send_frame(encode_frame_head(command.reply(0, response), size), *records)
         return None
 
 
-def _is_of(record: memoryview, topic: str) -> bool:
+def _is_of(record: memoryview, topic: str, tags: str | None) -> bool:
+    """Whether the record is of this topic and has these tags; any tags if None."""
     try:
-        return decode_record(record, check_crc=False).topic == topic
+        found = decode_record(record, check_crc=False)
     except RecordError:
         return False
+    return found.topic == topic and (tags is None or found.tags == tags)

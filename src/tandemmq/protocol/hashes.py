@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "TAG_KEY_HEAD",
     "crc32",
     "java_hash",
     "java_hashes",
@@ -102,6 +103,10 @@ def key_hash(topic: str, key: str) -> int:
         return value
     # abs() of a Java int; -2^31 has no positive twin and becomes 0.
     return (_SIGN << 1) - value if value > _SIGN else 0
+
+
+TAG_KEY_HEAD: Final = "T#"
+"""Begins a message's tags in the index of RocketMQ 5.4 and later, `topic#T#tags` (spec store 8)."""
 
 
 @cache

@@ -7,13 +7,13 @@ Source: spec store 3 (properties string), 5 (tagsCode), 8 (keyHash).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tandemmq.protocol.hashes import java_hash
+from tandemmq.protocol.hashes import TAG_KEY_HEAD, java_hash
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX
 from tandemmq.protocol.record_scan import Ints, RecordColumns, gather_texts
 from tandemmq.store.key_index import fold_hashes
@@ -157,10 +157,23 @@ class PropertyScan:
 
         `topics[topic[row]]` is the record's topic; records that are not `is_keyed` are left out.
         """
+        heads = [name + "#" for name in topics]
+        kinds = ((self.find(b"UNIQ_KEY"), heads), (self.pieces(self.find(b"KEYS")), heads))
+        return self._index_hashes(kinds, topic, is_keyed)
+
+    def tag_key_hashes(
+        self, topics: Sequence[str], topic: Ints, is_keyed: NDArray[np.bool_]
+    ) -> tuple[Ints, Ints]:
+        """The hash of the tags as RocketMQ 5.4 and later index them; otherwise as `key_hashes`."""
+        heads = [f"{name}#{TAG_KEY_HEAD}" for name in topics]
+        return self._index_hashes(((self.find(b"TAGS"), heads),), topic, is_keyed)
+
+    def _index_hashes(
+        self, kinds: Iterable[tuple[Values, list[str]]], topic: Ints, is_keyed: NDArray[np.bool_]
+    ) -> tuple[Ints, Ints]:
         assert len(topic) == len(is_keyed) == len(self._starts) - 1, (len(topic), len(is_keyed))
-        prefixes = [name + "#" for name in topics]
         rows, hashes = [], []
-        for values in (self.find(b"UNIQ_KEY"), self.pieces(self.find(b"KEYS"))):
+        for values, prefixes in kinds:
             kept = is_keyed[values.row]
             values = Values(values.row[kept], values.begin[kept], values.end[kept])
             rows.append(values.row)

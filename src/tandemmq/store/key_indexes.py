@@ -157,8 +157,8 @@ class KeyIndexes:
         assert len(hashes) == len(log_offsets) == len(stored_at_ms), "each key has a record"
         self.build()
         first = int(np.searchsorted(log_offsets, self.indexed_to))
-        if first < len(log_offsets) and log_offsets[first] == self.indexed_to:
-            first += self._indexed_key_count
+        last = int(np.searchsorted(log_offsets, self.indexed_to, side="right"))
+        first = min(first + self._indexed_key_count, last)  # RocketMQ 5.4 and later index the tags, too
         if not self.is_broken:
             self._put(hashes[first:], log_offsets[first:], stored_at_ms[first:])
 
@@ -203,7 +203,9 @@ class KeyIndexes:
                         log_offsets.append(log_offset)
                         times.append(stored_at_ms)
         assert len(texts) == len(heads) == len(log_offsets) == len(times), "each key has a record"
-        done = self._indexed_key_count if units[0][1] == self.indexed_to else 0
+        done = 0
+        if units[0][1] == self.indexed_to:  # RocketMQ 5.4 and later index the tags, too
+            done = min(self._indexed_key_count, log_offsets.count(self.indexed_to))
         if len(texts) > done:
             hashes = fold_hashes(java_hashes(texts[done:], heads[done:]))
             self._put(hashes, np.array(log_offsets[done:]), np.array(times[done:]))

@@ -24,6 +24,7 @@ from tandemmq.errors import (
     ServiceNotAvailable,
     StoreError,
 )
+from tandemmq.protocol.hashes import tag_hash
 from tandemmq.protocol.record import NewBatch, NewRecord, RecordOutcome, check_record
 from tandemmq.protocol.record_scan import RecordColumns
 from tandemmq.replication.core.epochs import EPOCH_BEFORE_TERMS, EpochList
@@ -1187,6 +1188,15 @@ class MessageStore:
         found = self._indexes.query(topic, key, count_max, begin_ms, end_ms)
         assert len(found) <= max(0, count_max), (len(found), count_max)
         return [log_offset for log_offset in found if log_offset >= self._log.begin]
+
+    def query_tags(
+        self, topic: str, tags: str, count_max: int, begin_ms: int, end_ms: int
+    ) -> tuple[list[int], bool]:
+        """Log offsets of the newest records of a topic whose tags have this hash, ascending, and whether the
+        whole time was searched: see `TAG_SCAN_COUNT_MAX`.
+        """
+        wanted = min(count_max, self.options.query_count_max)
+        return self._reader.find_tagged(topic, tag_hash(tags), wanted, begin_ms, end_ms)
 
     @property
     def dispatched_count(self) -> int:

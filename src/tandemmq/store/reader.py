@@ -42,6 +42,11 @@ FIRST_ENTRIES_TAGGED = 256
 """By their tags, so many are looked at together for what a few cost."""
 TAG_MASK: Final = 0xFFFFFFFF
 """Of a tag only 32 bits count."""
+TAG_SCAN_COUNT_MAX: Final = 4_000_000
+"""Queue entries, 80 MB, that a query by tags reads, shared among the queues of the topic; at the bound the
+query answers with the newest messages that it found.
+"""
+TAG_SCAN_BLOCK: Final = 16_384
 TAGS_COMPARED_MAX = 16
 """So many tags are compared one after the other; a search for all of them costs more at first."""
 LOOKS_MAX: Final = 16
@@ -648,6 +653,50 @@ class Reader:
                 high = middle
         assert queue.min_offset <= low <= queue.max_offset, (queue, low)
         return max(low - 1, queue.min_offset) if upper else low
+
+    def find_tagged(
+        self, topic: str, tag_hash: int, count_max: int, begin_ms: int, end_ms: int
+    ) -> tuple[list[int], bool]:
+        """See `MessageStore.query_tags`.
+
+        Strategy: the queues hold the hash of every message's tags, so that an index of tags would tell
+                  nothing new, and would cost each send.
+        """
+        queue_ids = [queue_id for name, queue_id in self._queues.table if name == topic]
+        found: list[int] = []
+        is_complete = True
+        for queue_id in queue_ids:
+            low = self.offset_by_time(topic, queue_id, begin_ms, upper=False)
+            high = self.offset_by_time(topic, queue_id, end_ms + 1, upper=False)
+            end = max(low, high - TAG_SCAN_COUNT_MAX // len(queue_ids))
+            of_queue: list[int] = []
+            while end < high and len(of_queue) < count_max:
+                begin = max(end, high - TAG_SCAN_BLOCK)
+                of_queue = (
+                    self._tagged_between(self._queues.table[topic, queue_id], begin, high, tag_hash)
+                    + of_queue
+                )
+                high = begin
+            is_complete = is_complete and (end == low or len(of_queue) >= count_max)
+            found += of_queue
+        found.sort()
+        return found[-count_max:], is_complete
+
+    def _tagged_between(self, queue: ConsumeQueue, begin: int, end: int, tag_hash: int) -> list[int]:
+        """Log offsets of the entries [begin, end) with this tag hash."""
+        found: list[int] = []
+        while begin < end:
+            raw = queue.entries(begin, end - begin)
+            if not raw:
+                begin = queue.file_end(begin)
+                continue
+            entries = np.frombuffer(raw, dtype=ENTRY)
+            is_wanted = (entries["tag_hash"] & TAG_MASK == tag_hash & TAG_MASK) & (
+                entries["size"] != FILLER_SIZE
+            )
+            found += entries["log_offset"][is_wanted].tolist()
+            begin += len(entries)
+        return found
 
     def _first_stored(self, queue: ConsumeQueue, offset: int) -> tuple[int, int]:
         """The first queue offset from `offset` on whose record can be read, and when that was stored; the

@@ -19,6 +19,7 @@ from tandemmq.protocol.record_scan import read_columns, scan_boundaries
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.store.columns import PropertyScan
 from tandemmq.store.inspect import Finding, IndexLayout, StorePart
+from tandemmq.store.key_index import KeyIndex
 
 ENTRIES_AT = 40 + 4 * 16
 ENTRY_BYTES = 20
@@ -60,6 +61,30 @@ def test_flipped_bit_in_an_index_entry_is_found(root: Path, byte: int, expected:
     flip(path, ENTRIES_AT + 5 * ENTRY_BYTES + byte)
     found = [f for f in damages(check(root)) if f.reason == expected]
     assert [(f.path, f.offset, f.size_bytes) for f in found] == [(path, ENTRIES_AT + 100, 20)]
+
+
+@pytest.mark.parametrize(("head", "is_fine"), [("T#", True), ("T@", False)])
+def test_index_entries_of_tags_are_none_of_another_key(root: Path, head: str, is_fine: bool) -> None:
+    """RocketMQ 5.4 and later index `topic#T#tags` behind a record's keys."""
+    log = log_files(root)[0].read_bytes()
+    tagged = next(one for one in decode_records(log) if one.tags)
+    shutil.rmtree(root / "index")
+    index = KeyIndex(root / "index" / "20261126120000000", 16, 64, RealDisk())
+    (root / "index").mkdir()
+    index.create(None)
+    keys = [tagged.unique_key, *tagged.keys.split(), head + tagged.tags]
+    hashes = np.array([key_hash(tagged.topic, key) for key in keys if key])
+    index.put_many(
+        hashes,
+        np.full(len(hashes), tagged.log_offset),
+        np.full(len(hashes), tagged.stored_at_ms),
+    )
+    index.snapshot().write_and_sync()
+    index.close()
+    found = [finding.reason for finding in damages(check(root), StorePart.INDEX)]
+    number = len(hashes)
+    wrong = f"entries {number} to {number} point to a record without such a key"
+    assert found == ([] if is_fine else [wrong])
 
 
 def test_wrong_slot_is_found(root: Path) -> None:
@@ -304,3 +329,10 @@ def test_property_scan_finds_what_looking_at_each_record_finds() -> None:
         texts += str(find_property(raw, b"KEYS") or b"", "utf-8", "replace").split(" ")
         keys += [(row, key_hash("Tö", text)) for text in texts if text]
     assert list(zip(rows.tolist(), hashes.tolist(), strict=True)) == keys
+    hashes, rows = scan.tag_key_hashes(
+        ["Tö"], np.zeros(len(raws), dtype=np.int64), np.ones(len(raws), dtype=bool)
+    )
+    tag_keys = [
+        (row, key_hash("Tö", "T#" + str(tag, "utf-8", "replace"))) for row, tag in enumerate(tags) if tag
+    ]
+    assert list(zip(rows.tolist(), hashes.tolist(), strict=True)) == tag_keys

@@ -14,7 +14,8 @@ from store_rig import ROOT, SMALL, STORE_HOST, Rig, bodies, options, record, sto
 from sim.memory import ManualClock, MemoryDisk, NoFault
 from sim.workload import as_batch
 from tandemmq.protocol.hashes import key_hash
-from tandemmq.store import MessageStore
+from tandemmq.store import MessageStore, reader
+from tandemmq.store.appender import Unit
 from tandemmq.store.key_index import KeyIndex, made_at, new_name
 from tandemmq.store.key_indexes import KeyIndexes
 from tandemmq.store.options import StorePaths
@@ -360,3 +361,81 @@ def test_putting_many_keys_links_the_same_chains_as_one_by_one() -> None:
 def test_default_sizes_are_those_of_rocketmq() -> None:
     assert SMALL["key_index_slot_count"] == 64
     assert KeyIndex(Path("/i"), 5_000_000, 20_000_000, MemoryDisk()).size_bytes == 420_000_040
+
+
+# Tags.
+
+
+async def test_records_are_found_by_their_tags_in_the_queues() -> None:
+    """No index of them is kept: a query reads the queues, of any release and of RocketMQ."""
+    rig = Rig(key_index_enable=False)
+    store = await rig.open()
+    for number in range(6):
+        rig.clock.advance(1)
+        rig.put(
+            store,
+            record(b"r%d" % number, queue_id=number % 2, tags="red"),
+            record(b"g%d" % number, tags="green"),
+            record(b"o%d" % number, tags="red", topic="other"),
+        )
+    first_ms = stored(store, store.query_tags("T", "red", 9, *ALWAYS)[0][0]).stored_at_ms
+
+    def tagged(tags: str, count_max: int = 9, begin_ms: int = 0, end_ms: int = ALWAYS[1]) -> list[bytes]:
+        offsets, is_complete = store.query_tags("T", tags, count_max, begin_ms, end_ms)
+        assert is_complete
+        return [stored(store, offset).body for offset in offsets]
+
+    assert tagged("red") == [b"r%d" % number for number in range(6)]
+    assert tagged("red", 2) == [b"r4", b"r5"]
+    assert tagged("red", 9, first_ms + 1_000, first_ms + 2_000) == [b"r1", b"r2"]
+    assert tagged("blue") == []
+    assert store.query_tags("absent", "red", 9, *ALWAYS) == ([], True)
+    await store.close()
+
+
+async def test_a_query_by_tags_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "TAG_SCAN_COUNT_MAX", 8)
+    monkeypatch.setattr(reader, "TAG_SCAN_BLOCK", 3)
+    rig = Rig()
+    store = await rig.open()
+    rig.put(store, record(b"old", tags="red"))
+    rig.put(store, *[record(b"%d" % number, tags="green") for number in range(8)])
+    assert store.query_tags("T", "red", 9, *ALWAYS) == ([], False)
+    assert len(store.query_tags("T", "green", 9, *ALWAYS)[0]) == 8
+    offsets, is_complete = store.query_tags("T", "green", 5, *ALWAYS)
+    assert [stored(store, offset).body for offset in offsets] == [b"3", b"4", b"5", b"6", b"7"]
+    assert is_complete
+    rig.put(store, record(b"new", tags="red"))
+    assert len(store.query_tags("T", "red", 1, *ALWAYS)[0]) == 1
+    await store.close()
+
+
+async def test_entries_of_tags_that_rocketmq_wrote_hide_no_key_behind_them() -> None:
+    """RocketMQ 5.4 and later index the tags of the last record, too; the next start indexes from there."""
+    disk, clock = MemoryDisk(), ManualClock()
+
+    def loaded() -> KeyIndexes:
+        indexes = KeyIndexes(options(), StorePaths(options()), disk=disk, clock=clock)
+        indexes.load(has_abort=False)
+        return indexes
+
+    def unit(number: int) -> Unit:
+        return None, number * 100, 100, record(unique_key=f"U{number}", tags="red"), 1_700_000_000_000
+
+    indexes = loaded()
+    indexes.add([unit(1)], 1)
+    indexes.build()
+    time = np.array([1_700_000_000_000])
+    indexes.add_hashes(np.array([key_hash("T", "T#red")]), np.array([100]), time)
+    await indexes.flush()
+    indexes.close()
+    for fill in ("units", "hashes"):
+        indexes = loaded()
+        assert indexes._indexed_key_count == 2
+        if fill == "units":
+            indexes.add([unit(1), unit(2)], 2)
+        else:
+            hashes = np.array([key_hash("T", f"U{number}") for number in (2, 3)])
+            indexes.add_hashes(hashes, np.array([200, 300]), np.repeat(time, 2))
+        assert indexes.query("T", "U2", 9, *ALWAYS) == [200]
+        indexes.close()

@@ -111,7 +111,10 @@ class ViewMessageRequest(Header, frozen=True, kw_only=True):
 
 
 class QueryMessageRequest(Header, frozen=True, kw_only=True):
-    """QUERY_MESSAGE (12). With `is_unique_key` the key is a unique key and count_max becomes 32."""
+    """QUERY_MESSAGE (12). With `is_unique_key` the key is a unique key and count_max becomes 32.
+
+    `index_type`: K for a key, U for a unique key, T for the tags; empty means K.
+    """
 
     topic: str
     key: str
@@ -119,6 +122,7 @@ class QueryMessageRequest(Header, frozen=True, kw_only=True):
     begin_at_ms: Int64 = field(name="beginTimestamp")
     end_at_ms: Int64 = field(name="endTimestamp")
     is_unique_key: bool = field(name="_UNIQUE_KEY_QUERY", default=False)
+    index_type: str = field(name="indexType", default="")
 
 
 class QueryMessageResponse(Header, frozen=True, kw_only=True):

@@ -290,7 +290,10 @@ class KeyHashes:
         columns = take_rows(all_columns, valid)
         topic = self._topics.read(view, columns)
         is_keyed = has_keys(columns) & (topic != UNREADABLE)
-        key_hashes, rows = PropertyScan(view, columns).key_hashes(self._topics.names, topic, is_keyed)
+        scan = PropertyScan(view, columns)
+        key_hashes, rows = scan.key_hashes(self._topics.names, topic, is_keyed)
+        tag_hashes, tag_rows = scan.tag_key_hashes(self._topics.names, topic, is_keyed)
+        key_hashes, rows = np.concatenate((key_hashes, tag_hashes)), np.concatenate((rows, tag_rows))
         # One number per (record, hash): hashes have 31 bits.
         assert not (key_hashes >> 31).any(), key_hashes
         wanted = (number.astype(np.int64) << 31) | hashes
