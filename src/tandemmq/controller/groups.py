@@ -69,6 +69,9 @@ class ReplicaGroup(msgspec.Struct, frozen=True, kw_only=True):
     floor: Floor = NO_FLOOR
     floor_since: int = 0
     """The master epoch that began with a log below the floor of that time: older floors are void."""
+    former_members: tuple[int, ...] = ()
+    """Members of the set that an election left out. Each holds all that was confirmed until the new master
+    confirms something in its own term."""
     adopted_below: int = 0
     """Brokers with lower ids are accepted without an application if they know the group id."""
 
@@ -411,7 +414,13 @@ class Groups:
         epoch = max(group.master_epoch, command.epoch_known) + 1
         if choice is None:
             if (is_internal or command.is_restart) and group.master_id is not None:
-                group = self._change(group, master_id=None, master_epoch=epoch, term_id=0)
+                group = self._change(
+                    group,
+                    master_id=None,
+                    master_epoch=epoch,
+                    term_id=0,
+                    former_members=_former_after(group, command, group.sync_set),
+                )
             if is_internal:
                 return CommandOutcome(
                     Code.CONTROLLER_MASTER_NOT_AVAILABLE, "no member of the set lives", group
@@ -419,13 +428,15 @@ class Groups:
             return CommandOutcome(Code.CONTROLLER_ELECT_MASTER_FAILED, "no broker may be elected", group)
         if choice == group.master_id and not command.is_restart:
             return CommandOutcome(Code.CONTROLLER_MASTER_STILL_EXIST, "the master lives", group)
+        sync_set = _set_after(group, command, choice)
         return self._put(
             group,
             master_id=choice,
             master_epoch=epoch,
-            sync_set=_set_after(group, command, choice),
+            sync_set=sync_set,
             set_epoch=group.set_epoch + 1,
             term_id=command.term_id,
+            former_members=_former_after(group, command, sync_set),
             **_floor_after(group, command, choice, epoch),
         )
 
@@ -447,6 +458,8 @@ class Groups:
         if gone == group.replicas.keys():
             del self._groups[command.name]
             return CommandOutcome(Code.SUCCESS)
+        former = tuple(sorted(witnesses(group, group.floor) - set(group.sync_set) - gone))
+        group = self._change(group, former_members=former)
         if group.master_id in gone:
             group = self._change(group, master_id=None, master_epoch=group.master_epoch + 1, term_id=0)
         if gone & set(group.sync_set):
@@ -495,6 +508,13 @@ def choose_master(group: ReplicaGroup, command: Elect) -> int | None:
     return choice
 
 
+def witnesses(group: ReplicaGroup, floor: Floor) -> set[int]:
+    """The brokers that may be the only ones to hold all that was confirmed: the set, and the members that the
+    last elections left out while their winners have confirmed nothing (spec controller 10.7)."""
+    has_confirmed = floor[0] >= group.master_epoch
+    return set(group.sync_set) | (set() if has_confirmed else set(group.former_members))
+
+
 def _floor_of(group: ReplicaGroup, command: Elect) -> Floor:
     """The confirmed offset below which no log is whole."""
     return NO_FLOOR if command.floor is None else max(group.floor, command.floor)
@@ -515,13 +535,15 @@ def _electable(
     group: ReplicaGroup, live: dict[int, Live], floor: Floor, *, takes_incomplete: bool
 ) -> dict[int, Live]:
     """The members of the set that may lead. Those that may have lost the end of their log, and those whose
-    log does not reach the confirmed offset, wait for a member that has everything. If all members have told
-    their logs and none is whole, the longest log of the group is the best that there is, a member's or not.
+    log does not reach the confirmed offset, wait for a member that has everything. If all witnesses have
+    reported their logs and no member is whole, the longest log of the group is the best one, a member's or
+    not.
     """
     members = {key: one for key, one in live.items() if key in group.sync_set}
     whole = {key: one for key, one in members.items() if not one.is_incomplete and one.holds(floor)}
-    told = sum(one.tells_its_log for one in members.values())
-    if whole or not takes_incomplete or told < len(group.sync_set):
+    needed = witnesses(group, floor)
+    told = sum(one.tells_its_log for key, one in live.items() if key in needed)
+    if whole or not takes_incomplete or told < len(needed):
         return whole
     return {key: one for key, one in live.items() if one.is_ours} | members
 
@@ -548,6 +570,13 @@ def _set_after(group: ReplicaGroup, command: Elect, winner: int) -> tuple[int, .
         return (winner,)
     inherited = (ours & set(group.sync_set)) - {group.master_id}
     return tuple(sorted(inherited | {winner}))
+
+
+def _former_after(group: ReplicaGroup, command: Elect, sync_set: tuple[int, ...]) -> tuple[int, ...]:
+    """The witnesses outside the set of a new term; none while a voter does not know of floors."""
+    if command.floor is None:
+        return ()
+    return tuple(sorted(witnesses(group, _floor_of(group, command)) - set(sync_set)))
 
 
 def _set_fault(group: ReplicaGroup, command: AlterSet, wanted: tuple[int, ...]) -> tuple[int, str] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tandemmq.controller import history
@@ -287,6 +288,35 @@ def test_nobody_below_the_confirmed_offset_is_elected_while_a_member_has_not_tol
     assert group is not None
     assert (group.master_id, group.floor) == (master, floor)
     assert group.floor_since == (3 if floor == (1, 600) else 0)
+
+
+def test_a_member_that_an_election_left_out_is_waited_for_until_its_winner_confirms_something() -> None:
+    groups = made_with_floor()
+    elected = apply(groups, Elect(name=NAME, floor=NO_FLOOR, live=(Live(2, 1, 600, is_ours=True),)))
+    assert elected.group is not None
+    assert (elected.group.master_id, elected.group.sync_set, elected.group.former_members) == (2, (2,), (1,))
+    restored = Live(2, 1, 300, is_ours=True)
+    restart = Elect(name=NAME, caller=2, is_restart=True, floor=NO_FLOOR, live=(restored,))
+    assert apply(groups, restart).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    asked = Elect(name=NAME, caller=2, takes_incomplete=True, floor=NO_FLOOR, live=(restored,))
+    assert apply(groups, asked).code == Code.CONTROLLER_ELECT_MASTER_FAILED, "broker 1 has not told its log"
+    both = msgspec.structs.replace(asked, live=(restored, Live(1, 1, 700, is_ours=True)))
+    back = apply(groups, both).group
+    assert back is not None
+    assert back.master_id == 1
+
+
+def test_a_winner_that_has_confirmed_something_waits_for_nobody_that_it_left_out() -> None:
+    groups = made_with_floor()
+    apply(groups, Elect(name=NAME, floor=NO_FLOOR, live=(Live(2, 1, 600, is_ours=True),)))
+    apply(groups, Note(name=NAME, floor=(2, 900)))
+    lost = Live(2, 2, 800, is_ours=True, is_incomplete=True)
+    apply(groups, Elect(name=NAME, floor=NO_FLOOR))
+    alone = apply(
+        groups, Elect(name=NAME, caller=2, takes_incomplete=True, floor=NO_FLOOR, live=(lost,))
+    ).group
+    assert alone is not None
+    assert (alone.master_id, alone.former_members) == (2, ())
 
 
 def test_the_floor_is_the_highest_of_the_masters_and_void_before_an_unclean_term() -> None:
