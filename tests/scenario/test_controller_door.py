@@ -18,7 +18,7 @@ from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests import controller as headers
-from tandemmq.protocol.signature import SEAL, Credentials, signature_of
+from tandemmq.protocol.signature import DIGEST_FIELD, Credentials, signature_of
 from tandemmq.runtime.machine import LoopClock, SeededRandom
 
 SECRET = "sixteen letters!!"
@@ -182,5 +182,5 @@ def test_only_requests_to_controllers_are_signed_with_the_secret() -> None:
         command = Command.request(code)
         sign(command)
         assert command.fields["AccessKey"] == name
-        assert SEAL in command.fields
+        assert DIGEST_FIELD in command.fields
     assert controller_signer("", None) is None

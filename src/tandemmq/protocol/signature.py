@@ -5,13 +5,13 @@ controllers).
 
 RocketMQ signs the values of the fields in the order of their names, and nothing between them. So its
 signature covers neither the request code nor the names and borders of the fields: a reader of one signed
-request can make others of the same text (the weak form). Clients of ours add a field, the seal, that sorts
-before every other field and holds a digest of the code and of the names and lengths of all fields. RocketMQ
-signs and verifies the seal as one more value.
+request can make others of the same text (the weak form). Clients of ours add a field, the digest, that sorts
+before every other field and holds a hash of the code and of the names and lengths of all fields. RocketMQ
+signs and verifies it as one more value.
 
 Invariants:
-- The signed text of a sealed request begins with SEAL_MARK. A text that begins with SEAL_MARK is never
-  accepted in the weak form, so a sealed request cannot be cut into another one, whatever the verifier admits.
+- The signed text of a request with a digest begins with DIGEST_MARK. A text that begins so is never
+  accepted in the weak form, so such a request cannot be cut into another one, whatever the verifier admits.
 
 Source: spec remoting 7, spec semantics 21.1.
 """
@@ -31,10 +31,10 @@ from tandemmq.units import Buffer
 ACCESS_KEY: Final = "AccessKey"
 SECURITY_TOKEN: Final = "SecurityToken"
 SIGNATURE: Final = "Signature"
-SEAL: Final = "!tm"
+DIGEST_FIELD: Final = "!tm"
 """Ours. It sorts before the names of all other fields."""
-SEAL_MARK: Final = "tm1;"
-SEAL_DIGEST_CHARS: Final = 32
+DIGEST_MARK: Final = "tm1;"
+DIGEST_CHARS: Final = 32
 
 UNSIGNED_QUERY_FIELD: Final = "_UNIQUE_KEY_QUERY"
 VERSION_SIGNS_QUERY_FIELD: Final = 401
@@ -52,18 +52,18 @@ def signature_of(fields: Mapping[str, str], body: Buffer, secret_key: bytes) -> 
     return b64encode(hmac.digest(secret_key, signed_text(fields, body), "sha1")).decode()
 
 
-def seal_of(code: int, fields: Mapping[str, str]) -> str:
-    """The value of the seal: a digest of the code and of the name and length of each field that is signed.
+def digest_of(code: int, fields: Mapping[str, str]) -> str:
+    """The value of the digest field: a hash of the code and of the name and length of each signed field.
 
     Empty fields are left out: the binary form of a header loses them on the way (spec remoting 3).
     """
     parts = [
         f"{len(name)}:{name}{len(fields[name])};"
         for name in sorted(fields)
-        if fields[name] and name not in (SIGNATURE, SEAL)
+        if fields[name] and name not in (SIGNATURE, DIGEST_FIELD)
     ]
     digest = hashlib.sha256(f"{code};{''.join(parts)}".encode()).hexdigest()
-    return SEAL_MARK + digest[:SEAL_DIGEST_CHARS]
+    return DIGEST_MARK + digest[:DIGEST_CHARS]
 
 
 def signature_fault(command: Command, secret_key: bytes, *, admits_weak: bool = True) -> str | None:
@@ -76,8 +76,8 @@ def signature_fault(command: Command, secret_key: bytes, *, admits_weak: bool = 
     given = fields.get(SIGNATURE)
     if not given:
         return f"{SIGNATURE} is missing"
-    if SEAL in fields:
-        is_whole = min(fields) == SEAL and fields[SEAL] == seal_of(command.code, fields)
+    if DIGEST_FIELD in fields:
+        is_whole = min(fields) == DIGEST_FIELD and fields[DIGEST_FIELD] == digest_of(command.code, fields)
         is_signed = _is_signature(given, signed_text(fields, command.body), secret_key)
         return None if is_whole and is_signed else "the signature is wrong"
     if not admits_weak:
@@ -103,8 +103,8 @@ def is_signed_with(command: Command, secret_key: bytes) -> bool:
 
 def _is_weakly_signed(given: str, fields: Mapping[str, str], body: Buffer, secret_key: bytes) -> bool:
     text = signed_text(fields, body)
-    # Such a text was signed with a seal: other names would make another request of it.
-    return not text.startswith(SEAL_MARK.encode()) and _is_signature(given, text, secret_key)
+    # Such a text was signed with a digest: other names would make another request of it.
+    return not text.startswith(DIGEST_MARK.encode()) and _is_signature(given, text, secret_key)
 
 
 def _is_signature(given: str, text: bytes, secret_key: bytes) -> bool:
@@ -121,14 +121,14 @@ class Credentials:
     security_token: str = field(default="", repr=False)
 
     def sign(self, command: Command) -> None:
-        """Adds the access key, the seal and the signature; signing again replaces all three.
+        """Adds the access key, the digest and the signature; signing again replaces all three.
 
         The typed header becomes plain fields, because its texts are needed for the signature anyway.
         """
         fields = {**command.fields, ACCESS_KEY: self.access_key}
         if self.security_token:
             fields[SECURITY_TOKEN] = self.security_token
-        fields[SEAL] = seal_of(command.code, fields)
+        fields[DIGEST_FIELD] = digest_of(command.code, fields)
         fields[SIGNATURE] = signature_of(fields, command.body, self.secret_key.encode())
         command.header = None
         command.extra_fields = fields

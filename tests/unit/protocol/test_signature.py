@@ -8,11 +8,11 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import FrameDecoder, encode_frame
 from tandemmq.protocol.requests.consume import GetMaxOffsetRequest
 from tandemmq.protocol.signature import (
-    SEAL,
+    DIGEST_FIELD,
     SIGNATURE,
     Credentials,
+    digest_of,
     is_signed_with,
-    seal_of,
     signature_fault,
     signature_of,
     signed_text,
@@ -88,26 +88,30 @@ def test_the_query_field_is_signed_from_4_9_4_on(version: int, is_part: bool) ->
     assert is_signed_with(command, SECRET)
 
 
-def sealed(code: int, fields: dict[str, str], body: bytes = b"") -> Command:
+def with_digest(code: int, fields: dict[str, str], body: bytes = b"") -> Command:
     command = Command(code=code, extra_fields=fields, body=body)
     Credentials("user", "secret").sign(command)
     return command
 
 
-def test_a_sealed_request_is_no_other_request() -> None:
-    """Neither by another code, nor by other names or borders, nor without the seal or the body."""
-    fields = dict(sealed(351, {"topic": "Orders", "x": "1"}, b"body").fields)
+def test_a_request_with_a_digest_is_no_other_request() -> None:
+    """Neither by another code, nor by other names or borders, nor without the digest or the body."""
+    fields = dict(with_digest(351, {"topic": "Orders", "x": "1"}, b"body").fields)
     text = signed_text(fields, b"body").decode()
     assert signature_fault(Command(code=351, extra_fields=fields, body=b"body"), b"secret") is None
-    bare = {name: value for name, value in fields.items() if name != SEAL}
-    rest = text.removeprefix(fields[SEAL] + "user")
+    bare = {name: value for name, value in fields.items() if name != DIGEST_FIELD}
+    rest = text.removeprefix(fields[DIGEST_FIELD] + "user")
     forged = [
         (215, fields, b"body"),
-        (351, {**fields, SEAL: seal_of(351, {**fields, "x": "1body"}), "x": "1body"}, b""),
+        (351, {**fields, DIGEST_FIELD: digest_of(351, {**fields, "x": "1body"}), "x": "1body"}, b""),
         (351, {**fields, "y": "body"}, b""),
-        (351, {**bare, "topic": "Order", "x": "s1", SEAL: fields[SEAL]}, b"body"),
+        (351, {**bare, "topic": "Order", "x": "s1", DIGEST_FIELD: fields[DIGEST_FIELD]}, b"body"),
         (351, bare, b"body"),
-        (351, {SIGNATURE: fields[SIGNATURE], "A": fields[SEAL], "AccessKey": "user", "topic": rest}, b""),
+        (
+            351,
+            {SIGNATURE: fields[SIGNATURE], "A": fields[DIGEST_FIELD], "AccessKey": "user", "topic": rest},
+            b"",
+        ),
         (351, {SIGNATURE: fields[SIGNATURE], "AccessKey": "user"}, text.encode()),
         (351, {**fields, " ": ""}, b"body"),
         (351, {**fields, "x": "1body"}, b""),
@@ -131,11 +135,11 @@ def test_the_weak_form_is_accepted_unless_it_is_switched_off() -> None:
         assert "weakSignatureEnable" in (signature_fault(command, b"secret", admits_weak=False) or "")
 
 
-def test_who_knows_no_seal_verifies_it_as_one_more_value() -> None:
+def test_who_knows_no_digest_verifies_it_as_one_more_value() -> None:
     """Brokers of RocketMQ and of earlier releases."""
-    command = sealed(310, {"a": "PG", "b": "T"}, b"m")
+    command = with_digest(310, {"a": "PG", "b": "T"}, b"m")
     fields = dict(command.fields)
     given = fields.pop(SIGNATURE)
     values = "".join(fields[name] for name in sorted(fields))
-    assert values.startswith(fields[SEAL])
+    assert values.startswith(fields[DIGEST_FIELD])
     assert signature_of(fields, b"m", b"secret") == given
