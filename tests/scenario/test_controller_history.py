@@ -362,3 +362,22 @@ async def test_a_directory_of_another_group_of_controllers_is_not_listened_to(
     assert rig.controllers["n2"].groups.get(GROUP) is None
     await other.close()
     await rig.close()
+
+
+async def test_the_log_of_a_former_life_counts_no_more_as_soon_as_the_broker_is_back(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk was put back; an election that begins before the registration is written must know that."""
+    _, two = await two_in_sync(rig)
+    controller = rig.controllers["n0"]
+    propose, ends = controller.raft.propose, []
+
+    async def propose_and_look(*args: Any) -> Any:
+        heard = controller.live.get(GROUP, two.broker_id)
+        ends.append(None if heard is None else heard.facts.max_offset)
+        return await propose(*args)
+
+    monkeypatch.setattr(controller.raft, "propose", propose_and_look)
+    two.max_offset = 10
+    await two.register()
+    assert ends == [10]

@@ -185,6 +185,10 @@ class ControllerHandlers:
         if heard is not None and is_alive and heard.address != header.broker_address:
             raise RequestRejected(f"a broker with the id {header.broker_id} lives at {heard.address}")
         is_connected = heard is not None and heard.is_connected
+        is_in_office = header.members is not None and header.master_known == header.broker_id
+        if heard is not None and not is_in_office:
+            # An election may begin while this is proposed: the log of the former life must not win it.
+            self._live.note_started(header, self._clock.monotonic())
         outcome = await self._propose(
             Register(
                 header.cluster_name,
@@ -197,7 +201,6 @@ class ControllerHandlers:
         group = outcome.group
         if not succeeded(outcome) or group is None:
             return command.reply(outcome.code, _master_header(None), remark=outcome.remark)
-        is_in_office = header.members is not None and header.master_known == header.broker_id
         if not is_in_office:
             self._live.note_started(header, self._clock.monotonic())
         if group.master_id == header.broker_id and not is_in_office:
