@@ -47,6 +47,7 @@ from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET
 from tandemmq.remoting import RemotingClient
 from tandemmq.remoting.options import render_address
 from tandemmq.store import BrokerRole
+from tandemmq.telemetry import events
 from waits import until
 
 
@@ -737,3 +738,56 @@ async def test_a_log_that_may_lack_its_end_is_reported_so_until_it_is_level(
     assert (told, slave._make_registration().is_incomplete) == ([True] * 3, True)
     monkeypatch.setattr(Copier, "is_level", True)
     assert (slave._make_heartbeat().is_incomplete, slave.store.may_lack_tail) == (None, False)
+
+
+async def test_a_broker_of_another_group_serves_and_copies_nothing_until_it_has_its_own_disk(
+    group: Elected, rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its controllerAddr is wrong: names, ids and terms are equal, the groups are not."""
+    await group.start(1)
+    await group.master()
+    slave = await group.start(2)
+    await group.in_set(1, 2)
+    told = slave._group.group_id
+    assert told == group.brokers[1]._group.group_id
+    assert group.disks[2].read_bytes(Path("/store/brokerGroup")).decode() == told
+    await group.stop(2)
+    group.disks[2].write_atomically(Path("/store/brokerGroup"), b"f" * 32)
+    slave = await group.start(2)
+    await until(lambda: "f" * 32 in slave._foreign)
+    pull = Command.request(RequestCode.GET_MAX_OFFSET, fields={"topic": "TBW102", "queueId": "0"})
+    answer = await rig.client.request(group.address(2), pull, 5)
+    assert (answer.code, "f" * 32 in (answer.remark or "")) == (ResponseCode.SERVICE_NOT_AVAILABLE, True)
+    assert any(one.message == events.BROKER_GROUP_REFUSED for one in caplog.records)
+    assert told in slave._doubt.reason
+    assert (slave.is_master, slave.broker.options.is_slave) == (False, True)
+    await group.stop(2)
+    group.disks[2].remove(Path("/store/brokerGroup"))  # as a directory of an older release
+    slave = await group.start(2)
+    await until(lambda: slave._group.group_id == told)
+    await until(lambda: (slave._foreign, slave._doubt.reason) == ("", ""))
+
+
+async def test_controllers_without_their_disk_are_told_what_the_brokers_know(
+    group: Elected, rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The living master goes on, the group is adopted, and the next loss of the master is none."""
+    await group.start(1)
+    await group.master()
+    slave = await group.start(2)
+    await group.in_set(1, 2)
+    assert (await group.send(1, b"before")).code == ResponseCode.SUCCESS
+    await rig.stop("n0")
+    rig.disks["n0"] = MemoryDisk()
+    await rig.start("n0")
+    await group.in_set(1, 2)
+    assert group.brokers[1].is_master
+    assert group.brokers[1]._epoch == 1
+    assert any(one.getMessage() == events.CONTROLLER_GROUP_UNKNOWN for one in caplog.records)
+    assert (await group.send(1, b"meanwhile")).code == ResponseCode.SUCCESS
+    await group.caught_up()
+    await group.stop(1)
+    await until(lambda: slave.is_master)
+    assert slave._epoch > 1
+    assert (await group.send(2, b"after")).code == ResponseCode.SUCCESS
+    assert slave._doubt.reason == ""

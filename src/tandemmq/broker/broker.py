@@ -23,6 +23,7 @@ from tandemmq.broker.autoswitch.term import (
     copied_routes,
     fenced_routes,
     forwarded_routes,
+    proven_routes,
     refused_writes,
 )
 from tandemmq.broker.options import OPEN, AccessOptions, BrokerOptions, MetricsExporter
@@ -258,7 +259,7 @@ class Broker:
         routes = own | elected.routes() | self._ha_handlers(store).routes()
         if self.options.is_slave:
             parts.topics.pass_deletion_on = elected.pass_deletion_on
-            routes = forwarded_routes(routes, term.forwarding)
+            routes = proven_routes(forwarded_routes(routes, term.forwarding), term.foreign)
         else:
             copied = copied_routes(routes, elected.wait_copied)
             routes = fenced_routes(copied, term.may_write, term.forwarding)

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from tandemmq.broker.autoswitch.term import TABLE_CHANGES, copied_routes, fenced_routes
+from tandemmq.broker.autoswitch.term import (
+    READS,
+    TABLE_CHANGES,
+    copied_routes,
+    fenced_routes,
+    proven_routes,
+)
 from tandemmq.errors import ServiceNotAvailable
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -99,3 +105,22 @@ def test_a_fenced_master_accepts_nothing_that_its_successor_would_lack(code: Req
 
 class Closed:
     is_open = False
+
+
+@pytest.mark.parametrize("code", sorted(READS))
+def test_a_broker_that_may_be_of_another_group_serves_no_reads(code: int) -> None:
+    """It has other messages at the same offsets; clients with an old route would take them for their own."""
+    reason = ["it belongs to the group f"]
+    handler = proven_routes({code: lambda _channel, command: command.reply()}, lambda: reason[0])[code]
+    with pytest.raises(ServiceNotAvailable, match="belongs to the group f"):
+        handler(CHANNEL, Command.request(code))
+    reason[0] = ""
+    answer = handler(CHANNEL, Command.request(code))
+    assert isinstance(answer, Command)
+    assert answer.code == ResponseCode.SUCCESS
+
+
+def test_a_broker_that_is_not_proven_yet_takes_what_reads_nothing() -> None:
+    code = RequestCode.GET_BROKER_EPOCH_CACHE
+    handler = proven_routes({code: lambda _channel, command: command.reply()}, lambda: "not asked yet")[code]
+    assert isinstance(handler(CHANNEL, Command.request(code)), Command)

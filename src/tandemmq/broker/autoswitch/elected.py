@@ -118,6 +118,10 @@ _REPLACED: Final = frozenset(
 """Another broker is master: perhaps one that an attempt before brought into the set."""
 
 
+_NOT_OF_THE_GROUP: Final = ResponseCode.CONTROLLER_INVALID_REQUEST
+UNASKED: Final = "the controllers were not asked yet whether it belongs to the group"
+
+
 class _TermNotKept(Exception):
     """The beginning of a term could not be written to the disk."""
 
@@ -181,6 +185,7 @@ class ElectedBroker:
             self._identity_path.with_name(GROUP_FILE), broker=f"the broker {self._name}", disk=disk
         )
         self._doubt = ControllerDoubt(self._name)
+        self._foreign = UNASKED  # why this broker may be one of another group
         self._controllers = Controllers(
             election,
             cluster=options.cluster_name,
@@ -352,6 +357,7 @@ class ElectedBroker:
                 routes=self._routes(),
                 copying=self.replication,
                 doubt=lambda: self._doubt.reason or self._meeting.doubt,
+                foreign=lambda: self._foreign or self._meeting.doubt,
                 forwarding=self._forwarding,
                 servers=self._servers,
                 unsaved_tables={} if self._broker is None else self._broker.unsaved_tables,
@@ -530,7 +536,7 @@ class ElectedBroker:
         try:
             self._group.check(answer.group_id, "a controller")
         except ForeignGroup as error:
-            self._note_refusal("heartbeat", error)
+            self._note_foreign(error)
             return
         self._lease.is_needed = True
         if answer.master_epoch > self._epoch or (self._wanted is None and not answer.master_id):
@@ -562,6 +568,7 @@ class ElectedBroker:
                 if not isinstance(error, (ClientError, RequestRejected)):
                     raise
                 self._note_refusal("master", error)
+                self._note_foreign(error)
                 if isinstance(error, RequestRejected) and error.code in _UNKNOWN_HERE:
                     self._is_known = False
                     assert self.store is not None
@@ -589,6 +596,7 @@ class ElectedBroker:
             await self._controllers.apply_id(self.broker_id, check_code)
             facts = await self._controllers.register(self._make_registration())
         self._is_known = True
+        self._foreign = ""
         self._note_master(facts)
 
     async def _look(self) -> None:
@@ -615,6 +623,15 @@ class ElectedBroker:
         elif facts.master_epoch == self._epoch and self._is_master and facts.sync_set:
             self.replication.set_committed(frozenset(facts.sync_set), facts.set_epoch)
 
+    def _note_foreign(self, error: TandemError) -> None:
+        """Controllers refuse a broker of another group. While none can be asked, its own files count."""
+        is_refused = isinstance(error, RequestRejected) and error.code == _NOT_OF_THE_GROUP
+        if is_refused or isinstance(error, ForeignGroup):
+            self._foreign = str(error)
+            self._doubt.raise_(events.BROKER_GROUP_REFUSED, str(error))
+        elif self._foreign == UNASKED:
+            self._foreign = ""
+
     def _note_refusal(self, what: str, error: TandemError) -> None:
         """One line per reason, until something succeeds."""
         reason = f"{what}: {error}"
@@ -623,10 +640,7 @@ class ElectedBroker:
         if len(self._told) > 16:
             self._told.clear()
         self._told.add(reason)
-        if isinstance(error, ForeignGroup):
-            self._doubt.raise_(events.BROKER_GROUP_REFUSED, error.remark)
-        else:
-            log.warning(events.CONTROLLER_REFUSED, extra={"reason": reason})
+        log.warning(events.CONTROLLER_REFUSED, extra={"reason": reason})
 
     # Terms.
 

@@ -82,13 +82,32 @@ master would promise what its successor does not know.
 """
 
 
+READS: Final = frozenset(
+    (
+        Code.PULL_MESSAGE,
+        Code.LITE_PULL_MESSAGE,
+        Code.PEEK_MESSAGE,
+        Code.QUERY_MESSAGE,
+        Code.VIEW_MESSAGE_BY_ID,
+        Code.QUERY_CONSUMER_OFFSET,
+        Code.SEARCH_OFFSET_BY_TIMESTAMP,
+        Code.GET_MAX_OFFSET,
+        Code.GET_MIN_OFFSET,
+        Code.GET_EARLIEST_MSG_STORETIME,
+    )
+)
+"""What clients read at a slave. A broker of another group has messages of that group at the same offsets."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
     """`epoch`: of the master; 0 before the first one is known. `may_write`: whether a master may serve
     `WRITES` at this moment. `routes`: requests about the role itself. `copying`: the copy of the log, whoever
     is master. `doubt`: why the controllers' record or the master is not of this history, empty while they
-    agree. `unsaved_tables`: what the broker of the term before could not write, say on a full disk, by path.
-    `servers`: the ports, by number, with the connections that last."""
+    agree. `foreign`: why this broker may be one of another group, empty when it is none. `unsaved_tables`:
+    what the broker of the term before could not write, say on a full disk, by path. `servers`: the ports, by
+    number, with the connections that last.
+    """
 
     epoch: int
     store: MessageStore
@@ -98,6 +117,7 @@ class Term:
     routes: dict[int, Handler]
     copying: AutoSwitch
     doubt: Callable[[], str]
+    foreign: Callable[[], str]
     unsaved_tables: Mapping[Path, bytes]
     forwarding: Forwarding
     servers: dict[int, RemotingServer]
@@ -134,6 +154,21 @@ def forwarded_routes(routes: Mapping[int, Handler], forwarding: Forwarding) -> d
         return forwarded
 
     return {code: forward(handler) if code in FORWARDED else handler for code, handler in routes.items()}
+
+
+def proven_routes(routes: Mapping[int, Handler], foreign: Callable[[], str]) -> dict[int, Handler]:
+    """The same codes of a slave; those of `READS` are refused while it may be a broker of another group."""
+
+    def prove(handler: Handler) -> Handler:
+        def proven(channel: Channel, command: Command) -> Command | Waiting | None:
+            reason = foreign()
+            if reason:
+                raise ServiceNotAvailable(f"this broker serves no reads: {reason}")
+            return handler(channel, command)
+
+        return proven
+
+    return {code: prove(handler) if code in READS else handler for code, handler in routes.items()}
 
 
 def fenced_routes(
