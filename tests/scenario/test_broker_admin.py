@@ -581,3 +581,26 @@ async def test_slave_learns_its_master_and_copies_it(tmp_path: Path) -> None:
             answer = await reader.pull("T1", queue_offset=1, sys_flag=0x6, suspend_timeout_ms=60_000)
             assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
             assert answer.fields["suggestWhichBrokerId"] == "0"
+
+
+async def test_a_topic_that_shrinks_tells_what_nobody_has_read(broker: Broker, peer: Peer) -> None:
+    """The change is made as mqadmin asks for it; the answer and the log say what it hides."""
+    wide = topic_request("Wide", read_queue_count=4, write_queue_count=4)
+    narrow = topic_request("Wide", read_queue_count=1, write_queue_count=1)
+    await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, wide)
+    for queue_id in (0, 2, 3):
+        await peer.send_ok("Wide", queue_id=queue_id)
+
+    async def shrink() -> str:
+        answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, narrow)
+        assert answer.code == ResponseCode.SUCCESS
+        assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, wide)).remark is None
+        return answer.remark or ""
+
+    assert "queues 1 to 3 of Wide are read no more, and consumers have not read 2 messages" in await shrink()
+    offsets = broker._tables.offsets
+    offsets.commit("done", "Wide", 2, 1, 0)
+    offsets.commit("done", "Wide", 3, 1, 0)
+    assert not await shrink()
+    offsets.commit("behind", "Wide", 3, 1, 0)
+    assert "the group behind has not read 1 messages" in await shrink()

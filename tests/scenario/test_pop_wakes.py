@@ -13,6 +13,7 @@ from pop_rig import Popped, ack, ack_in_batch, change, now_ms, pop, pop_all
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.pop import reading
 from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.requests.admin import CreateTopicRequest
 from tandemmq.protocol.requests.consume import NotificationRequest, NotificationResponse
 from tandemmq.store import PutStatus
 from waits import until
@@ -212,6 +213,36 @@ async def test_a_waiting_notification_hides_none_with_another_filter(broker: Bro
     assert answer.decode(NotificationResponse).has_message
     assert not waiting[0].done()
     waiting[0].cancel()
+
+
+async def test_a_pop_that_waits_for_room_gets_it_when_leases_end(tmp_path: Path) -> None:
+    async with (
+        running_broker(tmp_path, long_poll_ms_max=LONG_MS, pop_lease_count_max=1) as broker,
+        Peer(broker) as peer,
+    ):
+        for body in (b"0", b"1"):
+            await peer.send_ok("T", body)
+        [first] = await pop_all(peer, "T", 1, count_max=1)
+        waiting = await waiting_pop(broker, peer)
+        assert await ack(peer, first) == 0
+        assert [message.body for message in await asyncio.wait_for(waiting, WOKEN_S)] == [b"1"]
+
+
+async def test_a_waiting_pop_reads_queues_that_its_topic_gets(broker: Broker, peer: Peer) -> None:
+    await peer.send_ok("T", b"gone")
+    await ack(peer, (await pop_all(peer, "T", 1))[0])
+    waiting = await waiting_pop(broker, peer)
+    topic = CreateTopicRequest(
+        topic="T",
+        default_topic="TBW102",
+        read_queue_count=9,
+        write_queue_count=9,
+        permission=6,
+        topic_filter_type="SINGLE_TAG",
+    )
+    assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic)).code == ResponseCode.SUCCESS
+    await peer.send_ok("T", b"m", queue_id=8)
+    assert [message.body for message in await asyncio.wait_for(waiting, WOKEN_S)] == [b"m"]
 
 
 async def test_messages_whose_leases_were_not_stored_go_to_a_pop_that_waits(

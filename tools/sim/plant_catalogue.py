@@ -976,6 +976,20 @@ _TRANSACTIONS: Final = (
 
 _POP: Final = (
     Plant(
+        name="a waiting pop does not read queues that its topic gets",
+        path="broker/pop/handlers.py",
+        sound="return (now or admitted.topic).read_queue_count",
+        bug="return admitted.topic.read_queue_count if now else 0",
+        proofs=("scenario/test_pop_wakes.py",),
+    ),
+    Plant(
+        name="pops that wait for room never hear of it",
+        path="broker/pop/leases.py",
+        sound="        self._is_room_awaited = True\n",
+        bug="        self._is_room_awaited = self.has_room\n",
+        proofs=("unit/broker/test_pop_leases.py",),
+    ),
+    Plant(
         name="a message whose new lease was not stored is finished in the old one",
         path="broker/pop/lease_log.py",
         sound="                self.leases.drop(new)\n                lease.bits &= ~(1 << index)\n",

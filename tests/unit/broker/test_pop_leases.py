@@ -97,6 +97,22 @@ def test_the_table_is_bounded_and_counts_by_queue() -> None:
     assert leases.open_count(("T", "G", 0)) == 0
 
 
+def test_pops_that_wait_for_room_hear_of_it_once_a_tenth_is_free() -> None:
+    leases = Leases(20)
+    heard: list[int] = []
+    leases.on_room = lambda: heard.append(len(leases))
+    many = [make(start) for start in range(0, 60, 3)]
+    for lease in many:
+        leases.add(lease)
+    leases.drop(many.pop())
+    assert heard == []  # nobody waits
+    leases.add(make(100))
+    leases.await_room()
+    while len(leases):
+        leases.drop(leases.all()[0])
+    assert heard == [17]
+
+
 def test_a_check_point_is_rocketmqs_json_with_its_tag_and_unique_key() -> None:
     records = LeaseRecords(cluster="C", broker_name="b")
     lease = Lease(

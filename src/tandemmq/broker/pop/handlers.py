@@ -111,6 +111,11 @@ class PopAdmission:
             raise NotPermitted(f"the group {group.name} may not consume (consumeEnable is false)")
         return AdmittedPop(topic, group)
 
+    def queue_count(self, admitted: AdmittedPop) -> int:
+        """The read queues that the topic has by now: it may have grown while a request waited."""
+        now = self._topics.get(admitted.topic.name)
+        return (now or admitted.topic).read_queue_count
+
     def require_master(self, is_ready: bool) -> None:
         """A slave can lease nothing, because it writes nothing (spec semantics 2.3: pops go to id 0)."""
         if self._options.is_slave:
@@ -351,9 +356,10 @@ class PopHandlers:
         """
         want = asked.want
         if not want.is_ordered and not self._log.leases.has_room:
+            self._log.leases.await_room()
             return False
         now_ms = self._clock.now_ms()
-        found = self._reader.read(want, asked.admitted.topic.read_queue_count, now_ms)
+        found = self._reader.read(want, self._admission.queue_count(asked.admitted), now_ms)
         asked.is_cut = found.is_cut
         if not found.count:
             self._wake_when_free(asked, now_ms)
@@ -473,7 +479,7 @@ class PopHandlers:
         self._wake_times[key] = at_ms, self._clock.call_later(delay_s, self._wake_now, key)
 
     def _wake_when_free(self, asked: Asked, now_ms: int) -> None:
-        count = asked.admitted.topic.read_queue_count
+        count = self._admission.queue_count(asked.admitted)
         for key, until_ms in self._reader.blocked(asked.want, count, now_ms):
             self.wake_at(key, until_ms)
 
@@ -540,7 +546,7 @@ class PopHandlers:
         asked: Asked = held.request
         if asked.channel.is_closed:
             return True
-        count = asked.admitted.topic.read_queue_count
+        count = self._admission.queue_count(asked.admitted)
         now_ms = self._clock.now_ms()
         has_message = self._reader.has_message(asked.want, count, now_ms)
         if has_message or is_over:

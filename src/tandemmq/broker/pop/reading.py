@@ -176,6 +176,11 @@ class PopPolls:
             self._touched.setdefault(key, set()).add(queue_id)
             self._plan_wake()
 
+    def touch_all(self) -> None:
+        """There may be something for every group."""
+        for key in self._by_key:
+            self.touch(key, ANY)
+
     def drop_channel(self, channel: PollChannel) -> None:
         """Forget the requests of a closed connection."""
         for held in list(self._by_channel.get(channel, ())):

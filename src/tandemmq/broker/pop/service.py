@@ -287,6 +287,7 @@ class PopService:
             count_per_group_max=options.pop_poll_count_per_group_max,
             attempts_of=orders.attempts_of,
         )
+        self.leases.on_room = self.polls.touch_all
         lease_log = LeaseLog(
             store,
             self.leases,

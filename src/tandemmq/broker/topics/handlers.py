@@ -153,10 +153,12 @@ class TopicHandlers:
             sys_flag=header.topic_sys_flag or 0,
             is_ordered=header.is_ordered,
         )
-        if self._put(self._checked(config, header.attributes), channel.peer):
+        config = self._checked(config, header.attributes)
+        hidden = self._hidden(config)
+        if self._put(config, channel.peer, hidden):
             await save_or_reject(self._saver, self._file)
         await self.wait_told([config.name])
-        return command.reply()
+        return command.reply(remark=hidden)
 
     async def handle_create_list(self, channel: Channel, command: Command) -> Command:
         """UPDATE_AND_CREATE_TOPIC_LIST (18): all of them, or none when one is refused."""
@@ -166,7 +168,7 @@ class TopicHandlers:
             raise invalid("topicConfigList must name at least one topic")
         checked = [self._checked(config, as_changes(config.attributes)) for config in configs]
         self._topics.require_room(config.name for config in checked)
-        changed = [config for config in checked if self._put(config, channel.peer)]
+        changed = [config for config in checked if self._put(config, channel.peer, self._hidden(config))]
         if changed:
             await save_or_reject(self._saver, self._file)
         await self.wait_told([config.name for config in checked])
@@ -184,10 +186,38 @@ class TopicHandlers:
         )
         return msgspec.structs.replace(config, attributes=attributes)
 
-    def _put(self, config: TopicConfig, peer: Address) -> bool:
+    def _hidden(self, config: TopicConfig) -> str | None:
+        """The unread messages of queues that consumers read no more once the topic is so; None without any.
+
+        The change is made all the same, because mqadmin expects that; tools of ours ask before they shrink.
+        """
+        topic, before = config.name, self._topics.get(config.name)
+        gone = range(config.read_queue_count, 0 if before is None else before.read_queue_count)
+        begins = {queue_id: self._store.queue_min(topic, queue_id) for queue_id in gone}
+        held = sum(self._store.queue_max(topic, queue_id) - begin for queue_id, begin in begins.items())
+        if not held:
+            return None
+        unread = {"": held}  # of each group
+        for group in self._offsets.groups_of(topic):
+            queues = self._offsets.committed_queues(group, topic)
+            read = sum(max(0, queues[one] - begins[one]) for one in queues.keys() & begins.keys())
+            unread[group] = held - read
+            unread.pop("", None)
+        group, count = max(unread.items(), key=lambda one: one[1])
+        if count <= 0:
+            return None
+        reader = f"the group {group} has" if group else "consumers have"
+        return (
+            f"queues {gone.start} to {gone.stop - 1} of {config.name} are read no more, and {reader} not read"
+            f" {count} messages of them: raise the read queues to {gone.stop} again until they are read"
+        )
+
+    def _put(self, config: TopicConfig, peer: Address, hidden: str | None) -> bool:
         is_new = self._topics.get(config.name) is None
         if not self._topics.put(config, self._clock.now_ms()):
             return False
+        if hidden is not None:
+            log.warning(events.TOPIC_SHRUNK, extra={"topic": config.name, "reason": hidden, "peer": peer})
         log.info(
             events.TOPIC_CREATED if is_new else events.TOPIC_CHANGED,
             extra={"topic": config.name, "queue_count": config.write_queue_count, "peer": peer},
