@@ -27,6 +27,7 @@ from tandemmq.client import (
     ReceivedMessage,
     StartFrom,
 )
+from tandemmq.errors import GroupNotFound
 from waits import until
 
 KINDS = {
@@ -116,6 +117,8 @@ async def test_a_new_group_begins_at_the_end_and_says_so_at_once(tmp_path: Path)
             offsets = await admin.committed_offsets("CG", "T")
             assert list(offsets.values()) == [1, 1, 1, 1]
             assert await admin.lag("CG", "T") == 0
+        with pytest.raises(GroupNotFound, match="'typo' has no offset of topic 'T'"):
+            await admin.lag("typo", "T")
 
 
 def pusher(rig: Rig, handle: Callable[[Any], Any]) -> PushConsumer:

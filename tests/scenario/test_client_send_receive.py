@@ -227,7 +227,11 @@ async def test_a_message_handed_back_for_good_is_a_dead_letter(tmp_path: Path) -
         async with rig.consumer(auto_ack=False) as consumer:
             (message,) = await take(consumer, 1)
             await consumer.retry_later(message, delay_level=-1)
-            assert await admin.message_count("%DLQ%CG") == 1
+
+            async def is_dead() -> bool:
+                return await admin.message_count("%DLQ%CG") == 1
+
+            await until(is_dead, "the name server knows the topic of dead letters", not_yet=(TopicNotFound,))
 
 
 async def test_administration_sees_and_changes_the_cluster(tmp_path: Path) -> None:

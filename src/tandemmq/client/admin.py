@@ -17,9 +17,9 @@ from tandemmq.api import broker_admin, broker_consume, nameserver
 from tandemmq.client import admin_topics
 from tandemmq.client.consumer.replica_choice import choose_replica
 from tandemmq.client.instance import Client, ClientInstance, InstanceUse
-from tandemmq.client.options import ClientOptions
+from tandemmq.client.options import ClientOptions, ServerNames
 from tandemmq.client.route_cache import RouteView, build_view, is_known
-from tandemmq.errors import BadRequest, NoRoute, TopicNotFound
+from tandemmq.errors import BadRequest, GroupNotFound, NoRoute, TopicNotFound
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute
 from tandemmq.protocol.bodies.tables import PERMISSION_DEFAULT, TopicConfig
@@ -49,7 +49,7 @@ class Admin(Client):
 
     def __init__(
         self,
-        namesrv: str = "",
+        namesrv: ServerNames = "",
         *,
         options: ClientOptions | None = None,
         instance: ClientInstance | None = None,
@@ -235,8 +235,12 @@ class Admin(Client):
     async def lag(self, group: str, topic: str) -> int:
         """How many messages of the topic the group has not finished; all of a queue where it has never
         committed.
+
+        Raises:  GroupNotFound when the group has no offset of the topic, and no member that reads it.
         """
         committed = await self.committed_offsets(group, topic)
+        if all(offset is None for offset in committed.values()):
+            await self._require_group(group, topic)
         total = 0
         for queue, one in (await self.topic_offsets(topic)).items():
             offset = committed.get(queue)
@@ -348,6 +352,16 @@ class Admin(Client):
             if clock.monotonic() > deadline:
                 raise NoRoute(f"the brokers have topic {topic!r}, but the name server does not route it yet")
             await clock.sleep(ROUTE_POLL_S)
+
+    async def _require_group(self, group: str, topic: str) -> None:
+        view = build_view(topic, await self.topic_route(topic))
+        for _, replicas in sorted(view.addresses.items()):
+            replica = choose_replica(replicas, MASTER_ID)
+            if replica is not None and group in await broker_admin.query_groups_of_topic(
+                self._remoting, replica.address, topic
+            ):
+                return
+        raise GroupNotFound(f"group {group!r} has no offset of topic {topic!r} and no member that reads it")
 
     async def _queue_range(self, view: RouteView, queue: MessageQueue) -> QueueRange:
         address = _address_of(view, queue)

@@ -42,6 +42,7 @@ from tandemmq.client.options import (
     PopOptions,
     ProducerOptions,
     PushOptions,
+    ServerNames,
     StartFrom,
 )
 from tandemmq.client.producer.producer import OnResult, Outcome, Producer, SendSummary, cut_messages
@@ -59,7 +60,7 @@ from tandemmq.units import QueueOffset
 class BlockingProducer(Facade[Producer]):
     """See `Producer`."""
 
-    def __init__(self, group: str, namesrv: str, *, options: ProducerOptions | None = None) -> None:
+    def __init__(self, group: str, namesrv: ServerNames, *, options: ProducerOptions | None = None) -> None:
         super().__init__(lambda: Producer(group, namesrv, options=options))
 
     def send(
@@ -155,7 +156,7 @@ class BlockingTransactionProducer(Facade[TransactionProducer]):
     def __init__(
         self,
         group: str,
-        namesrv: str,
+        namesrv: ServerNames,
         *,
         check: Callable[[ReceivedMessage], TransactionState],
         options: ProducerOptions | None = None,
@@ -291,7 +292,7 @@ class BlockingConsumer(_BlockingMember[Consumer]):
     the loop asks for the next one; leaving the loop by an exception leaves the last message unfinished.
     """
 
-    def __init__(self, group: str, namesrv: str, *, options: ConsumerOptions | None = None) -> None:
+    def __init__(self, group: str, namesrv: ServerNames, *, options: ConsumerOptions | None = None) -> None:
         self._is_auto_ack = options is None or options.auto_ack
         self._fetched: deque[ReceivedMessage] = deque()
         self._last: ReceivedMessage | None = None
@@ -395,7 +396,12 @@ class BlockingPushConsumer(_BlockingMember[PushConsumer]):
     """See `PushConsumer`; a plain handler runs in threads of its own, where it may block."""
 
     def __init__(
-        self, group: str, namesrv: str, handler: Handler, *, options: PushOptions | None = None
+        self,
+        group: str,
+        namesrv: ServerNames,
+        handler: Handler,
+        *,
+        options: PushOptions | None = None,
     ) -> None:
         super().__init__(lambda: PushConsumer(group, namesrv, handler, options=options))
 
@@ -407,7 +413,7 @@ class BlockingPushConsumer(_BlockingMember[PushConsumer]):
 class BlockingPopConsumer(_BlockingSubscriber[PopConsumer]):
     """See `PopConsumer`; may be used by several threads."""
 
-    def __init__(self, group: str, namesrv: str, *, options: PopOptions | None = None) -> None:
+    def __init__(self, group: str, namesrv: ServerNames, *, options: PopOptions | None = None) -> None:
         super().__init__(lambda: PopConsumer(group, namesrv, options=options))
 
     def receive(
@@ -428,7 +434,7 @@ class BlockingPopConsumer(_BlockingSubscriber[PopConsumer]):
 class BlockingAdmin(Facade[Admin]):
     """See `Admin`."""
 
-    def __init__(self, namesrv: str, *, options: ClientOptions | None = None) -> None:
+    def __init__(self, namesrv: ServerNames, *, options: ClientOptions | None = None) -> None:
         super().__init__(lambda: Admin(namesrv, options=options))
 
     def cluster_info(self) -> ClusterInfo:

@@ -17,7 +17,7 @@ from typing import Protocol, Self, TypeVar, cast
 
 from tandemmq.api import broker_consume
 from tandemmq.client.namespace import Namespace, find_namespace, request_mark
-from tandemmq.client.options import ClientOptions, parse_name_servers
+from tandemmq.client.options import ClientOptions, ServerNames, parse_name_servers
 from tandemmq.client.route_cache import NameServers, RouteCache
 from tandemmq.errors import (
     BrokerUnreachable,
@@ -115,7 +115,7 @@ class ClientInstance:
 
     def __init__(
         self,
-        namesrv: str,
+        namesrv: ServerNames,
         options: ClientOptions,
         *,
         network: Network | None = None,
@@ -126,7 +126,8 @@ class ClientInstance:
         self.clock: Clock = clock or LoopClock()
         self.chance: Random = chance or SystemRandom()
         self.tasks = TaskScope("client", self._on_failure)
-        self.namespace = find_namespace(options, namesrv)
+        addresses = parse_name_servers(namesrv)
+        self.namespace = find_namespace(options, addresses[0])
         self.questions = ProducerQuestions(self.clock, self.namespace)
         routes = {int(code): self._on_broker_request for code in BROKER_REQUESTS}
         routes |= {int(code): self.questions.handle for code in PRODUCER_REQUESTS}
@@ -137,7 +138,6 @@ class ClientInstance:
             signer=request_mark(options),
             tls=make_client_tls(options.tls),
         )
-        addresses = parse_name_servers(namesrv)
         first = self.chance.below(len(addresses))
         self.name_servers = NameServers(self.remoting, addresses, first=first)
         self.routes = RouteCache(
@@ -376,7 +376,7 @@ async def _local_address(client: RemotingClient, address: str) -> str:
 class InstanceUse:
     """How one client uses an instance: its own lives as long as the client; a shared one is not touched."""
 
-    def __init__(self, namesrv: str, options: ClientOptions, shared: ClientInstance | None) -> None:
+    def __init__(self, namesrv: ServerNames, options: ClientOptions, shared: ClientInstance | None) -> None:
         self.instance = shared or ClientInstance(namesrv, options)
         self._is_own = shared is None
 

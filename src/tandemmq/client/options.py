@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tandemmq.client.consumer.rebalance import SERVER_STRATEGIES, Allocate, allocate_averagely
 from tandemmq.errors import ConfigError
@@ -34,6 +34,7 @@ __all__ = [
     "ProducerOptions",
     "PushOptions",
     "ReadFrom",
+    "ServerNames",
     "StartFrom",
     "parse_name_servers",
 ]
@@ -188,6 +189,11 @@ class ProducerOptions:
         _check(self, "default_topic_queue_count", low=1, high=1024)
         _check_hook(self, "before_send", "on_send")
         check_topic(self.trace_topic)
+
+
+ServerNames = str | Sequence[str]
+"""`host:port;host:port`, or several such texts."""
+NAME_SERVER_PORT: Final = 9876
 
 
 class StartFrom(Enum):
@@ -347,19 +353,30 @@ class PopOptions:
             raise ConfigError("PopOptions.start_from = TIMESTAMP: brokers serve pops from FIRST or LAST only")
 
 
-def parse_name_servers(text: str) -> tuple[str, ...]:
-    """The addresses of `host:port;host:port`, in their order.
+def parse_name_servers(servers: ServerNames) -> tuple[str, ...]:
+    """The addresses of `host:port;host:port`, or of a sequence of such texts, in their order; a host without
+    a port listens on 9876.
 
     Raises:  ConfigError naming the piece that is not an address, or if there is none.
     """
-    if not isinstance(text, str):
-        raise ConfigError(f"name servers {text!r}: must be a text like host:port;host:port")
-    pieces = [piece.strip() for piece in text.replace(",", ";").split(";")]
-    addresses = [piece.rpartition("://")[2] for piece in pieces if piece]
+    texts = [servers] if isinstance(servers, str) else servers
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(
+            f"name servers {servers!r}: must be a text like host:port;host:port or a sequence of such texts"
+        )
+    pieces = [piece.strip() for text in texts for piece in text.replace(",", ";").split(";")]
+    addresses = [_with_port(piece.rpartition("://")[2]) for piece in pieces if piece]
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ConfigError(f"name server {address!r}: must be host:port; several are separated by ';'")
+            raise ConfigError(
+                f"name server {address!r}: must be host or host:port; several are separated by ';'"
+            )
     if not addresses:
         raise ConfigError("no name server given: expected host:port, several separated by ';'")
     return tuple(dict.fromkeys(addresses))
+
+
+def _with_port(address: str) -> str:
+    has_port = ":" in address.rpartition("]")[2]
+    return address if has_port else f"{address}:{NAME_SERVER_PORT}"

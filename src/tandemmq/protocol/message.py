@@ -23,6 +23,7 @@ from tandemmq.units import MIB, EpochMs, QueueOffset
 
 MESSAGE_BYTES_MAX: Final = 4 * MIB
 FLAG_BOUND: Final = 2**31
+BODY_SHOWN_BYTES: Final = 64
 
 _BYTES: Final = (bytes, bytearray, memoryview)
 _FIELD_TYPES: Final[tuple[tuple[str, tuple[type, ...], str], ...]] = (
@@ -58,6 +59,21 @@ class Message(msgspec.Struct):
     wait_stored: bool = True
     deliver_at_ms: int | None = None
     delay_ms: int | None = None
+
+    def __repr__(self) -> str:
+        """The fields that are set; a body of more than `BODY_SHOWN_BYTES` is cut, with its size behind it."""
+        shown = [f"topic={self.topic!r}", f"body={_clipped(self.body)}"]
+        for field in msgspec.structs.fields(self)[2:]:
+            value = getattr(self, field.name)
+            if value != field.default and (value or field.name != "properties"):
+                shown.append(f"{field.name}={value!r}")
+        return f"Message({', '.join(shown)})"
+
+
+def _clipped(body: object) -> str:
+    if not isinstance(body, _BYTES) or len(body) <= BODY_SHOWN_BYTES:
+        return repr(body)
+    return f"{bytes(body[:BODY_SHOWN_BYTES])!r}... ({len(body)} bytes)"
 
 
 def is_delayed(message: Message) -> bool:
@@ -114,6 +130,8 @@ def check_message(message: Message, *, bytes_max: int = MESSAGE_BYTES_MAX) -> No
             raise MessageIllegal(_type_fault(message))
         if not body:
             raise MessageIllegal("the body is empty")
+        if message.tags.__class__ is not str and not isinstance(message.tags, str):
+            raise MessageIllegal(_type_fault(message))
         if len(body) > bytes_max:
             raise MessageIllegal(f"the body has {len(body)} bytes, at most {bytes_max} are allowed")
         if message.flag and not -FLAG_BOUND <= message.flag < FLAG_BOUND:

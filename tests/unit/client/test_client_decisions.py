@@ -292,9 +292,11 @@ def test_codes_that_are_tried_again():
 
 def test_name_servers_are_split():
     assert parse_name_servers("a:1; http://b:2,a:1") == ("a:1", "b:2")
-    for text in ("", " ; ", "a", "a:b", "a:0", "a:70000", ":1"):
+    assert parse_name_servers("a;b:1") == parse_name_servers(["a", " b:1 "]) == ("a:9876", "b:1")
+    assert parse_name_servers(("[::1];http://a",)) == ("[::1]:9876", "a:9876")
+    for text in ("", " ; ", "a:b", "a:0", "a:70000", ":1", [], [" "], ["a:b"], ["a", 5]):
         with pytest.raises(ConfigError):
-            parse_name_servers(text)
+            parse_name_servers(text)  # type: ignore[arg-type]  # 5 is no text
     with pytest.raises(ConfigError, match="name servers None"):
         parse_name_servers(None)  # type: ignore[arg-type]  # an environment variable that is not there
 

@@ -18,6 +18,7 @@ from tandemmq.client import (
     Consumer,
     ConsumerOptions,
     MessageModel,
+    PopConsumer,
     StartFrom,
     allocate_by_circle,
 )
@@ -224,6 +225,27 @@ async def test_a_queue_that_appears_is_read_from_its_first_message():
             cluster[0].put("T", 1, b"before anybody knew the queue")
             cluster.topics["T"] = 2
             assert bodies(await take(consumer, 1)) == [b"before anybody knew the queue"]
+
+
+async def test_what_can_never_give_a_message_says_so(caplog: pytest.LogCaptureFixture):
+    async with (
+        running_cluster() as cluster,
+        Consumer("g", [cluster.namesrv], options=options()) as consumer,
+        PopConsumer("pops", cluster.namesrv) as popping,
+    ):
+        for reading in (consumer.poll(), consumer.fetch(1), anext(consumer), popping.receive()):
+            with pytest.raises(ClientError, match="reads nothing: call subscribe"):
+                await reading
+        consumer.subscribe("Typo")
+        await until(lambda: len(warned(caplog, "subscription.without_route")) == 1)
+        asked = cluster.route_questions
+        await until(lambda: cluster.route_questions >= asked + 3)
+        assert [line.topic for line in warned(caplog, "subscription.without_route")] == ["Typo"]
+        assert await consumer.poll(timeout_s=0) == []
+
+
+def warned(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
+    return [line for line in caplog.records if line.message.split()[0] == event]
 
 
 async def test_a_topic_that_appears_is_read_from_its_first_message():
@@ -683,7 +705,7 @@ def test_mistakes_are_named():
     with pytest.raises(ConfigError, match="pull_count_max"):
         ConsumerOptions(pull_count_max=0)
     with pytest.raises(ConfigError, match="host:port"):
-        Consumer("g", "nowhere")
+        Consumer("g", "nowhere:port")
 
 
 async def test_assigned_queues_are_read_whoever_else_is_there():

@@ -67,6 +67,8 @@ def test_message_that_no_broker_would_store_is_refused(message: Message, reason:
         ({"topic": None}, "topic must be str, not NoneType"),
         ({"body": "text"}, "body must be bytes, not str"),
         ({"body": None}, "body must be bytes, not NoneType"),
+        ({"tags": ["a"]}, "tags must be str, not list"),
+        ({"tags": None}, "tags must be str, not NoneType"),
         ({"keys": 5}, "keys must be str or a sequence of str, not int"),
         ({"keys": [5]}, "keys, and the names and values of properties, must be str"),
         ({"properties": None}, "properties must be a mapping of str to str, not NoneType"),
@@ -148,3 +150,10 @@ def test_keys_are_one_text_or_several(keys: str | tuple[str, ...]) -> None:
 def test_blank_keys_are_refused(keys: str | tuple[str, ...]) -> None:
     with pytest.raises(MessageIllegal, match="must be non-empty"):
         check_message(Message(topic="T", body=b"b", keys=keys))
+
+
+def test_a_message_shows_the_beginning_of_a_large_body() -> None:
+    assert repr(Message("T", b"small", tags="a")) == "Message(topic='T', body=b'small', tags='a')"
+    shown = repr(Message("T", b"x" * 4_000_000, keys=["k"], wait_stored=False, delay_ms=0))
+    body = f"{b'x' * 64!r}... (4000000 bytes)"
+    assert shown == f"Message(topic='T', body={body}, keys=['k'], wait_stored=False, delay_ms=0)"

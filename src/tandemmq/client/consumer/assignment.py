@@ -64,6 +64,7 @@ class Assignment:
         self._paused: set[MessageQueue] = set()
         self._is_paused = False
         self._fixed: dict[str, set[MessageQueue]] = {}
+        self._without_route: set[str] = set()
         self._stale: set[MessageQueue] = set()
         """Queues whose pull, which a broker may hold for long, asks for what is not wanted any more."""
 
@@ -176,6 +177,7 @@ class Assignment:
         routes = self._seams.instance.routes
         view = routes.get(topic) or await routes.refresh(topic)
         self._starts.note_route(topic, () if view is None else view.subscribe_queues)
+        self._note_route(topic, is_known=view is not None)
         if view is None:
             # The retry topic appears with the first heartbeat; nothing is missed until then.
             return is_retry_topic(topic)
@@ -201,6 +203,14 @@ class Assignment:
         gained = await self._lock(change.gained)
         taken = await self._take_over_all(gained)
         return len(leaving) == len(change.lost) and taken == len(change.gained)
+
+    def _note_route(self, topic: str, *, is_known: bool) -> None:
+        """Say once that a subscribed topic does not exist: it may be a typing error."""
+        if is_known:
+            self._without_route.discard(topic)
+        elif topic not in self._without_route and not is_retry_topic(topic):
+            self._without_route.add(topic)
+            log.warning(events.SUBSCRIPTION_WITHOUT_ROUTE, extra={"topic": topic, "group": self._seams.group})
 
     async def _take_over_all(self, queues: Iterable[MessageQueue]) -> int:
         """Begin to read; the count of queues that could be begun. A broker that fails holds up no other."""

@@ -27,7 +27,7 @@ from tandemmq.client.consumer.inbox import Received
 from tandemmq.client.consumer.membership import Membership, queue_of
 from tandemmq.client.consumer.subscription import ALL
 from tandemmq.client.instance import Client, ClientInstance
-from tandemmq.client.options import ConsumerOptions, StartFrom
+from tandemmq.client.options import ConsumerOptions, ServerNames, StartFrom
 from tandemmq.client.producer.results import send_reply
 from tandemmq.errors import ClientError
 from tandemmq.protocol.bodies import MessageQueue
@@ -44,7 +44,7 @@ class Consumer(Client):
     def __init__(
         self,
         group: str,
-        namesrv: str = "",
+        namesrv: ServerNames = "",
         *,
         options: ConsumerOptions | None = None,
         instance: ClientInstance | None = None,
@@ -106,7 +106,7 @@ class Consumer(Client):
             self._since_yield = 0
             await self._instance.clock.sleep(0)
         while True:
-            self._member.check_alive()
+            self._member.check_reading()
             delivery = self._inbox.take()
             if delivery is not None:
                 break
@@ -122,11 +122,13 @@ class Consumer(Client):
         """Up to `count_max` messages; waits for the first one at most `timeout_s`, then gives what is there.
 
         Empty when none came in time, or the consumer is closed.
+
+        Raises:  ClientError when nothing was ever subscribed or assigned, or the client has failed.
         """
         self._finish_handed_out()
         # Also when messages are there: a caller that only polls must let the pulls go on.
         await self._instance.clock.sleep(0)
-        self._member.check_alive()
+        self._member.check_reading()
         if not len(self._inbox) and timeout_s > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
@@ -142,6 +144,7 @@ class Consumer(Client):
         Empty when the consumer is closed.
         """
         self._finish_handed_out()
+        self._member.check_reading()
         await self._inbox.wait()
         return [delivery.message for delivery in self._take(count_max)]
 

@@ -22,7 +22,12 @@ from tandemmq.client.consumer.queue_reader import QueueReader, ReaderSeams, rece
 from tandemmq.client.consumer.subscription import ALL, check_filters, make_subscription, parse_subscription
 from tandemmq.client.instance import ClientInstance, InstanceUse
 from tandemmq.client.namespace import Namespace
-from tandemmq.client.options import ConsumerOptions, MessageModel, StartFrom
+from tandemmq.client.options import (
+    ConsumerOptions,
+    MessageModel,
+    ServerNames,
+    StartFrom,
+)
 from tandemmq.client.route_cache import FaultyPeers
 from tandemmq.errors import (
     ClientError,
@@ -64,7 +69,7 @@ class Membership:
     def __init__(
         self,
         group: str,
-        namesrv: str,
+        namesrv: ServerNames,
         options: ConsumerOptions,
         *,
         instance: ClientInstance | None = None,
@@ -101,6 +106,7 @@ class Membership:
         self.ended = asyncio.Event()
         """Set when the consumer is closed, or a background task has died."""
         self._is_started = False
+        self._has_subscribed = False
         self._end_route_watch: Callable[[], None] | None = None
 
     # Life
@@ -109,6 +115,7 @@ class Membership:
         """As `Consumer.subscribe`."""
         if self.assignment.is_fixed:
             raise ClientError("this consumer was assigned queues: it cannot subscribe topics too")
+        self._has_subscribed = True
         now_ms = self.instance.clock.now_ms()
         self.assignment.subscribe(make_subscription(self._namespace.wrap(topic), tags, sql, now_ms))
         self.instance.beat_soon()
@@ -123,6 +130,7 @@ class Membership:
         others = {one.topic for one in self.assignment.subscriptions} - {retry_topic(self.group)}
         if others and not self.assignment.is_fixed:
             raise ClientError("this consumer has subscribed topics: it cannot be assigned queues too")
+        self._has_subscribed = True
         now_ms = self.instance.clock.now_ms()
         queues = [self._namespace.wrap_queue(queue) for queue in queues]
         topics = sorted({queue.topic for queue in queues})
@@ -207,6 +215,12 @@ class Membership:
             raise ClientError(f"the consumer has failed: {self._failure!r}") from self._failure
         if not self._is_started and not self.inbox.is_closed:
             raise ClientError("the consumer is not started")
+
+    def check_reading(self) -> None:
+        """As `check_alive`; also raises when the application has never said what it wants to read."""
+        self.check_alive()
+        if not self._has_subscribed:
+            raise ClientError("this consumer reads nothing: call subscribe or assign first")
 
     # Messages that were handed out
 

@@ -24,7 +24,7 @@ from typing import NamedTuple, Self
 from tandemmq.api import broker_consume
 from tandemmq.client.consumer.subscription import ALL, Subscription, check_filters, make_subscription
 from tandemmq.client.instance import Client, ClientInstance, InstanceUse
-from tandemmq.client.options import PopOptions, StartFrom
+from tandemmq.client.options import PopOptions, ServerNames, StartFrom
 from tandemmq.errors import ClientError, NoRoute, TandemError
 from tandemmq.protocol.bodies.client import ConsumeFromWhere, ConsumerData, ConsumeType
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -61,7 +61,7 @@ class PopConsumer(Client):
     def __init__(
         self,
         group: str,
-        namesrv: str = "",
+        namesrv: ServerNames = "",
         *,
         options: PopOptions | None = None,
         instance: ClientInstance | None = None,
@@ -80,6 +80,7 @@ class PopConsumer(Client):
         self._bells: dict[_Target, asyncio.Task[bool]] = {}
         self._failure: BaseException | None = None
         self._is_started = False
+        self._has_subscribed = False
 
     # Life
 
@@ -88,6 +89,7 @@ class PopConsumer(Client):
         wrapped = self._namespace.wrap(topic)
         subscription = make_subscription(wrapped, tags, sql, self._instance.clock.now_ms())
         self._subscriptions[wrapped] = subscription
+        self._has_subscribed = True
         self._instance.routes.want(wrapped)
         self._note_change()
 
@@ -134,6 +136,8 @@ class PopConsumer(Client):
 
         Raises:  the RequestRejected class of what a broker will refuse again, ClientError.
         """
+        if not self._has_subscribed:
+            raise ClientError("this consumer reads nothing: call subscribe first")
         clock = self._instance.clock
         ends_s = clock.monotonic() + timeout_s
         invisible_ms = round((self.options.invisible_s if invisible_s is None else invisible_s) * 1000)

@@ -24,7 +24,7 @@ from tandemmq.client.consumer.membership import Membership
 from tandemmq.client.consumer.subscription import ALL
 from tandemmq.client.consumer.workers import Handler, Workers
 from tandemmq.client.instance import Client, ClientInstance
-from tandemmq.client.options import PushOptions
+from tandemmq.client.options import PushOptions, ServerNames
 from tandemmq.client.producer.results import send_reply
 from tandemmq.errors import ClientError
 from tandemmq.protocol.bodies import MessageQueue
@@ -38,7 +38,7 @@ class PushConsumer(Client):
     def __init__(
         self,
         group: str,
-        namesrv: str,
+        namesrv: ServerNames,
         handler: Handler,
         *,
         options: PushOptions | None = None,

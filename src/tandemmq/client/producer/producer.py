@@ -22,7 +22,7 @@ from typing import Self
 from tandemmq.api import broker_send
 from tandemmq.api.broker_send import SendStatus
 from tandemmq.client.instance import SILENT_S, Client, ClientInstance, InstanceUse
-from tandemmq.client.options import ProducerOptions
+from tandemmq.client.options import ProducerOptions, ServerNames
 from tandemmq.client.producer.outbox import Outbox
 from tandemmq.client.producer.packer import must_travel_alone, room_of
 from tandemmq.client.producer.results import SendResult, broker_of_handle, send_reply
@@ -48,7 +48,7 @@ class Producer(Client):
     def __init__(
         self,
         group: str,
-        namesrv: str = "",
+        namesrv: ServerNames = "",
         *,
         options: ProducerOptions | None = None,
         instance: ClientInstance | None = None,

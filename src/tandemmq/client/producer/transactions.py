@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 
 from tandemmq.api import broker_send
 from tandemmq.client.instance import Client, ClientInstance
-from tandemmq.client.options import ProducerOptions
+from tandemmq.client.options import ProducerOptions, ServerNames
 from tandemmq.client.producer.producer import Producer
 from tandemmq.client.producer.results import SendResult
 from tandemmq.errors import ClientError, MessageIllegal, TandemError
@@ -69,7 +69,7 @@ class TransactionProducer(Client):
     def __init__(
         self,
         group: str,
-        namesrv: str = "",
+        namesrv: ServerNames = "",
         *,
         check: Check,
         options: ProducerOptions | None = None,
