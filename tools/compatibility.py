@@ -120,7 +120,15 @@ NOT_SERVED: Final = (
         "batch queues (BatchCQ, inner batches)",
         "a batch is stored as its messages; their queues have a format of their own",
     ),
-    ("light message queues (LMQ)", "a topic with many queues, or many topics, take their place"),
+    (
+        "light message queues (LMQ), lite topics",
+        "a topic with many queues, or many topics, take their place; the attributes of a LITE topic"
+        " and of its groups are kept and shown, and its messages are read from its queues",
+    ),
+    (
+        "priority messages",
+        "a topic of message.type PRIORITY is refused; a group's priority.factor is kept and shown",
+    ),
     ("broker container", "each broker is a process of its own"),
     ("DLedger log", "a log is copied from master to slaves"),
     ("RocksDB queues and tables", "the default store format of RocketMQ is served"),
@@ -545,7 +553,7 @@ def _lines() -> Iterator[str]:
     yield "## Deliberate differences"
     yield ""
     yield (
-        "What a client or tool can see and what differs from RocketMQ 5.3.3; the file is below"
+        "What a client or tool can see and what differs from RocketMQ 5.5.0 and earlier; the file is below"
         " `src/tandemmq`."
     )
     for area, differences in DIFFERENCES.items():

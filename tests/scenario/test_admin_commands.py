@@ -954,12 +954,17 @@ async def test_a_look_is_repeated_until_it_is_interrupted(rig: Rig) -> None:
     assert b"Traceback" not in complaints
 
 
-async def test_attributes_of_a_group_are_refused_by_name(rig: Rig) -> None:
-    """RocketMQ 5.3.3 has none either."""
-    address = render_address((await rig.start_broker()).address)
+async def test_attributes_of_a_group_are_kept_or_refused_by_name(rig: Rig) -> None:
+    broker = await rig.start_broker()
+    address = render_address(broker.address)
     change = ("updateSubGroup", "-b", address, "-g", "G")
     result = await invoke("admin", *change, "--attributes", "+color=red")
-    assert (result.exit_code, "attributes +color" in result.output) == (1, True)
+    assert (result.exit_code, "attribute change '+color=red'" in result.output) == (1, True)
+    await rows(rig, *change, "--attributes", "+lite.bind.topic=Parent,+priority.factor=50")
+    await rows(rig, *change, "--attributes", "-priority.factor")
+    group = broker._tables.groups.get("G")
+    assert group is not None
+    assert group.attributes == {"lite.bind.topic": "Parent"}
     result = await invoke("admin", *change, "--attributes", "color=red")
     assert (result.exit_code, "+name=value" in result.output) == (2, True)
     await rows(rig, *change)

@@ -309,7 +309,13 @@ async def test_messages_are_found_by_place_and_by_key(peer: Peer) -> None:
 
 
 async def test_unknown_code_and_replica_tables(peer: Peer) -> None:
-    assert (await peer.ask(4711)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    unknown = await peer.ask(4711)
+    assert unknown.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    assert unknown.remark == "request code 4711 is not supported"
+    for code in range(200070, 200080):
+        lite = await peer.ask(code)
+        assert lite.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        assert "lite topics: a topic with many queues" in (lite.remark or "")
     answer = await peer.ask(RequestCode.GET_ALL_TOPIC_CONFIG, AllTopicConfigRequest())
     table = decode_topic_config_table(answer.body)
     assert table.topics["TBW102"].permission == 7

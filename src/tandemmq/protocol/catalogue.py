@@ -304,7 +304,9 @@ _STATIC = "static topics: the queues of a topic belong to its brokers"
 _ROCKSDB = "RocksDB: queues and tables are files, in RocketMQ's default format"
 _CONTAINER = "broker container: each broker is a process of its own"
 _JRAFT = "controller: entries in the log of RocketMQ's jRaft kind"
-_UNUSED = "a name only: nothing in RocketMQ 4.9 or 5.3 sends or serves it"
+_LITE = "lite topics: a topic with many queues, or many topics, take their place"
+_LISTS = "lists of deletions: each topic and each group is deleted by a request of its own"
+_UNUSED = "a name only: nothing in RocketMQ 4.9 to 5.5 sends or serves it"
 
 NOT_OURS: dict[int, tuple[str, str]] = {
     13: ("QUERY_BROKER_OFFSET", _UNUSED),
@@ -330,5 +332,18 @@ NOT_OURS: dict[int, tuple[str, str]] = {
     1016: ("GET_BROKER_LIVE_INFO_REQUEST", _JRAFT),
     1017: ("GET_SYNC_STATE_DATA_REQUEST", _JRAFT),
     1018: ("RAFT_BROKER_HEART_BEAT_EVENT_REQUEST", _JRAFT),
+    5001: ("SWITCH_TIMER_ENGINE", _ROCKSDB),
+    5002: ("DELETE_TOPIC_IN_BROKER_LIST", _LISTS),
+    5003: ("DELETE_SUBSCRIPTION_GROUP_LIST", _LISTS),
+    200070: ("POP_LITE_MESSAGE", _LITE),
+    200071: ("LITE_SUBSCRIPTION_CTL", _LITE),
+    200072: ("ACK_LITE_MESSAGE", _LITE),
+    200073: ("NOTIFY_UNSUBSCRIBE_LITE", _LITE),
+    200074: ("GET_BROKER_LITE_INFO", _LITE),
+    200075: ("GET_PARENT_TOPIC_INFO", _LITE),
+    200076: ("GET_LITE_TOPIC_INFO", _LITE),
+    200077: ("GET_LITE_CLIENT_INFO", _LITE),
+    200078: ("GET_LITE_GROUP_INFO", _LITE),
+    200079: ("TRIGGER_LITE_DISPATCH", _LITE),
 }
 """Codes of RocketMQ that have no name here, answered the same way."""

@@ -55,10 +55,7 @@ class RequestDispatcher:
         handler = self._routes.get(command.code)
         if handler is None:
             _answer(
-                channel,
-                command,
-                ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-                f"request code {command.code} is not supported",
+                channel, command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, _why_not_supported(command.code)
             )
             return
         try:
@@ -120,6 +117,17 @@ class RequestDispatcher:
         _answer(
             channel, command, ResponseCode.SYSTEM_ERROR, f"the request {command.code} failed: see the log"
         )
+
+
+def _why_not_supported(code: int) -> str:
+    """Names a code of RocketMQ that no server of ours has, with the reason."""
+    from tandemmq.protocol.catalogue import (
+        NOT_OURS,  # the client, which answers requests too, starts without it
+    )
+
+    name, reason = NOT_OURS.get(code, ("", ""))
+    told = f"request code {code} is not supported"
+    return f"{told}: {name}, {reason}" if name else told
 
 
 def _answer(channel: Channel, command: Command, code: int, remark: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.stats import BrokerStats
-from tandemmq.broker.topics.handlers import apply_attributes
+from tandemmq.broker.topics.attributes import apply_group_attributes, apply_topic_attributes
 from tandemmq.broker.topics.topic_table import system_topic_names, system_topics
 from tandemmq.errors import BadRequest, ConfigError
 
@@ -61,10 +61,15 @@ def test_topics_of_a_fresh_broker() -> None:
         ({"message.type": "FIFO"}, "-message.type", {}),
         ({"message.type": "FIFO"}, "+message.type=DELAY", {"message.type": "DELAY"}),
         ({}, "+queue.type=SimpleCQ", {"queue.type": "SimpleCQ"}),
+        (
+            {"message.type": "LITE"},
+            "+lite.topic.expiration=43200",
+            {"message.type": "LITE", "lite.topic.expiration": "43200"},
+        ),
     ],
 )
 def test_attribute_changes(before: dict[str, str], changes: str | None, after: dict[str, str]) -> None:
-    assert apply_attributes(before, changes, is_new=True, is_mixed_allowed=False) == after
+    assert apply_topic_attributes(before, changes, is_new=True, is_mixed_allowed=False) == after
 
 
 @pytest.mark.parametrize(
@@ -76,11 +81,42 @@ def test_attribute_changes(before: dict[str, str], changes: str | None, after: d
         "+colour=red",
         "+queue.type=BatchCQ",
         "+reserve.time=x",
+        "+reserve.time=" + "9" * 5_000,
+        "+message.type=PRIORITY",
+        "+lite.topic.expiration=5",
+        "+message.type=LITE,+lite.topic.expiration=43201",
+        "+message.type=LITE,+lite.topic.expiration=-2",
     ],
 )
 def test_attribute_changes_that_cannot_be(changes: str) -> None:
     with pytest.raises(BadRequest):
-        apply_attributes({}, changes, is_new=True, is_mixed_allowed=False)
+        apply_topic_attributes({}, changes, is_new=True, is_mixed_allowed=False)
+
+
+GROUP_ATTRIBUTES = {
+    "priority.factor": ("0", "101"),
+    "lite.bind.topic": ("Parent", ""),
+    "lite.sub.model": ("Exclusive", "exclusive"),
+    "lite.sub.reset.offset.exclusive": ("true", "yes"),
+    "lite.sub.reset.offset.unsubscribe": ("false", "1"),
+    "lite.sub.client.quota": ("-1", "-2"),
+    "lite.sub.client.max.event.cnt": ("10", "9"),
+    "lite.sub.wildcard": ("on", "x" * 256),
+}
+
+
+def test_attributes_of_groups_that_rocketmq_knows_are_kept() -> None:
+    held: dict[str, str] = {}
+    for key, (good, bad) in GROUP_ATTRIBUTES.items():
+        with pytest.raises(BadRequest, match=key):
+            apply_group_attributes(held, {**held, f"+{key}": bad})
+        held = apply_group_attributes(held, {f"+{key}": good})
+    assert held == {key: good for key, (good, _) in GROUP_ATTRIBUTES.items()}
+    assert apply_group_attributes(held, held) == held  # what was shown is sent back
+    assert "lite.sub.model" not in apply_group_attributes(held, {"-lite.sub.model": ""})
+    for wrong in ({"+colour": "red"}, {"priority.factor": "7"}, {"": "x"}, {"+": ""}):
+        with pytest.raises(BadRequest):
+            apply_group_attributes(held, wrong)
 
 
 def test_rates_over_growing_windows() -> None:

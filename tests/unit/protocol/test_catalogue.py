@@ -45,7 +45,10 @@ def test_page_of_compatibility_is_up_to_date() -> None:
 
 
 def test_what_is_not_served_is_of_the_kinds_that_were_decided() -> None:
-    kinds = ("static topics", "broker container", "class filters", "controller", "RocksDB", "a name only")
+    kinds = (
+        *("static topics", "broker container", "class filters", "controller", "RocksDB", "a name only"),
+        *("lite topics", "lists of deletions"),
+    )
     reasons = [*UNSUPPORTED.values(), *(reason for _, reason in NOT_OURS.values())]
     assert all(reason.startswith(kinds) for reason in reasons)
     assert not NOT_OURS.keys() & {int(code) for code in RequestCode}

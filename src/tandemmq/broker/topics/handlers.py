@@ -7,7 +7,7 @@ Source: spec semantics 16.3 and 16.4, spec remoting 8.6.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 from msgspec.structs import replace
@@ -16,6 +16,7 @@ from tandemmq.broker.guards import drop_or_reject, invalid, read_body, require_g
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import PERMISSION_MAX, BrokerOptions
 from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
+from tandemmq.broker.topics.attributes import apply_group_attributes, apply_topic_attributes
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable, system_topic_names
 from tandemmq.errors import GroupNotFound, NotPermitted, ServiceNotAvailable
@@ -49,55 +50,6 @@ from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
-
-_VALUES: dict[str, tuple[str, ...] | None] = {
-    "queue.type": ("SimpleCQ",),
-    "cleanup.policy": ("DELETE",),
-    "message.type": ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "UNSPECIFIED"),
-    "reserve.time": None,
-}
-"""What is served; BatchCQ queues and COMPACTION are not, so a topic cannot ask for them."""
-
-_IMMUTABLE = frozenset(("queue.type", "cleanup.policy"))
-
-
-def apply_attributes(
-    before: Mapping[str, str], changes: str | None, *, is_new: bool, is_mixed_allowed: bool
-) -> dict[str, str]:
-    """The attributes after the changes.
-
-    Raises:  BadRequest naming the change that is malformed, unknown or not served.
-    """
-    after = dict(before)
-    for change in (changes or "").split(","):
-        if not change.strip():
-            continue
-        sign, text = change.strip()[0], change.strip()[1:]
-        key, has_value, value = text.partition("=")
-        if sign not in "+-" or key not in _VALUES or bool(has_value) != (sign == "+"):
-            raise invalid(
-                f"attribute change {change[:64]!r}: must be +key=value or -key; keys are {', '.join(_VALUES)}"
-            )
-        if key in _IMMUTABLE and not is_new and before.get(key, value) != value:
-            raise invalid(f"the attribute {key} of a topic that exists cannot be changed")
-        if sign == "-":
-            after.pop(key, None)
-            continue
-        _check_value(key, value, is_mixed_allowed)
-        after[key] = value
-    return after
-
-
-def _check_value(key: str, value: str, is_mixed_allowed: bool) -> None:
-    allowed = _VALUES[key]
-    if allowed is None:
-        if not value.removeprefix("-").isdecimal():
-            raise invalid(f"the attribute {key} must be a whole number, not {value[:32]!r}")
-    elif value not in allowed:
-        raise invalid(f"the attribute {key} must be one of {', '.join(allowed)}, not {value[:32]!r}")
-    if value == "MIXED" and not is_mixed_allowed:
-        raise invalid("message.type MIXED needs enableMixedMessageType")
-
 
 QUEUE_COUNT_MAX = 65_536
 """Ours: a queue id has 32 bits, but every queue with messages is a directory and a file."""
@@ -178,7 +130,7 @@ class TopicHandlers:
         """The topic as it is to be, attributes changed as asked. Raises BadRequest."""
         self._check(config)
         before = self._topics.get(config.name)
-        attributes = apply_attributes(
+        attributes = apply_topic_attributes(
             {} if before is None else before.attributes,
             changes,
             is_new=before is None,
@@ -393,17 +345,11 @@ class GroupHandlers:
         return command.reply(body=encode_group_config(config))
 
     def _checked(self, config: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
-        """The group as it is to be: a request names changes of its attributes, and none is served.
-
-        Raises:  BadRequest.
-        """
+        """The group as it is to be, attributes changed as asked. Raises BadRequest."""
         _check(config)
         held = self._groups.get(config.name)
         before = {} if held is None else held.attributes
-        changed = sorted(dict(config.attributes.items() - before.items()))
-        if changed:
-            raise invalid(f"attributes {', '.join(changed)[:160]}: a group has none that can be changed")
-        return replace(config, attributes=before)
+        return replace(config, attributes=apply_group_attributes(before, config.attributes))
 
     def _require_master(self) -> None:
         if self._options.is_slave:

@@ -1,0 +1,119 @@
+"""Attributes of topics and groups: the known keys, their values, and changes of them (`+key=value`, `-key`).
+
+Invariants: a table holds only attributes of these rules, so RocketMQ reads it. Attributes of lite topics are
+            kept and shown, and nothing more: no broker of ours serves lite topics (NOT_SERVED in
+            `tools/compatibility.py`); `priority.factor` likewise.
+Source:     spec semantics 20, spec remoting 8.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tandemmq.broker.guards import invalid
+
+_LONG_MAX: Final = 2**63 - 1
+_TEXT_LENGTH_MAX: Final = 255
+_EXPIRATION: Final = "lite.topic.expiration"
+_TYPE: Final = "message.type"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttributeRule:
+    """The values of one attribute: one of `values`, or a whole number of `numbers`, or any text."""
+
+    values: tuple[str, ...] = ()
+    numbers: tuple[int, int] | None = None
+    is_changeable: bool = True
+
+    def check(self, key: str, value: str) -> None:
+        """Raises BadRequest naming what is allowed."""
+        if self.numbers is not None:
+            low, high = self.numbers
+            # A number of more digits is outside, and int() refuses very many.
+            is_number = value.removeprefix("-").isdecimal() and value.isascii() and len(value) <= 20
+            if not is_number or not low <= int(value) <= high:
+                raise invalid(
+                    f"the attribute {key} must be a whole number from {low} to {high}, not {value[:32]!r}"
+                )
+        elif self.values:
+            if value not in self.values:
+                allowed = ", ".join(self.values)
+                raise invalid(f"the attribute {key} must be one of {allowed}, not {value[:32]!r}")
+        elif not 0 < len(value) <= _TEXT_LENGTH_MAX:
+            raise invalid(f"the attribute {key} must have 1 to {_TEXT_LENGTH_MAX} characters")
+
+
+_FLAG: Final = AttributeRule(values=("true", "false"))
+
+TOPIC_RULES: Final[Mapping[str, AttributeRule]] = {
+    "queue.type": AttributeRule(values=("SimpleCQ",), is_changeable=False),
+    "cleanup.policy": AttributeRule(values=("DELETE",), is_changeable=False),
+    _TYPE: AttributeRule(values=("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "LITE", "UNSPECIFIED")),
+    "reserve.time": AttributeRule(numbers=(-_LONG_MAX - 1, _LONG_MAX)),
+    _EXPIRATION: AttributeRule(numbers=(-1, 43_200)),
+}
+"""BatchCQ queues, COMPACTION and PRIORITY are not served, so a topic cannot ask for them."""
+
+GROUP_RULES: Final[Mapping[str, AttributeRule]] = {
+    "priority.factor": AttributeRule(numbers=(0, 100)),
+    "lite.bind.topic": AttributeRule(),
+    "lite.sub.model": AttributeRule(values=("Shared", "Exclusive")),
+    "lite.sub.reset.offset.exclusive": _FLAG,
+    "lite.sub.reset.offset.unsubscribe": _FLAG,
+    "lite.sub.client.quota": AttributeRule(numbers=(-1, _LONG_MAX)),
+    "lite.sub.client.max.event.cnt": AttributeRule(numbers=(10, _LONG_MAX)),
+    "lite.sub.wildcard": AttributeRule(),
+}
+
+
+def apply_topic_attributes(
+    before: Mapping[str, str], changes: str | None, *, is_new: bool, is_mixed_allowed: bool
+) -> dict[str, str]:
+    """The attributes of a topic after the changes.
+
+    Raises:  BadRequest naming the change that is malformed, unknown or not served.
+    """
+    after = _apply(before, (changes or "").split(","), TOPIC_RULES, is_new=is_new)
+    if after.get(_TYPE) == "MIXED" != before.get(_TYPE) and not is_mixed_allowed:
+        raise invalid("message.type MIXED needs enableMixedMessageType")
+    if _EXPIRATION in after and after.get(_TYPE) != "LITE":
+        raise invalid(f"the attribute {_EXPIRATION} needs message.type LITE")
+    return after
+
+
+def apply_group_attributes(before: Mapping[str, str], asked: Mapping[str, str]) -> dict[str, str]:
+    """The attributes of a group after a request, whose keys begin with + or -.
+
+    A key without a sign that says what is held is no change: a tool may send back what it was shown.
+    Raises:  BadRequest naming the change that is malformed or unknown.
+    """
+    changed = dict(asked.items() - before.items())
+    changes = (key if key.startswith("-") else f"{key}={value}" for key, value in changed.items())
+    return _apply(before, changes, GROUP_RULES, is_new=False)
+
+
+def _apply(
+    before: Mapping[str, str], changes: Iterable[str], rules: Mapping[str, AttributeRule], *, is_new: bool
+) -> dict[str, str]:
+    after = dict(before)
+    for change in changes:
+        if not change.strip():
+            continue
+        sign, text = change.strip()[0], change.strip()[1:]
+        key, has_value, value = text.partition("=")
+        rule = rules.get(key)
+        if sign not in "+-" or rule is None or bool(has_value) != (sign == "+"):
+            raise invalid(
+                f"attribute change {change[:64]!r}: must be +key=value or -key; keys are {', '.join(rules)}"
+            )
+        if not rule.is_changeable and not is_new and before.get(key, value) != value:
+            raise invalid(f"the attribute {key} of a topic that exists cannot be changed")
+        if sign == "-":
+            after.pop(key, None)
+            continue
+        rule.check(key, value)
+        after[key] = value
+    return after
