@@ -188,6 +188,7 @@ class Meeting:
             self._store.log_view(log_offset, READ_BYTES_MAX), log_offset=log_offset, check_crc=True
         )
         if own.outcome is RecordOutcome.BAD_CRC:
+            await self._store.scrub(log_offset, log_offset + own.size)  # and has it healed
             return f"the own record at {log_offset} is damaged: it is to be healed first"
         part = await read_log(self._client, master, log_offset, min(READ_BYTES_MAX, point - log_offset))
         theirs = check_record(part.data, log_offset=log_offset, check_crc=True)
