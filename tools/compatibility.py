@@ -193,6 +193,17 @@ DIFFERENCES: Final = {
             "broker/transaction/handlers.py",
         ),
         (
+            "A sender cancels a timed message (TIMER_DEL_UNIQKEY) of the topic that it sends to only,"
+            " and only with recallMessageEnable=true. RocketMQ obeys the property for every topic.",
+            "broker/delay/timers.py",
+        ),
+        (
+            "Without access control one address makes at most 1,000 topics and groups by use, and as"
+            " many in each hour from then on (autoCreatePerAddressMax); a further one is refused with"
+            " NO_PERMISSION (16). RocketMQ has no bound.",
+            "broker/topics/quota.py",
+        ),
+        (
             "Timers: timerPrecisionMs is fixed at 1 s. timerlog and timerwheel are not written:"
             " RocketMQ reads the timer topic anew when it takes a store of ours.",
             "broker/delay/timers.py",
@@ -332,6 +343,19 @@ DIFFERENCES: Final = {
             " changes of users while authenticationEnabled is off. Users are in config/auth.json;"
             " RocketMQ keeps them in RocksDB, and migrateAuthFromV1Enabled has no effect here.",
             "broker/access/auth_table.py",
+        ),
+        (
+            "Controllers with controllerSharedSecret or innerClientAuthenticationCredentials serve"
+            " requests that change something, and heartbeats, only signed; RocketMQ's serve"
+            " everybody. A group whose master lives is cleaned (CLEAN_BROKER_DATA) only by a flag of"
+            " our tool.",
+            "controller/guard.py",
+        ),
+        (
+            "Our clients, brokers and tools add a field (`!tm`) to what they sign, by which the"
+            " signature covers code, names and borders of the fields; weakSignatureEnable=false"
+            " refuses RocketMQ's form, which covers none of them.",
+            "protocol/signature.py",
         ),
         (
             "Unfinished frames of all connections share one bound (frameBytesHeldMax); the"

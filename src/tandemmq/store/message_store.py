@@ -1075,7 +1075,9 @@ class MessageStore:
 
     @property
     def refusal(self) -> str:
-        """Why the store takes no messages now; empty while it does."""
+        """Why the store takes no messages now; empty while it does, and on a slave, whose duty that is."""
+        if self.role is BrokerRole.SLAVE:
+            return ""
         refusal = self._admission.refusal
         if refusal is not None:
             return refusal().remark

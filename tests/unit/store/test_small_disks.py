@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from sim.memory import ManualClock, MemoryDisk
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.record import NewRecord
-from tandemmq.store import StoreOptions
+from tandemmq.store import BrokerRole, StoreOptions
 from tandemmq.store.message_store import MessageStore
 from tandemmq.store.outcomes import PutStatus
 from tandemmq.store.retention import LOG_FILES_MIN
@@ -77,4 +78,12 @@ async def test_why_no_message_is_taken_is_told() -> None:
     store._admission.block("x", "the disk takes no writes: no")
     assert store.refusal == "the disk takes no writes: no"
     ballast.close()
+    await store.close()
+
+
+async def test_a_slave_takes_no_messages_and_nothing_is_wrong_with_it() -> None:
+    options = replace(OPTIONS, role=BrokerRole.SLAVE)
+    store = await MessageStore.open(options, disk=MemoryDisk(), clock=ManualClock())
+    assert store._admission.refusal is not None
+    assert store.refusal == ""
     await store.close()
