@@ -5,7 +5,7 @@ Source: spec semantics 14.1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -107,7 +107,7 @@ class PopPolls:
         clock: Clock,
         count_max: int,
         count_per_group_max: int,
-        attempts_of: Callable[[PollKey], Container[str]] = lambda _key: (),
+        attempts_of: Callable[[PollKey], Collection[str]] = lambda _key: (),
     ) -> None:
         self._clock = clock
         self._count_max = count_max
@@ -220,7 +220,7 @@ class PopPolls:
         if waiting is None:
             return
         for of_kind in sorted(waiting.kinds.values(), key=lambda of_kind: next(iter(of_kind)).number):
-            attempts: Container[str] | None = None
+            attempts: Collection[str] | None = None
             for held in list(of_kind):
                 if held not in of_kind or (attempts is not None and held.attempt_id not in attempts):
                     continue
@@ -230,6 +230,9 @@ class PopPolls:
                     self._remove(held)
                 elif attempts is None:
                     attempts = self._attempts_of(key)
+                    if not attempts:
+                        yield
+                        break
                 yield
 
     def _on_deadline(self, held: HeldPop) -> None:
