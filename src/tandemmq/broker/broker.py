@@ -225,10 +225,10 @@ class Broker:
         def cede() -> None:
             served.update(refused_writes(served, self._claim.refusal))
             fast.update(refused_writes(fast, self._claim.refusal))
+            parts.pulls.may_commit = lambda: False
             self._waiting.start("cede", self._cede())
 
         self._yield = cede
-        parts.pulls.may_commit = lambda: not self._claim.yielded_to
         self.ha_address = await replica.start(self.options.listen_host, ha_port_of(self.options))
         self._start_tasks(parts)
         await self._start_metrics(store, parts)
