@@ -8,7 +8,6 @@ brokers ask goes to the member that it is about; for producers `ProducerQuestion
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
@@ -47,9 +46,10 @@ from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork
 from tandemmq.runtime.ports import Clock, Network, Random
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
+from tandemmq.telemetry.log_lines import Outages, event_logger
 from tandemmq.units import MASTER_ID
 
-log = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 BROKER_REQUESTS = (
     RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
@@ -147,6 +147,7 @@ class ClientInstance:
             refresh_s=options.route_refresh_s,
             timeout_s=options.call_timeout_s,
         )
+        self.outages = Outages()
         self.client_id = ""
         self._is_begun = False
         self.failure: BaseException | None = None
@@ -325,7 +326,10 @@ class ClientInstance:
                 self.remoting, address, body, timeout_s=self.options.call_timeout_s
             )
         except TandemError as error:
-            log.warning(events.HEARTBEAT_FAILED, extra={"address": address, "error": str(error)})
+            facts = {"address": address, "error": str(error)}
+            self.outages.note_failure(log, events.HEARTBEAT_FAILED, address, facts)
+            return
+        self.outages.note_success(events.HEARTBEAT_FAILED, address)
 
     async def _beat(self) -> None:
         while True:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -26,9 +25,10 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.ports import Clock
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
+from tandemmq.telemetry.log_lines import Outages, event_logger
 from tandemmq.units import MASTER_ID
 
-log = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 # What a route means to clients: where to send, where to read, who lives at which address (spec semantics
 # 2.2). Pure.
@@ -185,6 +185,7 @@ class RouteCache:
         self._under_way: dict[str, asyncio.Task[RouteView | TandemError | None]] = {}
         self._due: set[str] = set()
         self._listeners: list[OnChange] = []
+        self._outages = Outages()
 
     def get(self, topic: str) -> RouteView | None:
         """The last known view, without asking anyone."""
@@ -298,10 +299,12 @@ class RouteCache:
         try:
             route = await self._ask(topic)
         except TandemError as error:
-            log.warning(events.ROUTE_REFRESH_FAILED, extra={"topic": topic, "error": str(error)})
+            facts = {"topic": topic, "error": str(error)}
+            self._outages.note_failure(log, events.ROUTE_REFRESH_FAILED, None, facts)
             return error
         finally:
             self._refreshed_at[topic] = self._clock.monotonic()
+        self._outages.note_success(events.ROUTE_REFRESH_FAILED, None)
         old = self._views.get(topic)
         if route is None:
             return old

@@ -9,7 +9,6 @@ Source:  spec semantics 3.12.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -26,9 +25,10 @@ from tandemmq.protocol import properties as names
 from tandemmq.protocol.message import Message, ReceivedMessage, is_delayed
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
+from tandemmq.telemetry.log_lines import event_logger
 from tandemmq.units import KIB
 
-log = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 FIELD: Final = "\x01"
 END: Final = "\x02"

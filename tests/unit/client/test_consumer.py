@@ -305,6 +305,20 @@ async def test_members_of_a_new_group_that_start_together_begin_where_they_are_t
         await asyncio.gather(*(one.close() for one in members))
 
 
+async def test_an_outage_of_a_broker_is_one_line_for_all_queues(caplog: pytest.LogCaptureFixture):
+    async with running_cluster(T=4) as cluster, consumer_of(cluster) as consumer:
+        await until(lambda: cluster[0].held_count == 4)
+        cluster[0].pull_code = ResponseCode.SYSTEM_ERROR
+        for queue_id in range(4):
+            cluster[0].put("T", queue_id, b"%d" % queue_id)
+        assert len(await take(consumer, 4)) == 4  # of the pulls that were held
+        asked = len(cluster[0].pulls)
+        await until(lambda: len(cluster[0].pulls) >= asked + 12)
+        assert len(warned(caplog, "client_pull.failed")) == 1
+        cluster[0].pull_code = 0
+        await until(lambda: cluster[0].held_count)
+
+
 async def test_a_broker_that_does_not_tell_offsets_holds_up_no_other():
     async with running_cluster(FakeBroker("a"), FakeBroker("b"), T=1) as cluster:
         cluster[0].query_code = ResponseCode.SYSTEM_ERROR
@@ -367,8 +381,10 @@ async def test_a_body_that_does_not_decode_comes_as_it_is_stored(
             assert bad.as_object()["body_fault"] == bad.body_fault
             assert await consumer.poll(timeout_s=0) == []  # finishes the three
             await until(lambda: cluster[0].offsets.get(("g", "T", 0)) == 3)
-    [line] = [one for one in caplog.records if one.message == "message_body.undecoded"]
-    assert (line.topic, line.queue_offset, line.count) == ("T", 1, 1)  # type: ignore[attr-defined]
+    [line] = warned(caplog, "message_body.undecoded")
+    assert (line.topic, line.queue_offset, line.count) == ("T", 1, 1)
+    assert fault in str(line.error)
+    assert "topic=T" in line.message
 
 
 async def test_two_members_share_the_queues_and_take_over():

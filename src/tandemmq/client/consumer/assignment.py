@@ -7,7 +7,6 @@ All of it happens in one task, one step after the other; the readers run beside 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Final, TypeVar
@@ -26,9 +25,10 @@ from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
+from tandemmq.telemetry.log_lines import event_logger
 from tandemmq.units import MASTER_ID
 
-log = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 T = TypeVar("T")
 
@@ -169,8 +169,10 @@ class Assignment:
             try:
                 is_balanced &= await self._rebalance_topic(topic)
             except TandemError as error:
-                log.warning(events.REBALANCE_FAILED, extra={"topic": topic, "error": str(error)})
+                self._note_failed(topic, "", error)
                 is_balanced = False
+            else:
+                self._seams.instance.outages.note_success(events.REBALANCE_FAILED, (topic, ""))
         return is_balanced
 
     async def _rebalance_topic(self, topic: str) -> bool:
@@ -226,11 +228,16 @@ class Assignment:
                 failed.add(queue.broker_name)
                 if error.refresh_route:
                     self._seams.instance.routes.refresh_soon(queue.topic)
-                log.warning(
-                    events.REBALANCE_FAILED,
-                    extra={"topic": queue.topic, "broker": queue.broker_name, "error": str(error)},
-                )
+                self._note_failed(queue.topic, queue.broker_name, error)
+            else:
+                key = queue.topic, queue.broker_name
+                self._seams.instance.outages.note_success(events.REBALANCE_FAILED, key)
         return count
+
+    def _note_failed(self, topic: str, broker_name: str, error: TandemError) -> None:
+        facts = {"topic": topic, "broker": broker_name, "error": str(error)}
+        key = topic, broker_name
+        self._seams.instance.outages.note_failure(log, events.REBALANCE_FAILED, key, facts)
 
     async def _share(self, view: RouteView) -> Collection[MessageQueue] | None:
         """Our queues of a topic; None while its brokers do not count us."""
@@ -504,17 +511,16 @@ class Assignment:
         if queue in self._lost_locks:
             return  # another has it now, and says how far it is
         await self._offsets.write(queue, reader.committed_offset, reader.seen)
+        self._seams.instance.outages.note_success(events.COMMIT_FAILED, queue.broker_name)
 
     def _log_commit_failure(self, queue: MessageQueue, error: TandemError) -> None:
-        log.warning(
-            events.COMMIT_FAILED,
-            extra={
-                "topic": queue.topic,
-                "broker": queue.broker_name,
-                "queue_id": queue.queue_id,
-                "error": str(error),
-            },
-        )
+        facts = {
+            "topic": queue.topic,
+            "broker": queue.broker_name,
+            "queue_id": queue.queue_id,
+            "error": str(error),
+        }
+        self._seams.instance.outages.note_failure(log, events.COMMIT_FAILED, queue.broker_name, facts)
 
 
 RENEW_S: Final = 20.0

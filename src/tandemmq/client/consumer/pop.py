@@ -18,7 +18,6 @@ Source:  spec semantics 14. Needs brokers of RocketMQ 5 or ours.
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import NamedTuple, Self
 
 from tandemmq.api import broker_consume
@@ -34,8 +33,9 @@ from tandemmq.protocol.requests.consume import ANY_QUEUE, INIT_MAX, INIT_MIN, No
 from tandemmq.protocol.topic_names import check_group
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
+from tandemmq.telemetry.log_lines import event_logger
 
-log = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 POLL_S_MAX = 15.0
 """One request is held no longer; then the next one is sent."""
@@ -250,6 +250,7 @@ class PopConsumer(Client):
         except TandemError as error:
             self._note_failure(target, error)
             return []
+        self._instance.outages.note_success(events.CLIENT_PULL_FAILED, target.broker_name)
         for message in found:
             message.topic = self._namespace.unwrap(message.topic)
             if message.body_fault:
@@ -303,10 +304,7 @@ class PopConsumer(Client):
             if await broker_consume.wait_for_message(self._instance.remoting, self._address(*target), header):
                 return True
         except TandemError as error:
-            log.warning(
-                events.CLIENT_PULL_FAILED,
-                extra={"topic": target.topic, "broker": target.broker_name, "error": str(error)},
-            )
+            self._log_failure(target, error)
             if error.refresh_route:
                 self._instance.routes.refresh_soon(target.topic)
         # A broker that says no before the time (it holds too many requests, or failed) is asked later.
@@ -339,11 +337,12 @@ class PopConsumer(Client):
         """Raises what would fail again; else the next broker is asked, and this one later."""
         if not (error.retriable or error.refresh_route):
             raise error
-        log.warning(
-            events.CLIENT_PULL_FAILED,
-            extra={"topic": target.topic, "broker": target.broker_name, "error": str(error)},
-        )
+        self._log_failure(target, error)
         self._instance.routes.refresh_soon(target.topic)
+
+    def _log_failure(self, target: _Target, error: TandemError) -> None:
+        facts = {"topic": target.topic, "broker": target.broker_name, "error": str(error)}
+        self._instance.outages.note_failure(log, events.CLIENT_PULL_FAILED, target.broker_name, facts)
 
     def _check_alive(self) -> None:
         self._instance.check_alive()

@@ -6,7 +6,6 @@ giving up the queue ends it (spec semantics 10.2; spec replication 8.4).
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from tandemmq.api import broker_consume
@@ -35,9 +34,10 @@ from tandemmq.protocol.requests.consume import PullRequest, SeenRecord
 from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.telemetry import events
+from tandemmq.telemetry.log_lines import event_logger
 from tandemmq.units import MASTER_ID
 
-log = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 FLOW_CONTROL_PAUSE_S = 0.02
 IDLE_PAUSE_S_MIN = 0.05
@@ -178,6 +178,7 @@ class QueueReader:
                 await clock.sleep(self._pause_after(error, replica))
                 continue
             seams.faulty.note_success(replica.address)
+            seams.instance.outages.note_success(events.CLIENT_PULL_FAILED, self.queue.broker_name)
             pause_s = self._pause_when_idle(pulled.status, has_progress=pulled.next_offset > asked_from)
             if pause_s:
                 await clock.sleep(pause_s)
@@ -349,16 +350,14 @@ class QueueReader:
     def _pause_after(self, error: TandemError, replica: ReadReplica | None) -> float:
         """How long to wait after a failure, which is noted where it belongs."""
         seams = self._seams
-        log.warning(
-            events.CLIENT_PULL_FAILED,
-            extra={
-                "topic": self.queue.topic,
-                "broker": self.queue.broker_name,
-                "queue_id": self.queue.queue_id,
-                "address": replica.address if replica else "",
-                "error": str(error),
-            },
-        )
+        facts = {
+            "topic": self.queue.topic,
+            "broker": self.queue.broker_name,
+            "queue_id": self.queue.queue_id,
+            "address": replica.address if replica else "",
+            "error": str(error),
+        }
+        seams.instance.outages.note_failure(log, events.CLIENT_PULL_FAILED, self.queue.broker_name, facts)
         if error.refresh_route:
             seams.instance.routes.refresh_soon(self.queue.topic)
         if isinstance(error, BrokerUnreachable | RequestTimeout) and replica is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
@@ -34,8 +33,9 @@ from tandemmq.errors import ClientError, TandemError
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.runtime.ports import Clock
 from tandemmq.telemetry import events
+from tandemmq.telemetry.log_lines import event_logger
 
-log = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 YIELD_EVERY = 64
 """Messages that a worker handles before it lets the loop turn, when its handler never waits."""

@@ -15,7 +15,6 @@ plain turn decides, because a doubtful broker is better than none (spec semantic
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
@@ -37,8 +36,9 @@ from tandemmq.protocol.command import Command
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import TimerHandle
 from tandemmq.telemetry import events
+from tandemmq.telemetry.log_lines import event_logger
 
-log = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 RETRY_CODES = frozenset(
     int(code)

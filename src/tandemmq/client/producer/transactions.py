@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import NamedTuple, Self
@@ -35,8 +34,9 @@ from tandemmq.protocol.sys_flag import (
 )
 from tandemmq.remoting.channel import Channel
 from tandemmq.telemetry import events
+from tandemmq.telemetry.log_lines import event_logger
 
-log = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 CHECKS_WAITING_MAX = 2_000
 """Checks that wait or run; one more is dropped, and the broker asks again."""
