@@ -309,6 +309,36 @@ async def test_a_master_without_lease_and_promises_is_fenced_until_it_has_either
     assert found.master_epoch == 1
 
 
+@pytest.mark.parametrize("silence_ms_max", [600, 30_000])
+async def test_a_master_that_stands_still_is_replaced_after_its_own_time(
+    group: Elected, rig: Rig, silence_ms_max: int
+) -> None:
+    """With a longer controllerHeartBeatTimeoutMills a master outlasts the pauses of a starved machine, also
+    pauses longer than its lease."""
+    first = await group.start(1, silence_ms_max=silence_ms_max)
+    await group.master()
+    await group.start(2, silence_ms_max=silence_ms_max)
+    await group.in_set(1, 2)
+    epoch = first._epoch
+
+    def lose() -> BrokerHeartbeatRequest:
+        raise BrokerUnreachable("the process stands still")
+
+    make, first._heartbeats._make = first._heartbeats._make, lose
+    if silence_ms_max == 600:
+        await until(lambda: 2 in group.masters(), "the other is master")
+        return
+    live, group_row = rig.controllers["n0"].live, (GROUP, first.broker_id)
+    await until(lambda: not first._lease.is_valid(rig.clock.monotonic()), "no lease")
+    paused_s = rig.clock.monotonic()
+    await until(lambda: rig.clock.monotonic() - paused_s > 2 * LEASE_MS / 1000, "a pause of some leases")
+    assert live.is_alive(*group_row, rig.clock.monotonic())
+    first._heartbeats._make = make
+    await until(lambda: first._lease.is_valid(rig.clock.monotonic()), "a lease again")
+    assert (await group.send(1, b"it goes on")).code == ResponseCode.SUCCESS
+    assert (group.masters(), first._epoch) == ([1], epoch)
+
+
 async def test_a_lease_is_of_one_term_and_counts_from_when_it_was_asked_for(group: Elected, rig: Rig) -> None:
     broker = await group.start(1)
     await group.master()
