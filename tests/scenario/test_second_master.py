@@ -98,3 +98,19 @@ async def test_of_two_masters_that_met_an_empty_name_server_the_later_one_yields
     assert "second_master.found" in caplog.text
     assert "second_master.yielded" in caplog.text
     await asyncio.gather(*map(Broker.stop, both))
+
+
+async def test_a_master_does_not_yield_to_an_earlier_address_of_its_own(tmp_path: Path) -> None:
+    """A name server lists it for two minutes after the host died."""
+    port = free_port()
+    async with name_server(tmp_path, port):
+        group = Group(tmp_path, f"127.0.0.1:{port}")
+        master = await group.start(0, ports=(free_port(), 0), broker=SELDOM)
+        own = render_address(master.address)
+        earlier = own.replace("127.0.0.1", "localhost")
+        claim = master._claim
+        claim._own_address = lambda: "z" + own  # the greater address, which yields
+        for _ in range(2):
+            await claim._compare(earlier)
+            assert not claim.yielded_to
+        await group.stop(0)

@@ -693,6 +693,13 @@ _REPLICATION: Final = (
 
 _TABLES: Final = (
     Plant(
+        name="a master yields to an earlier address of its own",
+        path="broker/second_master.py",
+        sound="if runtime.get(YIELDED_KEY) or self._is_own(runtime):",
+        bug="if runtime.get(YIELDED_KEY):",
+        proofs=("scenario/test_second_master.py",),
+    ),
+    Plant(
         name="of two masters the first one yields",
         path="broker/second_master.py",
         sound="if facts > MasterFacts(self.started_at_ms, self._own_address()):",

@@ -30,7 +30,7 @@ from tandemmq.broker.options import OPEN, AccessOptions, BrokerOptions, MetricsE
 from tandemmq.broker.parts import MasterDuties, Parts, build_routes, fast_routes
 from tandemmq.broker.registration import Registration
 from tandemmq.broker.replica import ReplicaRole, closed_routes
-from tandemmq.broker.second_master import ASK_TIMEOUT_S, YIELDED_KEY, MasterClaim
+from tandemmq.broker.second_master import ASK_TIMEOUT_S, MasterClaim
 from tandemmq.broker.stats import SAMPLE_PERIOD_S, StatsItems
 from tandemmq.broker.tables import Tables
 from tandemmq.errors import ConfigError, LocalProtocolError, TandemError
@@ -159,6 +159,7 @@ class Broker:
             options,
             client=self._client,
             own_address=self._advertised_address,
+            chance=chance,
             on_yield=lambda: self._yield(),
         )
 
@@ -488,7 +489,7 @@ class Broker:
             DENIALS_KEY: str(audit.denied_count),
             NEWEST_DENIAL_KEY: audit.newest,
             REFUSED_CONNECTIONS_KEY: str(sum(server.refused_count for server in self._servers)),
-            **({YIELDED_KEY: self._claim.yielded_to} if self._claim.yielded_to else {}),
+            **self._claim.facts(),
         }
 
     async def _serve_metrics(self, store: MessageStore, parts: Parts) -> Address:

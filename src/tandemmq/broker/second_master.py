@@ -27,6 +27,7 @@ from tandemmq.errors import ConfigError, ServiceNotAvailable, TandemError
 from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import render_address
+from tandemmq.runtime.ports import Random
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,10 @@ ASK_TIMEOUT_S: Final = 3.0
 """For a name server or another broker."""
 YIELDED_KEY: Final = "tandemYieldedTo"
 """In the runtime info of a master that has yielded: the address of the other one."""
+INCARNATION_KEY: Final = "tandemIncarnation"
+"""In the runtime info: a random id of one start of a broker. A name server may list an earlier address of the
+broker itself, and a broker must not yield to itself.
+"""
 
 
 class MasterFacts(NamedTuple):
@@ -53,16 +58,25 @@ class MasterClaim:
         *,
         client: RemotingClient,
         own_address: Callable[[], str],
+        chance: Random,
         on_yield: Callable[[], None],
     ) -> None:
         self._options = options
         self._client = client
         self._own_address = own_address
+        self._chance = chance
+        self._incarnation = ""
         self._on_yield = on_yield
         self._found = ""
         self.started_at_ms = 0
         """As `bootTimestamp` of the runtime info says, because the other master compares that one."""
         self.yielded_to = ""
+
+    def facts(self) -> dict[str, str]:
+        """The claim in the runtime info."""
+        self._incarnation = self._incarnation or self._chance.token_bytes(8).hex()
+        yielded = {YIELDED_KEY: self.yielded_to} if self.yielded_to else {}
+        return {INCARNATION_KEY: self._incarnation, **yielded}
 
     @property
     def is_watched(self) -> bool:
@@ -137,7 +151,7 @@ class MasterClaim:
             return None
 
     async def _ask(self, address: str) -> MasterFacts | None:
-        """None when nobody answers there who says that it is a master of this name, and has not yielded."""
+        """None when nobody answers there, or no other master of this name, or one that has yielded."""
         try:
             text = await query_broker_config(self._client, address, timeout_s=ASK_TIMEOUT_S)
             config = {key: one.text for key, one in parse_properties(text.encode(), address).items()}
@@ -147,4 +161,9 @@ class MasterClaim:
             started_at_ms = int(runtime.get("bootTimestamp", "0"))
         except (TandemError, ValueError):
             return None
-        return None if runtime.get(YIELDED_KEY) else MasterFacts(started_at_ms, address)
+        if runtime.get(YIELDED_KEY) or self._is_own(runtime):
+            return None
+        return MasterFacts(started_at_ms, address)
+
+    def _is_own(self, runtime: dict[str, str]) -> bool:
+        return bool(self._incarnation) and runtime.get(INCARNATION_KEY) == self._incarnation

@@ -10,6 +10,7 @@ import pytest
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.second_master import MasterClaim, MasterFacts
 from tandemmq.errors import ConfigError
+from tandemmq.runtime.machine import SeededRandom
 
 NAME_SERVERS = ("n1:1", "n2:1")
 
@@ -28,6 +29,7 @@ class Claim(MasterClaim):
             BrokerOptions(broker_name="b", name_servers=NAME_SERVERS, **options),
             client=no_client,
             own_address=lambda: address,
+            chance=SeededRandom(started_at_ms),
             on_yield=count,
         )
         self.started_at_ms = started_at_ms
