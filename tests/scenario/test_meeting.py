@@ -12,6 +12,7 @@ from replica_pair import log_bytes
 from term_nodes import Node, record
 
 from tandemmq.admin.audit_command import AuditOutcome, compare_logs
+from tandemmq.broker.autoswitch import meeting
 from tandemmq.broker.autoswitch.identity import ForeignGroup, GroupIdentity
 from tandemmq.broker.autoswitch.meeting import Meeting
 from tandemmq.broker.replica.log_checksum import LogChecksums
@@ -174,11 +175,15 @@ async def test_a_history_that_was_confirmed_nowhere_is_cut_at_the_last_equal_rec
     await until(lambda: one.proposals[-1] == {1, 2})
 
 
+@pytest.mark.parametrize("window_bytes", [meeting.WINDOW_BYTES, 100])
 @pytest.mark.parametrize("is_confirmed", [False, True])
 async def test_a_difference_inside_a_term_is_found_and_healed_where_a_record_begins(
-    nodes: tuple[Proven, Proven], is_confirmed: bool
+    nodes: tuple[Proven, Proven], monkeypatch: pytest.MonkeyPatch, is_confirmed: bool, window_bytes: int
 ) -> None:
-    """A broker whose directory was put back, or that is another cluster's: the lists of terms are equal."""
+    """A broker whose directory was put back, or that is another cluster's: the lists of terms are equal. The
+    difference may begin below the window that each meeting compares.
+    """
+    monkeypatch.setattr(meeting, "WINDOW_BYTES", window_bytes)
     one, two = nodes
     shared = await share(one, two)
     two.store.set_role(BrokerRole.SYNC_MASTER)
@@ -188,6 +193,7 @@ async def test_a_difference_inside_a_term_is_found_and_healed_where_a_record_beg
     if is_confirmed:
         two.store.raise_confirm_offset(two.store.max_log_offset)
     one.store.append([record(b"X" * 900)], lambda _status: None)
+    await until(lambda: one.store.confirmed.value > shared + 900)
     await one.lead(2, 1)
     assert two.channel.epochs.entries == one.channel.epochs.entries[:1]
     await two.follow(one, 2)

@@ -1670,6 +1670,82 @@ _CONSENSUS: Final = (
 
 _ELECTED: Final = (
     Plant(
+        name="a copy that began late counts for all that is before it",
+        path="replication/shell/autoswitch.py",
+        sound="held_from = 0 if begins_at <= self._store.min_log_offset else begins_at",
+        bug="held_from = 0",
+        proofs=("unit/replication/test_autoswitch_slaves.py",),
+    ),
+    Plant(
+        name="a log that may lack its end is reported so in one heartbeat only",
+        path="broker/autoswitch/elected.py",
+        sound="if self.store.may_lack_tail and replication.is_level:",
+        bug="if self.store.may_lack_tail:",
+        proofs=("scenario/test_elected_brokers.py",),
+    ),
+    Plant(
+        name="some other groups are taken for the own one",
+        path="broker/autoswitch/identity.py",
+        sound="if told and self.group_id is not None and told != self.group_id:",
+        bug="if told and self.group_id is not None and told < self.group_id:",
+        proofs=(
+            "unit/broker/test_identity.py",
+            "scenario/test_meeting.py",
+        ),
+    ),
+    Plant(
+        name="the id of a group is used before it is on disk",
+        path="broker/autoswitch/identity.py",
+        sound="        self._disk.make_dirs(self._path.parent)\n        try:",
+        bug="        self.group_id = told\n        self._disk.make_dirs(self._path.parent)\n        try:",
+        proofs=("unit/broker/test_identity.py",),
+    ),
+    Plant(
+        name="the ids of the terms before are gone before their list is",
+        path="store/checkpoint.py",
+        sound="ids = {**self.epochs.ids, **epochs.ids}",
+        bug="ids = epochs.ids",
+        proofs=("unit/replication/test_epoch_list.py",),
+    ),
+    Plant(
+        name="a term is followed by its number, whatever its id is",
+        path="replication/core/epochs.py",
+        sound="    return UNKNOWN_ID in (own_id, other_id) or own_id == other_id",
+        bug="    return own_id >= UNKNOWN_ID <= other_id",
+        proofs=(
+            "unit/replication/test_epoch_list.py",
+            "scenario/test_meeting.py",
+        ),
+    ),
+    Plant(
+        name="logs with equal terms are not compared by their bytes",
+        path="replication/core/term_sessions.py",
+        sound="return [CheckTail(point)] if self._meets and point else self._take_back(point)",
+        bug="return self._take_back(point)",
+        proofs=("scenario/test_meeting.py",),
+    ),
+    Plant(
+        name="a difference is looked for in the compared window alone",
+        path="broker/autoswitch/meeting.py",
+        sound="deep = max(low, min(window, confirm_offset - WINDOW_BYTES))",
+        bug="deep = window",
+        proofs=("scenario/test_meeting.py",),
+    ),
+    Plant(
+        name="a set that goes back is no news",
+        path="replication/core/sync_state_set.py",
+        sound="return epoch < self.epoch or (epoch == self.epoch and members | {self._own_id}",
+        bug="return epoch < 0 or (epoch < 0 and members | {self._own_id}",
+        proofs=("unit/replication/test_sync_state_set.py",),
+    ),
+    Plant(
+        name="the term of the log gives way to one of the same number",
+        path="broker/autoswitch/history.py",
+        sound="return KnownTerm(taken.master_epoch, held_id, None)",
+        bug="return KnownTerm(taken.master_epoch, taken.term_id, taken.master_id)",
+        proofs=("unit/broker/test_history.py",),
+    ),
+    Plant(
         name="a fenced master takes acknowledgements of pops",
         path="broker/autoswitch/term.py",
         sound="        Code.ACK_MESSAGE,\n",
