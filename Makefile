@@ -7,7 +7,7 @@ ARGS ?=
 # Without compiled files each process that a test starts would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: package changelog coverage setup-maintain help demo test test-long test-all interop client-both client-soak lint types contracts check crash power sim elected raft plants fuzz soak failover spark costs bench growth bench-quick bench-kafka setup-demo setup-dev clean
+.PHONY: package changelog coverage setup-maintain help demo test test-long test-all interop client-both client-soak lint types contracts check crash power sim elected raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ failover: MINUTES ?= 30
 failover: setup-dev ## Replace the master of three brokers through 60 faults under load; what was lost, for how long (ROUNDS=n SEED=n MINUTES=n ARGS=--spark or --java)
 	@$(if $(findstring --java,$(ARGS)),scripts/setup jdk)
 	@PYTHONPATH=tests $(PY) tests/faults/failover.py --rounds $(ROUNDS) --seed $(SEED) --minutes $(MINUTES) $(ARGS)
+
+strangers: setup-dev ## Attack an elected group with access control in eleven ways while a producer sends (three minutes; ARGS="--only word")
+	@PYTHONPATH=tests $(PY) tests/faults/strangers.py $(ARGS)
 
 spark: KILLS ?= 20
 spark: ROWS ?= 1000000
