@@ -14,6 +14,7 @@ import pytest
 from store_rig import Rig, bodies, options, record
 
 from few_descriptors import no_descriptor_left
+from sim.memory import MemoryDisk
 from tandemmq.errors import ServiceNotAvailable
 from tandemmq.runtime.descriptors import RESERVE
 from tandemmq.runtime.disk import RealDisk
@@ -21,6 +22,7 @@ from tandemmq.runtime.machine import LoopClock
 from tandemmq.runtime.ports import NotOpened
 from tandemmq.store import FlushMode, MessageStore, PutStatus
 from tandemmq.store.retention import HOUR_MS
+from tandemmq.store.segmented_log import OpenFiles, SegmentedLog
 from tandemmq.telemetry import events
 from waits import until
 
@@ -159,3 +161,25 @@ async def test_a_real_store_lives_on_the_handles_that_it_can_close(
             count += len(bodies(store, queue_id=queue_id))
     assert (count, fatal) == (200, [])
     await store.close()
+
+
+def test_a_file_that_is_mapped_keeps_its_own_handle() -> None:
+    """Without its descriptor the map would be one of zeros."""
+    files = OpenFiles(MemoryDisk(), 8)
+    log = SegmentedLog(Path("/log"), 64, files, sparse=False)
+    first, second = log.open_at(0), log.open_at(64)
+    opened, other = first.file, second.file
+    tries = 0
+
+    def view() -> memoryview:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise NotOpened(errno.ENOMEM, "Cannot allocate memory")
+        return memoryview(b"x" * 64)
+
+    opened.view = view  # type: ignore[method-assign]
+    with pytest.raises(NotOpened):  # there is one other handle to close
+        first.view()
+    assert (opened.is_closed, other.is_closed, tries) == (False, True, 2)
+    assert first.view() == b"x" * 64
