@@ -244,7 +244,7 @@ class Broker:
             await self._take_office(store, parts)
 
     async def _cede(self) -> None:
-        """Another master of this name goes on: do no duties, and leave the routes."""
+        """Stops the duties and leaves the routes, because another master of this name goes on."""
         if self._duties is not None:
             await self._duties.stop()
         if self._registration is not None:

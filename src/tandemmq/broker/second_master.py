@@ -1,5 +1,5 @@
-"""One name has one master, without controllers: another one is looked for at the start and before every
-registration with a name server.
+"""The rule that one name has one master, without controllers: another master is looked for at the start and
+before every registration with a name server.
 
 `MasterClaim` is asked by `Broker` at the start, by its `Registration` before each registration, and by a
 master that waits for its tail.
@@ -7,10 +7,10 @@ master that waits for its tail.
 Invariants: of two masters that reach each other exactly one yields: both compare the same two pairs of start
             time and address, and the greater pair yields. A yielded master stays so until it is started
             again, because the other one has stored messages meanwhile that it lacks.
-Strategy:   a name server gives the place of the master to whoever registers last, so each of two masters
-            finds the other in that place before its own next registration. The later one to start yields, as
-            the later one is refused at its start where it can be known by then.
-At a bound: a master that does not answer is no reason to yield: nobody knows whether it lives.
+Strategy:   a name server gives the place of the master to the last broker that registers, so each of two
+            masters finds the other in that place before its own next registration. The master that started
+            later yields, just as a later master is refused at its start when the first one is known by then.
+At a bound: a master that does not answer is no reason to yield, because it may be dead.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class MasterClaim:
         return [members for members in answers if members is not None]
 
     async def may_register(self, name_server: str) -> bool:
-        """Looks whether this name server has another master in the own place; False once this one has
-        yielded.
+        """Compares this broker with another master that the name server has in its place; False once this
+        broker has yielded.
         """
         if not self.yielded_to and self.is_watched:
             other = (await self._members(name_server) or {}).get(0)
@@ -151,7 +151,9 @@ class MasterClaim:
             return None
 
     async def _ask(self, address: str) -> MasterFacts | None:
-        """None when nobody answers there, or no other master of this name, or one that has yielded."""
+        """The other master at the address; None without an answer, for a broker that is not a master of this
+        name, for one that has yielded, and for this broker itself.
+        """
         try:
             text = await query_broker_config(self._client, address, timeout_s=ASK_TIMEOUT_S)
             config = {key: one.text for key, one in parse_properties(text.encode(), address).items()}

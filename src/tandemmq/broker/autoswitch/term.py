@@ -195,7 +195,7 @@ def fenced_routes(
 
 
 def refused_writes(routes: Mapping[int, Handler], refusal: Callable[[], TandemError]) -> dict[int, Handler]:
-    """Those of the codes that are `WRITES`, refused."""
+    """The codes of `routes` that are in `WRITES`, each refused."""
 
     def refuse(_channel: Channel, _command: Command) -> Command:
         raise refusal()

@@ -469,7 +469,7 @@ class PopHandlers:
     # Waiting.
 
     def wake_at(self, key: QueueKey, at_ms: int) -> None:
-        """Look at the pops that wait for the queue again then: it is free for its group."""
+        """Has the pops that wait for the queue looked at again then, because the queue is free then."""
         planned = self._wake_times.get(key)
         if planned is not None:
             if planned[0] <= at_ms:
@@ -511,7 +511,7 @@ class PopHandlers:
         return self._nothing(asked.command, ResponseCode.POLLING_FULL, "too many pops wait, try again later")
 
     def _read_on(self, asked: Asked) -> None:
-        """Continue in the next turn of the loop where the last look ended."""
+        """Continues in the next turn of the loop where the last look ended."""
         if asked.is_cut:
             self._polls.touch((asked.want.topic, asked.want.group), asked.want.queue_id)
 

@@ -145,7 +145,7 @@ class Leases:
         return len(self._by_key) < self._count_max
 
     def await_room(self) -> None:
-        """Have `on_room` called once there is room again."""
+        """Has `on_room` called once there is room again."""
         self._is_room_awaited = True
 
     def get(self, key: LeaseKey) -> Lease | None:

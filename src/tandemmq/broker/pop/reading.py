@@ -177,7 +177,7 @@ class PopPolls:
             self._plan_wake()
 
     def touch_all(self) -> None:
-        """There may be something for every group."""
+        """Has all held requests looked at in the next turn."""
         for key in self._by_key:
             self.touch(key, ANY)
 
@@ -395,7 +395,7 @@ class PopReader:
         return found
 
     def has_message(self, want: Want, queue_count: int, now_ms: int) -> bool:
-        """Whether a pop would find a message, or would have to read on to know."""
+        """True when a pop would find a message, or would have to read on to know."""
         for source in self.sources(want, queue_count):
             key = (source.topic, want.group, source.queue_id)
             if self._blocked_until_ms(key, want, now_ms) is None and self._may_find(source, key, want):
