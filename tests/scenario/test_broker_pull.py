@@ -16,7 +16,7 @@ from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, encode_grou
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command, Header
 from tandemmq.protocol.frame import encode_frame
-from tandemmq.protocol.requests.admin import CreateTopicRequest, ResetOffsetRequest
+from tandemmq.protocol.requests.admin import CreateTopicRequest, DeleteTopicRequest, ResetOffsetRequest
 from tandemmq.protocol.requests.consume import (
     EarliestStoreTimeRequest,
     EarliestStoreTimeResponse,
@@ -175,6 +175,19 @@ async def test_held_pull_ends_with_not_found(peer: Peer) -> None:
         "T1", queue_offset=1, sys_flag=SUSPEND | WITH_SUBSCRIPTION, suspend_timeout_ms=50
     )
     assert (answer.code, pull_response(answer).next_offset) == (ResponseCode.PULL_NOT_FOUND, 1)
+
+
+async def test_a_held_pull_ends_with_its_topic(broker: Broker, peer: Peer) -> None:
+    """Held on, it would go on at its offset in a topic of that name that is made meanwhile."""
+    await peer.send_ok("T1")
+    async with asyncio.TaskGroup() as tasks:
+        flags = SUSPEND | WITH_SUBSCRIPTION
+        held = tasks.create_task(peer.pull("T1", queue_offset=1, sys_flag=flags, suspend_timeout_ms=HELD_MS))
+        await until(lambda: held_count(broker) == 1, "the pull is held")
+        await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(topic="T1"))
+        assert held_count(broker) == 0
+    answer = held.result()
+    assert (answer.code, pull_response(answer).next_offset) == (ResponseCode.PULL_OFFSET_MOVED, 0)
 
 
 async def test_pulls_of_a_closed_connection_are_forgotten(broker: Broker, peer: Peer) -> None:
