@@ -84,10 +84,15 @@ async def test_open_ports_are_told(tmp_path: Path) -> None:
 async def test_servers_say_at_their_start_that_they_are_open(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    opened = ["nameserver.open_to_everybody", "broker.open_to_everybody", "controller.open_to_everybody"]
+    opened = [
+        "nameserver.open_to_everybody",
+        "replication.open_to_everybody",
+        "broker.open_to_everybody",
+        "controller.open_to_everybody",
+    ]
     for name, host, is_guarded, told in (
         ("open", EVERYWHERE, False, opened),
-        ("guarded", EVERYWHERE, True, opened[:1]),
+        ("guarded", EVERYWHERE, True, opened[:2]),
         ("here", HERE, False, []),
     ):
         caplog.clear()

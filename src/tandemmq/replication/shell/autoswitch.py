@@ -24,7 +24,7 @@ from tandemmq.replication.core.term_sessions import MasterHistory, TermMasterSes
 from tandemmq.replication.core.verifier import TailVerdict
 from tandemmq.replication.shell.master_status import MasterStatus
 from tandemmq.replication.shell.slave import ReplicationSlave, ReplicationSlaveStatus
-from tandemmq.replication.shell.slave_connection import SlaveConnection, SlavePump
+from tandemmq.replication.shell.slave_connection import SlaveConnection, SlavePump, warn_of_open_port
 from tandemmq.runtime.machine import unpredictable_bytes
 from tandemmq.runtime.ports import Address, Clock, Listener, Network, TimerHandle
 from tandemmq.runtime.tasks import FaultGuard, OnFatal
@@ -208,6 +208,7 @@ class AutoSwitchReplication:
             "commit_log_file_bytes": self._store.options.commit_log_file_bytes,
         }
         log.info(events.REPLICATION_STARTED, extra=facts)
+        warn_of_open_port(self._options, (host, port))
         return host, port
 
     async def stop(self) -> None:

@@ -32,12 +32,11 @@ from tandemmq.replication.core.progress import (
 )
 from tandemmq.replication.core.replicas import ReplicaDirectory
 from tandemmq.replication.shell.master_status import DepartedSlave, DepartedSlaves, MasterStatus, SlaveStatus
-from tandemmq.replication.shell.slave_connection import SlaveConnection, SlavePump
+from tandemmq.replication.shell.slave_connection import SlaveConnection, SlavePump, warn_of_open_port
 from tandemmq.runtime.machine import unpredictable_bytes
 from tandemmq.runtime.ports import Address, Clock, Listener, Network
 from tandemmq.runtime.tasks import FaultGuard, OnFatal
 from tandemmq.store.message_store import MessageStore
-from tandemmq.store.options import BrokerRole
 from tandemmq.telemetry import events
 from tandemmq.units import ReplicaId
 
@@ -95,11 +94,7 @@ class ReplicationMaster:
         host, port = self._listener.address
         facts = {"address": f"{host}:{port}", "commit_log_file_bytes": self._segment_bytes}
         log.info(events.REPLICATION_STARTED, extra=facts)
-        options = self._options
-        is_open = not options.shared_secret and not options.allowed_slaves
-        if is_open and self._store.options.role is BrokerRole.SYNC_MASTER:
-            # Sends are promised to be on a slave, and anybody who connects may say that he is one.
-            log.warning(events.REPLICATION_OPEN, extra={"address": f"{host}:{port}"})
+        warn_of_open_port(self._options, (host, port))
         return host, port
 
     async def stop(self) -> None:

@@ -12,6 +12,7 @@ import logging
 from typing import Protocol, cast
 
 from tandemmq.errors import RemoteProtocolError, StoreError
+from tandemmq.remoting.options import is_loopback
 from tandemmq.replication.core.effects import (
     Acknowledged,
     Disconnect,
@@ -37,6 +38,16 @@ log = logging.getLogger(__name__)
 JOINED_BYTES_MAX = 64 * 1024
 TURN_BYTES_MAX = TANDEM_BODY_BYTES_MAX
 """What one slave may take of one loop turn; a fast socket would otherwise hold the loop until it has all."""
+
+
+def warn_of_open_port(options: ReplicationOptions, address: Address) -> None:
+    """Logs, at the start, that everybody who reaches the port gets the log and may pretend to hold it.
+
+    What a stranger acknowledges counts for sends that wait for a slave.
+    """
+    is_limited = bool(options.shared_secret or options.allowed_slaves)
+    if not is_limited and not is_loopback(address[0]):
+        log.warning(events.REPLICATION_OPEN, extra={"address": address})
 
 
 class MasterHub(Protocol):
