@@ -267,11 +267,12 @@ async def _broker(config: Path | None, overrides: list[str]) -> int:
 
     loaded = load_broker(read_settings(config, overrides), _machine(), config)
     _warn(loaded.inert, loaded.notes)
-    plan = _plan_descriptors(loaded.store.open_file_count_max)
+    plan = _plan_descriptors(loaded.store.open_file_count_max, loaded.replication.connection_count_max)
     loaded = replace(
         loaded,
         broker=replace(loaded.broker, connections_max=plan.connections_max),
         store=replace(loaded.store, open_file_count_max=plan.open_file_count_max),
+        replication=replace(loaded.replication, connection_count_max=plan.replication_connections_max),
     )
     outcome = ServerEnd()
     if loaded.election.is_enabled:
@@ -393,7 +394,7 @@ def _address(address: tuple[str, int]) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _plan_descriptors(open_file_count_max: int = 0) -> DescriptorPlan:
+def _plan_descriptors(open_file_count_max: int = 0, replication_connections_max: int = 0) -> DescriptorPlan:
     """Raises this process's limit of open files, keeps some in reserve, and says how the rest is divided."""
     import logging
 
@@ -407,7 +408,7 @@ def _plan_descriptors(open_file_count_max: int = 0) -> DescriptorPlan:
     from tandemmq.telemetry import events
 
     limit = raise_limit()
-    plan = plan_descriptors(limit, open_file_count_max)
+    plan = plan_descriptors(limit, open_file_count_max, replication_connections_max)
     RESERVE.hold(RESERVE_COUNT)
     if plan.is_short:
         logging.getLogger("tandemmq.config").warning(

@@ -348,7 +348,8 @@ async def idle_connections(targets: Targets) -> None:
                 kept.append((await asyncio.open_connection(*place))[1])
             await asyncio.sleep(0.001)
 
-    await asyncio.gather(*map(open_some, targets.all))
+    replication = [(host, port + 1) for host, port in targets.brokers]
+    await asyncio.gather(*map(open_some, [*targets.all, *replication]))
     await asyncio.Event().wait()
 
 

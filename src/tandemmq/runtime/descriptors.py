@@ -49,6 +49,7 @@ class DescriptorPlan(NamedTuple):
 
     connections_max: int
     open_file_count_max: int
+    replication_connections_max: int
 
     @property
     def is_short(self) -> bool:
@@ -56,14 +57,17 @@ class DescriptorPlan(NamedTuple):
         return self.connections_max < CONNECTIONS_WANTED
 
 
-def plan_descriptors(limit: int, open_file_count_max: int = 0) -> DescriptorPlan:
-    """Room for so many open files, or for a quarter of the limit if that is less; the rest is for
-    connections.
+def plan_descriptors(
+    limit: int, open_file_count_max: int = 0, replication_connections_max: int = 0
+) -> DescriptorPlan:
+    """Room for so many open files, or a quarter of the limit if that is less; of the rest an eighth at most
+    for the replication port, where strangers may sit as well, and what is left for connections.
     """
     assert limit > 0, limit
     files = min(open_file_count_max, max(8, limit // 4)) if open_file_count_max else 0
-    connections = max(16, limit - 2 * files - DESCRIPTORS_KEPT)
-    return DescriptorPlan(min(CONNECTIONS_MAX, connections), files)
+    rest = limit - 2 * files - DESCRIPTORS_KEPT
+    replication = min(replication_connections_max, max(8, rest // 8)) if replication_connections_max else 0
+    return DescriptorPlan(min(CONNECTIONS_MAX, max(16, rest - replication)), files, replication)
 
 
 class DescriptorReserve:

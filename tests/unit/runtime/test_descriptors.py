@@ -23,18 +23,20 @@ def reserve() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("limit", "files", "plan"),
+    ("limit", "files", "replication", "plan"),
     [
-        (1_048_576, 512, DescriptorPlan(16_384, 512)),
-        (65_536, 512, DescriptorPlan(16_384, 512)),
-        (4_096, 512, DescriptorPlan(2_944, 512)),
-        (1_024, 512, DescriptorPlan(384, 256)),
-        (256, 512, DescriptorPlan(16, 64)),
-        (1_024, 0, DescriptorPlan(896, 0)),
+        (1_048_576, 512, 256, DescriptorPlan(16_384, 512, 256)),
+        (65_536, 512, 256, DescriptorPlan(16_384, 512, 256)),
+        (4_096, 512, 256, DescriptorPlan(2_688, 512, 256)),
+        (1_024, 512, 256, DescriptorPlan(336, 256, 48)),
+        (256, 512, 256, DescriptorPlan(16, 64, 8)),
+        (1_024, 0, 0, DescriptorPlan(896, 0, 0)),
     ],
 )
-def test_files_have_a_quarter_and_connections_the_rest(limit: int, files: int, plan: DescriptorPlan) -> None:
-    assert plan_descriptors(limit, files) == plan
+def test_files_have_a_quarter_and_connections_the_rest(
+    limit: int, files: int, replication: int, plan: DescriptorPlan
+) -> None:
+    assert plan_descriptors(limit, files, replication) == plan
     assert plan.is_short == (limit <= 1_024)
 
 
