@@ -357,7 +357,7 @@ class ElectedBroker:
                 routes=self._routes(),
                 copying=self.replication,
                 doubt=lambda: self._doubt.reason or self._meeting.doubt,
-                foreign=lambda: self._foreign or self._meeting.doubt,
+                foreign=lambda: "" if self._meeting.is_proven else self._foreign or self._meeting.doubt,
                 forwarding=self._forwarding,
                 servers=self._servers,
                 unsaved_tables={} if self._broker is None else self._broker.unsaved_tables,

@@ -70,6 +70,9 @@ class Meeting:
         self.master: str | None = None
         self.doubt = ""
         """Why the master is of another group; empty while it is not."""
+        self.is_proven = False
+        """Whether a master of the own group was met, so that the own log is of the group that clients see."""
+        self._master_start: int | None = None  # of the log of the master that was asked last
 
     @property
     def group_id(self) -> str | None:
@@ -102,6 +105,7 @@ class Meeting:
         """
         master = self.master
         assert master is not None, "the master is known before it is dialled"
+        self._master_start = None
         header = HistoryRequest(
             broker_id=self._broker_id, address=self._address, group_id=self._group.group_id
         )
@@ -118,6 +122,8 @@ class Meeting:
             self.doubt = error.remark
             raise
         self.doubt = ""
+        self.is_proven = told.group_id is not None and told.group_id == self._group.group_id
+        self._master_start = told.min_offset
         return MasterHistory(self._group.group_id, told_terms(terms))
 
     async def compare(self, point: int, confirm_offset: int) -> TailVerdict:
@@ -136,14 +142,16 @@ class Meeting:
             return _failed(point, master, error)
 
     async def _compare(self, master: str, point: int, confirm_offset: int) -> TailVerdict:
-        ends = await read_log_checksum(self._client, master, point, 0)
+        start = self._master_start
+        if start is None:  # it could not tell its history
+            start = (await read_log_checksum(self._client, master, point, 0)).min_offset
         damaged = [one.end for one in self._store.damaged_ranges if one.begin < point]
-        low = max(self._store.min_log_offset, ends.min_offset, *damaged)
+        low = max(self._store.min_log_offset, start, *damaged)
         if low >= point:
             return _not_compared(point, "no sound byte is kept by both")
         window = max(low, point - WINDOW_BYTES)
         if await self._first_difference(master, window, point) is None:
-            return TailVerdict(outcome=TailOutcome.SAME, log_offset=point, master_start=ends.min_offset)
+            return TailVerdict(outcome=TailOutcome.SAME, log_offset=point, master_start=start)
         deep = max(low, min(window, confirm_offset - WINDOW_BYTES))
         different_at = await self._first_difference(master, deep, point)
         if different_at is None:
