@@ -115,10 +115,32 @@ def broker(
         str | None, typer.Option("-n", "--namesrv", help="Name servers, separated by ;", metavar="HOST:PORT")
     ] = None,
     log_level: LogLevel = "INFO",
+    check_config: Annotated[
+        bool, typer.Option("--check-config", help="Check the settings, print what has no effect, and end.")
+    ] = False,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT."""
     overrides = [f"namesrvAddr={name_servers}"] if name_servers else []
-    _run(lambda: _broker(config, overrides + (override or [])), log_level)
+    overrides += override or []
+    if check_config:
+        _check_broker_config(config, overrides)
+    else:
+        _run(lambda: _broker(config, overrides), log_level)
+
+
+def _check_broker_config(config: Path | None, overrides: list[str]) -> None:
+    """Ends with exit code 1 and one sentence when a broker would not start with these settings."""
+    from tandemmq.config.load import load_broker, read_settings
+
+    try:
+        loaded = load_broker(read_settings(config, overrides), _machine(), config)
+    except TandemError as error:
+        _fail(str(error))
+    for key in sorted(loaded.inert):
+        typer.echo(f"{key} has no effect here")
+    for note in loaded.notes:
+        typer.echo(note)
+    typer.echo("the settings are valid")
 
 
 def _run(main: Callable[[], Awaitable[int]], log_level: str) -> NoReturn:

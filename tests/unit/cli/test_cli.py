@@ -258,3 +258,17 @@ async def test_a_server_tells_systemd_when_it_is_ready_and_when_it_stops(
 
         assert await serve(Served(), outcome, lambda: "ready") == 0
         assert [heard.recv(64) for _ in "12"] == [b"READY=1", b"STOPPING=1"]
+
+
+def test_settings_are_checked_without_a_start(tmp_path: Path) -> None:
+    path = tmp_path / "broker.properties"
+    path.write_text("listenPort=10931\nsendMessageThreadPoolNums=4\n")
+    result = run("broker", "-c", str(path), "--check-config")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "sendMessageThreadPoolNums has no effect here\nthe settings are valid\n",
+    )
+    path.write_text("listenPrt=10931\n")
+    wrong = run("broker", "-c", str(path), "--check-config")
+    assert wrong.exit_code == 1
+    assert "did you mean listenPort?" in wrong.stderr
