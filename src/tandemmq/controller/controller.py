@@ -116,6 +116,7 @@ class Controller:
             options.self_id,
             group=options.group,
             voters={} if options.joins else self._configured,
+            peers=frozenset(self._configured) - {options.self_id},
             directory=options.store_path,
             machine=self.groups,
             send=self._peers.send,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tandemmq.consensus.core.messages import (
     AppendAnswer,
     AppendRequest,
@@ -34,7 +36,15 @@ LATE = 10_000
 
 
 def make(name: str = "a", voters: dict[str, str] = THREE, *terms: int, term: int | None = None) -> RaftNode:
-    """A server whose log has an entry of each of these terms."""
+    """A server whose log has an entry of each of these terms, and of which the others know nothing more."""
+    node = start(name, voters, *terms, term=term)
+    for other in voters.keys() - {name}:
+        node.on_message(VoteAnswer(other, 0, 1, True, False), 0)
+    return node
+
+
+def start(name: str = "a", voters: dict[str, str] = THREE, *terms: int, term: int | None = None) -> RaftNode:
+    """The same, just started."""
     entries = tuple(LogEntry(index, at, EntryKind.COMMAND, b"x") for index, at in enumerate(terms, 1))
     first = new_group(Members(dict(voters)))
     saved = Saved(Vote(terms[-1] if term is None and terms else term or 0), first.snapshot, entries)
@@ -42,7 +52,18 @@ def make(name: str = "a", voters: dict[str, str] = THREE, *terms: int, term: int
 
 
 def sent(effects: list[Effect]) -> list[tuple[str, Message]]:
-    return [(effect.to, effect.message) for effect in effects if isinstance(effect, SendToServer)]
+    """Without the fields by which servers prove their disks to each other."""
+    return [(effect.to, _plain(effect.message)) for effect in effects if isinstance(effect, SendToServer)]
+
+
+def _plain(message: Message) -> Message:
+    if isinstance(message, VoteAnswer):
+        return msgspec.structs.replace(message, asked_life=0, last_index=0, last_term=0, voters=())
+    if isinstance(message, AppendAnswer):
+        return msgspec.structs.replace(message, life=0)
+    if isinstance(message, AppendRequest):
+        return msgspec.structs.replace(message, last_index=-1)
+    return message
 
 
 def vote(sender: str, term: int, *, is_trial: bool = False) -> VoteAnswer:
@@ -238,6 +259,8 @@ def test_what_waits_is_bounded() -> None:
     options = RaftOptions(unconfirmed_entries_max=3, command_bytes_max=4, waiting_reads_max=1)
     first = new_group(Members(dict(THREE)))
     node = RaftNode("a", first, options=options, now_ms=0, below=lambda _: 0)
+    for other in ("b", "c"):
+        node.on_message(VoteAnswer(other, 0, 1, True, False), 0)
     elect(node)
     assert node.propose(b"12345", LATE)[0] is ProposalRefusal.TOO_LARGE
     assert [node.propose(b"x", LATE)[0] for _ in range(3)] == [2, 3, ProposalRefusal.BUSY]

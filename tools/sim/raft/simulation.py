@@ -5,7 +5,10 @@ Strategy:   a queue of events in virtual time. Each server has the real core and
             comes meanwhile waits. At the end everything is healed and the group has to agree again.
 Checked:    one leader a term; a vote is not changed; equal places and terms mean equal entries; every leader
             has what was confirmed; everybody applies the same; a read shows every write that was answered
-            before it began; who grants leases is not outdated; the healed group makes progress.
+            before it began; who grants leases is not outdated; the healed group makes progress; no server
+            finds that another one contradicts it. All of that holds, too, when the disk of one server is put
+            back from an earlier moment or is lost, if the others run until that server has caught up. Its
+            own votes are then the only promise that it may forget.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ from sim.disk import Crash, SimDisk
 from sim.image import Image, Tear
 from sim.manual_clock import ManualClock
 from tandemmq.consensus.core.messages import (
+    SPENT,
     Apply,
+    Contradicted,
     Effect,
     EntryKind,
     LogEntry,
@@ -54,6 +59,9 @@ HEALED_MS = 6_000
 LEASE_MS = 400
 """As the controllers grant leases; their election timeout is 500."""
 SERVERS_MAX = 7
+BACKUPS_MAX = 4
+CATCH_UP_MS = 5_000
+"""So long at most until a server with an old disk takes part again; no other fault comes meanwhile."""
 DIRECTORY = Path("/controller")
 OPTIONS = RaftOptions(entries_per_request_max=8, unconfirmed_entries_max=64)
 
@@ -92,8 +100,12 @@ class _Link:
 class Server:
     """One server over all its lives."""
 
-    def __init__(self, name: str, world: World, first: Saved) -> None:
+    def __init__(self, name: str, world: World, first: Saved, peers: frozenset[str] = frozenset()) -> None:
         self.name = name
+        self.is_replaced = False
+        """Its disk was replaced since it ran last."""
+        self._peers = peers
+        self._backups: list[Image] = []
         self.node: RaftNode | None = None
         self.state = State()
         self.paused_until_ms = 0.0
@@ -134,7 +146,12 @@ class Server:
         world.on_open(self, saved)
         self.state = msgspec.json.decode(saved.snapshot.data, type=State) if saved.snapshot.data else State()
         self.node = RaftNode(
-            self.name, saved, options=OPTIONS, now_ms=self.local_ms(), below=world.dice.below
+            self.name,
+            saved,
+            options=OPTIONS,
+            now_ms=self.local_ms(),
+            below=world.dice.below,
+            peers=self._peers,
         )
         self.paused_until_ms = 0.0
         self._plan_tick()
@@ -150,6 +167,27 @@ class Server:
         assert self._disk is not None
         dice = self._world.dice
         self._disk.crash = Crash(dice.below(3), is_power_cut, dice.pick(tuple(Tear)))
+
+    def back_up(self) -> None:
+        """Keeps a copy of the disk as it is now."""
+        if self._disk is not None and not self._disk.is_lost:
+            self._backups.append(self._disk.image.clone())
+            del self._backups[:-BACKUPS_MAX]
+
+    def replace_disk(self, *, is_lost: bool) -> None:
+        """The process ends, and the next one finds an earlier disk, or an empty one."""
+        dice = self._world.dice
+        self.crash(is_power_cut=False, back_in_ms=dice.between(1, 800))
+        self._image = Image() if is_lost or not self._backups else dice.pick(self._backups).clone()
+        self._backups.clear()
+        self.is_replaced = True
+
+    def spare(self) -> None:
+        """No fault that was planned for it comes."""
+        self.paused_until_ms = min(self.paused_until_ms, self._world.now_ms)
+        if self._disk is not None:
+            self._disk.crash = None
+            self._disk.faults.sync_errors = 0
 
     def fail_sync(self, *, drops_pages: bool) -> None:
         """The next fsync fails; with it the process ends."""
@@ -237,8 +275,11 @@ class Server:
                 for entry in effect.entries:
                     self._apply(entry)
             elif isinstance(effect, Restore):
-                self.state = msgspec.json.decode(effect.snapshot.data, type=State)
+                data = effect.snapshot.data
+                self.state = msgspec.json.decode(data, type=State) if data else State()
                 world.on_restored(self)
+            elif isinstance(effect, Contradicted):
+                raise Broken(f"{self.name}: contradicted by {effect.by}: {effect.reason}")
             elif isinstance(effect, ReadReady):
                 world.on_read(self, effect.token)
             elif isinstance(effect, ReadRefused):
@@ -298,6 +339,9 @@ class World:
         self._votes: dict[tuple[str, int], str] = {}
         self._leaders: dict[int, str] = {}
         self._newest_term = 0
+        self._catching_up: Server | None = None
+        self._fault_round = 0
+        self._catch_up_ends_ms = 0.0
         names = [f"n{number}" for number in range(self.dice.pick((1, 3, 3, 3, 5, 5)))]
         first = new_group(Members({name: f"{name}:9878" for name in names}))
         self.servers = {name: Server(name, self, first) for name in names}
@@ -361,7 +405,61 @@ class World:
         chosen = [self.dice.pick(_FAULTS) for _ in range(kinds)]
         for _ in range(self.dice.between(0, 16)):
             fault = self.dice.pick(chosen)
-            self.later(self.dice.between(0, FAULTY_MS), partial(fault, self))
+            self.later(self.dice.between(0, FAULTY_MS), partial(self._strike, fault))
+        if World._replace_disk in chosen:
+            for at_ms in range(200, FAULTY_MS, 400):
+                self.later(at_ms + self.dice.below(300), self._back_up_one)
+
+    def _strike(self, fault: Callable[[World], None]) -> None:
+        """The fault comes now, or when the server with an old disk takes part again."""
+        if self._catching_up is None:
+            fault(self)
+        elif self.now_ms < FAULTY_MS:
+            self.later(100, partial(self._strike, fault))
+
+    def _later_fault(self, delay_ms: float, fault: Callable[[], None]) -> None:
+        """A fault that belongs to an earlier one; it does not come if a disk is replaced before."""
+        fault_round = self._fault_round
+
+        def strike() -> None:
+            if fault_round == self._fault_round:
+                fault()
+
+        self.later(delay_ms, strike)
+
+    def _back_up_one(self) -> None:
+        self.dice.pick(list(self.servers.values())).back_up()
+
+    def _replace_disk(self) -> None:
+        """One server gets its disk of an earlier moment back, or an empty one, while all others run."""
+        server = self._someone()
+        others = [one for one in self.servers.values() if one is not server]
+        is_spared = not server.is_up or any(not one.is_up for one in others)
+        node = server.node
+        if node is None or is_spared or len(node.members.voters) < 2:
+            return
+        self._links.clear()
+        for one in others:
+            one.spare()
+        self._fault_round += 1
+        is_lost = self.dice.happens(30)
+        self.counts["lost disks" if is_lost else "restored disks"] += 1
+        self.note(f"{server.name} gets {'an empty' if is_lost else 'an older'} disk")
+        server.replace_disk(is_lost=is_lost)
+        self._catching_up, self._catch_up_ends_ms = server, self.now_ms + CATCH_UP_MS
+        self.later(20, self._look_at_catching_up)
+
+    def _look_at_catching_up(self) -> None:
+        server = self._catching_up
+        assert server is not None
+        if server.node is not None and server.node.is_proven:
+            server.is_replaced = False
+            self.note(f"{server.name} takes part again")
+            self._catching_up = None
+        elif self.now_ms > self._catch_up_ends_ms:
+            raise Broken(f"{server.name} does not take part again with its older disk")
+        else:
+            self.later(20, self._look_at_catching_up)
 
     def _someone(self) -> Server:
         """Any server; the leader more often."""
@@ -426,7 +524,7 @@ class World:
             self.link(old.name, name).is_cut = self.link(name, old.name).is_cut = True
         for _ in range(self.dice.between(1, 12)):
             self._write(old)
-        self.later(self.dice.between(600, 2500), self._undo_depose)
+        self._later_fault(self.dice.between(600, 2500), self._undo_depose)
 
     def _undo_depose(self) -> None:
         self._join()
@@ -450,7 +548,7 @@ class World:
         if leader is not None:
             old = self.servers[leader.name]
             self._hand_over(old)
-            self.later(self.dice.between(1, 12), partial(self._cut_off, old, to_it_only=True))
+            self._later_fault(self.dice.between(1, 12), partial(self._cut_off, old, to_it_only=True))
             for at_ms in range(20, 700, 40):
                 self.later(at_ms, partial(self._read, old))
 
@@ -470,7 +568,7 @@ class World:
         if names:
             self.link(leader.name, names[0]).is_cut = True
             for name in names[1:]:
-                self.later(1000, partial(self._take_voter, leader.name, name))
+                self._later_fault(1000, partial(self._take_voter, leader.name, name))
             self.later(2500, self._join)
 
     def _take_voter(self, leader: str, name: str) -> None:
@@ -502,7 +600,7 @@ class World:
             self._change(server, f"promote {name}", lambda node: node.promote(name, now_ms()))
         elif len(self.servers) < SERVERS_MAX and self.dice.happens(50):
             name = f"n{len(self.servers)}"
-            self.servers[name] = Server(name, self, new_group(Members()))
+            self.servers[name] = Server(name, self, new_group(Members()), frozenset(self.servers))
             self.servers[name].start()
             self._change(server, f"add {name}", lambda node: node.add_learner(name, f"{name}:9878", now_ms()))
         elif self.dice.happens(50):
@@ -604,6 +702,8 @@ class World:
             raise Broken(f"{server.name} grants leases in term {node.term}, term {self._newest_term} leads")
 
     def on_open(self, server: Server, saved: Saved) -> None:
+        if server.is_replaced or saved.vote.voted_for == SPENT:
+            return
         for (name, term), voted_for in self._votes.items():
             if name != server.name or saved.vote.term > term:
                 continue
@@ -611,7 +711,7 @@ class World:
                 raise Broken(f"{name} forgot that it voted for {voted_for} in term {term}: {saved.vote}")
 
     def on_persisted(self, server: Server, persist: Persist) -> None:
-        if persist.vote is not None and persist.vote.voted_for is not None:
+        if persist.vote is not None and persist.vote.voted_for not in (None, SPENT):
             key = server.name, persist.vote.term
             if self._votes.setdefault(key, persist.vote.voted_for) != persist.vote.voted_for:
                 raise Broken(f"{server.name} voted twice in term {persist.vote.term}")
@@ -691,6 +791,8 @@ _FAULTS: tuple[Callable[[World], None], ...] = (
     World._hand_over,
     World._change_members,
     World._change_members,
+    World._replace_disk,
+    World._replace_disk,
 )
 
 

@@ -59,9 +59,13 @@ def decode_members(data: bytes) -> Members:
     return msgspec.json.decode(data, type=Members)
 
 
+SPENT = ""
+"""No server has this name."""
+
+
 class Vote(msgspec.Struct, frozen=True):
-    """The newest term that a server knows and whom it voted for in it: one value, so that no crash can
-    separate them."""
+    """The newest term that a server knows and its vote in that term: one value, so that no crash can separate
+    them. `SPENT` is a vote that the server may have given away and has forgotten."""
 
     term: int = 0
     voted_for: str | None = None
@@ -89,13 +93,15 @@ def new_group(members: Members) -> Saved:
     return Saved(vote=Vote(), snapshot=Snapshot(index=0, term=0, members=members))
 
 
-# What servers tell each other. Any message may be lost, doubled, late or out of order. A message names its
-# sender; whether the sender may speak is for the transport to judge.
+# Messages between servers. Any message may be lost, doubled, late or out of order. A message names its
+# sender; the transport judges whether the sender may speak. A `life` is the random number of one start of a
+# server; fields with a default are unknown to older servers, which ignore them and do not send them.
 
 
 class VoteRequest(msgspec.Struct, frozen=True, tag="vote?"):
-    """`is_trial`: would you vote for me in `term`? Nobody changes anything for that. `is_handover`: the
-    leader itself asked the sender to follow it."""
+    """`is_trial`: would you vote for me in `term`? No server changes anything for that; a server that has
+    just started asks so for what the others know. `is_handover`: the leader itself asked the sender to
+    follow it."""
 
     sender: str
     term: int
@@ -103,21 +109,28 @@ class VoteRequest(msgspec.Struct, frozen=True, tag="vote?"):
     last_term: int
     is_trial: bool = False
     is_handover: bool = False
+    life: int = 0
 
 
 class VoteAnswer(msgspec.Struct, frozen=True, tag="vote"):
-    """`term` is the sender's, `asked_term` that of the question."""
+    """`term`, the end of the log and the voters are the sender's; `asked_term` and `asked_life` are those of
+    the question."""
 
     sender: str
     term: int
     asked_term: int
     is_trial: bool
     is_granted: bool
+    asked_life: int = 0
+    last_index: int = 0
+    last_term: int = 0
+    voters: tuple[str, ...] = ()
 
 
 class AppendRequest(msgspec.Struct, frozen=True, tag="append?"):
     """Entries behind the one at `previous_index`; without any a heartbeat. `number` and `sent_ms` come back
-    with the answer: they tell the leader which of its requests was answered."""
+    with the answer: they tell the leader which of its requests was answered. `last_index` is the end of the
+    leader's log, -1 if unknown."""
 
     sender: str
     term: int
@@ -127,6 +140,7 @@ class AppendRequest(msgspec.Struct, frozen=True, tag="append?"):
     commit: int
     number: int
     sent_ms: int
+    last_index: int = -1
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, tag="snapshot?"):
@@ -150,6 +164,7 @@ class AppendAnswer(msgspec.Struct, frozen=True, tag="append"):
     number: int
     sent_ms: int
     previous_index: int = 0
+    life: int = 0
 
 
 class TakeOver(msgspec.Struct, frozen=True, tag="take over"):
@@ -228,7 +243,7 @@ class SendToServer:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The machine's state is replaced by the snapshot's."""
+    """The machine's state is replaced by the snapshot's; without data by that before the first command."""
 
     snapshot: Snapshot
 
@@ -264,4 +279,17 @@ class RoleChanged:
     reason: str
 
 
-Effect: TypeAlias = Persist | SendToServer | Restore | Apply | ReadReady | ReadRefused | RoleChanged
+@dataclass(frozen=True, slots=True)
+class Contradicted:
+    """Another server's messages and this server's disk cannot both be true: the disk of one of the group was
+    replaced by an older one or by another group's. `begins_anew`: this server has dropped what it held."""
+
+    by: str
+    term: int
+    reason: str
+    begins_anew: bool
+
+
+Effect: TypeAlias = (
+    Persist | SendToServer | Restore | Apply | ReadReady | ReadRefused | RoleChanged | Contradicted
+)

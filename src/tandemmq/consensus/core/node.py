@@ -6,6 +6,11 @@ Invariants: a server votes once in a term; a leader never changes or cuts its ow
             confirmed is cut. A leader that a majority has not answered for an election timeout is none any
             more, and who has heard a leader within one votes for nobody, unless the leader itself asks to:
             so two leaders never both find a majority behind them (`grants`).
+            A server that has started neither votes, stands nor acknowledges before a majority of voters
+            besides itself has told its terms and logs, then votes for no log below those, and does not stand
+            before its own log reaches them: its disk may be an older one than it had, or empty. It waits for
+            the answers, and then for a leader, for `proof_wait_ms`: half of a group must be able to start.
+            What a leader knows of a server holds for one life of that server.
 Knows not:  disks, sockets, clocks. Times are monotonic milliseconds of this server; `below(n)` throws
             0 .. n - 1. Each method returns what to do (`Effect`s); `on_tick` is due at `deadline_ms`.
 Source:     Ongaro, Consensus: Bridging Theory and Practice (2014), with pre-vote (9.6), check-quorum, single
@@ -15,16 +20,18 @@ Source:     Ongaro, Consensus: Bridging Theory and Practice (2014), with pre-vot
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from tandemmq.consensus.core.log import RaftLog
 from tandemmq.consensus.core.messages import (
+    SPENT,
     AppendAnswer,
     AppendRequest,
     Apply,
+    Contradicted,
     Effect,
     EntryKind,
     LogEntry,
@@ -38,6 +45,7 @@ from tandemmq.consensus.core.messages import (
     RoleChanged,
     Saved,
     SendToServer,
+    Snapshot,
     SnapshotRequest,
     TakeOver,
     Vote,
@@ -47,6 +55,7 @@ from tandemmq.consensus.core.messages import (
 from tandemmq.consensus.core.options import RaftOptions
 
 _LONG_AGO_MS = -(2**62)
+_LIVES = 2**31 - 1
 
 
 class ProposalRefusal(Enum):
@@ -78,6 +87,19 @@ class _Progress:
     is_snapshot_awaited: bool = False
     answered_number: int = 0
     waited_since_ms: int = 0
+    life: int | None = None
+    """None until the first answer."""
+    earlier_number: int = 0
+    """Answers to requests up to this number may be of an earlier life, and tell nothing."""
+
+
+@dataclass(slots=True)
+class _Proof:
+    """What a server that has started knows of the others so far."""
+
+    ends_ms: int
+    due_ms: int
+    answers: dict[str, VoteAnswer]
 
 
 class _Read(NamedTuple):
@@ -90,10 +112,14 @@ class RaftNode:
     """One server between a start and its end."""
 
     __slots__ = (
+        "_asked_peers",
         "_below",
         "_dirty_from",
         "_effects",
         "_election_due_ms",
+        "_entered_commit",
+        "_goal",
+        "_goal_since_ms",
         "_granted",
         "_handover_until_ms",
         "_heard_ms",
@@ -101,11 +127,14 @@ class RaftNode:
         "_is_snapshot_dirty",
         "_is_vote_dirty",
         "_leads_since_ms",
+        "_led_term",
+        "_life",
         "_now_ms",
         "_number",
         "_options",
         "_own_first_index",
         "_peers",
+        "_proof",
         "_reads",
         "_reason",
         "_shown",
@@ -121,8 +150,17 @@ class RaftNode:
     )
 
     def __init__(
-        self, name: str, saved: Saved, *, options: RaftOptions, now_ms: int, below: Callable[[int], int]
+        self,
+        name: str,
+        saved: Saved,
+        *,
+        options: RaftOptions,
+        now_ms: int,
+        below: Callable[[int], int],
+        peers: frozenset[str] = frozenset(),
     ) -> None:
+        """`peers`: the servers that a server which knows no members yet asks what they know of it."""
+        self._asked_peers = peers
         self._options = options
         self._below = below
         self.name = name
@@ -151,13 +189,22 @@ class RaftNode:
         self._dirty_from: int | None = None
         self._reason = "started"
         self._shown: tuple[RaftRole, int, str | None] = (RaftRole.FOLLOWER, -1, None)
+        self._entered_commit = self.commit  # what was confirmed in earlier terms than the one of now
+        self._led_term = 0
+        self._life = 1 + below(_LIVES)
+        self._proof: _Proof | None = None
+        self._goal = (0, 0)  # the end of a log, as (term, index)
+        self._goal_since_ms = now_ms
         self._plan_election()
+        self._begin_proof()
 
     # What others may know.
 
     @property
     def deadline_ms(self) -> int:
         """When `on_tick` is due, unless something happens before."""
+        if self._proof is not None:
+            return min(self._proof.due_ms, self._proof.ends_ms)
         if self.role is RaftRole.LEADER:
             return min(self._heartbeat_due_ms, self._handover_until_ms or self._heartbeat_due_ms)
         return self._election_due_ms
@@ -187,7 +234,9 @@ class RaftNode:
     def on_tick(self, now_ms: int) -> list[Effect]:
         """Time has passed."""
         self._now_ms = now_ms
-        if self.role is RaftRole.LEADER:
+        if self._proof is not None:
+            self._tick_proof(self._proof)
+        elif self.role is RaftRole.LEADER:
             self._tick_leader()
         elif now_ms >= self._election_due_ms:
             self._plan_election()
@@ -198,7 +247,9 @@ class RaftNode:
     def on_message(self, message: Message, now_ms: int) -> list[Effect]:
         """Something came from another server."""
         self._now_ms = now_ms
-        if isinstance(message, VoteRequest):
+        if self._proof is not None:
+            self._on_message_unproven(message, self._proof)
+        elif isinstance(message, VoteRequest):
             self._on_vote_request(message)
         elif message.term > self.term:
             if isinstance(message, AppendRequest | SnapshotRequest):
@@ -304,13 +355,94 @@ class RaftNode:
             self._is_snapshot_dirty = True
         return self._finish()
 
+    # After a start.
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether this server takes part again after its start."""
+        return self._proof is None and self._goal <= (self.log.last_term, self.log.last_index)
+
+    def _begin_proof(self) -> None:
+        proof = _Proof(self._now_ms + self._options.proof_wait_ms, self._now_ms, {})
+        if not self._is_complete(proof):
+            self._proof = proof
+
+    def _first_voters(self) -> frozenset[str]:
+        return frozenset(self.members.voters) or self._asked_peers | {self.name}
+
+    def _is_complete(self, proof: _Proof) -> bool:
+        """Whether enough others have answered: a majority of all voters, without this server. Each majority
+        that this server was part of and has forgotten has one of them. The members may have changed since,
+        so that holds for the voters of each answer, too."""
+        answered = proof.answers.keys()
+        for voters in {self._first_voters(), *(frozenset(one.voters) for one in proof.answers.values())}:
+            needed = min(len(voters) // 2 + 1, len(voters - {self.name}))
+            if len(answered & voters) < needed:
+                return False
+        return True
+
+    def _tick_proof(self, proof: _Proof) -> None:
+        if self._now_ms >= proof.ends_ms:
+            self._end_proof(proof)
+            return
+        if self._now_ms >= proof.due_ms:
+            proof.due_ms = self._now_ms + self._options.heartbeat_ms
+            voters = self._first_voters().union(*(one.voters for one in proof.answers.values()))
+            self._ask_for_votes(self.term + 1, voters, is_trial=True)
+
+    def _on_message_unproven(self, message: Message, proof: _Proof) -> None:
+        """Requests of a leader stay unanswered: an acknowledgement is a promise, too."""
+        if isinstance(message, VoteRequest):
+            self._answer_vote(message, is_granted=False)
+        elif isinstance(message, AppendRequest | SnapshotRequest):
+            self._heard_ms = self._now_ms
+        elif isinstance(message, VoteAnswer) and message.asked_life in (0, self._life):
+            proof.answers[message.sender] = message
+            if self._is_complete(proof):
+                self._end_proof(proof)
+
+    def _end_proof(self, proof: _Proof) -> None:
+        """Votes in the terms that are known now may be given away already."""
+        self._proof = None
+        term = max([self.term, *(answer.term for answer in proof.answers.values())])
+        if term > self.term or self.voted_for is None:
+            self._set_vote(term, SPENT)
+        self._goal = max(
+            ((answer.last_term, answer.last_index) for answer in proof.answers.values()), default=(0, 0)
+        )
+        self._goal_since_ms = self._now_ms
+        self._plan_election()
+
+    def _is_level(self) -> bool:
+        """Whether the log reaches what the others had when this server started. Without any leader for long
+        it is not waited for: its holder may be gone, and had not confirmed it."""
+        if self._goal > (self.log.last_term, self.log.last_index):
+            since_ms = max(self._goal_since_ms, self._heard_ms)
+            if self._now_ms - since_ms < self._options.proof_wait_ms:
+                return False
+        self._goal = (0, 0)
+        return True
+
+    def _begin_anew(self) -> None:
+        """Drops log and state, as a server with an empty disk: the leader sends them again."""
+        self._leave_leadership()
+        self._follow(self.term, None, "contradicts the group")
+        self._set_vote(self.term, SPENT)
+        self.log = RaftLog(Snapshot(index=0, term=0, members=self.members))
+        self.commit = self.applied = self._entered_commit = 0
+        self._is_snapshot_dirty = True
+        self._dirty_from = None
+        self._effects.append(Restore(self.log.snapshot))
+        self._life = 1 + self._below(_LIVES)
+        self._begin_proof()
+
     # Votes.
 
     def _may_stand(self) -> bool:
         """A voter; also one whose removal is not known to be confirmed: perhaps only it has that entry, and
         then nobody else can be elected."""
         is_voter = self.name in self.members.voters or self.name in self.log.members_at(self.commit).voters
-        return self.role is not RaftRole.LEADER and is_voter
+        return self.role is not RaftRole.LEADER and is_voter and self._is_level()
 
     def _stand(self, *, is_trial: bool, is_handover: bool = False) -> None:
         """Asks all voters; a trial first, so that nobody's term rises for an election that cannot be won."""
@@ -333,15 +465,22 @@ class RaftNode:
         if self.members.is_majority(self._granted):
             self._win()
             return
+        term = self.term + 1 if is_trial else self.term
+        self._ask_for_votes(term, self.members.voters, is_trial=is_trial, is_handover=is_handover)
+
+    def _ask_for_votes(
+        self, term: int, voters: Iterable[str], *, is_trial: bool, is_handover: bool = False
+    ) -> None:
         request = VoteRequest(
             sender=self.name,
-            term=self.term + 1 if is_trial else self.term,
+            term=term,
             last_index=self.log.last_index,
             last_term=self.log.last_term,
             is_trial=is_trial,
             is_handover=is_handover,
+            life=self._life,
         )
-        for name in sorted(self.members.voters.keys() - {self.name}):
+        for name in sorted(set(voters) - {self.name}):
             self._send(name, request)
 
     def _win(self) -> None:
@@ -351,7 +490,11 @@ class RaftNode:
             self._lead()
 
     def _on_vote_request(self, request: VoteRequest) -> None:
-        is_newer = (request.last_term, request.last_index) >= (self.log.last_term, self.log.last_index)
+        if request.life and request.sender in self._peers:
+            self._note_life(self._peers[request.sender], request.life)
+        owed = (0, 0) if self._is_level() else self._goal
+        end = self.log.last_term, self.log.last_index
+        is_newer = (request.last_term, request.last_index) >= max(end, owed)
         hears_leader = (
             self.role is RaftRole.LEADER or self._now_ms - self._heard_ms < self._options.election_timeout_ms
         )
@@ -366,12 +509,19 @@ class RaftNode:
             if is_granted:
                 self._set_vote(self.term, request.sender)
                 self._plan_election()
+        self._answer_vote(request, is_granted=is_granted)
+
+    def _answer_vote(self, request: VoteRequest, *, is_granted: bool) -> None:
         answer = VoteAnswer(
             sender=self.name,
             term=self.term,
             asked_term=request.term,
             is_trial=request.is_trial,
             is_granted=is_granted,
+            asked_life=request.life,
+            last_index=self.log.last_index,
+            last_term=self.log.last_term,
+            voters=tuple(sorted(self.members.voters)),
         )
         self._send(request.sender, answer)
 
@@ -408,6 +558,8 @@ class RaftNode:
         self._election_due_ms = self._now_ms + timeout_ms + self._below(timeout_ms)
 
     def _set_vote(self, term: int, voted_for: str | None) -> None:
+        if term != self.term:
+            self._entered_commit = self.commit
         if (term, voted_for) != (self.term, self.voted_for):
             self.term, self.voted_for = term, voted_for
             self._is_vote_dirty = True
@@ -418,7 +570,8 @@ class RaftNode:
         if request.term < self.term:
             self._answer(request, is_accepted=False, index=0)  # its sender learns that its term is over
             return
-        assert self.role is not RaftRole.LEADER, f"two leaders in term {self.term}"
+        if self._contradicts(request):
+            return
         if self.role is not RaftRole.FOLLOWER or self.leader != request.sender:
             self._follow(self.term, request.sender, f"{request.sender} leads")
         self._heard_ms = self._now_ms
@@ -427,6 +580,45 @@ class RaftNode:
             self._take_snapshot(request)
         else:
             self._take_entries(request)
+
+    def _contradicts(self, request: AppendRequest | SnapshotRequest) -> bool:
+        """Whether this leader and what is known here cannot both be true, which takes a replaced disk."""
+        leader = request.sender
+        if request.term == self._led_term:
+            is_lesser = isinstance(request, SnapshotRequest) or (self.commit, self.name) < (
+                request.commit,
+                leader,
+            )
+            self._contradict(leader, f"{leader} leads the term {self.term}, too", begins_anew=is_lesser)
+            if not is_lesser:
+                self._follow(self.term, None, "two leaders in one term")
+            return True
+        if self.role is RaftRole.FOLLOWER and self.leader not in (None, leader):
+            self._contradict(leader, f"{self.leader} leads the term {self.term}, too", begins_anew=False)
+            return True
+        if isinstance(request, SnapshotRequest):
+            places = [(request.snapshot.index, request.snapshot.term)]
+        else:
+            places = [(request.previous_index, request.previous_term)]
+            places += [(entry.index, entry.term) for entry in request.entries]
+            if 0 <= request.last_index < self._entered_commit:
+                reason = (
+                    f"{leader} has entries up to {request.last_index}, {self._entered_commit} was confirmed"
+                )
+                self._contradict(leader, reason, begins_anew=True)
+                return True
+        for index, term in places:
+            own_term = self.log.term_at(index)
+            if index <= self.commit and own_term not in (None, term):
+                reason = f"the confirmed entry {index} has the term {own_term} here, {term} at {leader}"
+                self._contradict(leader, reason, begins_anew=True)
+                return True
+        return False
+
+    def _contradict(self, leader: str, reason: str, *, begins_anew: bool) -> None:
+        self._effects.append(Contradicted(leader, self.term, reason, begins_anew))
+        if begins_anew:
+            self._begin_anew()
 
     def _take_snapshot(self, request: SnapshotRequest) -> None:
         snapshot = request.snapshot
@@ -471,6 +663,7 @@ class RaftNode:
             number=request.number,
             sent_ms=request.sent_ms,
             previous_index=previous_index,
+            life=self._life,
         )
         self._send(request.sender, answer)
 
@@ -481,6 +674,7 @@ class RaftNode:
         self.leader = self.name
         self._reason = "elected"
         self._leads_since_ms = self._now_ms
+        self._led_term = self.term
         self._peers = {name: self._new_progress() for name in self.members.others(self.name)}
         self._own_first_index = self._add_entry(EntryKind.EMPTY, b"")
 
@@ -572,12 +766,24 @@ class RaftNode:
             commit=self.commit,
             number=self._number,
             sent_ms=self._now_ms,
+            last_index=self.log.last_index,
         )
         self._send(name, request)
+
+    def _note_life(self, peer: _Progress, life: int) -> None:
+        """A server that has started again may have lost what it held before."""
+        if peer.life is not None and peer.life != life:
+            peer.matched_index, peer.next_index = 0, self.log.last_index + 1
+            peer.awaited_number, peer.is_snapshot_awaited = None, False
+            peer.earlier_number = self._number
+        peer.life = life
 
     def _on_append_answer(self, answer: AppendAnswer) -> None:
         peer = self._peers.get(answer.sender)
         if peer is None or self.role is not RaftRole.LEADER or answer.term != self.term:
+            return
+        self._note_life(peer, answer.life)
+        if answer.number <= peer.earlier_number:
             return
         peer.answered_ms = max(peer.answered_ms, answer.sent_ms)
         peer.answered_number = max(peer.answered_number, answer.number)

@@ -15,6 +15,8 @@ class RaftOptions:
     heartbeat_ms: int = 100
     election_timeout_ms: int = 500
     """How long a follower hears nothing before it asks for votes: between this and twice this."""
+    proof_timeouts: int = 4
+    """How many election timeouts a server that has started waits for what the others know of it."""
     entries_per_request_max: int = 256
     bytes_per_request_max: int = 1 * MIB
     """Of entries; the first one is sent whatever its size."""
@@ -22,6 +24,10 @@ class RaftOptions:
     """Proposals that wait for a majority; one more is refused."""
     command_bytes_max: int = 1 * MIB
     waiting_reads_max: int = 4_096
+
+    @property
+    def proof_wait_ms(self) -> int:
+        return self.proof_timeouts * self.election_timeout_ms
 
     def __post_init__(self) -> None:
         if not 1 <= self.heartbeat_ms <= self.election_timeout_ms // 3:

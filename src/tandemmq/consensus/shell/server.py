@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from tandemmq.consensus.core.messages import (
     Apply,
+    Contradicted,
     Effect,
     EntryKind,
     LogEntry,
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 
 STEPS_WAITING_MAX = 4_096
 SNAPSHOT_ENTRIES = 1_000
+CONTRADICTIONS_MAX = 64
+"""Reasons that one process logs."""
 
 Step = Callable[[RaftNode, int], list[Effect]]
 
@@ -84,12 +87,14 @@ class RaftServer:
         random: Random,
         options: RaftOptions | None = None,
         snapshot_entries: int = SNAPSHOT_ENTRIES,
+        peers: frozenset[str] = frozenset(),
     ) -> None:
-        """`voters`: what the group begins with, by name; none for a server that is added later. `send` must
-        neither raise nor wait."""
+        """`voters`: what the group begins with, by name; none for a server that is added later, which asks
+        `peers` whether they know it. `send` must neither raise nor wait."""
         self.name = name
         self.machine = machine
         self._first = new_group(Members(voters))
+        self._peers = peers
         self._files = RaftFiles(directory, group=group, name=name, disk=disk)
         self._send = send
         self._on_role = on_role
@@ -109,6 +114,7 @@ class RaftServer:
         self._reads: dict[int, asyncio.Future[Any]] = {}
         self._read_count = 0
         self._known_leader: str | None = None
+        self._contradictions: set[str] = set()
 
     @property
     def node(self) -> RaftNode:
@@ -149,6 +155,7 @@ class RaftServer:
             options=self._options,
             now_ms=self._now_ms(),
             below=self._random.below,
+            peers=self._peers,
         )
         self._running = self._scope.start("steps", self._run(self._node))
 
@@ -259,6 +266,8 @@ class RaftServer:
                 _fail(self._reads.pop(effect.token, None), _to_error(ProposalRefusal.NOT_LEADER))
             elif isinstance(effect, RoleChanged):
                 self._tell_role(effect)
+            elif isinstance(effect, Contradicted):
+                self._tell_contradiction(effect)
         if self.machine.identity and not self._files.identity:
             await self._disk.offload(self._files.save_identity, self.machine.identity)
         if node.applied - node.log.snapshot.index >= self._snapshot_entries:
@@ -286,6 +295,21 @@ class RaftServer:
             log.warning(events.CONTROLLER_LEADER_LOST, extra=facts)
         self._known_leader = change.leader
         self._on_role(change)
+
+    def _tell_contradiction(self, effect: Contradicted) -> None:
+        """Once per reason."""
+        if effect.reason not in self._contradictions and len(self._contradictions) < CONTRADICTIONS_MAX:
+            self._contradictions.add(effect.reason)
+            log.error(
+                events.CONTROLLER_DISK_CONTRADICTED,
+                extra={
+                    "server": self.name,
+                    "by": effect.by,
+                    "term": effect.term,
+                    "reason": effect.reason,
+                    "begins_anew": effect.begins_anew,
+                },
+            )
 
     def _put(self, step: Step) -> None:
         self._steps.append(step)
