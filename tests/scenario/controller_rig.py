@@ -30,6 +30,7 @@ class Rig:
 
     def __init__(self, count: int = 1, *, seed: int = 0, **options: Any) -> None:
         self.seed = seed
+        self._start_count = 0
         self.clock = LoopClock()
         self.network = MemoryNetwork(self.clock)
         self.names = [f"n{number}" for number in range(count)]
@@ -63,12 +64,13 @@ class Rig:
                 scan_inactive_master_ms=30,
                 **self.options,
             )
+            self._start_count += 1  # chance differs from one start to the next
             self.controllers[name] = Controller(
                 options,
                 network=self.network,
                 disk=self.disks[name],
                 clock=self.clock,
-                chance=SeededRandom(self.seed + int(name[1:])),
+                chance=SeededRandom(self.seed + self._start_count),
                 on_fatal=self.fatal.append,
                 credentials=self.credentials,
             )

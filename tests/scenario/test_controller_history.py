@@ -381,3 +381,60 @@ async def test_the_log_of_a_former_life_counts_no_more_as_soon_as_the_broker_is_
     two.max_offset = 10
     await two.register()
     assert ends == [10]
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_a_controller_with_an_older_disk_or_none_catches_up_before_it_votes(is_lost: bool) -> None:
+    rig = Rig(3)
+    await rig.start()
+    leader = await rig.leader()
+    await until(lambda: bool(rig.controllers[leader].groups.controllers_id))
+    await rig.stop(leader)
+    old = MemoryDisk() if is_lost else copy.deepcopy(rig.disks[leader])
+    await rig.leader()
+    await rig.start(leader)
+    one, _ = await rig.broker(1), await rig.broker(2)
+    await one.elect()
+    await one.alter_set(1, 2, set_epoch=1, master_epoch=1)
+    second = await rig.leader()
+    await rig.stop(leader)
+    rig.disks[leader] = old
+    await rig.start(leader)
+    if leader == second:
+        second = await rig.leader()
+    node = rig.controllers[leader].raft.node
+    await until(lambda: node.is_proven)
+    await until(lambda: rig.controllers[leader].groups.get(GROUP) is not None)
+    await until(lambda: group_of(rig, leader) == group_of(rig, second))
+    # It counts again: with another one gone, the group decides.
+    await rig.stop(next(name for name in rig.names if name not in (leader, second)))
+    assert (await one.alter_set(1, set_epoch=2, master_epoch=1)).code == 0
+    await rig.close()
+
+
+async def test_controllers_whose_disks_contradict_each_other_agree_in_the_end() -> None:
+    """Two disks of three are replaced at once, which nothing promised survives. No process ends."""
+    rig = Rig(3)
+    await rig.start()
+    await until(lambda: all(one.groups.controllers_id for one in rig.controllers.values()))
+    await rig.broker(1)
+    await until(lambda: all(one.groups.get(GROUP) is not None for one in rig.controllers.values()))
+    await rig.stop()
+    for name in ("n0", "n1"):
+        rig.disks[name] = MemoryDisk()
+    await rig.start("n0", "n1")
+    await rig.leader()
+    fresh = FakeBroker(rig, 1)
+    fresh.address = "127.0.0.1:19911"
+    assert (await rig.ask(Code.CONTROLLER_APPLY_BROKER_ID, fresh.application())).code == 0
+    await fresh.close()
+    await rig.start("n2")
+
+    def states() -> set[bytes]:
+        return {one.groups.take_snapshot() for one in rig.controllers.values()}
+
+    await until(lambda: all(one.raft.node.is_proven for one in rig.controllers.values()))
+    await until(lambda: all(one.groups.get(GROUP) is not None for one in rig.controllers.values()))
+    await until(lambda: len(states()) == 1)
+    assert rig.fatal == []
+    await rig.close()

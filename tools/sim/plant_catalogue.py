@@ -1613,9 +1613,9 @@ _CONSENSUS: Final = (
     Plant(
         name="a follower cuts its log without comparing terms",
         path="consensus/core/node.py",
-        sound="if entry.index > self.commit and self.log.term_at(entry.index) != entry.term:",
+        sound="if entry.index > self.commit and self.log.entry_at(entry.index) != entry:",
         bug="if entry.index > self.commit:",
-        proofs=("raft",),
+        proofs=("unit/consensus/test_raft_node.py",),
     ),
     Plant(
         name="the newest frame is not fsynced",
@@ -1665,6 +1665,79 @@ _CONSENSUS: Final = (
         sound="            return ProposalRefusal.UNSETTLED, []\n        if self.log",
         bug="            pass\n        if self.log",
         proofs=("unit/consensus/test_raft_node.py",),
+    ),
+    Plant(
+        name="a server with an older disk votes for a log that lacks what it acknowledged",
+        path="consensus/core/node.py",
+        sound="owed = (0, 0) if self._is_level() else self._goal",
+        bug="owed = (0, 0)",
+        proofs=("unit/consensus/test_raft_node.py",),
+    ),
+    Plant(
+        name="a server with an older disk votes a second time in a term that it has forgotten",
+        path="consensus/core/node.py",
+        sound="            self._set_vote(term, SPENT)\n        self._goal",
+        bug="            self._set_vote(term, None)\n        self._goal",
+        proofs=("unit/consensus/test_raft_node.py",),
+    ),
+    Plant(
+        name="what a server held before its disk was replaced counts for the leader",
+        path="consensus/core/node.py",
+        sound="if peer.life is not None and peer.life != life:",
+        bug="if False:",
+        proofs=("unit/consensus/test_raft_node.py",),
+    ),
+    Plant(
+        name="a server with an older disk takes part at once",
+        path="consensus/core/node.py",
+        sound="if not self._is_complete(proof):",
+        bug="if False:",
+        proofs=("raft",),
+    ),
+    Plant(
+        name="a server keeps confirmed entries that the group contradicts",
+        path="consensus/core/node.py",
+        sound="if 0 <= request.last_index < self._entered_commit:",
+        bug="if False:",
+        proofs=("unit/consensus/test_raft_node.py",),
+    ),
+)
+
+_HISTORY: Final = (
+    Plant(
+        name="a member whose log does not reach the confirmed offset is elected",
+        path="controller/groups.py",
+        sound="if not one.is_incomplete and one.holds(floor)}",
+        bug="if not one.is_incomplete}",
+        proofs=("unit/controller/test_history.py",),
+    ),
+    Plant(
+        name="a new master epoch is not above those that brokers have reported",
+        path="controller/groups.py",
+        sound="epoch = max(group.master_epoch, command.epoch_known) + 1",
+        bug="epoch = group.master_epoch + 1",
+        proofs=("unit/controller/test_history.py",),
+    ),
+    Plant(
+        name="controllers adopt a group before the members of its set confirm it",
+        path="controller/history.py",
+        sound="if all(one in by_id and by_id[one].confirms(master) for one in master.members):",
+        bug="if by_id:",
+        proofs=("unit/controller/test_history.py",),
+    ),
+    Plant(
+        name="a broker of another group is registered",
+        path="controller/groups.py",
+        sound='return ""\n    broker = "the broker"',
+        bug='return ""\n    return ""\n    broker = "the broker"',
+        proofs=("scenario/test_controller_history.py",),
+    ),
+    Plant(
+        name="controllers elect by a state that their brokers have proven to be old",
+        path="controller/history_keeper.py",
+        sound="return self.knows_history() and self.reports.newer_than(group) is not None",
+        bug="return False",
+        proofs=("scenario/test_controller_history.py",),
     ),
 )
 
@@ -1938,8 +2011,8 @@ _ELECTED: Final = (
     Plant(
         name="the next id falls with one that was applied for out of order",
         path="controller/groups.py",
-        sound="next_id=max(group.next_id, command.broker_id + 1)",
-        bug="next_id=command.broker_id + 1",
+        sound="next_id=max(group.next_id, broker_id + 1)",
+        bug="next_id=broker_id + 1",
         proofs=("unit/controller/test_groups.py",),
     ),
     Plant(
@@ -2147,6 +2220,7 @@ PLANTS: Final[tuple[Plant, ...]] = (
     *_CLIENT,
     *_SPARK,
     *_CONSENSUS,
+    *_HISTORY,
     *_ELECTED,
 )
 

@@ -294,14 +294,17 @@ class Groups:
             )
         if command.broker_id < 1:
             return CommandOutcome(Code.CONTROLLER_BROKER_ID_INVALID, "an id is 1 or more", group)
+        replica = Replica(command.check_code.partition(";")[0], command.check_code)
+        return self._add(group, command.broker_id, replica)
+
+    def _add(self, group: ReplicaGroup, broker_id: int, replica: Replica) -> CommandOutcome:
         if len(group.replicas) >= BROKERS_PER_GROUP_MAX or self._broker_count >= BROKERS_MAX:
             return CommandOutcome(Code.SYSTEM_ERROR, "too many brokers")
-        replica = Replica(command.check_code.partition(";")[0], command.check_code)
         self._broker_count += 1
         return self._put(
             group,
-            replicas={**group.replicas, command.broker_id: replica},
-            next_id=max(group.next_id, command.broker_id + 1),
+            replicas={**group.replicas, broker_id: replica},
+            next_id=max(group.next_id, broker_id + 1),
         )
 
     def _register(self, command: Register) -> CommandOutcome:
@@ -331,14 +334,7 @@ class Groups:
         if not command.group_id or command.group_id != group.group_id or not is_lost:
             remark = "apply for an id first"
             return CommandOutcome(Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, remark)
-        if len(group.replicas) >= BROKERS_PER_GROUP_MAX or self._broker_count >= BROKERS_MAX:
-            return CommandOutcome(Code.SYSTEM_ERROR, "too many brokers")
-        self._broker_count += 1
-        return self._put(
-            group,
-            replicas={**group.replicas, command.broker_id: Replica(command.address, "")},
-            next_id=max(group.next_id, command.broker_id + 1),
-        )
+        return self._add(group, command.broker_id, Replica(command.address, ""))
 
     def _note(self, command: Note) -> CommandOutcome:
         group = self._groups.get(command.name)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from tandemmq.consensus.core.messages import (
+    SPENT,
     AppendAnswer,
     AppendRequest,
     Apply,
+    Contradicted,
     Effect,
     EntryKind,
     LogEntry,
@@ -25,6 +28,7 @@ from tandemmq.consensus.core.messages import (
     Vote,
     VoteAnswer,
     VoteRequest,
+    decode_message,
     new_group,
 )
 from tandemmq.consensus.core.node import ProposalRefusal, RaftNode
@@ -62,7 +66,7 @@ def _plain(message: Message) -> Message:
     if isinstance(message, AppendAnswer):
         return msgspec.structs.replace(message, life=0)
     if isinstance(message, AppendRequest):
-        return msgspec.structs.replace(message, last_index=-1)
+        return msgspec.structs.replace(message, last_index=-1, previous_checksum=-1)
     return message
 
 
@@ -283,3 +287,174 @@ def test_who_alone_has_its_own_removal_stands_and_confirms_it() -> None:
     assert (node.role, node.commit) == (RaftRole.FOLLOWER, 3)
     node.on_tick(late + 9_000)
     assert node.role is RaftRole.FOLLOWER, "now it is out"
+
+
+def told(
+    sender: str, term: int, last: tuple[int, int], node: RaftNode, voters: tuple[str, ...] = ()
+) -> VoteAnswer:
+    """The answer to a server that has just started; `last` is (term, index)."""
+    return VoteAnswer(sender, term, term + 1, True, False, node._life, last[1], last[0], voters)
+
+
+def append(term: int, previous: tuple[int, int], *entries: LogEntry, **facts: int) -> AppendRequest:
+    """From c; `previous` is (term, index)."""
+    values = {"commit": 0, "number": 1, "sent_ms": 0} | facts
+    return AppendRequest("c", term, previous[1], previous[0], entries, **values)
+
+
+def test_a_started_server_asks_before_it_votes_stands_or_acknowledges() -> None:
+    node = start("a", THREE, 1, 1)
+    assert [(to, message.is_trial) for to, message in asked(node.on_tick(0))] == [("b", True), ("c", True)]
+    assert sent(node.on_message(ask(9, (9, 9)), 600)) == [("b", VoteAnswer("a", 1, 9, False, False))]
+    assert sent(node.on_message(append(5, (1, 2)), 600)) == []
+    assert sent(node.on_message(TakeOver("c", 1), 600)) == []
+    assert not node.is_proven
+    # It was at term 5, and its log had three entries more.
+    node.on_message(told("b", 4, (1, 2), node), 700)
+    persist = node.on_message(told("c", 5, (4, 5), node), 700)[0]
+    assert persist == Persist(vote=Vote(5, SPENT))
+    assert not node.is_proven
+    # Whoever has as much as the others may lead; this server itself may not.
+    assert sent(node.on_message(ask(5, (4, 5)), 1300)) == [("b", VoteAnswer("a", 5, 5, False, False))]
+    assert sent(node.on_message(ask(6, (4, 4)), 1300)) == [("b", VoteAnswer("a", 6, 6, False, False))]
+    assert sent(node.on_message(ask(6, (4, 5)), 1300)) == [("b", VoteAnswer("a", 6, 6, False, True))]
+    assert sent(node.on_tick(2_500)) == []
+    entries = [LogEntry(index, 4, EntryKind.COMMAND) for index in (3, 4, 5)]
+    node.on_message(append(6, (1, 2), *entries), 2_600)
+    assert node.is_proven
+    assert [to for to, _ in sent(node.on_tick(9_000))] == ["b", "c"]
+
+
+def asked(effects: list[Effect]) -> list[tuple[str, VoteRequest]]:
+    found = [(effect.to, effect.message) for effect in effects if isinstance(effect, SendToServer)]
+    return [(to, message) for to, message in found if isinstance(message, VoteRequest)]
+
+
+def test_answers_to_an_earlier_life_prove_nothing() -> None:
+    node = start()
+    stale = msgspec.structs.replace(told("b", 1, (1, 1), node), asked_life=node._life + 1)
+    node.on_message(stale, 10)
+    node.on_message(told("c", 1, (1, 1), node), 10)
+    assert node.on_message(told("b", 1, (1, 1), node), 10)
+    assert node.term == 1
+
+
+def test_a_majority_of_the_voters_of_now_answers() -> None:
+    node = start()
+    five = ("a", "c", "d", "e", "f")
+    for name in ("b", "c"):
+        node.on_message(told(name, 1, (0, 0), node, five), 10)
+    assert node.term == 0, "of the five voters only one has answered"
+    assert {to for to, _ in asked(node.on_tick(100))} == {"b", "c", "d", "e", "f"}
+    node.on_message(told("d", 1, (0, 0), node, five), 110)
+    node.on_message(told("e", 2, (0, 0), node, five), 110)
+    assert node.term == 2
+
+
+def test_a_started_server_waits_no_longer_than_that() -> None:
+    node = start()
+    wait_ms = RaftOptions().proof_wait_ms
+    node.on_message(told("b", 3, (3, 7), node), 10)
+    node.on_tick(wait_ms)
+    assert node.term == 3
+    assert sent(node.on_tick(2 * wait_ms - 1)) == [], "the holder of the entries may come back"
+    assert [to for to, _ in sent(node.on_tick(2 * wait_ms + 600))] == ["b", "c"]
+    alone = start("a", {"a": "a:1"})
+    assert alone.is_proven
+
+
+def test_what_a_follower_held_in_an_earlier_life_counts_for_nothing() -> None:
+    node = make("a", THREE, 1, 1)
+    elect(node)
+    old = msgspec.structs.replace(accept("b", 2, 2, number=node._number, sent_ms=LATE), life=7)
+    node.on_message(old, LATE)
+    index, _ = node.propose(b"x", LATE)
+    late = msgspec.structs.replace(accept("b", 2, 4, number=node._number, sent_ms=LATE), life=7)
+    node.on_message(msgspec.structs.replace(ask(3, (0, 0), is_trial=True), life=8), LATE)
+    node.on_message(late, LATE)
+    assert node.commit < index, "its log of now may be an older one"
+    node.on_tick(LATE + 100)
+    new = msgspec.structs.replace(accept("b", 2, 4, number=node._number, sent_ms=LATE), life=8)
+    node.on_message(new, LATE)
+    node.on_tick(LATE + 200)
+    node.on_message(msgspec.structs.replace(new, number=node._number), LATE + 200)
+    assert node.commit == index
+
+
+@pytest.mark.parametrize(
+    "request_of_now",
+    [
+        append(3, (1, 2), last_index=2),
+        append(3, (2, 3), LogEntry(4, 3, EntryKind.EMPTY)),
+        append(3, (1, 1), LogEntry(2, 2, EntryKind.EMPTY)),
+        SnapshotRequest("c", 3, Snapshot(2, 2, Members(THREE), b"s"), 1, 0),
+    ],
+)
+def test_a_server_whose_confirmed_entries_the_group_lacks_begins_anew(request_of_now: Message) -> None:
+    node = make("a", THREE, 1, 1, 1)
+    node.on_message(append(2, (1, 3), commit=3), LATE)
+    assert node.commit == 3
+    effects = node.on_message(request_of_now, LATE + 10)
+    persist = effects[0]
+    assert isinstance(persist, Persist)
+    assert persist.snapshot == Snapshot(0, 0, Members(THREE))
+    assert persist.entries == ()
+    (contradicted,) = [effect for effect in effects if isinstance(effect, Contradicted)]
+    assert (contradicted.by, contradicted.begins_anew) == ("c", True)
+    assert [effect.snapshot.data for effect in effects if isinstance(effect, Restore)] == [b""]
+    assert (node.commit, node.log.last_index, node.is_proven) == (0, 0, False)
+    # The others say what it should hold, and the leader sends it.
+    for name in ("b", "c"):
+        node.on_message(told(name, 3, (3, 3), node), LATE + 20)
+    refused = sent(node.on_message(append(3, (3, 3), last_index=3), LATE + 30))
+    assert refused == [("c", AppendAnswer("a", 3, False, 0, 1, 0, 3))]
+    sent_again = SnapshotRequest("c", 3, Snapshot(3, 3, Members(THREE), b"s"), 1, 0)
+    node.on_message(sent_again, LATE + 40)
+    assert (node.commit, node.is_proven) == (3, True)
+
+
+def test_two_leaders_in_one_term_end_without_an_error_of_the_process() -> None:
+    node = make()
+    elect(node)
+    node.on_message(accept("b", 1, 1, number=1, sent_ms=LATE), LATE)
+    assert node.commit == 1
+    effects = node.on_message(append(1, (0, 0), commit=0), LATE)
+    assert [effect.begins_anew for effect in effects if isinstance(effect, Contradicted)] == [False]
+    assert (node.role, node.commit) == (RaftRole.FOLLOWER, 1)
+    other = make()
+    elect(other)
+    effects = other.on_message(append(1, (0, 0), commit=1), LATE)
+    assert [effect.begins_anew for effect in effects if isinstance(effect, Contradicted)] == [True]
+    assert (other.role, other.log.last_index) == (RaftRole.FOLLOWER, 0)
+    follower = make("b")
+    follower.on_message(AppendRequest("a", 1, 0, 0, (), 0, 1, 0), LATE)
+    effects = follower.on_message(append(1, (0, 0)), LATE)
+    assert [effect.by for effect in effects if isinstance(effect, Contradicted)] == ["c"]
+    assert follower.leader == "a"
+
+
+def test_messages_of_older_servers_are_read_and_ours_by_them() -> None:
+    old = msgspec.msgpack.encode(
+        {"type": "vote", "sender": "b", "term": 3, "asked_term": 4, "is_trial": True, "is_granted": True}
+    )
+    answer = decode_message(old)
+    assert isinstance(answer, VoteAnswer)
+    assert answer.asked_life == 0
+    node = start()
+    node.on_message(answer, 10)
+    node.on_message(msgspec.structs.replace(answer, sender="c"), 10)
+    assert (node.is_proven, node.term) == (True, 3)
+
+
+def test_a_late_request_cuts_nothing() -> None:
+    node = make()
+    entries = [LogEntry(index, 1, EntryKind.COMMAND, b"%d" % index) for index in (1, 2, 3)]
+    node.on_message(append(1, (0, 0), *entries), LATE)
+    node.on_message(append(1, (0, 0), *entries[:2]), LATE)
+    assert node.log.last_index == 3
+    # Two leaders of one term make entries that only their contents tell apart.
+    assert sent(node.on_message(append(1, (1, 3), previous_checksum=7), LATE)) == [
+        ("c", AppendAnswer("a", 1, False, 2, 1, 0, 3))
+    ]
+    node.on_message(append(1, (1, 2), LogEntry(3, 1, EntryKind.COMMAND, b"other")), LATE)
+    assert node.log.entry_at(3) == LogEntry(3, 1, EntryKind.COMMAND, b"other")

@@ -7,6 +7,7 @@ Invariants: indexes follow each other from the snapshot's on; terms never fall; 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from zlib import crc32
 
 from tandemmq.consensus.core.messages import EntryKind, LogEntry, Members, Snapshot, decode_members
 
@@ -61,6 +62,16 @@ class RaftLog:
             return self.snapshot.term
         at = index - self.first_index
         return self._entries[at].term if 0 <= at < len(self._entries) else None
+
+    def entry_at(self, index: int) -> LogEntry | None:
+        """None for what lies up to the snapshot or behind the end."""
+        at = index - self.first_index
+        return self._entries[at] if 0 <= at < len(self._entries) else None
+
+    def checksum_at(self, index: int) -> int:
+        """Of the entry's content; -1 where it is not known."""
+        entry = self.entry_at(index)
+        return -1 if entry is None else crc32(entry.data, entry.kind)
 
     def entries_from(self, index: int, *, count_max: int, bytes_max: int) -> tuple[LogEntry, ...]:
         """The entries from `index` on within both bounds, but at least one."""

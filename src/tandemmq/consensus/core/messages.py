@@ -130,7 +130,7 @@ class VoteAnswer(msgspec.Struct, frozen=True, tag="vote"):
 class AppendRequest(msgspec.Struct, frozen=True, tag="append?"):
     """Entries behind the one at `previous_index`; without any a heartbeat. `number` and `sent_ms` come back
     with the answer: they tell the leader which of its requests was answered. `last_index` is the end of the
-    leader's log, -1 if unknown."""
+    leader's log and `previous_checksum` that of the entry's content, -1 if unknown."""
 
     sender: str
     term: int
@@ -141,6 +141,7 @@ class AppendRequest(msgspec.Struct, frozen=True, tag="append?"):
     number: int
     sent_ms: int
     last_index: int = -1
+    previous_checksum: int = -1
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, tag="snapshot?"):

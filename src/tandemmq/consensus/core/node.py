@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
+from zlib import crc32
 
 from tandemmq.consensus.core.log import RaftLog
 from tandemmq.consensus.core.messages import (
@@ -597,23 +598,29 @@ class RaftNode:
             self._contradict(leader, f"{self.leader} leads the term {self.term}, too", begins_anew=False)
             return True
         if isinstance(request, SnapshotRequest):
-            places = [(request.snapshot.index, request.snapshot.term)]
+            places = [(request.snapshot.index, request.snapshot.term, -1)]
         else:
-            places = [(request.previous_index, request.previous_term)]
-            places += [(entry.index, entry.term) for entry in request.entries]
+            places = [(request.previous_index, request.previous_term, request.previous_checksum)]
+            places += [(one.index, one.term, crc32(one.data, one.kind)) for one in request.entries]
             if 0 <= request.last_index < self._entered_commit:
                 reason = (
                     f"{leader} has entries up to {request.last_index}, {self._entered_commit} was confirmed"
                 )
                 self._contradict(leader, reason, begins_anew=True)
                 return True
-        for index, term in places:
-            own_term = self.log.term_at(index)
-            if index <= self.commit and own_term not in (None, term):
-                reason = f"the confirmed entry {index} has the term {own_term} here, {term} at {leader}"
+        for index, term, checksum in places:
+            if index <= self.commit and not self._agrees(index, term, checksum):
+                reason = f"the confirmed entry {index} of {leader}, of term {term}, is not the one here"
                 self._contradict(leader, reason, begins_anew=True)
                 return True
         return False
+
+    def _agrees(self, index: int, term: int, checksum: int) -> bool:
+        """Whether the entry of another server may be the one here. Two leaders of one term make entries that
+        only their contents tell apart."""
+        if self.log.term_at(index) not in (None, term):
+            return False
+        return -1 in (checksum, own := self.log.checksum_at(index)) or checksum == own
 
     def _contradict(self, leader: str, reason: str, *, begins_anew: bool) -> None:
         self._effects.append(Contradicted(leader, self.term, reason, begins_anew))
@@ -631,13 +638,16 @@ class RaftNode:
 
     def _take_entries(self, request: AppendRequest) -> None:
         previous = request.previous_index
-        if previous > self.commit and self.log.term_at(previous) != request.previous_term:
+        is_equal = self.log.term_at(previous) == request.previous_term and self._agrees(
+            previous, request.previous_term, request.previous_checksum
+        )
+        if previous > self.commit and not is_equal:
             hint = self.log.last_index_below(previous - 1, request.previous_term)
             self._answer(request, is_accepted=False, index=max(hint, self.commit), previous_index=previous)
             return
         # What is confirmed is the same everywhere, so only entries behind it can be new or differ.
         for count, entry in enumerate(request.entries):
-            if entry.index > self.commit and self.log.term_at(entry.index) != entry.term:
+            if entry.index > self.commit and self.log.entry_at(entry.index) != entry:
                 if entry.index <= self.log.last_index:
                     self.log.cut(entry.index)
                 self.log.append(request.entries[count:])
@@ -767,6 +777,7 @@ class RaftNode:
             number=self._number,
             sent_ms=self._now_ms,
             last_index=self.log.last_index,
+            previous_checksum=self.log.checksum_at(previous),
         )
         self._send(name, request)
 

@@ -109,6 +109,8 @@ class RaftServer:
         self._wake = asyncio.Event()
         self._running: asyncio.Task[Any] | None = None
         self._is_stopping = False
+        self._is_settled = False
+        """As the core, once what it confirmed is applied here, too."""
         self._timer: TimerHandle | None = None
         self._proposals: dict[int, tuple[int, asyncio.Future[Any]]] = {}
         self._reads: dict[int, asyncio.Future[Any]] = {}
@@ -125,7 +127,8 @@ class RaftServer:
     @property
     def is_leader(self) -> bool:
         """Whether it leads and knows all that was ever confirmed; not from when it begins to stop."""
-        return self._node is not None and not self._is_stopping and self._node.is_settled
+        is_settled = self._is_settled and self._node is not None and self._node.is_settled
+        return is_settled and not self._is_stopping
 
     @property
     def leader(self) -> str | None:
@@ -268,6 +271,7 @@ class RaftServer:
                 self._tell_role(effect)
             elif isinstance(effect, Contradicted):
                 self._tell_contradiction(effect)
+        self._is_settled = node.is_settled
         if self.machine.identity and not self._files.identity:
             await self._disk.offload(self._files.save_identity, self.machine.identity)
         if node.applied - node.log.snapshot.index >= self._snapshot_entries:
