@@ -254,8 +254,11 @@ class _Rows:
             return decompress(raw, sys_flag)
         except RemoteProtocolError as error:
             self._fault_of[row] = str(error)
-            queue_id, queue_offset = self._columns.queue_id[row], self._columns.queue_offset[row]
-            self._faults.add(f"queue {queue_id}, queue offset {queue_offset}", str(error))
+            columns = self._columns
+            begin, size = int(columns.topic_position[row]), int(columns.topic_size[row])
+            topic = bytes(self._data[begin : begin + size]).decode("utf-8", "replace")
+            place = f"{topic}, queue {columns.queue_id[row]}, queue offset {columns.queue_offset[row]}"
+            self._faults.add(place, str(error))
             return raw
 
     def properties(self, column: OutputColumn) -> Any:

@@ -58,9 +58,7 @@ def read_task(task: InputPartition, options: SourceOptions, projection: Projecti
     if buffer.row_count:
         yield from _cut(buffer.decode(plan, faults), options.arrow_rows)
     if faults.count:
-        where = sorted({item.queue.topic for item in task.ranges})
-        facts = {"topics": ",".join(where), "messages": faults.count, "first": faults.first}
-        log.warning(events.BODIES_UNDECODED, extra=facts)
+        log.warning(events.BODIES_UNDECODED, extra={"messages": faults.count, "first": faults.first})
     tell_read(
         task,
         options,

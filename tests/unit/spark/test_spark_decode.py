@@ -240,7 +240,7 @@ def test_a_body_that_is_not_what_its_flag_says_stays_as_it_is_with_a_mark(
     assert [reason is None for reason in reasons] == [True, False, True, False]
     assert reasons[1] == reasons[3]
     assert reasons[1].startswith(fault)
-    assert (faults.count, faults.first) == (2, f"queue 3, queue offset 1: {reasons[1]}")
+    assert (faults.count, faults.first) == (2, f"T, queue 3, queue offset 1: {reasons[1]}")
     as_stored = decode_records(data, [("b", 4)], DecodePlan(projection=columns, decompress=False))
     assert as_stored["bodyFault"].null_count == 4
 
