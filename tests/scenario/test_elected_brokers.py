@@ -13,6 +13,7 @@ import pytest
 from broker_rig import pull_header
 from controller_rig import GROUP, Rig
 from elected_rig import Copier, Elected
+from replica_pair import new_record
 
 from sim.memory import MemoryDisk
 from tandemmq.api.broker_admin import create_topic
@@ -547,6 +548,22 @@ async def test_a_master_hands_over_at_once_and_only_when_the_others_hold_all(
     await until(lambda: group.masters() == [2], "the other is master")
     assert (await group.send(2, b"after")).code == ResponseCode.SUCCESS
     await group.in_set(1, 2)
+
+
+async def test_a_hand_over_waits_for_a_send_that_is_accepted_and_not_yet_written(group: Elected) -> None:
+    """The store writes once per turn of the loop; a hand-over in between took the log for copied."""
+    broker = await group.start(1)
+    await group.master()
+    await group.start(2)
+    await group.in_set(1, 2)
+    assert (await group.send(1, b"before")).code == ResponseCode.SUCCESS
+    await group.caught_up()
+    assert broker.store is not None
+    end = broker.store.max_log_offset
+    broker.store.append([new_record(b"accepted", topic="TBW102")], lambda _status: None)
+    assert broker.store.max_log_offset == end
+    await broker._wait_for_copies()
+    assert broker.replication.confirm_offset == broker.store.max_log_offset > end
 
 
 class StaleSender:

@@ -466,6 +466,9 @@ class ElectedBroker:
     async def _wait_for_copies(self) -> None:
         """Raises Busy."""
         assert self.store is not None
+        await self._clock.sleep(
+            0
+        )  # sends that were accepted in this turn of the loop are written in the next
         end = self.store.max_log_offset
         ends_at_s = self._clock.monotonic() + COPY_S_MAX
         while self.replication.confirm_offset < end:
