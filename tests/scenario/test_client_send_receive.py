@@ -218,7 +218,11 @@ async def test_a_message_that_its_broker_has_lost_is_handed_back_by_its_content(
             if delay_level > 0:
                 again = await take(consumer, 1)
                 assert [(m.body, m.retry_count, m.topic) for m in again] == [(one.body, 1, "T")]
-            assert await admin.message_count(topic) == 1
+
+            async def is_handed_back() -> bool:
+                return await admin.message_count(topic) == 1
+
+            await until(is_handed_back, "the name server knows the topic", not_yet=(TopicNotFound,))
 
 
 async def test_a_message_handed_back_for_good_is_a_dead_letter(tmp_path: Path) -> None:
