@@ -1,3 +1,4 @@
-"""Pop consumption: messages are leased, acknowledged one by one, and come again when nobody did (spec
-semantics 14).
+"""Pop consumption: messages are leased, acknowledged one by one, and redelivered when their lease ends
+without
+an acknowledgement (spec semantics 14).
 """

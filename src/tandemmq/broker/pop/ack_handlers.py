@@ -1,7 +1,8 @@
 """ACK_MESSAGE, BATCH_ACK_MESSAGE, CHANGE_MESSAGE_INVISIBLETIME (spec semantics 14.3).
 
-An ack is answered when it is stored as safely as a send is: after SUCCESS the message comes no more. An ack
-of a lease that is over is answered SUCCESS too, as RocketMQ does: the message is on its way to others.
+An ack is answered once it is stored with the same durability as a send: after SUCCESS the message is not
+delivered again. An ack of an ended lease is also answered SUCCESS, as in RocketMQ, although the message is
+being redelivered.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _UNSAFE: Final = (
 
 
 class AckHandlers:
-    """Handles what consumers say of popped messages."""
+    """Handles acks of popped messages and changes of their invisible time."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class AckHandlers:
         self.changed_count = 0
 
     def handle_ack(self, channel: Channel, command: Command) -> Command | None:
-        """ACK_MESSAGE (200051)."""
+        """Handles ACK_MESSAGE (200051)."""
         header = command.decode(AckRequest)
         self._admission.require_master(self._log.is_ready)
         handle = parse_handle(header.extra_info)
@@ -88,7 +89,7 @@ class AckHandlers:
         return None
 
     def handle_batch_ack(self, channel: Channel, command: Command) -> Command | None:
-        """BATCH_ACK_MESSAGE (200151): answered when the last of it is stored."""
+        """Handles BATCH_ACK_MESSAGE (200151); the answer is sent once every ack of the batch is stored."""
         self._admission.require_master(self._log.is_ready)
         if not command.body:
             raise RequestRejected("the batch of acks is empty", code=ResponseCode.NO_MESSAGE)
@@ -102,7 +103,7 @@ class AckHandlers:
         return None
 
     def handle_change(self, channel: Channel, command: Command) -> Command | None:
-        """CHANGE_MESSAGE_INVISIBLETIME (200053)."""
+        """Handles CHANGE_MESSAGE_INVISIBLETIME (200053)."""
         header = command.decode(ChangeInvisibleRequest)
         self._admission.require_master(self._log.is_ready)
         check_invisible(header.invisible_ms)
@@ -213,12 +214,12 @@ class AckHandlers:
         self._stats.note_acks(key[0], key[1], 1)
 
     def _free(self, key: QueueKey) -> None:
-        """Serve the pops that wait for the queue, if it is free now."""
+        """Wakes the pops that wait for the queue if it is free now."""
         if self._orders.blocked_until_ms(key, None, self._clock.now_ms()) is None:
             self._polls.touch(key[:2], key[2])
 
     def _lease(self, key: QueueKey, start_offset: int, pop_time_ms: int) -> Lease | None:
-        """The lease that a handle names, unless it is over."""
+        """Returns the lease that a handle names, or None if the lease has ended."""
         lease = self._log.leases.get(LeaseKey(*key, start_offset, pop_time_ms))
         return None if lease is None or lease.is_reviving else lease
 
@@ -240,7 +241,9 @@ class AckHandlers:
 
 
 class _Pending:
-    """A batch of acks that is being stored: answered when the last is, with the worst of their ends."""
+    """A batch of acks being stored. Its single answer is sent after the last ack and reports the worst
+    status.
+    """
 
     def __init__(self, channel: Channel, command: Command) -> None:
         self._answer = _answer(channel, command)
@@ -252,7 +255,7 @@ class _Pending:
         return self._done
 
     def close(self) -> None:
-        """No more are added."""
+        """Marks the batch as complete: no more acks are added."""
         self._done(PutStatus.PUT_OK)
 
     def _done(self, status: PutStatus) -> None:
@@ -266,7 +269,7 @@ class _Pending:
 def _answer(
     channel: Channel, command: Command, response: ChangeInvisibleResponse | None = None
 ) -> Callable[[PutStatus], None]:
-    """Tells the client how it ended."""
+    """Returns a callback that answers the client with the outcome."""
 
     def answer(status: PutStatus) -> None:
         if command.is_oneway or channel.is_closed:

@@ -1,9 +1,10 @@
-"""POP_MESSAGE, PEEK_MESSAGE, NOTIFICATION, POLLING_INFO: admit, read, lease, answer, queue by queue, or hold.
+"""POP_MESSAGE, PEEK_MESSAGE, NOTIFICATION, POLLING_INFO: admit the request, read and lease queue by queue,
+then answer or hold it.
 
-`PopAdmission` says who may pop what, `PopAnswer` collects an answer, `PopHandlers` handles the requests.
-
-A pop is answered when its check points are stored, as safely as a send is. Ordered pops have none: their
-messages stay where they are until they are acknowledged. Source: spec semantics 14.1, 14.2, 14.6.
+`PopAdmission` checks permissions, `PopAnswer` collects an answer, `PopHandlers` handles the requests.
+A pop is answered once its check points are stored, with the same durability as a send. Ordered pops have no
+check points: their messages stay in the queue until they are acknowledged. Source: spec semantics 14.1, 14.2,
+14.6.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ log = logging.getLogger(__name__)
 COUNT_MAX: Final = 32
 LATE_MS: Final = 500
 INVISIBLE_MS_MAX: Final = 3 * 24 * 3_600_000
-"""RocketMQ's timer takes its check points no farther ahead (timerMaxDelaySec)."""
+"""The longest invisible time: RocketMQ's timer accepts check points no farther ahead (timerMaxDelaySec)."""
 
 
 class PopTarget(Protocol):
-    """What the headers of POP, PEEK and NOTIFICATION have in common."""
+    """The header fields that POP, PEEK and NOTIFICATION have in common."""
 
     @property
     def consumer_group(self) -> str: ...
@@ -77,14 +78,14 @@ class PopTarget(Protocol):
 
 
 class AdmittedPop(NamedTuple):
-    """What may be popped, and by whom."""
+    """The topic and the group of an admitted pop."""
 
     topic: TopicConfig
     group: SubscriptionGroupConfig
 
 
 class PopAdmission:
-    """Says who may pop what: the checks in the order of spec semantics 14.1."""
+    """Admits pops: the checks in the order of spec semantics 14.1."""
 
     def __init__(self, options: BrokerOptions, *, topics: TopicTable, groups: GroupTable) -> None:
         self._options = options
@@ -92,7 +93,10 @@ class PopAdmission:
         self._groups = groups
 
     def admit(self, channel: Channel, header: PopTarget, now_ms: int) -> AdmittedPop:
-        """Raises:  RequestRejected of the kind that the spec names for the first check that fails."""
+        """Checks the request. Returns its topic and group.
+
+        Raises:  RequestRejected with the code that the spec names for the first check that fails.
+        """
         options = self._options
         if not options.is_readable:
             raise NotPermitted(
@@ -112,12 +116,16 @@ class PopAdmission:
         return AdmittedPop(topic, group)
 
     def queue_count(self, admitted: AdmittedPop) -> int:
-        """The read queues that the topic has by now: it may have grown while a request waited."""
+        """Returns the topic's current number of read queues, which may have grown while the request was
+        held.
+        """
         now = self._topics.get(admitted.topic.name)
         return (now or admitted.topic).read_queue_count
 
     def require_master(self, is_ready: bool) -> None:
-        """A slave can lease nothing, because it writes nothing (spec semantics 2.3: pops go to id 0)."""
+        """Raises Busy on a slave or while pops are not ready. A slave writes nothing, so it cannot lease
+        (spec semantics 2.3: pops go to id 0).
+        """
         if self._options.is_slave:
             raise Busy("[REJECTREQUEST] a slave pops nothing and takes no acks: ask the master")
         if not is_ready:
@@ -125,18 +133,18 @@ class PopAdmission:
 
 
 def is_late(born_at_ms: int, poll_ms: int, now_ms: int) -> bool:
-    """The client has given the request up."""
+    """Returns True if the client has already given the request up."""
     return now_ms - born_at_ms - poll_ms > LATE_MS
 
 
 def check_count(count: int) -> None:
-    """Raises BadRequest outside of what one check point holds."""
+    """Raises BadRequest unless one check point can hold `count` messages."""
     if not 1 <= count <= COUNT_MAX:
         raise invalid(f"maxMsgNums {count} is outside 1..{COUNT_MAX}")
 
 
 def check_invisible(invisible_ms: int) -> None:
-    """Raises BadRequest for a time that no check point can say."""
+    """Raises BadRequest for an invisible time that a check point cannot express."""
     if not 0 <= invisible_ms <= INVISIBLE_MS_MAX:
         raise invalid(f"invisibleTime {invisible_ms} is outside 0..{INVISIBLE_MS_MAX} ms")
 
@@ -144,9 +152,9 @@ def check_invisible(invisible_ms: int) -> None:
 def parse_filter(
     topic: str, expression_type: str | None, expression: str | None, *, is_sql_enabled: bool
 ) -> frozenset[int] | SqlFilter | None:
-    """The tags or the filter of a pop; None for everything.
+    """Returns the tags or the filter of a pop, or None if it wants every message.
 
-    Raises:  RequestRejected: SUBSCRIPTION_PARSE_FAILED, or SYSTEM_ERROR for a type that is not served.
+    Raises:  RequestRejected: SUBSCRIPTION_PARSE_FAILED, or SYSTEM_ERROR for an unsupported expression type.
     """
     if not is_tag_type(expression_type):
         return require_sql(topic, expression or "", expression_type, is_enabled=is_sql_enabled)
@@ -164,10 +172,10 @@ _parse_cached = lru_cache(maxsize=1024)(parse_tags)
 
 @dataclass(slots=True)
 class PopAnswer:
-    """The lists of the answer's header, and its messages.
+    """The answer under construction: the lists of its header, and its messages.
 
-    `tells_retry_topic`: messages of a retry topic go out as they are stored
-    (popResponseReturnActualRetryTopic); else they carry the topic that was asked for, and their handle.
+    `tells_retry_topic`: messages of a retry topic are sent as stored (popResponseReturnActualRetryTopic).
+    Otherwise they carry the requested topic and their handle.
     """
 
     pop_time_ms: int
@@ -180,7 +188,7 @@ class PopAnswer:
     records: list[memoryview | bytes] = field(default_factory=list)
 
     def add(self, taken: Taken, want: Want) -> None:
-        """The messages of one queue."""
+        """Adds the messages of one queue."""
         source = taken.source
         self.starts.append(start_item(source.flag, source.queue_id, taken.start_offset))
         self.offsets.append(offsets_item(source.flag, source.queue_id, taken.offsets))
@@ -201,7 +209,7 @@ class PopAnswer:
             self.records.append(with_handle(record, want.topic, handle))
 
     def header(self, want: Want, found: Found) -> PopResponse:
-        """What goes before the messages; `found` says how many are left."""
+        """Returns the header of the answer; `found` holds the number of messages left."""
         return PopResponse(
             pop_time_ms=self.pop_time_ms,
             invisible_ms=want.invisible_ms,
@@ -215,7 +223,9 @@ class PopAnswer:
 
 @dataclass(slots=True)
 class Asked:
-    """One request on its way. `is_cut`: its last look ended before it had looked at everything."""
+    """A pop or notification in progress. `is_cut`: its last scan stopped before it had covered every
+    queue.
+    """
 
     channel: Channel
     command: Command
@@ -225,7 +235,7 @@ class Asked:
 
 
 class PopHandlers:
-    """Handles pops and what looks like them."""
+    """Handles pops, peeks, notifications and polling queries."""
 
     def __init__(
         self,
@@ -255,14 +265,15 @@ class PopHandlers:
         self.popped_count = 0
 
     def handle_rollback(self, channel: Channel, command: Command) -> Command:
-        """POP_ROLLBACK (200056): success, because what it asks for is so already.
+        """Handles POP_ROLLBACK (200056). Always succeeds: leases are already in the revive topic.
 
-        RocketMQ moves leases from RocksDB to the revive topic then; ours are nowhere else (ADR 008).
+        RocketMQ moves leases from RocksDB to the revive topic here; TandemMQ stores them nowhere else (ADR
+        008).
         """
         return command.reply()
 
     def handle_pop(self, channel: Channel, command: Command) -> Command | None:
-        """POP_MESSAGE (200050)."""
+        """Handles POP_MESSAGE (200050)."""
         header = command.decode(PopRequest)
         now_ms = self._clock.now_ms()
         born_at_ms = header.born_at_ms or now_ms
@@ -296,7 +307,7 @@ class PopHandlers:
         return self._hold(asked, born_at_ms + header.poll_ms, self._on_wake)
 
     def handle_peek(self, channel: Channel, command: Command) -> Command | None:
-        """PEEK_MESSAGE (200052): also on a slave."""
+        """Handles PEEK_MESSAGE (200052), on a slave as well."""
         header = command.decode(PeekRequest)
         check_count(header.count_max)
         admitted = self._admission.admit(channel, header, self._clock.now_ms())
@@ -311,7 +322,7 @@ class PopHandlers:
         return None
 
     def handle_notification(self, channel: Channel, command: Command) -> Command | None:
-        """NOTIFICATION (200054): one that comes late is answered, too, but not held."""
+        """Handles NOTIFICATION (200054). A late one is answered as well, but not held."""
         header = command.decode(NotificationRequest)
         now_ms = self._clock.now_ms()
         admitted = self._admission.admit(channel, header, now_ms)
@@ -341,7 +352,7 @@ class PopHandlers:
         return command.reply(ResponseCode.SUCCESS, NotificationResponse(is_polling_full=is_full))
 
     def handle_polling_info(self, channel: Channel, command: Command) -> Command:
-        """POLLING_INFO (200055)."""
+        """Handles POLLING_INFO (200055)."""
         header = command.decode(PollingInfoRequest)
         self._admission.admit(channel, header, self._clock.now_ms())
         count = self._polls.count((header.topic, header.consumer_group), header.queue_id)
@@ -350,7 +361,8 @@ class PopHandlers:
     # Popping.
 
     def _try(self, asked: Asked) -> bool:
-        """True when messages were found and the answer is on its way.
+        """Tries to serve the pop. Returns True if messages were found; the answer is then sent once they are
+        leased.
 
         Raises:  RequestRejected when the check points cannot be stored.
         """
@@ -393,8 +405,8 @@ class PopHandlers:
         self._log.open(leases, on_stored)
 
     def _when_saved(self, done: OnSaved) -> None:
-        """Call `done` when the groups are on disk: what a group that is unknown after a kill has popped would
-        come to nobody any more.
+        """Calls `done` once the groups are on disk. If the group were lost in a kill, no consumer would ever
+        get the messages it popped.
         """
         file = self._group_file
         if file.is_changed or file.lock.locked():
@@ -434,7 +446,8 @@ class PopHandlers:
             channel.send(
                 command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the pop was not stored: {status.value}")
             )
-            self._polls.touch((asked.want.topic, asked.want.group), ANY_QUEUE)  # the messages are free again
+            # the messages are available again
+            self._polls.touch((asked.want.topic, asked.want.group), ANY_QUEUE)
             return
         self.popped_count += found.count
         stats = self._stats
@@ -469,7 +482,9 @@ class PopHandlers:
     # Waiting.
 
     def wake_at(self, key: QueueKey, at_ms: int) -> None:
-        """Has the pops that wait for the queue looked at again then, because the queue is free then."""
+        """Schedules another scan for the pops that wait for the queue at `at_ms`, when the queue becomes
+        free.
+        """
         planned = self._wake_times.get(key)
         if planned is not None:
             if planned[0] <= at_ms:
@@ -488,7 +503,7 @@ class PopHandlers:
         self._polls.touch(key[:2], key[2])
 
     def _hold(self, asked: Asked, until_ms: int, on_wake: Callable[[HeldPop, bool], bool]) -> Command | None:
-        """None while the request is held; else its answer."""
+        """Holds the request. Returns None while it is held, or an answer if it cannot be."""
         now_ms = self._clock.now_ms()
         hold_ms = min(until_ms - now_ms, self._options.long_poll_ms_max)
         if hold_ms <= 0:
@@ -511,17 +526,17 @@ class PopHandlers:
         return self._nothing(asked.command, ResponseCode.POLLING_FULL, "too many pops wait, try again later")
 
     def _read_on(self, asked: Asked) -> None:
-        """Continues in the next turn of the loop where the last look ended."""
+        """Schedules the rest of an unfinished scan for the next turn of the loop."""
         if asked.is_cut:
             self._polls.touch((asked.want.topic, asked.want.group), asked.want.queue_id)
 
     def _on_wake(self, held: HeldPop, is_over: bool) -> bool:
-        """False when the pop waits on."""
+        """Tries a held pop again. Returns False if it keeps waiting."""
         asked: Asked = held.request
         if asked.channel.is_closed:
             return True
         try:
-            # While the broker stops nothing is leased any more: the answer might not arrive.
+            # While the broker stops nothing new is leased: the answer might not arrive.
             if not self._polls.is_closed and self._try(asked):
                 return True
         except RequestRejected as error:
@@ -542,7 +557,7 @@ class PopHandlers:
         return is_over
 
     def _on_wake_notification(self, held: HeldPop, is_over: bool) -> bool:
-        """False when the notification waits on."""
+        """Tries a held notification again. Returns False if it keeps waiting."""
         asked: Asked = held.request
         if asked.channel.is_closed:
             return True

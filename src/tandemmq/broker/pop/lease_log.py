@@ -1,14 +1,16 @@
-"""The leases of a broker, told to the revive topic before anybody is answered, and read back from it.
+"""The durable form of a broker's leases: changes are written to the revive topic and read back from it.
 
-Invariants: what is answered is in the log, as safe as the store makes a send; the table is what the records
-            of the revive topic say, from its committed offset on. A group's position in a queue becomes its
-            committed offset, and the revive topic is given up to a place, only when the log is safe beyond.
-            Of a topic that was deleted nothing is left, in the table or of the records, so that pops of one
-            that is made again begin anew.
-Strategy:   a pop writes its check points in one append; acks of one turn of the loop and one lease are one
-            record. A check point that keeps the committed offset of its queue back too far is written again.
-At a bound: ROLL_AFTER_COUNT records behind, leases are repeated, ROLL_COUNT_MAX a round.
-Source:     spec semantics 14.4; decision 008.
+Invariants: a change is answered once it is in the log, with the same durability as a send.
+            The table equals the fold of the revive topic's records from its committed offset on.
+            A group's position becomes its committed offset, and the revive topic's committed offset advances,
+            only once the log is safe up to that point.
+            After a topic is deleted, neither the table nor the records affect pops of a new topic with the
+            same name.
+Strategy: a pop writes its check points in one append. Acks of one lease within one turn of the loop share a
+          record. A check point that holds back the committed offset of its queue too far is written again.
+At a bound: a check point more than ROLL_AFTER_COUNT records behind is repeated, at most ROLL_COUNT_MAX per
+            round.
+Source: spec semantics 14.4; decision 008.
 """
 
 from __future__ import annotations
@@ -45,16 +47,19 @@ READ_COUNT: Final = 64
 OnDone = Callable[[PutStatus], None]
 _Ack = tuple[int, OnDone]
 _Settled = tuple[dict[int, int], dict[QueueKey, int]]
-"""Committed offsets of the revive topic, and of groups."""
+"""Committed offsets of the revive queues, and new positions of groups."""
 
 
 def is_stored(status: PutStatus) -> bool:
-    """False for an append that left nothing, or nobody knows what."""
+    """Returns False if the append stored nothing or its outcome is unknown."""
     return status not in NOT_STORED
 
 
 class LeaseLog:
-    """`recover` first, on a master only and once `is_shown`; then the rest."""
+    """Writes changes of leases to the revive topic and applies them to the table.
+
+    Call `recover` before anything else, on a master only and once `is_shown` is True.
+    """
 
     def __init__(
         self,
@@ -77,23 +82,25 @@ class LeaseLog:
         self._writer = Writer(store, clock)
         self._turn = 0
         self._positions: dict[QueueKey, int] = {}
-        self._moved: dict[QueueKey, int] = {}  # since the last round
+        self._moved: dict[QueueKey, int] = {}  # changed since the last round
         self._seen_ends: dict[int, int] = {}
-        self._foreign: list[tuple[int, int, int]] = []  # (queue, begin, end) that we have not written
-        self._recovered_ends: dict[int, int] = {}  # below them nothing is known but what was read
+        # (queue, begin, end) of records that this broker did not write
+        self._foreign: list[tuple[int, int, int]] = []
+        self._recovered_ends: dict[int, int] = {}  # records below were read by `recover`
         self._acks: dict[Lease, list[_Ack]] = {}
         self._progress: Progress[_Settled] = Progress()
         self.is_ready = False
         self.on_sooner: Callable[[], None] = lambda: None
-        """Called when a lease may end before all others."""
+        """Called when a new lease may end before all others."""
 
-    # Reading what was written.
+    # Reading back.
 
     @property
     def is_shown(self) -> bool:
-        """Whether the revive topic's queues show all that the log holds of it. A broker that was not sure to
-        be the master may have stored leases that are shown when its slaves hold them: an ack that is taken
-        without knowing its lease is lost.
+        """True if the revive topic's queues show everything that the log holds of them.
+
+        A broker whose mastership was unconfirmed may have stored leases that stay hidden until its slaves
+        hold them. Accepting an ack before its lease is known would lose the ack.
         """
         topic = self.records.topic
         return all(
@@ -102,7 +109,7 @@ class LeaseLog:
         )
 
     def recover(self) -> int:
-        """Read the revive topic from its committed offsets on; how many leases there are."""
+        """Rebuilds the table from the revive topic's committed offsets on. Returns the number of leases."""
         self.leases.clear()
         for table in (self._positions, self._moved, self._seen_ends, self._recovered_ends, self._acks):
             table.clear()
@@ -123,10 +130,10 @@ class LeaseLog:
         return len(self.leases)
 
     def _finish_replaced(self, put_off: Mapping[tuple[QueueKey, int], int]) -> None:
-        """Take messages that were put off out of their earlier leases.
+        """Removes messages whose invisible time was changed from their earlier leases.
 
-        The log may end between the check point of the new lease and the record that ends the old one: a slave
-        that became master has the one without the other, and the message would come back twice.
+        The log may end between the check point of the new lease and the ack that closes the old one. A slave
+        that became master then has the first without the second, and the message would be delivered twice.
         """
         for lease in self.leases.all() if put_off else ():
             key = lease.key
@@ -138,7 +145,7 @@ class LeaseLog:
             self.leases.finish(lease, replaced)
 
     def _queue_ids(self) -> Sequence[int]:
-        """Those that are configured, and others that hold something."""
+        """Returns the configured queues and any other queue of the revive topic that holds records."""
         topic = self.records.topic
         held = {queue_id for name, queue_id in self._store.queue_keys() if name == topic and queue_id >= 0}
         return sorted(held | set(range(self._queue_count)))
@@ -162,7 +169,9 @@ class LeaseLog:
             begin = next_offset
 
     def note_dispatched(self, queue_id: int, end: int) -> bool:
-        """The revive topic has records up to `end`; True when some are not ours."""
+        """Records that the revive queue holds records up to `end`. Returns True if some are not this
+        broker's.
+        """
         seen = self._seen_ends.get(queue_id, 0)
         if end > seen:
             self._foreign.append((queue_id, seen, end))
@@ -170,11 +179,13 @@ class LeaseLog:
         return bool(self._foreign)
 
     def read_foreign(self) -> None:
-        """Take over what came through the timer: RocketMQ's broker had this directory before."""
+        """Applies records that came through RocketMQ's timer, if RocketMQ's broker used this directory
+        before.
+        """
         waiting, self._foreign = self._foreign, []
         for queue_id, begin, end in waiting:
             if end > self._store.queue_max(self.records.topic, queue_id):
-                self._foreign.append((queue_id, begin, end))  # written, not dispatched yet
+                self._foreign.append((queue_id, begin, end))  # written but not dispatched yet
                 continue
             for record in self._read(queue_id, begin, end):
                 change = self._change_in(record)
@@ -183,8 +194,8 @@ class LeaseLog:
                     self._apply(change, record.queue_offset, is_live=is_live)
 
     def _change_in(self, record: Record) -> Change | None:
-        """None also for what was said of a topic before it was deleted, or of a group before its progress
-        was.
+        """Decodes a record. Returns None also for a record from before its topic was deleted, or from before
+        its group's progress was dropped.
         """
         change = read_change(record)
         if change is None:
@@ -197,7 +208,9 @@ class LeaseLog:
         return change if record.log_offset >= begin else None
 
     def _apply(self, change: Change, revive_offset: int, *, is_live: bool) -> None:
-        """`is_live`: of what we wrote ourselves the table knows already."""
+        """Applies a change. `is_live`: the table already contains the changes that this broker wrote
+        itself.
+        """
         if isinstance(change, NewLease):
             if not is_live or change.is_late:
                 self._apply_lease(change, revive_offset)
@@ -230,7 +243,7 @@ class LeaseLog:
     # Positions.
 
     def position(self, key: QueueKey) -> int | None:
-        """The next offset to pop; None for a group that never popped nor committed."""
+        """Returns the next offset to pop, or None for a group that never popped nor committed."""
         topic, group, queue_id = key
         committed = self._offsets.committed(group, topic, queue_id)
         position = self._positions.get(key)
@@ -239,17 +252,19 @@ class LeaseLog:
         return max(committed, position)
 
     def move(self, key: QueueKey, offset: int) -> None:
-        """Pops go on there; messages before it were looked at and not wanted."""
+        """Sets the offset of the next pop; the filter rejected the messages before it."""
         self._positions[key] = self._moved[key] = offset
 
     def forget_topic(self, topic: str) -> None:
-        """It was deleted: whatever has its name from now on is another one."""
+        """Drops the leases and positions of a deleted topic, so that a new topic with its name starts
+        clean.
+        """
         self._forget(lambda key: key[0] == topic)
         for lease in self.leases.of_topic(topic):
             self.leases.drop(lease)
 
     def forget_group(self, group: str) -> None:
-        """It was deleted with its progress."""
+        """Drops the leases and positions of a group that was deleted along with its progress."""
         self._forget(lambda key: key[1] == group)
         for lease in self.leases.of_group(group):
             self.leases.drop(lease)
@@ -260,9 +275,9 @@ class LeaseLog:
                 del table[key]
 
     def put_position(self, key: QueueKey, offset: int, on_done: OnDone) -> None:
-        """Pops go on there, also lower, and also after a kill.
+        """Sets the offset of the next pop durably; it may be lower than before and survives a kill.
 
-        Raises:  RequestRejected; then nothing has changed.
+        Raises:  RequestRejected; nothing has changed then.
         """
         topic, group, queue_id = key
         now_ms = self._clock.now_ms()
@@ -277,20 +292,20 @@ class LeaseLog:
     # Writing.
 
     def next_queue_id(self) -> int:
-        """The queues of the revive topic take turns."""
+        """Returns the next queue of the revive topic, round robin."""
         self._turn = (self._turn + 1) % self._queue_count
         return self._turn
 
     def free_time(self, keys: Sequence[tuple[str, str, int, int]], now_ms: int) -> int:
-        """A pop time, now or a little later, with which none of these names a lease that exists."""
+        """Returns the first pop time from `now_ms` on at which none of these keys names an existing lease."""
         while any(LeaseKey(*key, now_ms) in self.leases for key in keys):
             now_ms += 1
         return now_ms
 
     def open(self, leases: Sequence[Lease], on_done: OnDone) -> None:
-        """New leases by one pop, all in the same queue of the revive topic.
+        """Adds the leases of one pop, all in the same queue of the revive topic.
 
-        Raises:  RequestRejected; then there is none of them.
+        Raises:  RequestRejected; no lease was added then.
         """
         now_ms = self._clock.now_ms()
         records = [self.records.check_point(lease, moves_position=True, now_ms=now_ms) for lease in leases]
@@ -298,7 +313,7 @@ class LeaseLog:
         def settled(status: PutStatus) -> None:
             for lease in leases:
                 if is_stored(status):
-                    # Not before: what becomes committed must not be ahead of a check point that is staged.
+                    # Not earlier: a committed offset must not pass a check point that is only staged.
                     self._moved[lease.key[:3]] = lease.end_offset
                 else:
                     self._take_back(lease)
@@ -313,13 +328,13 @@ class LeaseLog:
 
     def _take_back(self, lease: Lease) -> None:
         if self.leases.get(lease.key) is not lease:
-            return  # forgotten with its topic
+            return  # dropped along with its topic or group
         self.leases.drop(lease)
         key = lease.key[:3]
         self.move(key, min(lease.key.start_offset, self._positions.get(key, lease.key.start_offset)))
 
     def ack(self, lease: Lease, index: int, on_done: OnDone) -> None:
-        """This message of the lease is done; told with the other acks of this turn."""
+        """Acknowledges one message of the lease; acks of the same turn of the loop are written together."""
         if not self._acks:
             self._clock.call_soon(self._write_acks)
         lease.bits |= 1 << index
@@ -349,9 +364,9 @@ class LeaseLog:
             settled(PutStatus.SERVICE_NOT_AVAILABLE)
 
     def replace(self, lease: Lease, index: int, new: Lease, on_done: OnDone) -> None:
-        """One message leaves its lease for a new one with another end, in one append.
+        """Moves one message from its lease to a new lease with another end, in one append.
 
-        Raises:  RequestRejected; then nothing has changed.
+        Raises:  RequestRejected; nothing has changed then.
         """
         now_ms = self._clock.now_ms()
         records = [
@@ -374,7 +389,9 @@ class LeaseLog:
         self.on_sooner()
 
     def _append(self, records: Sequence[NewRecord], on_done: OnDone) -> int:
-        """The place of the first in its queue of the revive topic; all of them follow each other there."""
+        """Appends records to one revive queue. Returns the offset of the first; the others follow it
+        directly.
+        """
         first = self._store.append(records, on_done).queue_offset
         for place in range(first, first + len(records)):
             self._note_own(records[0].queue_id, place)
@@ -386,10 +403,12 @@ class LeaseLog:
             self._foreign.append((queue_id, seen, place))
         self._seen_ends[queue_id] = place + 1
 
-    # Becoming safe.
+    # Committing what is safe.
 
     def settle(self) -> None:
-        """Commit the positions that have become safe; note those that will be next. Called once a round."""
+        """Commits the positions that have become safe and records the candidates for the next call. Called
+        every round.
+        """
         moved, self._moved = self._moved, {}
         ends = {queue_id: self._low(queue_id) for queue_id in self._seen_ends}
         changed = {
@@ -406,7 +425,7 @@ class LeaseLog:
 
     @property
     def is_settled(self) -> bool:
-        """Nothing waits to become committed."""
+        """True if no position waits to be committed and no foreign record waits to be read."""
         return not self._progress and not self._moved and not self._foreign
 
     def _low(self, queue_id: int) -> int:
@@ -424,12 +443,12 @@ class LeaseLog:
             if current == offset and key not in self._moved:
                 self._positions.pop(key, None)
         for queue_id, end in ends.items():
-            # A check point whose repetition was not stored lies lower than was noted.
+            # A check point whose repetition failed is at a lower offset than was recorded.
             safe = min(end, self._low(queue_id))
             self._offsets.commit(REVIVE_GROUP, self.records.topic, queue_id, safe, now_ms)
 
     def roll(self) -> None:
-        """Write leases again whose check points keep the committed offsets back."""
+        """Writes leases again whose check points hold back the committed offsets."""
         for queue_id, end in list(self._seen_ends.items()):
             for _ in range(ROLL_COUNT_MAX):
                 lease = self.leases.oldest_written(queue_id)
@@ -457,14 +476,14 @@ class LeaseLog:
     # Reviving.
 
     async def give_back(self, lease: Lease, indexes: Sequence[int], copies: Sequence[NewRecord]) -> None:
-        """Store messages of an ended lease again, and in the same append that the lease is rid of them."""
+        """Stores messages of an ended lease again and, in the same append, removes them from the lease."""
         offsets = [lease.offsets[index] for index in indexes]
         ack = self.records.ack(lease, offsets, self._clock.now_ms())
         await self._writer.append([*copies, ack])
         self.leases.finish(lease, indexes)
 
     def read_messages(self, lease: Lease, offset: int) -> dict[int, Record]:
-        """Messages of the lease's queue from an offset on, as far as one read goes, by offset."""
+        """Reads messages of the lease's queue from `offset` on, up to READ_COUNT, by offset."""
         records, _ = self._writer.read(lease.key.topic, lease.key.queue_id, offset, READ_COUNT)
         return {record.queue_offset: record for record in records}
 

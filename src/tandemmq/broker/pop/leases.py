@@ -1,8 +1,8 @@
-"""Messages that are popped and not finished: the table of their leases, and the records that tell of it.
-Pure.
+"""The leases of popped messages that are not yet acknowledged, and their records in the revive topic. Pure.
 
-`Leases` is the table; `LeaseRecords` and `read_change` write and read check points, acks and positions as
-messages of the revive topic. `lease_log.py` brings both together.
+`Leases` is the table. `LeaseRecords` encodes check points, acks and positions as messages of the revive
+topic;
+`read_change` decodes them. `lease_log.py` joins both.
 Source: spec semantics 14.4 (RocketMQ: PopCheckPoint).
 """
 
@@ -30,14 +30,14 @@ from tandemmq.protocol.topic_names import REVIVE_TOPIC_PREFIX
 
 LEASE_COUNT_MAX: Final = 200_000
 MESSAGE_COUNT_MAX: Final = 32
-"""How many messages one check point may have: RocketMQ's bit map has 32 bits."""
+"""The highest number of messages in one check point: RocketMQ's bit map has 32 bits."""
 
 QueueKey = tuple[str, str, int]
 """Topic, group, queue id."""
 
 
 class LeaseKey(NamedTuple):
-    """What a handle names; the broker is always this one."""
+    """The lease that a receipt handle names. The broker name is left out because it is always this broker."""
 
     topic: str
     group: str
@@ -47,7 +47,7 @@ class LeaseKey(NamedTuple):
 
 
 class Lease:
-    """Some messages of one queue, out of sight of a group until `ends_at_ms`."""
+    """A lease on some messages of one queue: the messages are invisible to the group until `ends_at_ms`."""
 
     __slots__ = (
         "bits",
@@ -81,16 +81,18 @@ class Lease:
         self.offsets = tuple(offsets)
         self.invisible_ms = invisible_ms
         self.revive_queue_id = revive_queue_id
-        self.end_offset = end_offset  # where the group's pops of the queue go on
-        self.bits = bits  # bit i: offsets[i] is finished
+        self.end_offset = end_offset  # the group's next pop of the queue starts here
+        self.bits = bits  # bit i is set once offsets[i] is acknowledged
         self.ends_at_ms = key.pop_time_ms + invisible_ms + grace_ms
         self.put_again_count = put_again_count
-        self.is_suspended = is_suspended  # its messages were not tried, so they come again with equal counts
-        self.revive_offset = -1  # of its check point, once it is written
+        # the messages were not tried, so redelivery leaves their counts unchanged
+        self.is_suspended = is_suspended
+        # offset of the lease's check point in its revive queue; -1 until it is written
+        self.revive_offset = -1
         self.is_reviving = False
 
     def index(self, offset: int) -> int | None:
-        """Which message of the lease it is; None when it is none."""
+        """Returns the index of the message within the lease, or None if the lease does not contain it."""
         try:
             return self.offsets.index(offset)
         except ValueError:
@@ -108,12 +110,14 @@ class Lease:
 
 
 class Leases:
-    """All leases of a broker, by check point and ordered by when they end.
+    """All leases of a broker, indexed by key, by end time and by the offset of their check point.
 
-    Invariants: a lease is in the table while a message of it is neither acknowledged nor given back; it is in
-                the queue of the revive topic that holds its check point, at the place of that check point.
-    At a bound: `has_room` says no and nothing is popped. Pops that wait then are told by `on_room` when a
-                tenth of the table is free, so that they do not look at each lease that ends.
+    Invariants: a lease is in the table while at least one of its messages is neither acknowledged nor given
+                back.
+                Once its check point is written, the lease is indexed under the offset of that check point in
+                its revive queue.
+    At a bound: `has_room` is False and nothing is popped. `on_room` notifies waiting pops only once a tenth
+                of the table is free; otherwise they would retry at the end of every lease.
     """
 
     def __init__(self, count_max: int = LEASE_COUNT_MAX) -> None:
@@ -122,13 +126,13 @@ class Leases:
         self._by_end: list[tuple[int, int, Lease]] = []
         self._added = 0
         self._counts: dict[QueueKey, int] = {}
-        # Leases of each queue of the revive topic in the order of their check points.
+        # By queue of the revive topic: its leases, ordered by the offset of their check points.
         self._written: dict[int, dict[int, Lease]] = {}
         self._is_room_awaited = False
         self.on_room: Callable[[], None] = lambda: None
 
     def clear(self) -> None:
-        """Forget all of them; they are read anew."""
+        """Empties the table; `LeaseLog.recover` then reads the leases from the log again."""
         self._by_key.clear()
         self._by_end.clear()
         self._counts.clear()
@@ -145,14 +149,14 @@ class Leases:
         return len(self._by_key) < self._count_max
 
     def await_room(self) -> None:
-        """Has `on_room` called once there is room again."""
+        """Requests one call of `on_room` once the table has room again."""
         self._is_room_awaited = True
 
     def get(self, key: LeaseKey) -> Lease | None:
         return self._by_key.get(key)
 
     def open_count(self, queue: QueueKey) -> int:
-        """Leases of one queue and group."""
+        """Returns the number of leases of one queue and group."""
         return self._counts.get(queue, 0)
 
     def add(self, lease: Lease) -> None:
@@ -163,7 +167,9 @@ class Leases:
         self._queue_up(lease)
 
     def note_written(self, lease: Lease, revive_offset: int) -> None:
-        """Its check point lies at this place of its queue of the revive topic; places mostly rise."""
+        """Records the offset of the lease's check point in its queue of the revive topic; offsets mostly
+        rise.
+        """
         written = self._written.setdefault(lease.revive_queue_id, {})
         if lease.revive_offset >= 0:
             written.pop(lease.revive_offset, None)
@@ -175,7 +181,9 @@ class Leases:
                 self._written[lease.revive_queue_id] = dict(sorted(written.items()))
 
     def finish(self, lease: Lease, indexes: Iterable[int]) -> bool:
-        """These messages come no more; True when that was the last of the lease, which is gone then."""
+        """Marks messages of the lease as done. Returns True if no message is left; the lease is then
+        dropped.
+        """
         for index in indexes:
             lease.bits |= 1 << index
         if lease.is_finished:
@@ -184,7 +192,7 @@ class Leases:
         return False
 
     def drop(self, lease: Lease) -> None:
-        """Forget a lease, all of whose messages are done with."""
+        """Removes a lease that has no messages left to deliver."""
         if self._by_key.pop(lease.key, None) is None:
             return
         if self._is_room_awaited and len(self._by_key) < self._count_max - self._count_max // 10:
@@ -203,13 +211,15 @@ class Leases:
             heapify(self._by_end)
 
     def put_back(self, lease: Lease, ends_at_ms: int) -> None:
-        """It could not be revived: look again then."""
+        """Reschedules a lease that could not be revived: it ends again at `ends_at_ms`."""
         lease.is_reviving = False
         lease.ends_at_ms = ends_at_ms
         self._queue_up(lease)
 
     def take_ended(self, now_ms: int, count_max: int) -> list[Lease]:
-        """Leases whose time is over, the longest over first; they stay in the table until dropped."""
+        """Returns up to `count_max` leases that have ended, earliest end first; they stay in the table until
+        dropped.
+        """
         ended: list[Lease] = []
         while self._by_end and len(ended) < count_max:
             entry = self._by_end[0]
@@ -222,13 +232,13 @@ class Leases:
         return ended
 
     def next_end_ms(self) -> int | None:
-        """When the first lease ends; None without one."""
+        """Returns the time at which the first lease ends, or None if no lease is pending."""
         while self._by_end and not self._is_current(self._by_end[0]):
             heappop(self._by_end)
         return self._by_end[0][0] if self._by_end else None
 
     def oldest_written(self, revive_queue_id: int) -> Lease | None:
-        """The lease with the first check point in a queue of the revive topic."""
+        """Returns the lease with the lowest check point offset in a queue of the revive topic, or None."""
         written = self._written.get(revive_queue_id)
         return next(iter(written.values())) if written else None
 
@@ -255,8 +265,8 @@ class Leases:
 
 # Check points, acks and positions as messages of the revive topic.
 #
-# They lie there from the moment they are made; RocketMQ puts them there through its timer, when they are due
-# (decision 008). Both kinds are read.
+# TandemMQ writes these records at once; RocketMQ delays them through its timer until they are due (decision
+# 008). Both kinds are read.
 
 CHECK_POINT_TAG: Final = "ck"
 ACK_TAG: Final = "ack"
@@ -265,16 +275,20 @@ POSITION_TAG: Final = "tandemPosition"
 
 REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 LATE_ACK_MS: Final = 3_000
-"""RocketMQ's acks come through its timer, about as late as this after their check point's end."""
+"""The grace period for acks of RocketMQ: they pass through its timer and arrive about this long after their
+check point's end.
+"""
 
 
 def revive_topic(cluster: str) -> str:
-    """Where the leases of a cluster's brokers are kept (spec semantics 14)."""
+    """Returns the name of the topic that stores the leases of a cluster's brokers (spec semantics 14)."""
     return REVIVE_TOPIC_PREFIX + cluster
 
 
 class NewLease(NamedTuple):
-    """A lease that a check point tells of, and where the group's pops go on (None: it does not say)."""
+    """A lease read from a check point. `position` is the offset of the group's next pop, None if not
+    recorded.
+    """
 
     lease: Lease
     position: int | None
@@ -282,7 +296,7 @@ class NewLease(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """Messages of a lease that come no more."""
+    """Messages of a lease that will not be delivered again."""
 
     key: LeaseKey
     offsets: Sequence[int]
@@ -292,7 +306,7 @@ Change = NewLease | Finished | Position
 
 
 class LeaseRecords:
-    """Makes the records of one broker."""
+    """Builds the revive topic's records for one broker."""
 
     def __init__(self, *, cluster: str, broker_name: str) -> None:
         self.topic = revive_topic(cluster)
@@ -300,7 +314,9 @@ class LeaseRecords:
         self.host = bytes(8)
 
     def check_point(self, lease: Lease, *, moves_position: bool, now_ms: int) -> NewRecord:
-        """The record of a new lease; `moves_position`: it also says where pops of the queue go on."""
+        """Builds the check point of a new lease; with `moves_position` it also records the offset of the next
+        pop.
+        """
         key = lease.key
         body = CheckPoint(
             bits=_signed(lease.bits),
@@ -321,7 +337,7 @@ class LeaseRecords:
         return self._record(CHECK_POINT_TAG, encode_check_point(body), lease.revive_queue_id, name, now_ms)
 
     def ack(self, lease: Lease, offsets: Sequence[int], now_ms: int) -> NewRecord:
-        """The record of one or more acks of a lease."""
+        """Builds the record of one or more acks of a lease."""
         key = lease.key
         is_one = len(offsets) == 1
         body = Ack(
@@ -363,7 +379,7 @@ class LeaseRecords:
 
 
 def read_change(record: Record) -> Change | None:
-    """What a record of the revive topic says; None when it says nothing that we know."""
+    """Decodes a record of the revive topic. Returns None if the record is malformed or of an unknown kind."""
     tag = find_property(record.raw_properties, TAGS.encode())
     try:
         if tag == CHECK_POINT_TAG.encode():
@@ -400,5 +416,5 @@ def _read_check_point(record: Record) -> NewLease | None:
 
 
 def _signed(bits: int) -> int:
-    """As Java's int holds it."""
+    """Returns the bits as a signed 32-bit integer, as Java's int holds them."""
     return bits - (1 << 32) if bits >> 31 & 1 else bits

@@ -1,8 +1,8 @@
-"""What groups have popped in order and not finished, queue by queue; saved as consumerOrderInfo.json.
+"""The unacknowledged ordered pops of each group and queue; saved as consumerOrderInfo.json.
 
-Invariants: a queue gives a group nothing while a message of its last pop is neither acknowledged nor visible
-            again; only the same attempt gets the same messages once more.
-Source:     spec semantics 14.5. Pure but for the callbacks; time is passed in.
+Invariants: a group gets nothing from a queue while a message of its last pop is neither acknowledged nor
+            visible again. Only a pop with the same attempt id gets the same messages again.
+Source: spec semantics 14.5. Pure but for the callbacks; time is passed in.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tandemmq.protocol.bodies.progress import (
 )
 
 KEPT_MS: Final = 24 * 3_600_000
-"""A queue is forgotten when nobody popped from it for this long."""
+"""The time after which an unused queue is forgotten, measured back from the newest pop."""
 
 
 class OrderedPop:
-    """The last pop of one queue by one group."""
+    """The last ordered pop of one queue by one group."""
 
     __slots__ = (
         "attempt_id",
@@ -52,18 +52,20 @@ class OrderedPop:
         self.attempt_id = attempt_id
         self.seen_at_ms = seen_at_ms
         self.bits = 0
-        self.counts: dict[int, int] = {}  # how often popped before, of those that were
-        self.visible: dict[int, int] = {}  # visible again at, where that was changed
-        self.postponed: set[int] = set()  # of those: put off without being tried
+        self.counts: dict[int, int] = {}  # earlier tries, by offset; absent if none
+        self.visible: dict[int, int] = {}  # time at which each changed message becomes visible again
+        self.postponed: set[int] = set()  # messages in `visible` that were put off without being tried
 
     def tries_of(self, offsets: Iterable[int]) -> dict[int, int]:
-        """How often each of these was popped and tried, of those that were at least once."""
+        """Returns how often each of these messages was popped and tried; messages never tried are left
+        out.
+        """
         seen = set(self.offsets)
         tries = {o: self.counts.get(o, 0) + (o not in self.postponed) for o in offsets if o in seen}
         return {offset: count for offset, count in tries.items() if count}
 
     def free_at_ms(self) -> int:
-        """When the queue may be popped again; 0 when everything is acknowledged."""
+        """Returns the time at which the queue may be popped again; 0 when everything is acknowledged."""
         default = self.pop_time_ms + self.invisible_ms
         return max((self.visible.get(offset, default) for offset in self.open_offsets()), default=0)
 
@@ -71,27 +73,28 @@ class OrderedPop:
         return [offset for index, offset in enumerate(self.offsets) if not self.bits >> index & 1]
 
     def next_offset(self) -> int:
-        """The first message that is not acknowledged, or the one behind the last."""
+        """Returns the first unacknowledged offset, or the offset after the last message."""
         return next(iter(self.open_offsets()), self.offsets[-1] + 1)
 
 
 class OrderTable:
-    """All of them; `on_change` is called after each change."""
+    """All ordered pops of a broker; the callbacks in `on_change` run after each change."""
 
     def __init__(self) -> None:
         self.on_change: list[Callable[[], None]] = []
         self._pops: dict[QueueKey, OrderedPop] = {}
-        self._attempts: dict[tuple[str, str], dict[int, str]] = {}  # of topic and group: by queue, if named
+        # by (topic, group): attempt id by queue, without empty ids
+        self._attempts: dict[tuple[str, str], dict[int, str]] = {}
 
     def get(self, key: QueueKey) -> OrderedPop | None:
         return self._pops.get(key)
 
     def attempts_of(self, key: tuple[str, str]) -> Collection[str]:
-        """The attempts that made the last pops of the topic by the group."""
+        """Returns the attempt ids of the group's last pops of the topic."""
         return self._attempts.get(key, {}).values()
 
     def blocked_until_ms(self, key: QueueKey, attempt_id: str | None, now_ms: int) -> int | None:
-        """None when the group may pop the queue now."""
+        """Returns the time until which the group may not pop the queue, or None if it may pop now."""
         pop = self._pops.get(key)
         if pop is None or (attempt_id and attempt_id == pop.attempt_id):
             return None
@@ -99,7 +102,7 @@ class OrderTable:
         return free_at_ms if now_ms < free_at_ms else None
 
     def put(self, key: QueueKey, pop: OrderedPop) -> None:
-        """A new pop takes the place of the last one, and counts what was popped before."""
+        """Replaces the last pop of the queue; messages popped before keep their counts."""
         before = self._pops.get(key)
         if before is not None:
             if pop.attempt_id and before.attempt_id == pop.attempt_id:
@@ -112,9 +115,10 @@ class OrderTable:
         self._after_change()
 
     def acknowledge(self, key: QueueKey, offset: int, pop_time_ms: int) -> int | None:
-        """The offset that the group may commit; None when the ack is of an earlier pop.
+        """Acknowledges a message. Returns the offset that the group may commit, or None if the ack belongs to
+        an earlier pop.
 
-        Raises:  ValueError when the last pop has no such message.
+        Raises:  ValueError when the last pop does not contain the message.
         """
         pop = self._pops.get(key)
         if pop is None or pop.pop_time_ms != pop_time_ms:
@@ -126,8 +130,10 @@ class OrderTable:
     def show_at(
         self, key: QueueKey, offset: int, pop_time_ms: int, visible_at_ms: int, *, is_postponed: bool = False
     ) -> bool:
-        """Makes a message visible again then; False when the last pop lacks the message. `is_postponed`: the
-        message was not tried, so its next delivery does not count.
+        """Makes a message visible again at `visible_at_ms`. Returns False if the last pop does not contain
+        the message.
+
+        `is_postponed`: the message was not tried, so its next delivery does not count as a retry.
         """
         pop = self._pops.get(key)
         if pop is None or pop.pop_time_ms != pop_time_ms or offset not in pop.offsets:
@@ -154,7 +160,7 @@ class OrderTable:
             self.clear(key)
 
     def drop_behind(self, queue_end: Callable[[str, int], int]) -> int:
-        """Forget the pops of messages that their queue does not have; how many."""
+        """Forgets pops with offsets beyond the end of their queue. Returns their number."""
         gone = [
             key
             for key, pop in self._pops.items()
@@ -167,7 +173,7 @@ class OrderTable:
         return len(gone)
 
     def encode(self) -> bytes:
-        """The content of consumerOrderInfo.json; what is long unused is forgotten."""
+        """Returns the content of consumerOrderInfo.json, and forgets queues unused for KEPT_MS."""
         newest = max((pop.seen_at_ms for pop in self._pops.values()), default=0)
         table: dict[str, dict[int, OrderState]] = {}
         for key, pop in list(self._pops.items()):
@@ -179,7 +185,7 @@ class OrderTable:
         return encode_order_states(OrderStates(table=table))
 
     def load(self, data: bytes) -> None:
-        """Take over the content of consumerOrderInfo.json."""
+        """Loads the content of consumerOrderInfo.json."""
         for name, queues in decode_order_states(data).table.items():
             topic, _, group = name.partition("@")
             for queue_id, state in queues.items():

@@ -1,4 +1,5 @@
-"""How a pop gets messages: `PopReader` reads what it may have, `PopPolls` holds it while there is nothing.
+"""Reading for pops: `PopReader` reads the messages a pop may get, `PopPolls` holds the pop while there are
+none.
 
 Source: spec semantics 14.1.
 """
@@ -40,14 +41,14 @@ PollKey = tuple[str, str]
 
 
 LOOKS_MAX: Final = 64
-"""Looks at waiting requests in one turn of the loop; the rest follow in the next turn."""
+"""The highest number of held requests tried in one turn of the loop; the rest follow in the next turn."""
 
 
 class HeldPop:
-    """One waiting request; `queue_id` -1 waits for any queue.
+    """A held request; with `queue_id` -1 it waits for any queue.
 
-    `kind` names what the request asks for: of two requests with one kind, either both find something or
-    neither does, unless they are of different attempts. `attempt_id` is empty unless the pop is ordered.
+    `kind` identifies what the request asks for. Of two requests of one kind, either both find something or
+    neither does, unless their attempts differ. `attempt_id` is empty unless the pop is ordered.
     """
 
     __slots__ = ("attempt_id", "channel", "deadline_s", "key", "kind", "number", "on_wake", "queue_id",
@@ -89,16 +90,17 @@ class _Waiting:
 
 
 class PopPolls:
-    """Pops and notifications that wait for messages: held by topic and group, served first come first.
+    """Pops and notifications that wait for messages: held by topic and group, served first come first served.
 
-    Invariants: a held request is in the table once and leaves it once: served, expired, or with its
-                connection. A request that finds nothing hides no request of another kind.
-    Strategy:   when a queue gets messages or becomes free, the groups that wait for it are looked at in the
-                next turn of the loop: of each kind in order, the kind of the oldest request first, until one
-                request finds nothing. Behind that one only requests of attempts that have messages in order
-                are looked at, because such an attempt gets its messages once more.
-    At a bound: `hold` says no (POLLING_FULL). After LOOKS_MAX looks the next turn of the loop continues.
-    Knows not:  what a pop is; `on_wake(held, is_over)` answers it, or returns False to wait on.
+    Invariants: a held request is in the table once and leaves it once: when served, when expired, or with its
+                connection. A request that finds nothing does not block requests of another kind.
+    Strategy: when a queue gets messages or becomes free, the groups waiting for it are tried in the next turn
+              of the loop. Kinds are tried in the order of their oldest request, each kind in order of arrival
+              until one request finds nothing. After that, only requests are tried whose attempt holds
+              messages in order, because such an attempt gets its messages again.
+    At a bound: `hold` returns False (POLLING_FULL). After LOOKS_MAX tries the next turn of the loop
+                continues.
+    Knows not: how to pop. `on_wake(held, is_over)` answers the request, or returns False to keep it waiting.
     """
 
     def __init__(
@@ -117,9 +119,10 @@ class PopPolls:
         self._number = 0
         self._by_key: dict[PollKey, _Waiting] = {}
         self._by_channel: dict[PollChannel, dict[HeldPop, None]] = {}
-        self._keys_of_topic: dict[str, dict[PollKey, bool]] = {}  # True: a retry topic of the key
+        # True: the topic is a retry topic of the key
+        self._keys_of_topic: dict[str, dict[PollKey, bool]] = {}
         self._touched: dict[PollKey, set[int]] = {}
-        self._rounds: dict[PollKey, Iterator[None]] = {}  # under way, at most one per key
+        self._rounds: dict[PollKey, Iterator[None]] = {}  # in progress, at most one per key
         self._is_wake_planned = False
         self.is_closed = False
 
@@ -127,14 +130,14 @@ class PopPolls:
         return self._count
 
     def count(self, key: PollKey, queue_id: int) -> int:
-        """Requests held for exactly this queue id."""
+        """Returns the number of requests held for exactly this queue id."""
         waiting = self._by_key.get(key)
         if waiting is None:
             return 0
         return sum(held.queue_id == queue_id for of_kind in waiting.kinds.values() for held in of_kind)
 
     def hold(self, held: HeldPop, retry_topics: Iterable[str]) -> bool:
-        """True when it is held now; False at a bound or after `close`."""
+        """Holds a request. Returns False at a bound or after `close`."""
         waiting = self._by_key.get(held.key)
         if (
             self.is_closed
@@ -162,7 +165,7 @@ class PopPolls:
         return True
 
     def on_dispatch(self, newest: Iterable[tuple[str, int]]) -> None:
-        """These queues got messages; the pops that wait for them are looked at in the next turn."""
+        """Schedules a try, in the next turn of the loop, of the pops that wait for these queues."""
         keys_of_topic = self._keys_of_topic
         if not keys_of_topic:
             return
@@ -171,23 +174,23 @@ class PopPolls:
                 self.touch(key, ANY if is_retry else queue_id)
 
     def touch(self, key: PollKey, queue_id: int) -> None:
-        """There may be something for the group in this queue (-1: anywhere)."""
+        """Schedules a try of the group's requests: this queue (-1: any queue) may have messages for them."""
         if key in self._by_key:
             self._touched.setdefault(key, set()).add(queue_id)
             self._plan_wake()
 
     def touch_all(self) -> None:
-        """Has all held requests looked at in the next turn."""
+        """Schedules a try of all held requests."""
         for key in self._by_key:
             self.touch(key, ANY)
 
     def drop_channel(self, channel: PollChannel) -> None:
-        """Forget the requests of a closed connection."""
+        """Drops the requests of a closed connection."""
         for held in list(self._by_channel.get(channel, ())):
             self._remove(held)
 
     def close(self) -> None:
-        """Answer everything that is held."""
+        """Answers every held request and accepts no more."""
         self.is_closed = True
         for held in [held for of_channel in self._by_channel.values() for held in of_channel]:
             self._on_deadline(held)
@@ -215,7 +218,7 @@ class PopPolls:
             self._plan_wake()
 
     def _look_at(self, key: PollKey, queue_ids: set[int]) -> Iterator[None]:
-        """Serves the group's requests that may find something in these queues; yields after each look."""
+        """Tries the group's requests that may find something in these queues; yields after each try."""
         waiting = self._by_key.get(key)
         if waiting is None:
             return
@@ -263,13 +266,15 @@ class PopPolls:
 
 
 SCANS_MAX: Final = 32
-"""Reads for one look of a pop that find nothing wanted and move its position; the next look continues."""
+"""The highest number of reads in one scan that find no wanted message and only move the position; the next
+scan continues from there.
+"""
 _QUEUE_OFFSET_AT: Final = 20
 _NOTHING_LEFT: Final = (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE)
 
 
 class PoppedQueue(NamedTuple):
-    """A queue that is looked at, and the flag that its messages carry."""
+    """A queue to read, and the flag that its messages carry."""
 
     topic: str
     queue_id: int
@@ -278,7 +283,7 @@ class PoppedQueue(NamedTuple):
 
 @dataclass(slots=True)
 class Want:
-    """What a pop asks for."""
+    """The parameters of a pop."""
 
     topic: str
     group: str
@@ -292,7 +297,7 @@ class Want:
 
 
 class Taken(NamedTuple):
-    """Messages of one queue: whole records, their offsets, where to go on."""
+    """Messages of one queue: whole records, their offsets, and the offset after them."""
 
     source: PoppedQueue
     start_offset: int
@@ -303,9 +308,9 @@ class Taken(NamedTuple):
 
 @dataclass(slots=True)
 class Found:
-    """What all queues together gave.
+    """The result of a scan over all queues.
 
-    `is_cut`: the filter passed over SCANS_MAX reads, and there are messages behind them.
+    `is_cut`: the filter rejected SCANS_MAX reads, and there are more messages after them.
     """
 
     taken: list[Taken] = field(default_factory=list)
@@ -316,8 +321,8 @@ class Found:
 
 
 class PopReader:
-    """Reads what a pop, a peek or a notification may have: the topic's queues and the group's pop retry
-    topics; changes only positions.
+    """Reads the messages a pop, a peek or a notification may get, from the topic's queues and the group's pop
+    retry topics. Changes nothing but positions.
     """
 
     def __init__(
@@ -340,7 +345,7 @@ class PopReader:
         self._now_ms = now_ms
 
     def retry_topics(self, group: str, topic: str) -> list[tuple[str, str]]:
-        """Names and flags of where the group's ended leases of the topic may lie."""
+        """Returns the names and flags of the topics that may hold the group's ended leases of the topic."""
         options = self._options
         found = [(pop_retry_v2(group, topic), FLAG_RETRY_V2)] if options.pop_retry_v2 else []
         if not options.pop_retry_v2 or options.pop_reads_retry_v1:
@@ -348,7 +353,7 @@ class PopReader:
         return found
 
     def sources(self, want: Want, queue_count: int) -> Iterator[PoppedQueue]:
-        """The queues in the order in which they are looked at."""
+        """Yields the queues in the order in which they are read."""
         chance = self._chance.below(100)
         is_retry_first = chance < self._options.pop_retry_percent
         retries = []
@@ -367,7 +372,9 @@ class PopReader:
             yield from retries
 
     def read(self, want: Want, queue_count: int, now_ms: int) -> Found:
-        """Messages for a pop. Positions move over what a filter leaves out, not over what is found."""
+        """Reads messages for a pop. Positions move past messages that the filter rejects, not past those
+        found.
+        """
         found = Found(scans_left=SCANS_MAX)
         for source in self.sources(want, queue_count):
             key = (source.topic, want.group, source.queue_id)
@@ -381,7 +388,7 @@ class PopReader:
         return found
 
     def peek(self, want: Want, queue_count: int) -> Found:
-        """The same without moving anything."""
+        """Reads as `read` does, without moving any position."""
         found = Found()
         for source in self.sources(want, queue_count):
             if found.count >= want.count_max:
@@ -395,7 +402,7 @@ class PopReader:
         return found
 
     def has_message(self, want: Want, queue_count: int, now_ms: int) -> bool:
-        """True when a pop would find a message, or would have to read on to know."""
+        """Returns True if a pop would find a message, or would have to read further to know."""
         for source in self.sources(want, queue_count):
             key = (source.topic, want.group, source.queue_id)
             if self._blocked_until_ms(key, want, now_ms) is None and self._may_find(source, key, want):
@@ -403,7 +410,9 @@ class PopReader:
         return False
 
     def blocked(self, want: Want, queue_count: int, now_ms: int) -> Iterator[tuple[QueueKey, int]]:
-        """The queues that an ordered pop may not touch yet, and when each is free."""
+        """Yields the queues that an ordered pop may not read yet, each with the time at which it becomes
+        free.
+        """
         queue_ids = range(queue_count) if want.queue_id == ANY else (want.queue_id,)
         for queue_id in queue_ids if want.is_ordered else ():
             key = (want.topic, want.group, queue_id)
@@ -415,7 +424,7 @@ class PopReader:
         return self._orders.blocked_until_ms(key, want.attempt_id, now_ms) if want.is_ordered else None
 
     def _may_find(self, source: PoppedQueue, key: QueueKey, want: Want) -> bool:
-        """False when the queue has nothing left that the filter wants, as far as one read goes."""
+        """Returns False if one read shows that the queue has no message left that the filter accepts."""
         left = self._left(key)
         if left <= 0 or want.wanted is None or source.flag != FLAG_NORMAL:
             return left > 0
@@ -447,10 +456,10 @@ class PopReader:
         found.is_cut |= rest > 0
 
     def _get(self, source: PoppedQueue, start: int, want: Want, count_max: int) -> GetResult:
-        # Ended leases were filtered when they were popped first (filterSupportRetry is off).
+        # Messages of retry topics were filtered at their first pop (filterSupportRetry is off).
         tag_hashes = want.wanted if source.flag == FLAG_NORMAL else None
         if isinstance(tag_hashes, SqlFilter):
-            tag_hashes = None  # `_add` asks it
+            tag_hashes = None  # `_add` applies the SQL filter
         return self._store.get(
             source.topic,
             source.queue_id,
@@ -461,7 +470,7 @@ class PopReader:
         )
 
     def _add(self, found: Found, source: PoppedQueue, start: int, got: GetResult, want: Want) -> bool:
-        """False when the filter takes none of it."""
+        """Adds what was read. Returns False if the filter rejects all of it."""
         records = list(split_records(got.slices))
         if isinstance(want.wanted, SqlFilter) and source.flag == FLAG_NORMAL:
             records = [record for record in records if want.wanted.matches_record(record)]
@@ -474,7 +483,9 @@ class PopReader:
         return True
 
     def _start(self, source: PoppedQueue, key: QueueKey, want: Want) -> int:
-        """Where the group's next pop of the queue begins; a reset by an operator is taken here."""
+        """Returns the offset at which the group's next pop of the queue begins; applies a pending operator's
+        reset.
+        """
         topic, group, queue_id = key
         reset = self._offsets.take_reset(group, topic, queue_id)
         if reset is not None:
@@ -497,12 +508,14 @@ class PopReader:
         try:
             self._log.put_position(key, offset, _ignore)
         except RequestRejected:
-            self._offsets.reset(group, topic, queue_id, offset, self._now_ms())  # the next pop takes it
+            self._offsets.reset(group, topic, queue_id, offset, self._now_ms())  # the next pop applies it
             raise
         return offset
 
     def _newest(self, topic: str, queue_id: int, low: int) -> int:
-        """The queue's last message; its first when all of it is still in memory, as for a young topic."""
+        """Returns the offset of the queue's last message; 0 if the whole queue is still in memory, as for a
+        young topic.
+        """
         is_young = low <= 0 and self._options.pop_init_checks_memory
         if is_young and not self._store.get(topic, queue_id, 0, count_max=1).suggest_slave:
             return 0
@@ -519,7 +532,7 @@ class PopReader:
 
 
 def split_records(slices: Sequence[memoryview]) -> Iterator[memoryview]:
-    """The records of a read one by one; they were checked when they were stored."""
+    """Yields the records of a read one by one; their checksums were verified when they were stored."""
     for view in slices:
         position = 0
         while position < len(view):
@@ -529,8 +542,9 @@ def split_records(slices: Sequence[memoryview]) -> Iterator[memoryview]:
 
 
 def with_handle(record: memoryview, topic: str, handle: Handle) -> memoryview | bytes:
-    """A message of a pop retry topic as a client of `topic` gets it. One whose properties have no room for
-    the handle goes out as it is stored: clients make the handle of the lists of the answer then.
+    """Returns a message of a pop retry topic in the form that a client of `topic` expects, with its handle. A
+    message whose properties have no room for the handle is returned as stored; clients then derive the handle
+    from the answer's lists.
     """
     stored = decode_record(record, check_crc=False)
     properties = remove_property(stored.raw_properties, CRC32.encode())
@@ -564,4 +578,6 @@ def _offset_of(record: memoryview) -> int:
 
 
 def _ignore(_status: PutStatus) -> None:
-    """A place that is not stored is taken again after a kill; the committed offset says the same."""
+    """Ignores a failed write: a position that is not stored is restored from the committed offset after a
+    kill.
+    """

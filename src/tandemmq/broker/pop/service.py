@@ -1,5 +1,5 @@
-"""Pop consumption as a whole: `PopService` builds its parts in the order of what they need, `Revive` brings
-messages back whose leases ended.
+"""Pop consumption as a whole. `PopService` builds the parts in the order of their dependencies; `Revive`
+redelivers messages whose leases ended.
 """
 
 from __future__ import annotations
@@ -54,16 +54,15 @@ POP_HANDLE: Final = "POP_CK"
 
 
 class Revive:
-    """Brings messages back whose leases ended: one task, running on the master only. `start` and `stop`
-    follow the role; both may be called again.
+    """Redelivers messages whose leases ended, in one task that runs on the master only. `start` and `stop`
+    follow the broker's role; both may be called again.
 
-    Invariants: a message is stored again and its lease rid of it by one append, so a kill in between repeats
-                nothing and loses nothing.
-    Strategy:   the task sleeps until the first lease ends, at most TICK_S. Messages go to the group's pop
-                retry topic with their retry count raised; those that were tried often enough become dead
-                letters.
-    At a bound: a store that refuses is asked again; meanwhile leases wait.
-    Source:     spec semantics 14.4. RocketMQ never makes dead letters here and tries for ever (decision 008).
+    Invariants: one append both stores a message again and removes it from its lease, so a kill at any point
+                neither repeats nor loses a message.
+    Strategy: the task sleeps until the first lease ends, at most TICK_S. Messages go to the group's pop retry
+              topic with a raised retry count. A message that has used up its retries becomes a dead letter.
+    At a bound: the leases wait while the store rejects writes, and the task tries again.
+    Source: spec semantics 14.4. RocketMQ never makes dead letters here and retries for ever (decision 008).
     """
 
     def __init__(
@@ -97,8 +96,8 @@ class Revive:
         store.on_dispatch(self._on_dispatch)
 
     def start(self, on_fatal: Callable[[BaseException], None] | None) -> None:
-        """Read back what is leased, as soon as all of it is shown, then bring back what ends; does nothing
-        when it runs.
+        """Starts the task: it reads the leases back as soon as the log shows all of them, then redelivers
+        ended ones. Does nothing if already running.
         """
         if self._task is not None:
             return
@@ -112,7 +111,9 @@ class Revive:
             log.info(events.REVIVE_STARTED, extra={"lease_count": self._log.recover()})
 
     async def stop(self) -> None:
-        """Returns when nothing more is brought back; `settle` afterwards, once the store is closed."""
+        """Stops redelivery and waits for the task to end. Call `settle` afterwards, once the store is
+        closed.
+        """
         if self._scope is None or self._task is None:
             return
         self._is_stopping = True
@@ -123,7 +124,7 @@ class Revive:
         self._scope = self._task = None
 
     def settle(self) -> None:
-        """Take over as committed all that is on disk: after the store was closed, all of it."""
+        """Commits everything that is on disk, which is everything once the store is closed."""
         if self._is_stopping:
             self._log.settle()
 
@@ -168,7 +169,7 @@ class Revive:
                     continue
                 try:
                     await self._revive(lease)
-                except RequestRejected as error:  # no room for one more topic
+                except RequestRejected as error:  # the limit of topics is reached
                     self._postpone(lease, error.remark)
 
     def _postpone(self, lease: Lease, reason: str) -> None:
@@ -177,9 +178,9 @@ class Revive:
         self._log.leases.put_back(lease, self._clock.now_ms() + REFUSED_MS)
 
     async def _revive(self, lease: Lease) -> None:
-        """Until no message of the lease is open."""
+        """Redelivers every open message of the lease."""
         offsets = lease.open_offsets()
-        if not offsets:  # acks of all of it are being written
+        if not offsets:  # acks of all messages are being written
             self._log.leases.put_back(lease, self._clock.now_ms() + ACK_IN_FLIGHT_MS)
             return
         has_target = self._has_target(lease)
@@ -190,14 +191,14 @@ class Revive:
             size = 0
             for offset in offsets:
                 message = messages.get(offset)
-                # Nothing was read: only the first is known to be gone.
+                # If nothing was read, only the first message is known to be gone.
                 is_beyond = has_target and (not messages or offset > max(messages))
                 if indexes and (is_beyond or size > COPIES_BYTES_MAX):
                     break
                 index = lease.index(offset)
                 assert index is not None
                 indexes.append(index)
-                if message is not None:  # else retention was faster
+                if message is not None:  # otherwise retention deleted the message
                     copies.append(self._copy(message, lease))
                     size += message.size
             await self._log.give_back(lease, indexes, copies)
@@ -205,14 +206,14 @@ class Revive:
             offsets = lease.open_offsets()
 
     def _has_target(self, lease: Lease) -> bool:
-        """False when the topic or the group is gone: its messages come no more (spec semantics 14.4)."""
+        """Returns False if the topic or the group is gone; its messages are dropped (spec semantics 14.4)."""
         key = lease.key
         is_known = is_retry_topic(key.topic) or self._topics.get(key.topic) is not None
         return is_known and self._groups.get(key.group) is not None
 
     def _is_target_unknown(self, lease: Lease) -> bool:
-        """True while the topic or the group may be one that this broker has yet to learn of: it is not known,
-        no deletion of it is recorded, and there are messages that could come back.
+        """Returns True while this broker may still learn of the topic or the group. That is: it is unknown
+        here, no deletion of it is recorded, and messages remain that could be redelivered.
         """
         key = lease.key
         if self._has_target(lease):
@@ -229,7 +230,8 @@ class Revive:
         properties = remove_property(properties, CRC32.encode())
         if find_property(properties, FIRST_POP_TIME.encode()) is None:
             told = append_property(properties, FIRST_POP_TIME, str(lease.key.pop_time_ms))
-            if len(told) <= PROPERTIES_BYTES_MAX:  # a message without room for it comes again without
+            # without room for the property, the message is redelivered without it
+            if len(told) <= PROPERTIES_BYTES_MAX:
                 properties = told
         target = self._target(message, lease)
         return NewRecord(
@@ -262,7 +264,7 @@ class Revive:
 
 
 class PopService:
-    """Handlers, the held requests, and the task that brings messages back."""
+    """The handlers, the held requests, and the task that redelivers messages."""
 
     def __init__(
         self,
@@ -354,8 +356,8 @@ class PopService:
         self._orders.drop_group(group)
 
     def _on_reset(self, group: str, topic: str, queue_id: int) -> None:
-        """What the group has open in order holds the queue no longer, and its acks move nothing: they would
-        undo the reset. Pops that wait go on at the new place.
+        """Clears the group's ordered pops of the queue. They no longer block the queue, and their acks, which
+        would undo the reset, have no effect. Waiting pops continue at the new offset.
         """
         self._orders.clear((topic, group, queue_id))
         self.polls.touch((topic, group), queue_id)
