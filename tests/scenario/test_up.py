@@ -182,6 +182,8 @@ def test_an_elected_master_that_dies_is_replaced_and_readers_go_on(folder: Path)
         found = ask("getSyncStateSet", "-a", controller, "-b", "broker-a")["replicas"]
         return {row["address"]: row for row in found}
 
+    (history,) = ask("getSyncStateSet", "-a", controller, "-b", "broker-a")["histories"]
+    assert (history["broker"], len(history["group_id"])) == ("broker-a", 32)
     slave = before["slave"]["address"]
     # Who follows is not in the set yet, and nobody else may be elected.
     until_blocking(lambda: replicas()[slave]["in_sync"])

@@ -2081,8 +2081,8 @@ _ELECTED: Final = (
     Plant(
         name="a log that was not told is the shortest",
         path="controller/groups.py",
-        sound="    told = sum(one.tells_its_log for one in members.values())\n",
-        bug="    told = len(members)\n",
+        sound="told = sum(one.tells_its_log for key, one in live.items() if key in needed)",
+        bug="told = sum(key in needed for key in live)",
         proofs=("unit/controller/test_groups.py",),
     ),
     Plant(

@@ -240,8 +240,8 @@ async def show_controller(tools: Tools, address: str) -> CommandAnswer:
 
 
 async def show_sync_sets(tools: Tools, address: str, name: str, cluster: str) -> CommandAnswer:
-    """Who of a group of brokers, or of those of a cluster, is in the SyncStateSet; exit code 1 when the
-    controllers know none of them.
+    """The SyncStateSet of a group of brokers, or of those of a cluster, with the ids of group and term and
+    the broker reports that contradict them; exit code 1 when the controllers know none.
     """
     leader = await controller.find_leader(tools.remoting, address)
     names = (
@@ -258,7 +258,16 @@ async def show_sync_sets(tools: Tools, address: str, name: str, cluster: str) ->
                 row = (group_name, one.broker_id, one.address, is_in_sync, one.is_alive, is_master)
                 table.rows.append((*row, group.master_epoch))
     notes = [] if table.rows else [f"the controllers know none of {', '.join(names)}"]
-    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
+    tables = [table]
+    if any(group.group_id for group in groups.values()):
+        histories = Table("histories", ("broker", "group_id", "term_id"))
+        for group_name, group in sorted(groups.items()):
+            histories.rows.append((group_name, group.group_id or "", group.term_id or ""))
+        tables.append(histories)
+    notes += [
+        f"{name}: {group.contradiction}" for name, group in sorted(groups.items()) if group.contradiction
+    ]
+    return CommandAnswer(tables, notes, exit_code=0 if table.rows else 1)
 
 
 async def elect(tools: Tools, address: str, cluster: str, name: str, broker_id: int) -> CommandAnswer:

@@ -137,8 +137,8 @@ class HistoryReports:
         return max((floor for epoch, floor in floors.items() if epoch >= group.floor_since), default=NO_FLOOR)
 
     def is_living(self, name: str, now_s: float) -> bool:
-        """Whether brokers report a history of this group now."""
-        return any(one.epoch > 0 for one in self._living(name, now_s))
+        """Whether brokers that know the id of this group report its history now."""
+        return any(one.epoch > 0 and one.group_id for one in self._living(name, now_s))
 
     def hears(self, name: str, ids: Iterable[int], now_s: float) -> bool:
         """Whether each of these brokers has reported lately."""
