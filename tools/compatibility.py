@@ -360,8 +360,14 @@ DIFFERENCES: Final = {
         (
             "Unfinished frames of all connections share one bound (frameBytesHeldMax); the"
             " connection that wants more is closed. Under access control peers that have not signed"
-            " yet share a quarter of it.",
-            "remoting/channel.py",
+            " yet share a quarter of it, and a tenth of the loop's time.",
+            "remoting/shared_bounds.py",
+        ),
+        (
+            "A header has at most 256 KiB, RocketMQ's the whole frame of 16 MiB. Text in FastJSON's"
+            " dialect is read up to 1,024 keys, values and escapes in a header, 16,384 in the body of"
+            " a request; strict JSON, also with integer keys, is bounded by the frame only.",
+            "protocol/loose_json.py",
         ),
     ),
     "Stores and start": (
