@@ -19,6 +19,7 @@ import asyncio
 import itertools
 import json
 import logging
+import math
 import os
 import shutil
 import signal
@@ -575,6 +576,8 @@ class Outcome:
             found.append(f"{self.name}: the producer kept {self.kept:.0%} of its rate")
         if self.stall_s > STALL_S_MAX:
             found.append(f"{self.name}: nothing was acknowledged for {self.stall_s:.1f} s")
+        if self.newcomer_s > NEWCOMER_S_MAX:
+            found.append(f"{self.name}: a new producer was not served")
         if self.grown_mib > GROWN_MIB_MAX:
             found.append(f"{self.name}: a server grew by {self.grown_mib:.0f} MiB")
         if self.descriptors > LIMIT:
@@ -654,10 +657,14 @@ class Strangers:
                 process.send_signal(signal.SIGSTOP)
                 quiet_rates.append(await load.rate())
                 process.send_signal(signal.SIGCONT)
-            newcomer_s = await newcomer
+            try:
+                newcomer_s = await newcomer
+            except (TandemError, TimeoutError):
+                newcomer_s = math.inf
             descriptors = max(map(descriptor_count, group.servers))
             grown = max(resident_mib(server) - resident[server.name] for server in group.servers)
-        kept = mean(rates) / mean(quiet_rates)
+        quiet = mean(quiet_rates)
+        kept = mean(rates) / quiet if quiet else 0.0
         return Outcome(name, kept, mean(rates), load.longest_stall_s, newcomer_s, grown, descriptors)
 
 
@@ -670,15 +677,20 @@ def strangers(root: Path, *, names: Sequence[str], controller_count: int) -> int
     """Prints a line for each attack and the verdict; the exit code."""
     with running_group(root, controller_count) as group:
         one = Strangers(root, group)
-        asyncio.run(one.run(names))
+        broken: list[str] = []
+        try:
+            asyncio.run(one.run(names))
+        except (TandemError, AssertionError) as error:  # a server has ended, or nothing is acknowledged
+            broken.append(f"{type(error).__name__}: {error}")
         print(f"masters without lease and promises for a moment: {group.fences()}")
-    for fault in one.faults:
+    faults = broken + one.faults
+    for fault in faults:
         print(fault)
     print(
-        f"STRANGERS {'FAILED' if one.faults else 'OK'} attacks={len(one.outcomes)} elections={one.elections}"
+        f"STRANGERS {'FAILED' if faults else 'OK'} attacks={len(one.outcomes)} elections={one.elections}"
         f" refused_sends={len(one.load.failures)}"
     )
-    return 1 if one.faults else 0
+    return 1 if faults else 0
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def test_some_attacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     [
         (Outcome("x", KEPT_MIN - 0.01, 100.0, 0.1, 0.1, 1.0, 50), "kept 79%"),
         (Outcome("x", 1.0, 100.0, STALL_S_MAX + 1, 0.1, 1.0, 50), "nothing was acknowledged for 2.5 s"),
+        (Outcome("x", 1.0, 100.0, 0.1, math.inf, 1.0, 50), "a new producer was not served"),
         (Outcome("x", 1.0, 100.0, 0.1, 0.1, GROWN_MIB_MAX + 1, 50), "grew by 301 MiB"),
         (Outcome("x", 1.0, 100.0, 0.1, 0.1, 1.0, LIMIT + 1), "1025 descriptors"),
     ],
