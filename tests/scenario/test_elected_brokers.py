@@ -815,13 +815,29 @@ async def test_a_broker_of_another_group_serves_and_copies_nothing_until_it_has_
     await until(lambda: (slave._foreign, slave._doubt.reason) == ("", ""))
 
 
-async def test_controllers_without_their_disk_are_told_what_the_brokers_know(
-    group: Elected, rig: Rig, caplog: pytest.LogCaptureFixture
+async def test_a_slave_serves_reads_soon_though_no_controller_can_be_asked(
+    group: Elected, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The living master goes on, the group is adopted, and the next loss of the master is none."""
     await group.start(1)
     await group.master()
-    slave = await group.start(2)
+    await group.stop(1)
+    await rig.stop("n0")
+    monkeypatch.setattr(elected, "UNASKED_S_MAX", 0.05)
+    monkeypatch.setattr(elected.ElectedBroker, "_note_foreign", lambda *_: None)  # nor comes any error
+    broker = await group.start(1)
+    await until(lambda: not broker._foreign_reason(), "the time for an answer is over")
+    pull = Command.request(RequestCode.GET_MAX_OFFSET, fields={"topic": "TBW102", "queueId": "0"})
+    assert (await rig.client.request(group.address(1), pull, 5)).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize("reapplies_id", [False, True])
+async def test_controllers_without_their_disk_are_told_what_the_brokers_know(
+    group: Elected, rig: Rig, caplog: pytest.LogCaptureFixture, reapplies_id: bool
+) -> None:
+    """The living master goes on, the group is adopted, and the next loss of the master is none."""
+    await group.start(1, reapplies_id=reapplies_id)
+    await group.master()
+    slave = await group.start(2, reapplies_id=reapplies_id)
     await group.in_set(1, 2)
     assert (await group.send(1, b"before")).code == ResponseCode.SUCCESS
     await rig.stop("n0")

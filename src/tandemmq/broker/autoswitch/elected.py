@@ -120,6 +120,8 @@ _REPLACED: Final = frozenset(
 
 _NOT_OF_THE_GROUP: Final = ResponseCode.CONTROLLER_INVALID_REQUEST
 UNASKED: Final = "the controllers were not asked yet whether it belongs to the group"
+UNASKED_S_MAX: Final = 2.0
+"""So long a broker that was started serves no reads without their word; they may be gone for long."""
 
 
 class _TermNotKept(Exception):
@@ -186,6 +188,7 @@ class ElectedBroker:
         )
         self._doubt = ControllerDoubt(self._name)
         self._foreign = UNASKED  # why this broker may be one of another group
+        self._begun_s = clock.monotonic()
         self._controllers = Controllers(
             election,
             cluster=options.cluster_name,
@@ -287,6 +290,7 @@ class ElectedBroker:
             disk=self._disk,
         )
         self.ha_address = await replication.start(options.listen_host, ha_port_of(options))
+        self._begun_s = self._clock.monotonic()
         await self._compose(is_master=False, epoch=0)
         warn_if_open((options.listen_host, options.listen_port), self._access, self._tls)
         self._scope.start("steer", self._steer())
@@ -357,7 +361,7 @@ class ElectedBroker:
                 routes=self._routes(),
                 copying=self.replication,
                 doubt=lambda: self._doubt.reason or self._meeting.doubt,
-                foreign=lambda: "" if self._meeting.is_proven else self._foreign or self._meeting.doubt,
+                foreign=self._foreign_reason,
                 forwarding=self._forwarding,
                 servers=self._servers,
                 unsaved_tables={} if self._broker is None else self._broker.unsaved_tables,
@@ -625,6 +629,16 @@ class ElectedBroker:
             self._term_due.set()
         elif facts.master_epoch == self._epoch and self._is_master and facts.sync_set:
             self.replication.set_committed(frozenset(facts.sync_set), facts.set_epoch)
+
+    def _foreign_reason(self) -> str:
+        """Why this broker may be one of another group; empty when it is none, as far as can be known: the
+        controllers get UNASKED_S_MAX to say so, and need no word once its master has proven the group.
+        """
+        if self._meeting.is_proven:
+            return ""
+        if self._foreign == UNASKED and self._clock.monotonic() - self._begun_s > UNASKED_S_MAX:
+            return self._meeting.doubt
+        return self._foreign or self._meeting.doubt
 
     def _note_foreign(self, error: TandemError) -> None:
         """Controllers refuse a broker of another group. While none can be asked, its own files count."""
