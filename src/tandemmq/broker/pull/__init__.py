@@ -1,1 +1,1 @@
-"""Reading messages, and waiting for them."""
+"""Reading of messages, and long polling."""

@@ -1,4 +1,4 @@
-"""Who may pull what: the checks of PULL_MESSAGE in the spec's order (spec semantics 8.1)."""
+"""Admission of pulls: the checks of PULL_MESSAGE in the spec's order (spec semantics 8.1)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Filter: TypeAlias = frozenset[int] | SqlFilter | None
 
 
 class PullForbidden(NotPermitted):
-    """NO_PERMISSION with the kind that the answer's header names."""
+    """NO_PERMISSION with the forbidden type that the answer's header carries."""
 
     def __init__(self, remark: str, forbidden_type: int) -> None:
         super().__init__(remark)
@@ -41,8 +41,8 @@ class PullForbidden(NotPermitted):
 
 
 class AdmittedPull(NamedTuple):
-    """What a pull may read, and the settings its answer depends on. `tag_hashes` None takes everything that
-    `sql` takes; of the two at most one is there.
+    """The topic, group and filter of an admitted pull. At most one of `tag_hashes` and `sql` is set; with
+    both None every message matches.
     """
 
     topic: TopicConfig
@@ -52,7 +52,7 @@ class AdmittedPull(NamedTuple):
 
 
 class PullAdmission:
-    """Admits or refuses pulls."""
+    """Admits or rejects pulls."""
 
     def __init__(
         self, options: BrokerOptions, *, topics: TopicTable, groups: GroupTable, consumers: ConsumerTable
@@ -63,9 +63,9 @@ class PullAdmission:
         self._consumers = consumers
 
     def admit(self, channel: Channel, code: int, header: PullRequest, now_ms: int) -> AdmittedPull:
-        """The admitted pull.
+        """Admits a pull.
 
-        Raises:  RequestRejected of the kind that spec semantics 8.1 names for the first check that fails.
+        Raises:  RequestRejected with the code that spec semantics 8.1 names for the first check that fails.
         """
         self._check_broker(code)
         name = header.consumer_group
@@ -125,7 +125,7 @@ class PullAdmission:
             ) from None
 
     def _stored_filter(self, header: PullRequest, config: SubscriptionGroupConfig) -> Filter:
-        """The tags or the filter of the group's own subscription, as its heartbeats registered it."""
+        """Returns the tags or the filter of the group's own subscription, as registered by its heartbeats."""
         name = config.name
         group = self._consumers.get(name)
         if group is None:

@@ -1,15 +1,16 @@
-"""Cold reads: how much groups read from far behind the end of the log, who has read enough for now and is
-slowed down (coldDataFlowControlEnable), and the thresholds for operators: UPDATE_COLD_DATA_FLOW_CTR_CONFIG
-(2001), REMOVE_ (2002), GET_COLD_DATA_FLOW_CTR_INFO (2003).
+"""Cold reads: counts how much each group reads far behind the end of the log, and slows down groups over
+their threshold (coldDataFlowControlEnable). Operators set thresholds with UPDATE_COLD_DATA_FLOW_CTR_CONFIG
+(2001), REMOVE_ (2002) and GET_COLD_DATA_FLOW_CTR_INFO (2003).
 
-A record is cold when it lies farther behind the end of the log than accessMessageInMemoryMaxRatio of the
-memory, which is also where transfer limits change and readers are sent to a slave. RocketMQ asks the kernel
+A record is cold if its distance from the end of the log exceeds accessMessageInMemoryMaxRatio of the memory.
+At the same distance transfer limits change and consumers are redirected to a slave. RocketMQ asks the kernel
 which pages are in memory (mincore); the distance costs nothing.
 
-Shape:      bytes are counted in windows of 5 s, the same for all groups, as RocketMQ counts them.
-At a bound: of `GROUPS_MAX` groups the reads are counted, of more only their sum; `THRESHOLDS_MAX` groups have
-            a threshold of their own, more are refused. Thresholds hold until the broker stops, as RocketMQ's.
-Source:     spec semantics 20.3 and 23.1.
+Shape: bytes are counted in windows of 5 s, the same for all groups, as RocketMQ counts them.
+At a bound: reads are counted per group for `GROUPS_MAX` groups; reads of further groups only enter the total.
+            `THRESHOLDS_MAX` groups can have their own threshold; more are rejected. Thresholds are lost when
+            the broker stops, as in RocketMQ.
+Source: spec semantics 20.3 and 23.1.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ THRESHOLDS_MAX: Final = 8_192
 
 @dataclass(slots=True)
 class _Reads:
-    """What one group has read: bytes of this window, times in epoch milliseconds."""
+    """The cold reads of one group: bytes in this window, times in epoch milliseconds."""
 
     bytes: int
     began_at_ms: int
@@ -51,7 +52,7 @@ class _Reads:
 
 
 class ColdReads:
-    """The counts and thresholds of one broker. `options` is looked at for each question."""
+    """The counts and thresholds of one broker. `options` is read anew at each call."""
 
     def __init__(self, options: BrokerOptions, clock: Clock) -> None:
         self._options = options
@@ -62,7 +63,7 @@ class ColdReads:
         self._window_end_s = clock.monotonic() + WINDOW_S
 
     def note(self, group: str, size: int) -> None:
-        """A group read so many bytes of old messages."""
+        """Counts `size` bytes of cold records read by a group."""
         self._roll()
         self._all_bytes += size
         now_ms = self._clock.now_ms()
@@ -74,8 +75,8 @@ class ColdReads:
             self._groups[group] = _Reads(size, now_ms, now_ms)
 
     def is_over(self, group: str) -> bool:
-        """Whether the group, or all together, read as much in this window as they may. A group that read
-        nothing old within the last minute is not over.
+        """Returns True if the group, or all groups together, have reached the threshold of this window.
+        Always False for a group without cold reads within the last minute.
         """
         self._roll()
         reads = self._groups.get(group)
@@ -90,11 +91,11 @@ class ColdReads:
         return is_over
 
     def threshold(self, group: str) -> int:
-        """Bytes of a window from which on the group is over."""
+        """Returns the group's threshold, in bytes per window."""
         return self._thresholds.get(group, self._options.cold_bytes_per_group_max)
 
     def set_thresholds(self, thresholds: dict[str, int]) -> None:
-        """Groups with a threshold of their own, beside those that have one; all of them or none.
+        """Sets thresholds of some groups and keeps those of others; applies all of them or none.
 
         Raises:  BadRequest when that would be more than `THRESHOLDS_MAX`.
         """
@@ -103,11 +104,11 @@ class ColdReads:
         self._thresholds.update(thresholds)
 
     def remove_threshold(self, group: str) -> None:
-        """The group has the threshold of all others again."""
+        """Resets the group to the common threshold."""
         self._thresholds.pop(group, None)
 
     def info(self) -> ColdControlInfo:
-        """How everything stands in this window."""
+        """Returns the counts and thresholds of the current window."""
         self._roll()
         return ColdControlInfo(
             group_threshold_bytes=self._options.cold_bytes_per_group_max,
@@ -123,7 +124,9 @@ class ColdReads:
         )
 
     def _roll(self) -> None:
-        """Begin a new window when this one is over, and forget groups that read nothing old for a minute."""
+        """Begins a new window if the current one is over, and forgets groups without cold reads for a
+        minute.
+        """
         now_s = self._clock.monotonic()
         if now_s < self._window_end_s:
             return
@@ -136,7 +139,7 @@ class ColdReads:
 
 
 class ColdControl:
-    """Judges pulls; the broker's own groups and the groups of tools are never slowed down."""
+    """Judges pulls. The broker's own groups and those of tools are never slowed down."""
 
     def __init__(self, reads: ColdReads, *, store: MessageStore, consumers: ConsumerTable) -> None:
         self._reads = reads
@@ -144,18 +147,20 @@ class ColdControl:
         self._consumers = consumers
 
     def note(self, group: str, size: int) -> None:
-        """A pull of the group read so many bytes of cold records."""
+        """Counts `size` bytes of cold records read by a pull of the group."""
         if not is_system_group(group):
             self._reads.note(group, size)
 
     def is_over(self, header: PullRequest) -> bool:
-        """Whether this pull would read cold records though its group read its share of them."""
+        """Returns True if this pull would read cold records and its group is over its threshold."""
         return self._reads.is_over(header.consumer_group) and self._store.is_far(
             header.topic, header.queue_id, header.queue_offset
         )
 
     def is_pushed(self, group: str) -> bool:
-        """Whether the group's clients pull for a listener: they come again by themselves when refused."""
+        """Returns True if the group's clients are push consumers, which retry by themselves after a
+        rejection.
+        """
         online = self._consumers.get(group)
         return online is not None and online.consumption.consume_type != ACTIVE_TYPE
 
@@ -164,13 +169,13 @@ THRESHOLD_BYTES_MAX = 2**63 - 1
 
 
 class ColdHandlers:
-    """Shows and changes what `ColdReads` holds; also while coldDataFlowControlEnable is off."""
+    """Shows and changes the contents of `ColdReads`, even while coldDataFlowControlEnable is off."""
 
     def __init__(self, reads: ColdReads) -> None:
         self._reads = reads
 
     def handle_update(self, channel: Channel, command: Command) -> Command:
-        """UPDATE_COLD_DATA_FLOW_CTR_CONFIG: lines `group=bytes`; all of them or none."""
+        """Handles UPDATE_COLD_DATA_FLOW_CTR_CONFIG: lines `group=bytes`, of which all are applied or none."""
         try:
             settings = parse_properties(bytes(command.body), "the request")
         except ConfigError as error:
@@ -181,7 +186,9 @@ class ColdHandlers:
         return command.reply()
 
     def handle_remove(self, channel: Channel, command: Command) -> Command:
-        """REMOVE_COLD_DATA_FLOW_CTR_CONFIG: the body is the group; one without a threshold is no error."""
+        """Handles REMOVE_COLD_DATA_FLOW_CTR_CONFIG: the body is the group; a group without a threshold is not
+        an error.
+        """
         group = bytes(command.body).decode("utf-8", "replace").strip()
         _check_group(group)
         self._reads.remove_threshold(group)
@@ -189,7 +196,9 @@ class ColdHandlers:
         return command.reply()
 
     def handle_show(self, channel: Channel, command: Command) -> Command:
-        """GET_COLD_DATA_FLOW_CTR_INFO: thresholds, and what was read in the window of 5 s that runs."""
+        """Handles GET_COLD_DATA_FLOW_CTR_INFO: returns the thresholds, and the reads in the current window of
+        5 s.
+        """
         return command.reply(body=encode_cold_control_info(self._reads.info()))
 
 

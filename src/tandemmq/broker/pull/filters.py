@@ -1,6 +1,6 @@
-"""Subscription expressions of both types. Tags are sets of hashes (spec semantics 9.1). SQL92 is compiled
-once, kept, and evaluated on the properties of stored records; a broken expression is kept too, so that a
-client that repeats it costs nothing (spec semantics 9.2 and 9.3).
+"""Subscription expressions of both types. A tag expression becomes a set of hashes (spec semantics 9.1).
+SQL92 is compiled once, cached, and evaluated on the properties of stored records. A broken expression is
+cached as well, so that a client repeating it costs nothing (spec semantics 9.2 and 9.3).
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ TAG_COUNT_MAX = 4_096
 
 
 def is_tag_type(expression_type: str | None) -> bool:
-    """Whether an expression type means tags, which is also what no type means."""
+    """Returns True for the tag type, which is also the default if the type is missing."""
     return not expression_type or expression_type == TAG_TYPE
 
 
 def split_tags(expression: str) -> list[str]:
-    """The tags that an expression such as `TagA || TagB` names."""
+    """Returns the tags that an expression such as `TagA || TagB` names."""
     return [tag for part in expression.split("||") if (tag := part.strip())]
 
 
 def parse_tags(expression: str | None) -> frozenset[int] | None:
-    """The hashes of the tags in `expression`; None when it matches every message.
+    """Returns the hashes of the tags in `expression`, or None if it matches every message.
 
-    Raises:  ValueError naming the bound, or an expression of separators only, which could never match.
+    Raises:  ValueError if a bound is exceeded, or if the expression has only separators and could never
+            match.
     """
     if expression is None or not expression.strip() or expression.strip() == MATCH_ALL:
         return None
@@ -50,18 +51,20 @@ def parse_tags(expression: str | None) -> frozenset[int] | None:
 
 SQL_TYPE = "SQL92"
 CACHED_COUNT_MAX = 512
-"""At most 16 KiB of text each, and about ten times that as functions for the few that are that long."""
+"""The number of cached expressions. Each has at most 16 KiB of text; a compiled one of that length takes
+about ten times as much, but few are that long.
+"""
 BUDGET_CHARACTERS = 16_384
 COMPILE_CHARACTERS_MIN = 16
-"""The shortest expression costs as much as so many characters more."""
+"""The minimum charge per expression, in characters."""
 
 
 _compiled: dict[str, SqlFilter | str] = {}
-"""By expression, of all clients, the one unused for longest first."""
+"""The cache for all clients, by expression, least recently used first."""
 
 
 def compile_sql(expression: str) -> SqlFilter | str:
-    """The filter, or why there is none."""
+    """Returns the compiled filter, or the error text."""
     compiled = _compiled.pop(expression, None)
     if compiled is None:
         try:
@@ -75,7 +78,7 @@ def compile_sql(expression: str) -> SqlFilter | str:
 
 
 class SqlBudget:
-    """How many characters of SQL92 one heartbeat may have compiled, at some five microseconds each."""
+    """The number of characters of SQL92 that one heartbeat may have compiled, at about 5 us each."""
 
     __slots__ = ("_left",)
 
@@ -83,7 +86,9 @@ class SqlBudget:
         self._left = BUDGET_CHARACTERS
 
     def compile(self, expression: str) -> SqlFilter | str | None:
-        """The filter, or why there is none; None when the budget is spent: the first pull compiles it."""
+        """Returns the filter or the error text; None if the budget is spent, so that the first pull compiles
+        it.
+        """
         if expression not in _compiled:
             if self._left <= 0:
                 return None
@@ -92,10 +97,10 @@ class SqlBudget:
 
 
 def require_sql(topic: str, expression: str, expression_type: str | None, *, is_enabled: bool) -> SqlFilter:
-    """The filter for a subscription that is not of type TAG.
+    """Returns the filter for a subscription that is not of type TAG.
 
     Raises:  RequestRejected: SYSTEM_ERROR when filters by property are off or the type is unknown,
-             SUBSCRIPTION_PARSE_FAILED when the expression cannot be compiled.
+            SUBSCRIPTION_PARSE_FAILED when the expression cannot be compiled.
     """
     check_type(expression_type, is_enabled=is_enabled)
     compiled = compile_sql(expression)
@@ -108,7 +113,7 @@ def require_sql(topic: str, expression: str, expression_type: str | None, *, is_
 
 
 def check_type(expression_type: str | None, *, is_enabled: bool) -> None:
-    """Raises RequestRejected (SYSTEM_ERROR) unless filters of this type are served."""
+    """Raises RequestRejected (SYSTEM_ERROR) unless this broker supports the expression type."""
     if expression_type != SQL_TYPE:
         raise RequestRejected(
             f"the expression type {str(expression_type)[:32]!r} is unknown: use TAG or SQL92",

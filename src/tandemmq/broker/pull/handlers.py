@@ -1,8 +1,8 @@
-"""PULL_MESSAGE and LITE_PULL_MESSAGE: admit, read, answer or hold.
+"""PULL_MESSAGE and LITE_PULL_MESSAGE: admit, read, then answer or hold.
 
-`plan_pull` decides the answer from what the store found; `PullHandlers` handles the requests. The bytes of
-the messages go from the mapped log to the connection as they are; nothing decodes them. A pull that finds
-nothing new and may wait is held by `LongPolls` and read again when its queue gets messages.
+`plan_pull` decides the answer from the store's result; `PullHandlers` handles the requests. Message bytes are
+passed unchanged from the mapped log to the connection; nothing decodes them. A pull that finds nothing new
+and may wait is held by `LongPolls` and read again when its queue gets messages.
 Source: spec semantics 8, spec remoting 9.3, spec replication 8.
 """
 
@@ -36,7 +36,7 @@ from tandemmq.units import MASTER_ID
 
 log = logging.getLogger(__name__)
 
-# The plan: what a pull answers, decided from what the store found. Pure.
+# The plan: the answer to a pull, decided from the store's result. Pure.
 #
 # Source: spec semantics 8.3, spec replication 8.2 and 8.3.
 
@@ -55,22 +55,22 @@ _CODES = {
     GetStatus.OFFSET_OVERFLOW_BADLY: _MOVED,
     GetStatus.OFFSET_TOO_SMALL: _MOVED,
     GetStatus.NO_MATCHED_LOGIC_QUEUE: _NOT_FOUND,  # _MOVED for a requested offset other than 0
-    GetStatus.NO_MESSAGE_IN_QUEUE: _NOT_FOUND,  # the same
+    GetStatus.NO_MESSAGE_IN_QUEUE: _NOT_FOUND,  # likewise
 }
 _EMPTY_QUEUE = frozenset({GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE})
 
 
 class AnsweringReplica(NamedTuple):
-    """Which replica answers, as far as a pull cares."""
+    """The facts about this replica that affect a pull's answer."""
 
     broker_id: int
-    has_master: bool  # a live master is known (always true on the master itself)
+    has_master: bool  # a live master is known (always True on the master itself)
     slave_read_enable: bool
     offset_check_in_slave: bool
 
 
 class PullPlan(NamedTuple):
-    """The answer: response code, where to pull next, whom to ask next, and whether waiting may help."""
+    """The answer: response code, next offset, broker to ask next, and whether the pull may be held."""
 
     code: int
     next_offset: int
@@ -81,7 +81,7 @@ class PullPlan(NamedTuple):
 def plan_pull(
     result: GetResult, requested_offset: int, replica: AnsweringReplica, *, normal_id: int, slow_id: int
 ) -> PullPlan:
-    """The answer to a pull at `requested_offset`.
+    """Returns the answer to a pull at `requested_offset`.
 
     `normal_id` and `slow_id` are the group's brokerId and whichBrokerWhenConsumeSlowly.
     """
@@ -101,38 +101,41 @@ def _plan_on_slave(
     plan: PullPlan, result: GetResult, requested_offset: int, replica: AnsweringReplica, normal_id: int
 ) -> PullPlan:
     if replica.has_master and not result.suggest_slave:
-        # The reader has caught up: it belongs to the master again, and must not wait here.
+        # The consumer has caught up: it is redirected to the master and must not wait here.
         if plan.code == _FOUND:
             return plan._replace(suggested_broker_id=MASTER_ID)
         return PullPlan(_RETRY, plan.next_offset, MASTER_ID, False)
     if plan.code == _MOVED and not replica.offset_check_in_slave:
-        # A slave may simply not have these messages yet, so it does not move anyone's offset. Without a
-        # master a reader that is ahead of us would come back at once and for ever: it may wait here
-        # instead.
+        # This slave may just be behind, so it does not move the consumer's offset. Without a master, a
+        # consumer ahead of the slave would retry at once and for ever, so its pull may be held.
         is_ahead = not replica.has_master and requested_offset > result.max_offset
         return PullPlan(_RETRY, requested_offset, normal_id, is_ahead)
     return plan
 
 
 SQL_WORK_MAX = 20_000
-"""Parts of SQL92 expressions evaluated for one pull, which is some 10 ms; the rest with the next one."""
+"""The number of SQL92 terms evaluated for one pull, about 10 ms of work; the next pull evaluates the rest."""
 COLD_HOLD_S = 3.0
-"""How long a pull waits whose group is over its threshold of cold reads, as in RocketMQ."""
+"""The hold time, in seconds, of a pull whose group is over its threshold of cold reads, as in RocketMQ."""
 COLD_HOLD_UNASKED_S = 1.0
-"""The same for a client that did not ask to be held, and may not wait that long: the Spark source."""
+"""The same hold time, in seconds, for a client that did not ask to be held and may not wait so long: the
+Spark source.
+"""
 SKIPPED_HOLD_S = 5.0
-"""How long a pull is held further after new messages came that are not for its group. RocketMQ looks at held
-pulls every 5 s, and answers those behind the end.
+"""The remaining hold time, in seconds, after new messages that the group's filter rejects. RocketMQ checks
+held pulls every 5 s and answers those behind the end.
 """
 COLD_QUEUE = ("", 0)
-"""Where it waits: no topic has this name, so nothing but time wakes it."""
+"""The queue on which slowed-down pulls are held: no topic has this name, so only their deadline wakes
+them.
+"""
 CLAIM_REFUSED = "OFFSET_NOT_OF_THIS_LOG"
-"""The remark for a consumer that is ahead of what this log had when the broker began."""
+"""The remark for a consumer that is sent to another offset because its claim does not match this log."""
 _SUCCESS = int(ResponseCode.SUCCESS)
 
 
 class Pull(NamedTuple):
-    """One pull on its way: who asked, what, and what it may read."""
+    """A pull in progress: its connection, request and permission."""
 
     channel: Channel
     command: Command
@@ -141,7 +144,7 @@ class Pull(NamedTuple):
 
 
 class PullHandlers:
-    """Handles pulls. `replica` is replaced when a slave learns whether it has a master."""
+    """Handles pulls. `replica` is replaced when a slave gains or loses its master."""
 
     def __init__(
         self,
@@ -173,16 +176,20 @@ class PullHandlers:
             offset_check_in_slave=store.options.offset_check_in_slave,
         )
         self.is_copied: Callable[[int, LogRange], bool] = lambda _broker_id, _range: False
-        """Set by the owner: whether the slave of this id is known to have these bytes of the log."""
+        """Set by the owner: returns True if the slave of this id is known to hold these bytes of the log."""
         self.may_commit: Callable[[], bool] = lambda: True
-        """Set by the owner: False while another broker may be master, whose offsets count then."""
+        """Set by the owner: returns False while another broker may be the master, whose offsets count
+        then.
+        """
 
     def set_has_master(self, has_master: bool) -> None:
-        """Whether a live master of this broker group is known; it decides where readers belong."""
+        """Sets whether a live master of this broker group is known; this decides where consumers are
+        redirected.
+        """
         self.replica = self.replica._replace(has_master=has_master)
 
     def handle_pull(self, channel: Channel, command: Command) -> Command | None:
-        """PULL_MESSAGE (11), LITE_PULL_MESSAGE (361)."""
+        """Handles PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
         try:
             return self._pull(channel, command)
         except RequestRejected as error:
@@ -224,9 +231,9 @@ class PullHandlers:
         return None
 
     def _read(self, pull: Pull, offset: int, *, count_max: int | None = None) -> tuple[GetResult, PullPlan]:
-        """What the store has from `offset` on, and what that means; `count_max` instead of the pull's own.
+        """Reads from `offset` on and plans the answer; `count_max` overrides the pull's own maximum.
 
-        A pull for 0 messages gets one, as in RocketMQ: Go's pull consumer asks so when nobody sets a number.
+        A pull for 0 messages gets one, as in RocketMQ: Go's pull consumer asks for 0 if no number is set.
         """
         header, group, sql = pull.header, pull.admitted.group, pull.admitted.sql
         is_bulk = header.bulk_bytes is not None and header.bulk_bytes > 0
@@ -254,8 +261,9 @@ class PullHandlers:
         return result, plan_pull(result, offset, self.replica, normal_id=group.broker_id, slow_id=slow_id)
 
     def _keeps_slow(self, header: PullRequest, result: GetResult, slow_id: int) -> bool:
-        """Whether a master goes on serving who reads far behind: the slave is not known to have what comes
-        next. One that was cut off may still have messages of a topic there that was deleted since.
+        """Returns True if the master keeps serving a lagging consumer instead of redirecting it to the slave,
+        because the slave is not known to hold the next message. A slave that was cut off may still hold
+        messages of a topic deleted since.
         """
         replica = self.replica
         if not (result.suggest_slave and replica.slave_read_enable and replica.broker_id == MASTER_ID):
@@ -293,7 +301,9 @@ class PullHandlers:
         pull.channel.send_frame(encode_frame_head(reply, result.bytes + len(sizes)), *slices)
 
     def _passed(self, header: PullRequest, result: GetResult, plan: PullPlan) -> str | None:
-        """The last record that was looked at, for a client that shows records, when it was not given all."""
+        """Returns the last record scanned, for a client that presents records; None if every scanned record
+        was returned.
+        """
         end = plan.next_offset
         if header.client_id is None or end - header.queue_offset <= result.count:
             return None
@@ -301,8 +311,8 @@ class PullHandlers:
         return None if found is None else SeenRecord(end - 1, *found).render()
 
     def _answer_moved(self, pull: Pull, offset: int, remark: str) -> Command:
-        """The client is sent to another offset: the group was reset by an operator (spec semantics 8.2), or
-        what the client claims is not of this log.
+        """Moves the client to another offset: an operator reset the group (spec semantics 8.2), or the
+        client's claim does not match this log.
         """
         header = pull.header
         self._stats.note_pull_ending(ResponseCode.PULL_OFFSET_MOVED)
@@ -330,9 +340,10 @@ class PullHandlers:
         )
 
     def _slow_down(self, pull: Pull) -> None:
-        """The group has read enough old messages for now (spec semantics 20.3).
+        """Holds or rejects a pull whose group is over its threshold of cold reads (spec semantics 20.3).
 
-        A pull consumer waits and then gets one message. A push consumer is refused; it comes again by itself.
+        A pull consumer waits and then gets one message. A push consumer is rejected; it retries by itself.
+
         Raises:  Busy.
         """
         header = pull.header
@@ -354,13 +365,13 @@ class PullHandlers:
         )
 
     def _on_cold_wake(self, held: HeldPull[Pull], _reason: WakeReason) -> None:
-        """Answer a pull that was slowed down with one message."""
+        """Answers a slowed-down pull with one message."""
         found = self._read_again(held, count_max=1)
         if found is not None:
             self._answer(held.request, *found)
 
     def _on_wake(self, held: HeldPull[Pull], reason: WakeReason) -> None:
-        """Answer a held pull, or hold it on until its time is over."""
+        """Answers a held pull, or holds it again until its deadline."""
         pull = held.request
         found = self._read_again(held)
         if found is None:
@@ -368,8 +379,8 @@ class PullHandlers:
         result, plan = found
         if reason is WakeReason.NEW_MESSAGES:
             if result.status is GetStatus.NO_MATCHED_MESSAGE and plan.next_offset >= result.max_offset:
-                # Nothing of it was for this group: it waits on behind what was looked at, and not for long,
-                # because the client must learn where it is to commit that.
+                # No new message is for this group: the pull is held behind the scanned messages. The hold is
+                # short, because the client must learn its new offset to commit it.
                 held.offset = plan.next_offset
                 held.deadline_s = min(held.deadline_s, self._clock.monotonic() + SKIPPED_HOLD_S)
                 if self._long_polls.hold(held):
@@ -381,8 +392,8 @@ class PullHandlers:
     def _read_again(
         self, held: HeldPull[Pull], *, count_max: int | None = None
     ) -> tuple[GetResult, PullPlan] | None:
-        """As `_read`, for a pull that was held; None when nobody waits any more, the client was moved or an
-        error was answered.
+        """Reads for a pull that was held. Returns None if the connection is closed, the client was moved, or
+        an error was answered.
         """
         pull = held.request
         if pull.channel.is_closed:

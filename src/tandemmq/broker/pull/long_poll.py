@@ -1,13 +1,13 @@
-"""Pulls that wait for messages: held by queue, woken by dispatch, expired by one timer for all.
+"""Pulls that wait for messages: held by queue, woken by dispatch, expired by one shared timer.
 
-Invariant:  a held pull is in the table exactly once and leaves it exactly once: woken, expired, or dropped
-            with its channel.
-Strategy:   expiry times are rounded up to ticks; the ticks with something in them form a heap, and the one
-            timer is armed for the first. Waking is put off to the next turn of the loop, so that the store
-            finishes its batch first and a queue touched twice in a turn is woken once.
-At a bound: `hold` says no and the pull is answered at once.
-Knows not:  what a pull is; it calls `on_wake` of the held object.
-Source:     spec semantics 8.5.
+Invariant: a held pull is in the table exactly once and leaves it exactly once: woken, expired, or dropped
+           with its channel.
+Strategy: expiry times are rounded up to ticks. The ticks in use form a heap, and the one timer is armed for
+          the first. Waking is deferred to the next turn of the loop: the store finishes its batch first, and
+          a queue touched twice in a turn is woken once.
+At a bound: `hold` returns False and the pull is answered at once.
+Knows not: how to pull; it calls `on_wake` of the held object.
+Source: spec semantics 8.5.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ R = TypeVar("R")
 
 
 class WakeReason(Enum):
-    """Why a held pull is looked at again."""
+    """The reason for trying a held pull again."""
 
     NEW_MESSAGES = "new messages"
     EXPIRED = "expired"
 
 
 class PollChannel(Protocol):
-    """What the table needs of a connection."""
+    """The parts of a connection that the table needs."""
 
     @property
     def is_closed(self) -> bool: ...
@@ -44,7 +44,7 @@ class PollChannel(Protocol):
 
 
 class HeldPull(Generic[R]):
-    """One waiting pull. `on_wake(held, reason)` answers it or holds it again."""
+    """A waiting pull. `on_wake(held, reason)` answers it or holds it again."""
 
     __slots__ = ("channel", "deadline_s", "is_held", "offset", "on_wake", "queue", "request", "tick")
 
@@ -60,7 +60,7 @@ class HeldPull(Generic[R]):
     ) -> None:
         self.channel = channel
         self.queue = queue
-        self.offset = offset  # the first queue offset that it has not seen
+        self.offset = offset  # the first queue offset that the pull has not seen
         self.deadline_s = deadline_s
         self.request = request
         self.on_wake = on_wake
@@ -68,7 +68,7 @@ class HeldPull(Generic[R]):
         self.tick = 0
 
 
-# Any: the table does not look at requests, and holds whatever kind is given.
+# Any: the table never inspects requests.
 Held = HeldPull[Any]
 
 
@@ -93,7 +93,7 @@ class LongPolls:
         return self._count
 
     def hold(self, held: Held) -> bool:
-        """True when the pull is held now; False at a bound or after `close`."""
+        """Holds the pull. Returns False at a bound or after `close`."""
         of_queue = self._by_queue.get(held.queue)
         if (
             self._is_closed
@@ -115,7 +115,9 @@ class LongPolls:
         return True
 
     def on_dispatch(self, newest: Iterable[tuple[QueueName, int]]) -> None:
-        """Queues that got messages, each with its new max offset; their pulls are woken in the next turn."""
+        """Schedules waking the pulls of these queues in the next turn; each queue comes with its new max
+        offset.
+        """
         by_queue = self._by_queue
         if not by_queue:
             return
@@ -127,30 +129,30 @@ class LongPolls:
                 touched[queue] = max_offset
 
     def drop_channel(self, channel: PollChannel) -> None:
-        """Forget the pulls of a closed connection."""
+        """Drops the pulls of a closed connection."""
         for held in list(self._by_channel.get(channel, ())):
             self._remove(held)
 
     def wake_queue(self, queue: QueueName) -> None:
-        """Look at the queue's held pulls again now, as at their expiry: a group was moved."""
+        """Wakes the queue's held pulls now, as at their expiry, because a group's offset was moved."""
         for held in list(self._by_queue.get(queue, ())):
             self._wake(held, WakeReason.EXPIRED)
 
     def wake_topic(self, topic: str) -> None:
-        """Look at the topic's held pulls again now, as at their expiry: the topic is deleted.
+        """Wakes the topic's held pulls now, as at their expiry, because the topic was deleted.
 
-        A pull that stayed would go on in a topic of that name that is made later, behind its first messages.
+        A pull still held would continue in a later topic of the same name, past that topic's first messages.
         """
         for queue in [queue for queue in self._by_queue if queue[0] == topic]:
             self.wake_queue(queue)
 
     def wake_all(self) -> None:
-        """Look at every held pull again now, as at its expiry: the broker stops."""
+        """Wakes every held pull now, as at its expiry, because the broker stops."""
         for held in [held for of_queue in list(self._by_queue.values()) for held in of_queue]:
             self._wake(held, WakeReason.EXPIRED)
 
     def close(self) -> None:
-        """Answer everything that is held."""
+        """Answers every held pull and accepts no more."""
         self._is_closed = True
         self.wake_all()
         if self._timer is not None:
@@ -184,7 +186,7 @@ class LongPolls:
 
     def _expire(self) -> None:
         self._timer = None
-        # Half a tick of slack: a timer that fires a hair early must not be armed again for the same tick.
+        # Half a tick of slack: a timer that fires slightly early must not be armed again for the same tick.
         due = self._clock.monotonic() + TICK_S / 2
         while self._ticks and self._ticks[0] * TICK_S <= due:
             for held in list(self._by_tick.pop(heappop(self._ticks), ())):
@@ -193,7 +195,7 @@ class LongPolls:
             self._arm()
 
     def _wake(self, held: Held, reason: WakeReason) -> None:
-        # An answer may close a channel, which drops others that were due in the same round.
+        # An answer may close a channel, which drops other pulls that are due in the same round.
         if held.is_held:
             self._remove(held)
             held.on_wake(held, reason)
@@ -204,7 +206,7 @@ class LongPolls:
         _discard(self._by_channel, held.channel, held)
         of_tick = self._by_tick.get(held.tick)
         if of_tick is not None:
-            # An emptied tick stays in the heap until it is due: at most one per tick of the longest hold.
+            # An empty tick stays in the heap until it is due: at most one per tick of the longest hold.
             of_tick.pop(held, None)
         self._count -= 1
         assert self._count >= 0

@@ -1,1 +1,1 @@
-"""Taking messages in."""
+"""Handling of sends."""

@@ -1,11 +1,11 @@
 """SEND_MESSAGE, SEND_MESSAGE_V2, SEND_BATCH_MESSAGE: from a frame to the store's append.
 
-The hot path of the broker: decode the header, look up the topic, complete the properties, append. There is no
-await; the answer is made by `SendReply.done` when the store confirms. `RetryRule` says where a send to a
-retry topic goes, `make_batch` takes a batch apart, `SendHandlers` handles every form. Every refusal carries
-the region and trace fields, because Java's clients read them without a null check. Order of the checks: spec
-semantics 5; the store's own (sizes, role, disk) come last, in `append`. A send to a topic that it made waits
-until the topic is on disk (`UnsavedTopics`).
+This is the broker's hot path: decode the header, look up the topic, complete the properties, append. Nothing
+awaits; `SendReply.done` builds the answer when the store confirms. `RetryRule` decides where a send to a
+retry topic goes, `make_batch` splits a batch, `SendHandlers` handles every form of a send.
+Every rejection carries the region and trace fields, because Java's clients read them without a null check.
+Order of the checks: spec semantics 5; the store's own checks (sizes, role, disk) come last, in `append`. A
+send that created its topic waits until the topic is on disk (`UnsavedTopics`).
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ from tandemmq.units import Buffer
 
 
 class RetryRule:
-    """Decides for a send to a retry topic whether it still goes there or to the dead letter topic (spec
-    semantics 7.2).
-    """
+    """Decides whether a send to a retry topic is retried or becomes a dead letter (spec semantics 7.2)."""
 
     def __init__(self, groups: GroupTable, locks: QueueLocks, creator: TopicCreator) -> None:
         self._groups = groups
@@ -68,10 +66,11 @@ class RetryRule:
         self._creator = creator
 
     def redirect(self, header: SendHeader, version: int, now_ms: int, host: str) -> SendTarget | None:
-        """The group's dead letter topic, or None when the message is to be tried again.
+        """Returns the group's dead letter topic, or None when the message is to be retried.
 
-        A group that holds queue locks consumes in order and has tried the message often enough itself.
-        Raises:  what `require_group` raises.
+        A group that holds queue locks consumes in order and has already retried the message itself.
+
+        Raises:  the errors of `require_group`.
         """
         group = header.topic.removeprefix(RETRY_PREFIX)
         config = require_group(self._groups, group, now_ms, host)
@@ -83,9 +82,9 @@ class RetryRule:
         return SendTarget(self._creator.create_dlq_topic(group))
 
 
-# A batch send, taken apart into the records it stands for: all of them or none. Pure.
+# A batch send, split into its records; all of them are stored, or none. Pure.
 #
-# Every message keeps its own properties; those of the request's header only say whether to wait and what to
+# Each message keeps its own properties; those in the request's header only say whether to wait and what to
 # answer (the form of 5.3.4; earlier brokers merged them in, which hid each message's own unique key).
 # Source: spec store 4.1, spec remoting 12.6, spec semantics 5 (row 8).
 
@@ -99,13 +98,13 @@ _REFUSED_NAMES = (
 )
 _REMOVED_NAMES = (b"POP_CK", b"__CRC32#")
 _UNCLEAN_PARTS = (b"DEL", b"TRAN_MSG", b"INNER_NUM", b"POP_CK", b"__CRC32#")
-"""Where none of these is, there is none of those names."""
+"""Fragments of all refused and removed names: properties without any fragment contain none of those names."""
 assert all(any(part in name for part in _UNCLEAN_PARTS) for name in (*_REFUSED_NAMES, *_REMOVED_NAMES))
 _UNIQUE_MARK = b"UNIQ_KEY\x01"
 _KNOWN_BYTES_MAX = 256
-"""Longer properties are not kept."""
+"""The longest properties, in bytes, whose parsed form is cached."""
 _ALIKE_COUNT_MIN = 8
-"""From about so many messages on it pays to look whether they are alike."""
+"""The batch size from which on checking for uniform properties pays off."""
 
 
 def make_batch(
@@ -117,7 +116,7 @@ def make_batch(
     born_host: bytes,
     body_bytes_max: int,
 ) -> NewBatch:
-    """The records of a batch, in order; one without UNIQ_KEY has an empty unique key.
+    """Returns the records of a batch, in order; a message without UNIQ_KEY gets an empty unique key.
 
     Raises:  MessageIllegal naming what a batch may not be.
     """
@@ -160,12 +159,12 @@ def make_batch(
 
 
 _PartFacts: TypeAlias = "tuple[Sequence[bytes], Sequence[int], Sequence[str]]"
-"""Of each message of a batch its unique key, empty without one, the hash of its tags, and its keys."""
+"""For each message of a batch: its unique key (empty without one), the hash of its tags, and its keys."""
 
 
 def _read_alike(properties: list[bytes]) -> _PartFacts | None:
-    """As `_read_each`, for messages that begin alike with unique keys of one length and go on in few ways;
-    None for others.
+    """Reads the properties as `_read_each` does, but faster, for messages with a common beginning, unique
+    keys of one length, and few distinct endings. Returns None for other messages.
     """
     if len(properties) < _ALIKE_COUNT_MIN:
         return None
@@ -191,8 +190,8 @@ def _read_alike(properties: list[bytes]) -> _PartFacts | None:
 
 @lru_cache(maxsize=1024)
 def _read_around(head: bytes, rest: bytes) -> tuple[int, str] | None:
-    """As `_read_part`, of what stands before the value of a unique key and behind it; None if another one may
-    count, or if there may be something that has to be refused or removed.
+    """Reads properties as `_read_part` does, from the text before and after a unique key's value. Returns
+    None if another unique key may count, or if a name may have to be refused or removed.
     """
     is_pair = head == _UNIQUE_MARK or head.endswith(b"\x02" + _UNIQUE_MARK)
     if not is_pair or rest[:1] != b"\x02" or _UNIQUE_MARK in rest or _may_be_unclean(head + rest):
@@ -201,7 +200,7 @@ def _read_around(head: bytes, rest: bytes) -> tuple[int, str] | None:
 
 
 def _read_each(properties: list[bytes]) -> _PartFacts:
-    """What is to be removed it takes out of the properties.
+    """Reads the properties of each message and strips the names in `_REMOVED_NAMES` from them.
 
     Raises:  MessageIllegal naming what a batch may not have.
     """
@@ -221,7 +220,7 @@ def _read_each(properties: list[bytes]) -> _PartFacts:
 
 
 def _part_unique_key(properties: bytes) -> tuple[bytes, bytes]:
-    """The unique key, empty without one, and the properties without that pair."""
+    """Returns the unique key (empty without one) and the properties without that pair."""
     start = properties.rfind(_UNIQUE_MARK)
     if start == 0 or (start > 0 and properties[start - 1] == 2):
         begin = start + len(_UNIQUE_MARK)
@@ -237,7 +236,7 @@ def _may_be_unclean(properties: bytes) -> bool:
 
 @lru_cache(maxsize=1024)
 def _read_part(properties: bytes) -> tuple[int, str]:
-    """The hash of the tags, and the keys."""
+    """Returns the hash of the tags, and the keys."""
     return tag_hash_of(properties), str(find_property(properties, b"KEYS") or b"", "utf-8", "replace")
 
 
@@ -291,7 +290,7 @@ class SendHandlers:
         self._added = "".join(f"{name}\x01{value}\x02" for name, value in pairs.items())
 
     def handle_send(self, channel: Channel, command: Command) -> Command | None:
-        """SEND_MESSAGE (10), long header names."""
+        """Handles SEND_MESSAGE (10), with long header names."""
         try:
             self._send(channel, command, command.decode(SendRequest), self.handle_send)
         except RequestRejected as error:
@@ -299,7 +298,7 @@ class SendHandlers:
         return None
 
     def handle_send_v2(self, channel: Channel, command: Command) -> Command | None:
-        """SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320)."""
+        """Handles SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320)."""
         try:
             self._send(channel, command, command.decode(SendRequestV2), self.handle_send_v2)
         except RequestRejected as error:
@@ -326,7 +325,7 @@ class SendHandlers:
             self._append(channel, command, record, queue_id)
 
     def _go_on(self, channel: Channel, command: Command, handle: Handle, error: OSError | None) -> None:
-        """Handle a send that waited for its new topic to be written."""
+        """Handles a send again, after its new topic was written to disk or the write failed."""
         if error is None:
             answer = handle(channel, command)
         else:
@@ -346,7 +345,9 @@ class SendHandlers:
         queue_id: int,
         text: str,
     ) -> NewRecord:
-        """The record of one message: properties completed, hashes and keys found (spec semantics 6.1)."""
+        """Builds the record of one message: completes the properties, finds tags and keys (spec semantics
+        6.1).
+        """
         body = command.body
         if not body:
             raise MessageIllegal("the message has no body: at least one byte is needed")
@@ -386,7 +387,7 @@ class SendHandlers:
         stats.put_bytes += len(command.body)
 
     def _admit(self, channel: Channel, header: SendHeader) -> SendTarget:
-        """The rare first send to a topic; everything here holds until the topic table changes."""
+        """Checks a send whose target is not cached; the result is valid until the topic table changes."""
         options = self._options
         if options.is_slave:
             raise Busy(
@@ -401,9 +402,9 @@ class SendHandlers:
         return self._targets.admit(header, channel.peer[0])
 
     def _choose_queue(self, target: SendTarget, queue_id: int) -> int:
-        """A random write queue for a negative id.
+        """Returns a random write queue for a negative id.
 
-        Raises:  BadRequest for an id above the topic's queues.
+        Raises:  BadRequest for an id beyond the topic's queues; NotPermitted if the topic has no write queue.
         """
         if queue_id >= 0:
             raise BadRequest(
@@ -417,7 +418,7 @@ class SendHandlers:
     def _send_unusual(
         self, channel: Channel, command: Command, header: SendHeader, target: SendTarget, queue_id: int
     ) -> None:
-        """A retry, a delayed message, or one with names that only the broker may set."""
+        """Sends a retry, a delayed or half message, or one with names that only the broker may set."""
         text = header.properties or ""
         claim_text = find_value(text, _CLAIM_MARK)
         stored_queue_id, is_dead = queue_id, False
@@ -471,7 +472,7 @@ class SendHandlers:
         queue_id: int,
         claim_text: str,
     ) -> None:
-        """Appends what of a numbered send is not stored yet (decision 010)."""
+        """Appends the part of a numbered send that is not yet stored (decision 010)."""
         if command.flag & FLAG_ONEWAY:
             raise MessageIllegal("a numbered send needs an answer, it cannot be oneway")
         reply = SendReply(
@@ -484,7 +485,9 @@ class SendHandlers:
     def _send_timed(
         self, channel: Channel, command: Command, record: NewRecord, queue_id: int, slot_ms: int
     ) -> None:
-        """A message for a time of its own; its answer says how it can be recalled (spec semantics 5.2)."""
+        """Appends a message with its own delivery time; the answer holds its recall handle (spec semantics
+        5.2).
+        """
         handle = encode_recall_handle(record.topic, self._options.broker_name, slot_ms + 1, record.unique_key)
         self._delay.postpone_until(record, slot_ms)
         if command.flag & FLAG_ONEWAY:
@@ -533,7 +536,7 @@ class SendHandlers:
         self._stats.put_bytes += len(command.body)
 
     def _complete(self, batch: NewBatch) -> None:
-        """Give each message of a batch a unique key that has none."""
+        """Assigns a unique key to each message of a batch that lacks one."""
         for index, key in enumerate(batch.unique_keys):
             if not key:
                 key = batch.unique_keys[index] = self._unique_keys.next(self._clock.now_ms())

@@ -1,23 +1,24 @@
-"""Numbered sends: a message that was stored already is not stored again, all of a send or its beginning.
+"""Numbered sends: a message that is already stored is not stored again, whether the whole send or its
+beginning is a repeat.
 
-What a numbered send says of itself stands in a property that is never stored:
+A numbered send describes itself in a property that is never stored:
 
     __RMQ.TRANSIENT.TANDEM_SEQ = 1,<producer>,<epoch>,<unique key of the message before it, or ->
 
-The number of each message is the end of its own UNIQ_KEY: 20 digits that name the run of numbers, then 12
-with the number. So the log holds all that is needed, and nothing has to be stored beside the messages. The
-prefix of the name is one that brokers drop (RocketMQ 5.x too).
+The number of a message is the end of its own UNIQ_KEY: 20 digits that name the run of numbers, then 12 digits
+with the number. The log therefore holds all that is needed, and nothing is stored beside the messages.
+Brokers drop names with this prefix (RocketMQ 5.x too).
 
-Strategy:   what a producer's last send to a queue was is remembered while it is useful; whoever is not
-            remembered (after a restart, on a slave that was promoted, beyond the bound) is found again in the
-            log, by the unique keys in the key index, which slaves build too. So nothing is lost that the log
-            has, and nothing is written but the messages.
-Invariants: a producer's messages get into one queue in the order of their numbers, without gaps; a repeat is
-            answered when everything stored so far is as safe as a first answer promises, its own messages
-            included.
-At a bound: the place that was not used for longest is forgotten, unless its messages are not in the index
-            yet: then the send is refused as Busy.
-Source:     decision 010.
+Strategy: a producer's last send to a queue is kept in memory while it is useful. Otherwise (after a restart,
+          on a promoted slave, beyond the bound) it is found in the log through the unique keys in the key
+          index, which slaves build as well. So no state that the log holds is lost, and only messages are
+          written.
+Invariants: a producer's messages enter a queue in the order of their numbers, without gaps. A repeat is
+            answered once everything stored so far, its own messages included, is as durable as a first answer
+            promises.
+At a bound: the least recently used entry is forgotten. If its messages are not yet in the index, the send is
+            rejected as Busy instead.
+Source: decision 010.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ _HEX = frozenset("0123456789ABCDEF")
 
 
 class Claim(NamedTuple):
-    """`after`: the unique key of the producer's message before these in this queue and epoch; empty: none."""
+    """A decoded sequence property. `after`: the unique key of the producer's message before these in this
+    queue and epoch; empty if there is none.
+    """
 
     producer: str
     epoch: int
@@ -53,7 +56,10 @@ class Claim(NamedTuple):
 
 
 def parse_claim(text: str) -> Claim:
-    """Raises MessageIllegal for what is not a claim of a version that is known."""
+    """Decodes the sequence property.
+
+    Raises:  MessageIllegal unless it is a valid claim of a known version.
+    """
     version, _, rest = text.partition(",")
     if version != CLAIM_VERSION:
         raise MessageIllegal(
@@ -74,7 +80,7 @@ def parse_claim(text: str) -> Claim:
 
 
 def check_keys(keys: Sequence[str]) -> None:
-    """Raises MessageIllegal unless the keys are of one run of numbers, and rise."""
+    """Raises MessageIllegal unless the keys belong to one run of numbers and increase."""
     before = ""
     for index, key in enumerate(keys):
         if len(key) != KEY_DIGITS or not _HEX.issuperset(key):
@@ -98,7 +104,7 @@ Place = tuple[str, str, int]
 
 
 class _Last(NamedTuple):
-    """A producer's newest send to a queue. `is_under_way`: the store has not said yet what became of it."""
+    """A producer's newest send to a queue. `is_under_way`: the store has not reported its outcome yet."""
 
     epoch: int
     key: str
@@ -107,13 +113,14 @@ class _Last(NamedTuple):
 
 
 class NumberedSends:
-    """The numbered sends of one broker, for its send handlers."""
+    """The state of one broker's numbered sends, used by its send handlers."""
 
     def __init__(self, store: MessageStore, *, places_max: int = PLACES_MAX) -> None:
         self._store = store
         self._places_max = places_max
         self._last: dict[Place, _Last] = {}
-        # What the log had before is found by its keys alone: only when it is dispatched as far as here.
+        # Records from before this run are found through the key index only, so only once dispatched up to
+        # here.
         self._inherited_end = store.max_log_offset
 
     def __len__(self) -> int:
@@ -122,11 +129,15 @@ class NumberedSends:
     def append(
         self, claim: Claim, topic: str, queue_id: int, records: Sequence[NewRecord], reply: SendReply
     ) -> bool:
-        """True when something was appended; `reply` is told in every case, now or later.
+        """Appends the messages that are not yet stored. Returns True if any were appended. `reply` is
+        answered in every case, now or later.
 
-        `topic`, `queue_id`: where the sender sends to; the records of delayed messages name another place.
-        Raises:  Busy while the same producer's send is under way; RequestRejected (ILLEGAL_OPERATION) for an
-                 older epoch, a gap, or other messages than those that are stored; what the store raises.
+        `topic`, `queue_id`: the sender's target; the records of delayed messages name another topic and
+        queue.
+
+        Raises:  Busy while the same producer's send is in progress; RequestRejected (ILLEGAL_OPERATION) for
+                an older epoch, a gap, or messages other than those stored; NotPermitted without a key index;
+                the store's errors.
         """
         if not self._store.has_key_index:
             raise NotPermitted(
@@ -136,7 +147,8 @@ class NumberedSends:
         keys = [record.unique_key for record in records]
         check_keys(keys)
         place = (claim.producer, topic, queue_id)
-        # Only single messages can be delayed; a repeat may come when the first one was delivered, or not yet.
+        # Only single messages can be delayed; a repeat may arrive before or after the first one was
+        # delivered.
         topics = (topic, *_DELAY_TOPICS) if len(records) == 1 else (topic,)
         last = self._recall(place, claim)
         if last is None:
@@ -157,12 +169,12 @@ class NumberedSends:
             reply.appended = stored
             confirm(PutStatus.PUT_OK)
             return False
-        # What is new may lie in a copy that lacks what is not.
+        # Both parts must be confirmed: a replica that holds the new messages may lack the repeated ones.
         self._append(place, claim.epoch, records[count:], reply, confirm)
         return True
 
     def _confirm(self, stored: Appended, reply: SendReply, status: PutStatus) -> None:
-        """Answer a send of which the messages from `stored` on are repeats, once they are safe."""
+        """Answers a send whose messages from `stored` on are repeats, once those are durable."""
         if status is not PutStatus.PUT_OK:
             reply.done(status)
             return
@@ -170,7 +182,11 @@ class NumberedSends:
         self._store.confirm(kept, reply.done)
 
     def _recall(self, place: Place, claim: Claim) -> _Last | None:
-        """What is remembered of this producer's epoch."""
+        """Returns the last send of this producer's epoch, or None if it is not in memory.
+
+        Raises:  Busy while a send is in progress or an older epoch is not yet indexed; RequestRejected for an
+                older epoch.
+        """
         last = self._last.get(place)
         if last is None:
             return None
@@ -199,13 +215,13 @@ class NumberedSends:
         key = records[-1].unique_key
         done = partial(self._done, place, self._last.get(place), on_done)
         appended = reply.appended = self._store.append(records, done)
-        self._last.pop(place, None)  # the newest stand last
+        self._last.pop(place, None)  # newest last
         self._last[place] = _Last(epoch, key, appended.end_offset, is_under_way=True)
 
     def _done(
         self, place: Place, before: _Last | None, on_done: Callable[[PutStatus], None], status: PutStatus
     ) -> None:
-        """A send that was not stored leaves what was there `before`: it may not be found by its key yet."""
+        """Restores `before` if the send was not stored: the earlier send may not be found by its key yet."""
         last = self._last.pop(place)
         kept = last._replace(is_under_way=False) if status not in NOT_STORED else before
         if kept is not None:
@@ -221,7 +237,7 @@ class NumberedSends:
         del self._last[oldest]
 
     def _count_stored(self, topics: Sequence[str], keys: Sequence[str]) -> int:
-        """How many of the first messages are in the log; a crash may have taken the end of a batch."""
+        """Returns how many of the first messages are in the log; a crash may have lost the end of a batch."""
         if self._find(topics, keys[-1]) is not None:
             return len(keys)
         low, high = 0, len(keys) - 1
@@ -234,14 +250,16 @@ class NumberedSends:
         return low
 
     def _stored_place(self, topics: Sequence[str], key: str) -> Appended:
-        """Where the first message of a repeated send is; queue offset -1 when its record is gone by now."""
+        """Returns the location of a repeated send's first message; queue offset -1 if its record no longer
+        exists.
+        """
         record = self._find(topics, key)
         if record is None:
             return Appended(-1, (), 0, 0)
         return Appended(record.queue_offset, (record.log_offset,), 0, record.stored_at_ms)
 
     def _find(self, topics: Sequence[str], key: str) -> Record | None:
-        # Whenever they were stored: the wall clock may have been set back since.
+        # Any store time matches: the wall clock may have been set back since.
         for topic in topics:
             for log_offset in self._store.query_keys(topic, key, _CANDIDATES_MAX, 0, _NO_END_MS):
                 data = self._store.read_record(log_offset)
@@ -257,7 +275,7 @@ class NumberedSends:
 
 
 def _check_continuation(last_key: str, after: str, keys: Sequence[str], count: int) -> None:
-    """Raises unless these messages repeat, overlap or directly follow the last one that is stored."""
+    """Raises RequestRejected unless these messages repeat, overlap or directly follow the last stored one."""
     if count == len(keys):
         return
     before = keys[count - 1] if count else after

@@ -1,8 +1,8 @@
-"""SEND_REPLY_MESSAGE (324) and its V2 (325): an answer to a request, pushed to the client that waits for it.
+"""SEND_REPLY_MESSAGE (324) and its V2 (325): a reply to a request, pushed to the client that waits for it.
 
-The push goes over the requester's own connection, found by the client id of its heartbeats; nobody is told
-that a reply is there by storing it. It is stored all the same (storeReplyMessageEnable), after the push, so
-that one can look at it. The sender learns of the push: SUCCESS or SYSTEM_ERROR.
+The push uses the requester's own connection, found by the client id of its heartbeats. Storing a reply
+notifies no client. The reply is stored after the push only so that it can be inspected
+(storeReplyMessageEnable). The sender gets the result of the push: SUCCESS or SYSTEM_ERROR.
 Source: spec semantics 15 and 3.10, spec remoting 9.10.
 """
 
@@ -32,7 +32,7 @@ PUSH_TIMEOUT_S = 10.0
 
 
 class ReplyHandlers:
-    """Passes replies on."""
+    """Forwards replies to their requesters."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ReplyHandlers:
         self._clock = clock
 
     def handle_reply(self, channel: Channel, command: Command) -> Command | None:
-        """Answered when the requester has taken the reply, or within 10 s when it does not."""
+        """Forwards a reply. The answer is sent once the requester has accepted the reply, or after 10 s."""
         header: SendHeader
         if command.code == RequestCode.SEND_REPLY_MESSAGE:
             header = command.decode(SendRequest)
@@ -73,7 +73,7 @@ class ReplyHandlers:
         return None
 
     def _push(self, channel: Channel, command: Command, header: SendHeader, record: NewRecord) -> None:
-        """Send the reply on; whatever comes of it, `_on_pushed` is called once."""
+        """Pushes the reply to its requester; `_on_pushed` is called once, whatever the outcome."""
         on_answer = partial(self._on_pushed, channel, command, record)
         client_id = find_value(header.properties or "", f"{names.REPLY_TO_CLIENT}\x01")
         requester = self._producers.find_client(client_id) if client_id else None
@@ -112,7 +112,7 @@ class ReplyHandlers:
     def _on_pushed(
         self, channel: Channel, command: Command, record: NewRecord, answer: Command | TandemError | str
     ) -> None:
-        """Store the reply, then tell its sender what the requester did."""
+        """Stores the reply, then reports the requester's response to the sender."""
         fault = ""
         if not isinstance(answer, Command):
             fault = f"the reply was not delivered: {answer}"

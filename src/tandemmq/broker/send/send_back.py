@@ -1,5 +1,4 @@
-"""CONSUMER_SEND_MSG_BACK: a message that could not be consumed is stored again, for later or as a dead
-letter.
+"""CONSUMER_SEND_MSG_BACK: a message that could not be consumed is stored again, as a retry or a dead letter.
 
 Source: spec semantics 7.1, spec remoting 9.6.
 """
@@ -31,7 +30,7 @@ FIRST_DELAY_LEVEL = 3
 
 
 class SendBackHandlers:
-    """Stores messages again for their group's retry or dead letter topic."""
+    """Stores failed messages again in their group's retry or dead letter topic."""
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class SendBackHandlers:
         self._chance = chance
 
     def handle_send_back(self, channel: Channel, command: Command) -> Command | None:
-        """CONSUMER_SEND_MSG_BACK (36)."""
+        """Handles CONSUMER_SEND_MSG_BACK (36)."""
         header = command.decode(SendBackRequest)
         options = self._options
         now_ms = self._clock.now_ms()
@@ -102,7 +101,7 @@ class SendBackHandlers:
     def _make_retry(
         self, message: Record, target: TopicConfig, delay_level: int, now_ms: int
     ) -> NewRecord | None:
-        """None when the properties have no room for what a retry needs."""
+        """Returns the retry, or None if the properties have no room for those a retry needs."""
         record = self._copy(message, target, delay_level)
         return record if self._delay.postpone_retry(record, delay_level, now_ms) else None
 
@@ -121,7 +120,7 @@ class SendBackHandlers:
         if delay_level > 0:
             for name in (names.REAL_TOPIC, names.REAL_QID):
                 pairs.pop(name, None)
-        # A dead letter goes at level 0, and still says in which topic and queue it waited last.
+        # A dead letter is sent at level 0, and still names the topic and queue in which it last waited.
         pairs[names.DELAY] = str(delay_level)
         properties = encode_properties(pairs)
         return NewRecord(
@@ -137,8 +136,8 @@ class SendBackHandlers:
             retry_count=message.retry_count + 1,
             keys=message.keys,
             unique_key=message.unique_key,
-            # Whatever its property says: the consumer gives up the original for our answer, so the copy must
-            # be as safe as that was (RocketMQ answers at once, and a power cut loses the message).
+            # Ignores the WAIT property: the consumer discards the original on this answer, so the copy must
+            # be as durable (RocketMQ answers at once, and a power cut loses the message).
             wait_stored=True,
             is_internal=True,
         )
@@ -157,10 +156,12 @@ class SendBackHandlers:
 
 
 def _check_is_meant(message: Record, header: SendBackRequest) -> None:
-    """What lies at the log offset is the message that the consumer means, not one that came in its place.
+    """Checks that the record at the log offset is the message that the consumer means, and not a later one.
 
-    The consumer names it by its unique key, or without one by the broker's id; only a client that tells no id
-    is judged by the topic, which it knows without its namespace and, at a retry, as the first one.
+    The consumer names the message by its unique key, or by the broker's message id if it has none. Only if
+    the client sends no id is the topic compared; the client knows the topic without its namespace and, for a
+    retry, the original one.
+
     Raises:  RequestRejected; clients then send the message itself to the retry topic.
     """
     told_id, told_topic = header.original_message_id, header.original_topic
