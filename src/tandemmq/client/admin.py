@@ -3,7 +3,7 @@
     async with Admin("127.0.0.1:9876") as admin:
         await admin.ensure_topic("Orders", queue_count=8)
 
-What concerns a whole topic is asked of, or done at, every broker that has a part in it.
+A call about a whole topic queries, or acts on, every broker that hosts a part of the topic.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROUTE_POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """The messages a queue has: from `min_offset` on, up to but not including `max_offset`."""
+    """The offsets `[min_offset, max_offset)` of the messages in a queue."""
 
     min_offset: QueueOffset
     max_offset: QueueOffset
@@ -45,7 +45,7 @@ class QueueRange:
 
 
 class Admin(Client):
-    """Used from one event loop."""
+    """A client for administration. Use it from one event loop only."""
 
     def __init__(
         self,
@@ -54,46 +54,50 @@ class Admin(Client):
         options: ClientOptions | None = None,
         instance: ClientInstance | None = None,
     ) -> None:
-        """`instance`: share the connections of another client, which then is not closed by this one."""
+        """Creates the client. With `instance` it shares that instance's connections, and `close` leaves the
+        instance open.
+        """
         self._use = InstanceUse(namesrv, options or ClientOptions(), instance)
         self._instance = self._use.instance
         self._remoting = self._instance.remoting
 
     async def start(self) -> Self:
-        """Reach a name server. Raises BrokerUnreachable when none takes a connection."""
+        """Connects to a name server. Raises BrokerUnreachable when no name server accepts a connection."""
         await self._use.start()
         return self
 
     async def close(self) -> None:
-        """End the connections."""
+        """Closes the connections."""
         await self._use.close()
 
     # The cluster
 
     @property
     def name_servers(self) -> tuple[str, ...]:
-        """All that were given."""
+        """All configured name servers."""
         return self._instance.name_servers.addresses
 
     async def cluster_info(self) -> ClusterInfo:
-        """All registered brokers, by cluster and name."""
+        """Returns all registered brokers, by cluster and name."""
         return await self._instance.name_servers.ask(
             nameserver.query_cluster_info, knows=lambda info: bool(info.clusters)
         )
 
     async def topics(self) -> list[str]:
-        """The names of all topics, system topics included, sorted."""
+        """Returns the names of all topics, including system topics, sorted."""
         return await self._instance.name_servers.ask(nameserver.query_topics, knows=bool)
 
     async def topic_route(self, topic: str) -> TopicRoute:
-        """Queues and brokers of a topic. Raises TopicNotFound when no broker has registered it."""
+        """Returns the queues and brokers of a topic. Raises TopicNotFound when no broker has registered the
+        topic.
+        """
         route = await self._query_route(topic)
         if route is None:
             raise TopicNotFound(f"topic {topic!r} is not registered at the name server")
         return route
 
     async def runtime_info(self, address: str) -> dict[str, str]:
-        """The figures of one broker, name -> text."""
+        """Returns the statistics of one broker, as name -> text."""
         return await broker_admin.query_runtime_info(self._remoting, address)
 
     # Topics
@@ -108,14 +112,14 @@ class Admin(Client):
         attributes: Mapping[str, str] | None = None,
         exist_ok: bool = False,
     ) -> bool:
-        """Create the topic on every master of the cluster that lacks it; returns when its route is known.
+        """Creates the topic on every master of the cluster that lacks it; returns once its route is known.
 
-        True when a master lacked it. A topic that exists stays as it is: with equal settings that is no
-        error, with other ones neither if `exist_ok`.
+        Returns True if a master lacked the topic. An existing topic is not changed. If its settings differ,
+        that is an error unless `exist_ok` is set.
 
-        Raises:  TopicExists for a topic with other settings; BadRequest for a bad name or a count below 1, or
-                 without `cluster` when there is not exactly one; NoRoute when the cluster has no master, or
-                 the route does not appear.
+        Raises:  TopicExists for a topic with other settings; BadRequest for an invalid name, a count below 1,
+                 or a missing `cluster` when the number of clusters is not one; NoRoute when the cluster has
+                 no master, or the route does not appear.
         """
         wanted = _new_topic(topic, queue_count, permission, attributes)
         masters = await self._masters(cluster)
@@ -133,11 +137,12 @@ class Admin(Client):
         cluster: str | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> bool:
-        """Have the topic with at least so many queues on every master of the cluster, for the start of an
-        application: it is created where it is missing, gets queues where it has fewer, and keeps all else.
+        """Ensures that the topic has at least `queue_count` queues on every master of the cluster.
 
-        True when anything was done. `permission` and `attributes` are those of a topic that is created.
-        Raises:  as `create_topic`, but TopicExists.
+        Meant for the start of an application. Creates the topic where it is missing and adds queues where
+        there are fewer; other settings are kept. Returns True if anything was changed. `permission` and
+        `attributes` apply only where the topic is created.
+        Raises:  the errors of `create_topic`, except TopicExists.
         """
         wanted = _new_topic(topic, queue_count, permission, attributes)
         masters = await self._masters(cluster)
@@ -155,14 +160,17 @@ class Admin(Client):
         cluster: str | None = None,
         force: bool = False,
     ) -> None:
-        """Change what is named of a topic, on every master of the cluster that has it; all else stays.
+        """Changes the given settings of a topic on every master of the cluster that has it; other settings
+        are kept.
 
-        With fewer queues producers stop using the others at once, and consumers go on reading them: the read
-        queues go only when every group of the topic has finished what they hold, or with `force`, which makes
-        that unreachable. Producers learn it with their next route, within 30 s.
+        When the number of queues is reduced, producers stop using the removed queues with their next route,
+        within 30 s, while consumers continue to read them. The read queues are removed only when every group
+        of the topic has consumed their messages. `force` removes them at once and makes unread messages
+        unreachable.
 
-        Raises:  TopicHasUnread when read queues have to stay, all else being changed; TopicNotFound;
-                 BadRequest for a count below 1, or without `cluster` when there is not exactly one.
+        Raises:  TopicHasUnread when read queues have to stay (all other changes are applied); TopicNotFound;
+                 BadRequest for a count below 1, or a missing `cluster` when the number of clusters is not
+                 one.
         """
         admin_topics.require_queue_count(queue_count)
         changes: dict[str, object] = {"permission": permission, "attributes": attributes}
@@ -173,10 +181,10 @@ class Admin(Client):
         await admin_topics.change(self._remoting, masters, topic, named, force=force)
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
-        """Delete the topic on every master of the cluster and at the name servers; an unknown one is no
-        error. Slaves follow their master.
+        """Deletes the topic on every master of the cluster and at the name servers; an unknown topic is not
+        an error. Slaves follow their master.
 
-        Raises:  NoRoute when a broker of the cluster has no master now: that may bring the topic back.
+        Raises:  NoRoute when a broker of the cluster has no master now: that broker may bring the topic back.
         """
         info = await self.cluster_info()
         name = _cluster_name(info, cluster)
@@ -197,19 +205,19 @@ class Admin(Client):
             )
 
     async def topic_offsets(self, topic: str) -> dict[MessageQueue, QueueRange]:
-        """What each queue of the topic holds, in queue order; asks the masters, or slaves while there is
-        none.
+        """Returns the offset range of each queue of the topic, in queue order. Queries the masters, or a
+        slave where a broker has no master.
         """
         view = build_view(topic, await self.topic_route(topic))
         ranges = await asyncio.gather(*(self._queue_range(view, queue) for queue in view.subscribe_queues))
         return dict(zip(view.subscribe_queues, ranges, strict=True))
 
     async def message_count(self, topic: str) -> int:
-        """How many messages the topic holds now."""
+        """Returns the number of messages in the topic."""
         return sum(one.count for one in (await self.topic_offsets(topic)).values())
 
     async def offsets_at(self, topic: str, time_ms: int) -> dict[MessageQueue, QueueOffset]:
-        """Per queue the first message stored at or after a time."""
+        """Returns, per queue, the offset of the first message stored at or after `time_ms`."""
         view = build_view(topic, await self.topic_route(topic))
         offsets: dict[MessageQueue, QueueOffset] = {}
         for queue in view.subscribe_queues:
@@ -222,7 +230,7 @@ class Admin(Client):
     # Groups
 
     async def committed_offsets(self, group: str, topic: str) -> dict[MessageQueue, QueueOffset | None]:
-        """Per queue where the group goes on; None where it has never committed."""
+        """Returns, per queue, the committed offset of the group; None for a queue without a commit."""
         view = build_view(topic, await self.topic_route(topic))
         offsets: dict[MessageQueue, QueueOffset | None] = {}
         for queue in view.subscribe_queues:
@@ -233,10 +241,10 @@ class Admin(Client):
         return offsets
 
     async def lag(self, group: str, topic: str) -> int:
-        """How many messages of the topic the group has not finished; all of a queue where it has never
-        committed.
+        """Returns the number of messages of the topic that the group has not consumed yet. A queue without a
+        commit counts with all its messages.
 
-        Raises:  GroupNotFound when the group has no offset of the topic, and no member that reads it.
+        Raises:  GroupNotFound when the group has neither an offset of the topic nor a member that reads it.
         """
         committed = await self.committed_offsets(group, topic)
         if all(offset is None for offset in committed.values()):
@@ -248,7 +256,7 @@ class Admin(Client):
         return total
 
     async def set_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
-        """Store where a group that is not running goes on in one queue."""
+        """Stores the committed offset of one queue. The group must not be running."""
         view = build_view(queue.topic, await self.topic_route(queue.topic))
         address = _address_of(view, queue)
         await broker_consume.commit_offset(
@@ -256,7 +264,7 @@ class Admin(Client):
         )
 
     async def reset_offsets(self, group: str, topic: str, time_ms: int) -> dict[MessageQueue, int]:
-        """Let a group, running or not, go on from a time (-1: from the end); the new offset per queue."""
+        """Moves a group, running or not, to a time (-1: to the end). Returns the new offset per queue."""
         view = build_view(topic, await self.topic_route(topic))
         offsets: dict[MessageQueue, int] = {}
         for broker_name in sorted({queue.broker_name for queue in view.subscribe_queues}):
@@ -269,9 +277,9 @@ class Admin(Client):
     # Messages
 
     async def find_by_id(self, message_id: str) -> Record | None:
-        """The message of a broker's message id, from the broker whose address is in it.
+        """Returns the message with a broker's message id, read from the broker whose address the id contains.
 
-        Raises:  BadRequest for a text that is not such an id; BrokerUnreachable.
+        Raises:  BadRequest for an invalid message id; BrokerUnreachable.
         """
         where = decode_message_id(message_id)
         host = f"[{where.ip}]" if ":" in where.ip else where.ip
@@ -287,12 +295,14 @@ class Admin(Client):
         begin_at_ms: int = 0,
         end_at_ms: int = broker_admin.END_OF_TIME_MS,
     ) -> list[Record]:
-        """Messages that carry the key and were stored between these times, from every broker of the topic."""
+        """Returns messages that carry the key and were stored between these times, from every broker of the
+        topic.
+        """
         span = (begin_at_ms, end_at_ms)
         return await self._find(topic, key, count_max=count_max, is_unique_key=False, span=span)
 
     async def find_by_unique_key(self, topic: str, unique_key: str) -> list[Record]:
-        """The message with the producer's id; several when a send was repeated."""
+        """Returns the message with the producer's id; several messages when a send was repeated."""
         return await self._find(topic, unique_key, count_max=32, is_unique_key=True)
 
     # Inside
@@ -324,7 +334,7 @@ class Admin(Client):
         return records[:count_max]
 
     async def _masters(self, cluster: str | None) -> dict[str, str]:
-        """Broker name -> address of every master of the cluster."""
+        """Returns broker name -> address, for every master of the cluster."""
         info = await self.cluster_info()
         name = _cluster_name(info, cluster)
         masters: dict[str, str] = {}
@@ -337,7 +347,7 @@ class Admin(Client):
         return masters
 
     async def _query_route(self, topic: str) -> TopicRoute | None:
-        """None when no name server knows the topic."""
+        """Returns the topic's route; None when no name server knows the topic."""
         return await self._instance.name_servers.ask(
             lambda client, address: nameserver.query_route(client, address, topic), knows=is_known
         )
@@ -373,7 +383,7 @@ class Admin(Client):
 def _new_topic(
     topic: str, queue_count: int, permission: int, attributes: Mapping[str, str] | None
 ) -> TopicConfig:
-    """Raises BadRequest."""
+    """Builds the configuration of a topic to create. Raises BadRequest."""
     check_topic(topic)
     admin_topics.require_queue_count(queue_count)
     return TopicConfig(
@@ -386,7 +396,7 @@ def _new_topic(
 
 
 def known_clusters(info: ClusterInfo) -> str:
-    """What to say of the clusters that there are."""
+    """Returns the part of an error text that lists the known clusters."""
     if not info.clusters:
         return "no broker is registered at these name servers"
     return f"known are {', '.join(sorted(info.clusters))}"

@@ -1,12 +1,12 @@
-"""Creating and changing topics so that no stored message becomes unreachable; for `Admin` and tools.
+"""Creates and changes topics without making stored messages unreachable; used by `Admin` and tools.
 
-A queue is readable while its number is below the topic's count of read queues. Fewer read queues hide what
-the others hold from every consumer, and no lag tells of it.
+A queue is readable while its number is below the topic's count of read queues. Lowering the count hides the
+messages of the removed queues from every consumer, and no lag reports them.
 
-Invariants: the count of read queues is lowered only after a look at the queues that go, or when forced. A
+Invariants: the count of read queues is lowered only after the removed queues were checked, or when forced. A
             change keeps every setting that it does not name.
-Strategy:   fewer queues are fewer write queues first. The read queues follow when every group that is known
-            for the topic has finished what the others hold.
+Strategy:   to remove queues, lower the count of write queues first. The count of read queues follows when
+            every known group of the topic has consumed the removed queues.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tandemmq.protocol.codes import ResponseCode
 from tandemmq.remoting.client import RemotingClient
 
 Masters = Mapping[str, str]
-"""Broker name -> address of its master."""
+"""The masters of a cluster, as broker name -> address."""
 GROUPS_TOLD = 3
-"""Groups and queues that the text of an error names at most."""
+"""The number of groups, or of queues, that an error text names at most."""
 
 
 async def create(
@@ -37,10 +37,11 @@ async def create(
     *,
     exist_ok: bool,
 ) -> bool:
-    """Create the topic on the masters that lack it; True when there was one.
+    """Creates the topic on the masters that lack it; returns True if a master lacked it.
 
-    `route`: of the topic now, for a broker that does not show its configuration.
-    Raises:  TopicExists when a master has it with other settings, unless `exist_ok`; nothing is done then.
+    `route` is the topic's current route, used for a broker that refuses to show its configuration.
+    Raises:  TopicExists when a master has the topic with other settings, unless `exist_ok`; nothing was
+             created then.
     """
     lacking: list[str] = []
     for name, address in masters.items():
@@ -55,7 +56,9 @@ async def create(
 
 
 async def grow(remoting: RemotingClient, masters: Masters, wanted: TopicConfig) -> bool:
-    """Create the topic where it is missing, add queues where there are fewer; True when anything was done."""
+    """Creates the topic where it is missing and adds queues where there are fewer; returns True if anything
+    was changed.
+    """
     count, is_changed = wanted.write_queue_count, False
     for address in masters.values():
         held = await read_config(remoting, address, wanted.name)
@@ -76,10 +79,12 @@ async def grow(remoting: RemotingClient, masters: Masters, wanted: TopicConfig) 
 async def change(
     remoting: RemotingClient, masters: Masters, topic: str, changes: Mapping[str, Any], *, force: bool
 ) -> dict[str, TopicConfig]:
-    """Change the named settings where the topic exists; what each of these masters has then, by broker name.
+    """Changes the given settings where the topic exists. Returns the resulting configuration of each of these
+    masters, by broker name.
 
-    Raises:  TopicNotFound when no master has it. TopicHasUnread when read queues were to go whose messages
-             some group has not finished: everything else is changed then, the write queues too.
+    Raises:  TopicNotFound when no master has the topic. TopicHasUnread when read queues would be removed that
+             some group has not consumed; all other changes are applied then, including the count of write
+             queues.
     """
     changed: dict[str, TopicConfig] = {}
     unread: list[str] = []
@@ -110,9 +115,10 @@ async def change(
 
 
 async def find_unread(remoting: RemotingClient, address: str, topic: str, read_queue_count: int) -> str:
-    """What would be hidden with so few read queues: who has not finished which queues; empty when nothing.
+    """Describes the messages that `read_queue_count` read queues would hide: the unfinished groups and the
+    queues. Returns an empty text when no message would be hidden.
 
-    Without a group that is known for the topic all that these queues hold is unread.
+    If no group is known for the topic, all messages of these queues count as unread.
     """
     ends = (await broker_admin.query_topic_stats(remoting, address, topic)).queues
     holding = {
@@ -140,7 +146,9 @@ async def find_unread(remoting: RemotingClient, address: str, topic: str, read_q
 
 
 async def read_config(remoting: RemotingClient, address: str, topic: str) -> TopicConfig | None:
-    """The topic as a broker has it, also one of RocketMQ 4.9, which tells all topics or none."""
+    """Returns the topic's configuration at a broker. A RocketMQ 4.9 broker can only list all topics; then the
+    topic is picked from the list.
+    """
     try:
         return await broker_admin.query_topic_config(remoting, address, topic)
     except RequestRejected as error:
@@ -158,7 +166,9 @@ def require_queue_count(count: int | None) -> None:
 async def _shown(
     remoting: RemotingClient, name: str, address: str, topic: str, route: TopicRoute | None
 ) -> TopicConfig | None:
-    """The topic as the broker shows it, else as the route does: an account may create, and not read."""
+    """Returns the topic's configuration from the broker, or from the route if the broker rejects the query:
+    an account may be allowed to create topics but not to read them.
+    """
     try:
         return await read_config(remoting, address, topic)
     except RequestRejected:
@@ -191,7 +201,7 @@ def _require_equal(broker_name: str, held: TopicConfig, wanted: TopicConfig) -> 
 
 
 def _with_changes(held: TopicConfig, **changes: Any) -> TopicConfig:
-    """What a broker is asked for: it keeps the attributes that a request does not name."""
+    """Returns the configuration to request. A broker keeps the attributes that a request does not name."""
     return msgspec.structs.replace(held, **{"attributes": {}, **changes})
 
 

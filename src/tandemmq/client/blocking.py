@@ -1,8 +1,8 @@
-"""From plain threads into the event loop: one background thread, and what all blocking facades have in
-common.
+"""The bridge from plain threads to the event loop: one background thread, and the base of all blocking
+facades.
 
-The thread is shared by all facades of a process: started by the first and stopped by the last. After a fork
-the child has no such thread, whatever it inherited, and gets its own.
+All facades of a process share the thread: the first facade starts it and the last one stops it. After a fork
+the inherited thread does not run in the child, so the child starts its own.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ T = TypeVar("T")
 
 
 END_S_MAX = 5.0
-"""For the tasks that still run when the loop ends."""
+"""The maximum wait for tasks that still run when the loop ends."""
 
 
 class LoopThread:
-    """A loop that runs in its own thread until `stop`.
+    """An event loop that runs in its own thread until `stop`.
 
-    Invariants: whoever waits for the loop gets an answer or ClientError, also when it ends meanwhile, or a
-                callback of the user ended it (`sys.exit`).
+    Invariants: a caller that waits for the loop always gets an answer or ClientError, also when the loop ends
+                meanwhile or a callback of the user ended it (`sys.exit`).
     """
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        """Nothing is handed to a loop that has begun to end."""
+        """Guards `_is_ending`: no work is submitted to a loop that is ending."""
         self._is_ending = False
         self._thread = threading.Thread(target=self._run, name="tandemmq-client", daemon=True)
         self._thread.start()
@@ -49,7 +49,7 @@ class LoopThread:
         return self._pid == os.getpid() and not self._is_ending and self._thread.is_alive()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine in the loop; the future is for the calling thread."""
+        """Starts a coroutine in the loop; the returned future is for the calling thread."""
         if self.is_usable:
             with self._lock:
                 if not self._is_ending:
@@ -58,7 +58,7 @@ class LoopThread:
         raise ClientError("the client's thread is gone: it was closed, or the process has forked")
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop and wait for it; an interrupt of the caller cancels it."""
+        """Runs a coroutine in the loop and waits for it; an interrupt of the caller cancels the coroutine."""
         if threading.current_thread() is self._thread:
             work.close()
             raise ClientError("a blocking call from a callback in the client's own thread would never end")
@@ -70,18 +70,18 @@ class LoopThread:
             raise
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
-        """Run a plain function in the loop, later; does not wait."""
+        """Schedules a plain function in the loop and returns at once."""
         if self.is_usable:
             with self._lock:
                 if not self._is_ending:
                     self._loop.call_soon_threadsafe(function, *args)
 
     def monotonic(self) -> float:
-        """Seconds of a clock that only rises, for the calling thread."""
+        """Returns the seconds of a monotonic clock, for the calling thread."""
         return time.monotonic()
 
     def stop(self) -> None:
-        """End the thread, when nothing uses it."""
+        """Ends the thread and waits for its end."""
         if self.is_usable:
             with self._lock:
                 if not self._is_ending:
@@ -100,7 +100,9 @@ class LoopThread:
             self._loop.close()
 
     async def _end_tasks(self) -> None:
-        """Of what was handed in last, and of what still runs: whoever waits for it must not wait for ever."""
+        """Cancels the tasks that still run, including those submitted last, so that no caller waits for
+        ever.
+        """
         await asyncio.sleep(0)
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
@@ -110,7 +112,9 @@ class LoopThread:
 
 
 def outcome_of(future: Future[T]) -> T:
-    """What the coroutine gave or raised. Raises ClientError when the loop has ended it."""
+    """Returns the coroutine's result or raises its error. Raises ClientError when the ending loop cancelled
+    it.
+    """
     try:
         return future.result()
     except CancelledError:
@@ -118,7 +122,7 @@ def outcome_of(future: Future[T]) -> T:
 
 
 class _SharedThread:
-    """Counts the users of the process's one LoopThread."""
+    """A reference count for the LoopThread that the process shares."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -147,12 +151,12 @@ _shared = _SharedThread()
 
 
 def acquire_thread() -> LoopThread:
-    """The process's client thread, started when this is its first user."""
+    """Returns the client thread of the process; the first user starts it."""
     return _shared.acquire()
 
 
 def release_thread(thread: LoopThread) -> None:
-    """Give the thread back; the last user stops it."""
+    """Releases the thread; the last user stops it."""
     _shared.release(thread)
 
 
@@ -166,7 +170,7 @@ C = TypeVar("C", bound=AsyncClient)
 
 
 class Facade(Generic[C]):
-    """Owns one asyncio client, made, used and closed in the shared thread."""
+    """A blocking facade of one asyncio client, which is created, used and closed in the shared thread."""
 
     def __init__(self, make: Callable[[], C]) -> None:
         self._make = make
@@ -174,7 +178,7 @@ class Facade(Generic[C]):
         self._client: C | None = None
 
     def start(self) -> Self:
-        """Start the client. Raises BrokerUnreachable when no name server takes a connection."""
+        """Starts the client. Raises BrokerUnreachable when no name server accepts a connection."""
         if self._client is not None:
             raise ClientError("the client is started already")
         thread = acquire_thread()
@@ -187,7 +191,7 @@ class Facade(Generic[C]):
         return self
 
     def close(self) -> None:
-        """Close the client as its asyncio twin does; closing twice does nothing."""
+        """Closes the client as its asyncio counterpart does; closing twice does nothing."""
         thread, client = self._thread, self._client
         self._thread = self._client = None
         if thread is None or client is None:
@@ -226,32 +230,32 @@ class Facade(Generic[C]):
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         thread = self._thread
-        if thread is None:  # closed by another thread right now
+        if thread is None:  # closed by another thread meanwhile
             work.close()
             raise ClientError("the client is not started, or closed")
         return thread.call(work)
 
 
 class WorkerThreads:
-    """Threads for user code that may block, when a client needs many at once."""
+    """A thread pool for user code that may block, for a client that needs many threads at once."""
 
     def __init__(self, count: int) -> None:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="tandemmq-worker")
 
     def start(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        """Run a plain function in the next free thread; the future is for the event loop."""
+        """Runs a plain function in the next free thread; the returned future is for the event loop."""
         return asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
 
     def close(self) -> None:
-        """End each thread when it has nothing to do; what has not begun never begins."""
+        """Ends each thread once it is idle; calls that have not begun are cancelled."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 async def in_worker(function: Callable[..., T], *args: Any) -> T:
-    """A call of user code that may block, made in a thread of its own."""
+    """Calls user code that may block, in a separate thread."""
     return await asyncio.to_thread(function, *args)
 
 
 async def in_loop(function: Callable[..., T], *args: Any) -> T:
-    """A plain call, made in the loop's thread."""
+    """Calls a plain function in the loop's thread."""
     return function(*args)

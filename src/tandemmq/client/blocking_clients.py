@@ -1,4 +1,4 @@
-"""The clients for code without an event loop, producers, consumers and administration: thin facades over the
+"""Blocking producers, consumers and administration for code without an event loop: thin facades of the
 asyncio classes.
 
     with BlockingProducer("orders", "127.0.0.1:9876") as producer:
@@ -15,8 +15,8 @@ asyncio classes.
     with BlockingAdmin("127.0.0.1:9876") as admin:
         admin.create_topic("Orders", queue_count=8)
 
-Producers and BlockingAdmin may be used from several threads; a BlockingConsumer is iterated or polled by one
-thread at a time. Results, errors and the meaning of every option are those of the asyncio classes.
+Several threads may share a producer or a BlockingAdmin. Only one thread at a time may iterate or poll a
+BlockingConsumer. Results, errors and options are those of the asyncio classes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from tandemmq.units import QueueOffset
 
 
 class BlockingProducer(Facade[Producer]):
-    """See `Producer`."""
+    """The blocking facade of `Producer`."""
 
     def __init__(self, group: str, namesrv: ServerNames, *, options: ProducerOptions | None = None) -> None:
         super().__init__(lambda: Producer(group, namesrv, options=options))
@@ -66,7 +66,7 @@ class BlockingProducer(Facade[Producer]):
     def send(
         self, message: Message, *, queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> SendResult:
-        """Where the message was stored."""
+        """Sends a message and returns its position in the topic."""
         return self._call(self._running.send(message, queue=queue, timeout_s=timeout_s))
 
     def send_batch(
@@ -76,11 +76,11 @@ class BlockingProducer(Facade[Producer]):
         queue: MessageQueue | None = None,
         timeout_s: float | None = None,
     ) -> list[SendResult]:
-        """One result per message; one request, all or none."""
+        """Sends the messages in one request, all or none. Returns one result per message."""
         return self._call(self._running.send_batch(messages, queue=queue, timeout_s=timeout_s))
 
     def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
-        """Send without an answer; the message may be lost."""
+        """Sends without waiting for an answer; the message may be lost."""
         self._call(self._running.send_oneway(message, queue=queue))
 
     def send_many(
@@ -91,11 +91,11 @@ class BlockingProducer(Facade[Producer]):
         stop_on_error: bool = True,
         batches_in_flight_max: int = 16,
     ) -> SendSummary:
-        """Send all messages in batches, many at a time.
+        """Sends all messages in batches, several batches at a time.
 
-        `messages` is iterated, and `on_result(message, outcome)` is called, in the calling thread and in the
-        order of sending; reading ahead is bounded by the batches under way. With `stop_on_error` the first
-        failure ends it: what is under way is waited for, then the error is raised.
+        The calling thread iterates `messages` and calls `on_result(message, outcome)`, in the order of
+        sending. `batches_in_flight_max` bounds how far it reads ahead. With `stop_on_error` the first failure
+        stops the sending; the error is raised after the batches in flight have ended.
         """
         producer, thread = self._running, self._thread
         assert thread is not None
@@ -124,34 +124,36 @@ class BlockingProducer(Facade[Producer]):
         return summary.result(stop_on_error=stop_on_error)
 
     def request(self, message: Message, timeout_s: float = 3.0) -> ReceivedMessage:
-        """The reply of whoever consumes the message."""
+        """Sends a request and returns the consumer's reply."""
         return self._call(self._running.request(message, timeout_s))
 
     def reply(
         self, request: ReceivedMessage, body: bytes, *, properties: Mapping[str, str] | None = None
     ) -> None:
-        """Answer a request that a consumer received."""
+        """Answers a request that a consumer received."""
         self._call(self._running.reply(request, body, properties=properties))
 
     def recall(self, topic: str, recall_handle: str) -> str:
-        """Take a timed message back before its time."""
+        """Recalls a timed message before its delivery time."""
         return self._call(self._running.recall(topic, recall_handle))
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues that take messages of a topic now."""
+        """Returns the queues of a topic that accept messages now."""
         return self._call(self._running.queues(topic))
 
     def queue_for(self, topic: str, key: str) -> MessageQueue:
-        """The queue for messages that must stay in order among themselves."""
+        """Returns the queue for messages with this key, so that they stay in order among themselves."""
         return self._call(self._running.queue_for(topic, key))
 
     def flush(self) -> None:
-        """Returns when every send that was started has its result."""
+        """Waits until every started send has its result."""
         self._call(self._running.flush())
 
 
 class BlockingTransactionProducer(Facade[TransactionProducer]):
-    """See `TransactionProducer`. `check` runs in threads of its own, `work` in the calling thread."""
+    """The blocking facade of `TransactionProducer`. `check` runs in worker threads, `work` in the calling
+    thread.
+    """
 
     def __init__(
         self,
@@ -173,7 +175,9 @@ class BlockingTransactionProducer(Facade[TransactionProducer]):
         *,
         timeout_s: float | None = None,
     ) -> TransactionResult:
-        """Store the half message, run `work(message)` here, tell the broker."""
+        """Stores the half message, runs `work(message)` in this thread and reports the outcome to the
+        broker.
+        """
         sent = self.send_half(message, timeout_s=timeout_s)
         if not sent.is_ok:
             self.end(sent, TransactionState.ROLLBACK)
@@ -189,25 +193,25 @@ class BlockingTransactionProducer(Facade[TransactionProducer]):
         return TransactionResult(sent, state)
 
     def send_half(self, message: Message, *, timeout_s: float | None = None) -> SendResult:
-        """Only the first step; `end` is the second."""
+        """Stores the half message only; `end` is the second step."""
         return self._call(self._running.send_half(message, timeout_s=timeout_s))
 
     def end(self, sent: SendResult, state: TransactionState) -> None:
-        """Tell the broker how the transaction ended."""
+        """Reports the outcome of the transaction to the broker."""
         self._call(self._running.end(sent, state))
 
 
 ITERATION_POLL = 256
-"""Messages that an iterating consumer fetches at a time from its thread."""
+"""The number of messages that an iterating consumer fetches from its thread at once."""
 ACK_COUNT = 64
 ACK_EVERY_S = 0.2
-"""What an iteration has finished goes to the thread in groups: a call per message costs more than the
+"""Acknowledged messages are passed to the thread in groups: a call per message would cost more than the
 message.
 """
 
 
 class Subscriber(AsyncClient, Protocol):
-    """What every kind of consumer can be told."""
+    """The operations of every kind of consumer."""
 
     def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None: ...
 
@@ -215,7 +219,7 @@ class Subscriber(AsyncClient, Protocol):
 
 
 class AsyncGroupMember(Subscriber, Protocol):
-    """What the two kinds can be told that share the queues of their topics."""
+    """The operations of consumers whose group shares the queues of its topics."""
 
     def pause(self, *queues: MessageQueue) -> None: ...
 
@@ -234,7 +238,7 @@ M = TypeVar("M", bound=AsyncGroupMember)
 
 
 class _BlockingSubscriber(Facade[S]):
-    """Subscribe before the start or later."""
+    """A consumer facade whose subscriptions may be made before or after the start."""
 
     def __init__(self, make: Callable[[], S]) -> None:
         self._subscriptions: dict[str, tuple[str, str | None]] = {}
@@ -242,15 +246,15 @@ class _BlockingSubscriber(Facade[S]):
         super().__init__(self._make_subscribed)
 
     def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
-        """All messages of a topic, those with one of the tags in `TagA || TagB`, or those that a SQL92
-        expression takes.
+        """Subscribes to a topic: all messages, those with one of the tags in `TagA || TagB`, or those
+        matching a SQL92 expression.
         """
         self._subscriptions[topic] = (tags, sql)
         if self._client is not None:
             self._call(in_loop(partial(self._client.subscribe, topic, tags, sql=sql)))
 
     def unsubscribe(self, topic: str) -> None:
-        """Stop taking part in a topic."""
+        """Ends the subscription to a topic."""
         self._subscriptions.pop(topic, None)
         if self._client is not None:
             self._call(in_loop(self._client.unsubscribe, topic))
@@ -263,20 +267,20 @@ class _BlockingSubscriber(Facade[S]):
 
 
 class _BlockingMember(_BlockingSubscriber[M]):
-    """Has queues of its own."""
+    """A consumer facade with assigned queues."""
 
     def pause(self, *queues: MessageQueue) -> None:
-        """Read no more of these queues, or of all."""
+        """Stops reading these queues, or all queues."""
         self._call(in_loop(self._running.pause, *queues))
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Read on."""
+        """Resumes reading these queues, or all queues."""
         self._call(in_loop(self._running.resume, *queues))
 
     def reply(
         self, request: ReceivedMessage, body: bytes, *, properties: Mapping[str, str] | None = None
     ) -> None:
-        """Answer a message that was sent by `Producer.request`."""
+        """Answers a message that was sent by `Producer.request`."""
         self._call(self._running.reply(request, body, properties=properties))
 
     @property
@@ -286,10 +290,11 @@ class _BlockingMember(_BlockingSubscriber[M]):
 
 
 class BlockingConsumer(_BlockingMember[Consumer]):
-    """See `Consumer`.
+    """The blocking facade of `Consumer`.
 
-    Iterating never ends by itself: it waits for the next message. With `auto_ack` a message is finished when
-    the loop asks for the next one; leaving the loop by an exception leaves the last message unfinished.
+    Iterating waits for the next message and never ends by itself. With `auto_ack` a message is acknowledged
+    when the loop asks for the next one. If an exception leaves the loop, the last message stays
+    unacknowledged.
     """
 
     def __init__(self, group: str, namesrv: ServerNames, *, options: ConsumerOptions | None = None) -> None:
@@ -302,20 +307,20 @@ class BlockingConsumer(_BlockingMember[Consumer]):
         super().__init__(lambda: Consumer(group, namesrv, options=options))
 
     def start(self) -> Self:
-        """As `Facade.start`."""
+        """Starts the consumer as `Facade.start` does."""
         self._is_closed = False
         return super().start()
 
     def assign(self, *queues: MessageQueue, tags: str = ALL) -> None:
-        """Read exactly these queues instead of a share of subscribed topics."""
+        """Reads exactly these queues instead of a share of the subscribed topics."""
         self._call(in_loop(partial(self._running.assign, *queues, tags=tags)))
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues of a topic that can be read now."""
+        """Returns the queues of a topic that can be read now."""
         return self._call(self._running.queues(topic))
 
     def seek(self, queue: MessageQueue, to: int | StartFrom, *, time_ms: int | None = None) -> int:
-        """Go on in a queue from an offset, from its first or its last message, or from a time; the offset."""
+        """Moves a queue to an offset, to its first or its last message, or to a time; returns the offset."""
         self._flush_acks()
         offset = self._call(self._running.seek(queue, to, time_ms=time_ms))
         moved = self._running.instance.namespace.wrap_queue(queue)
@@ -323,14 +328,14 @@ class BlockingConsumer(_BlockingMember[Consumer]):
         return offset
 
     def poll(self, count_max: int = 256, timeout_s: float = 1.0) -> list[ReceivedMessage]:
-        """Up to `count_max` messages; empty when none came within `timeout_s`."""
+        """Returns up to `count_max` messages; an empty list when none came within `timeout_s`."""
         return self._call(self._running.poll(count_max, timeout_s))
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         return self
 
     def __next__(self) -> ReceivedMessage:
-        """The next message, whenever it comes; ends when the consumer is closed by another thread."""
+        """Waits for the next message; stops the iteration when another thread closes the consumer."""
         try:
             return self._next()
         except ClientError:
@@ -342,7 +347,7 @@ class BlockingConsumer(_BlockingMember[Consumer]):
         if self._last is not None:
             self._finished.append(self._last)
             self._last = None
-        fetched = self._fetched  # which a close of another thread replaces
+        fetched = self._fetched  # a close in another thread replaces `self._fetched`
         if not fetched:
             self._flush_acks()
             fetched.extend(self._call(self._running.fetch(ITERATION_POLL)))
@@ -356,7 +361,7 @@ class BlockingConsumer(_BlockingMember[Consumer]):
         return message
 
     def close(self) -> None:
-        """Commit what is finished and leave the group."""
+        """Commits the acknowledged messages and leaves the group."""
         self._flush_acks()
         self._is_closed = True
         self._last = None
@@ -364,20 +369,22 @@ class BlockingConsumer(_BlockingMember[Consumer]):
         super().close()
 
     def ack(self, *messages: ReceivedMessage) -> None:
-        """These messages are finished."""
+        """Acknowledges these messages."""
         self._call(in_loop(self._running.ack_all, messages))
 
     def commit(self) -> bool:
-        """Commit now what is finished; False when a broker could not take it."""
+        """Commits the acknowledged messages now; returns False when a broker could not store the commit."""
         self._flush_acks()
         return self._call(self._running.commit())
 
     def retry_later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
-        """Hand a message back for a later delivery."""
+        """Sends a message back for a later delivery."""
         self._call(self._running.retry_later(message, delay_level=delay_level))
 
     def suspend(self, message: ReceivedMessage, *, delay_s: float = 1.0) -> None:
-        """Put a message of an orderly consumer back: its queue rests and begins with it again."""
+        """Puts a message of an orderly consumer back: its queue pauses for `delay_s` and then resumes with
+        this message.
+        """
         if self._last is message:
             self._last = None
         self._flush_acks()
@@ -385,7 +392,9 @@ class BlockingConsumer(_BlockingMember[Consumer]):
         self._call(self._running.suspend(message, delay_s=delay_s))
 
     def _flush_acks(self) -> None:
-        """Tell the consumer what this thread has finished; before anything else that it is asked."""
+        """Passes the messages that this thread has acknowledged to the consumer; called before any other
+        request.
+        """
         self._acked_at = self._monotonic()
         if self._finished and self._thread is not None and self._client is not None:
             self._thread.call_soon(self._client.ack_all, self._finished)
@@ -393,7 +402,7 @@ class BlockingConsumer(_BlockingMember[Consumer]):
 
 
 class BlockingPushConsumer(_BlockingMember[PushConsumer]):
-    """See `PushConsumer`; a plain handler runs in threads of its own, where it may block."""
+    """The blocking facade of `PushConsumer`; a plain handler runs in worker threads, where it may block."""
 
     def __init__(
         self,
@@ -406,12 +415,12 @@ class BlockingPushConsumer(_BlockingMember[PushConsumer]):
         super().__init__(lambda: PushConsumer(group, namesrv, handler, options=options))
 
     def wait_closed(self) -> None:
-        """Returns when another thread has closed the consumer. Raises as `PushConsumer.wait_closed`."""
+        """Waits until another thread has closed the consumer. Raises as `PushConsumer.wait_closed` does."""
         self._call(self._running.wait_closed())
 
 
 class BlockingPopConsumer(_BlockingSubscriber[PopConsumer]):
-    """See `PopConsumer`; may be used by several threads."""
+    """The blocking facade of `PopConsumer`; several threads may share it."""
 
     def __init__(self, group: str, namesrv: ServerNames, *, options: PopOptions | None = None) -> None:
         super().__init__(lambda: PopConsumer(group, namesrv, options=options))
@@ -419,38 +428,38 @@ class BlockingPopConsumer(_BlockingSubscriber[PopConsumer]):
     def receive(
         self, count_max: int = 32, *, invisible_s: float | None = None, timeout_s: float = 15.0
     ) -> list[PoppedMessage]:
-        """Up to `count_max` messages; empty when none came within `timeout_s`."""
+        """Returns up to `count_max` messages; an empty list when none came within `timeout_s`."""
         return self._call(self._running.receive(count_max, invisible_s=invisible_s, timeout_s=timeout_s))
 
     def ack(self, *messages: PoppedMessage) -> None:
-        """These messages are done with."""
+        """Acknowledges these messages."""
         self._call(self._running.ack(*messages))
 
     def change_invisible(self, message: PoppedMessage, invisible_s: float) -> None:
-        """Keep the message for so long from now on."""
+        """Keeps the message invisible to other consumers for `invisible_s` from now on."""
         self._call(self._running.change_invisible(message, invisible_s))
 
 
 class BlockingAdmin(Facade[Admin]):
-    """See `Admin`."""
+    """The blocking facade of `Admin`."""
 
     def __init__(self, namesrv: ServerNames, *, options: ClientOptions | None = None) -> None:
         super().__init__(lambda: Admin(namesrv, options=options))
 
     def cluster_info(self) -> ClusterInfo:
-        """All registered brokers."""
+        """Returns all registered brokers."""
         return self._call(self._running.cluster_info())
 
     def topics(self) -> list[str]:
-        """The names of all topics."""
+        """Returns the names of all topics."""
         return self._call(self._running.topics())
 
     def topic_route(self, topic: str) -> TopicRoute:
-        """Queues and brokers of a topic."""
+        """Returns the queues and brokers of a topic."""
         return self._call(self._running.topic_route(topic))
 
     def runtime_info(self, address: str) -> dict[str, str]:
-        """The figures of one broker."""
+        """Returns the statistics of one broker."""
         return self._call(self._running.runtime_info(address))
 
     def create_topic(
@@ -463,7 +472,9 @@ class BlockingAdmin(Facade[Admin]):
         attributes: Mapping[str, str] | None = None,
         exist_ok: bool = False,
     ) -> bool:
-        """Create the topic on every master of the cluster that lacks it; True when there was one."""
+        """Creates the topic on every master of the cluster that lacks it; returns True if a master
+        lacked it.
+        """
         making = self._running.create_topic(
             topic,
             queue_count=queue_count,
@@ -483,7 +494,7 @@ class BlockingAdmin(Facade[Admin]):
         cluster: str | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> bool:
-        """Have the topic with at least so many queues; True when anything was done."""
+        """Ensures that the topic has at least `queue_count` queues; returns True if anything was changed."""
         making = self._running.ensure_topic(
             topic, queue_count=queue_count, permission=permission, cluster=cluster, attributes=attributes
         )
@@ -499,7 +510,9 @@ class BlockingAdmin(Facade[Admin]):
         cluster: str | None = None,
         force: bool = False,
     ) -> None:
-        """Change what is named of a topic; read queues with unread messages stay."""
+        """Changes the given settings of a topic; read queues with unread messages stay, unless `force` is
+        set.
+        """
         changing = self._running.update_topic(
             topic,
             queue_count=queue_count,
@@ -511,35 +524,35 @@ class BlockingAdmin(Facade[Admin]):
         self._call(changing)
 
     def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
-        """Delete the topic on every broker of the cluster."""
+        """Deletes the topic on every broker of the cluster."""
         self._call(self._running.delete_topic(topic, cluster=cluster))
 
     def topic_offsets(self, topic: str) -> dict[MessageQueue, QueueRange]:
-        """What each queue of the topic holds."""
+        """Returns the offset range of each queue of the topic."""
         return self._call(self._running.topic_offsets(topic))
 
     def offsets_at(self, topic: str, time_ms: int) -> dict[MessageQueue, QueueOffset]:
-        """Per queue the first message stored at or after a time."""
+        """Returns, per queue, the offset of the first message stored at or after `time_ms`."""
         return self._call(self._running.offsets_at(topic, time_ms))
 
     def message_count(self, topic: str) -> int:
-        """How many messages the topic holds now."""
+        """Returns the number of messages in the topic."""
         return self._call(self._running.message_count(topic))
 
     def committed_offsets(self, group: str, topic: str) -> dict[MessageQueue, QueueOffset | None]:
-        """Per queue where the group goes on."""
+        """Returns the committed offset of the group, per queue."""
         return self._call(self._running.committed_offsets(group, topic))
 
     def lag(self, group: str, topic: str) -> int:
-        """How many messages of the topic the group has not finished."""
+        """Returns the number of messages of the topic that the group has not consumed yet."""
         return self._call(self._running.lag(group, topic))
 
     def set_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
-        """Store where a group that is not running goes on in one queue."""
+        """Stores the committed offset of one queue. The group must not be running."""
         self._call(self._running.set_offset(group, queue, offset))
 
     def reset_offsets(self, group: str, topic: str, time_ms: int) -> dict[MessageQueue, int]:
-        """Let a group go on from a time."""
+        """Moves a group to a time; returns the new offset per queue."""
         return self._call(self._running.reset_offsets(group, topic, time_ms))
 
     def find_by_key(
@@ -551,16 +564,16 @@ class BlockingAdmin(Facade[Admin]):
         begin_at_ms: int = 0,
         end_at_ms: int = END_OF_TIME_MS,
     ) -> list[Record]:
-        """Messages that carry the key and were stored between these times."""
+        """Returns messages that carry the key and were stored between these times."""
         found = self._running.find_by_key(
             topic, key, count_max=count_max, begin_at_ms=begin_at_ms, end_at_ms=end_at_ms
         )
         return self._call(found)
 
     def find_by_unique_key(self, topic: str, unique_key: str) -> list[Record]:
-        """The message with the producer's id; several when a send was repeated."""
+        """Returns the message with the producer's id; several messages when a send was repeated."""
         return self._call(self._running.find_by_unique_key(topic, unique_key))
 
     def find_by_id(self, message_id: str) -> Record | None:
-        """The message of a broker's message id."""
+        """Returns the message with a broker's message id."""
         return self._call(self._running.find_by_id(message_id))

@@ -1,8 +1,8 @@
-"""One client as brokers see it: an id, connections, fresh routes, heartbeats (spec semantics 2).
+"""The client as brokers see it: an id, connections, current routes, heartbeats (spec semantics 2).
 
 Producers and consumers are members of an instance; by default each has its own. `ClientInstance` owns all
-background tasks: when one dies by a fault of ours, the instance is failed and every later call says why. What
-brokers ask goes to the member that it is about; for producers `ProducerQuestions` answers.
+background tasks: if a bug ends one of them, the instance fails, and every later call raises with that reason.
+A broker's request is dispatched to the member that it concerns; `ProducerQuestions` answers for producers.
 """
 
 from __future__ import annotations
@@ -58,29 +58,29 @@ BROKER_REQUESTS = (
     RequestCode.GET_CONSUMER_RUNNING_INFO,
     RequestCode.CONSUME_MESSAGE_DIRECTLY,
 )
-"""What brokers ask of clients and we serve (spec semantics 15)."""
+"""The requests of brokers that a consumer answers (spec semantics 15)."""
 
 PRODUCER_REQUESTS = (RequestCode.CHECK_TRANSACTION_STATE, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT)
-"""What they ask of producers."""
+"""The requests of brokers that a producer answers."""
 
 
 OUTAGES = (BrokerUnreachable, NoRoute, NotServed, ServiceNotAvailable)
-"""The group has no master that serves the request now; it may have one in a moment."""
+"""The errors of a group that has no master serving the request now, but may have one in a moment."""
 OUTAGE_PAUSE_MS = (50, 200)
-"""Before looking again for a master that serves it, from..to: not all clients come at once."""
+"""The pause before the next search for a serving master, as a range: clients must not all retry at once."""
 SILENT_S = 1.0
-"""A request without an answer for so long makes the routes be asked: the broker's machine may be gone."""
+"""The time without an answer after which the routes are refreshed: the broker's machine may be gone."""
 UNDECODED_LINE_S = 10.0
-"""Between two log lines about bodies that could not be decoded: a topic may be full of them."""
+"""The interval between two log lines about undecodable bodies: a topic may be full of them."""
 
 
 T = TypeVar("T")
 AskMaster = Callable[[str, float], Awaitable[T]]
-"""A call to the broker at an address, which may take so many seconds."""
+"""A call to the broker at an address, with a timeout in seconds."""
 
 
 class GroupMember(Protocol):
-    """A consumer, as its instance needs it."""
+    """The interface of a consumer towards its instance."""
 
     @property
     def group(self) -> str: ...
@@ -91,15 +91,15 @@ class GroupMember(Protocol):
 
 
 class Client(ABC):
-    """What applications make: `async with` starts and closes it."""
+    """The base of all clients; `async with` starts and closes the client."""
 
     @abstractmethod
     async def start(self) -> Self:
-        """Reach a name server and begin."""
+        """Connects to a name server and begins."""
 
     @abstractmethod
     async def close(self) -> None:
-        """End everything that was started. Also when it is cancelled: then it waits for less."""
+        """Ends everything that was started. If cancelled, it still ends everything, but waits for less."""
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -111,7 +111,9 @@ class Client(ABC):
 
 
 class ClientInstance:
-    """Start it before use; `close` ends all it started."""
+    """The shared part of producers and consumers. Call `start` before use; `close` ends everything that
+    `start` began.
+    """
 
     def __init__(
         self,
@@ -152,7 +154,7 @@ class ClientInstance:
         self._is_begun = False
         self.failure: BaseException | None = None
         self.on_failure: list[Callable[[BaseException], None]] = []
-        """Called once, when a background task of this instance has died."""
+        """The functions to call once, when a background task of this instance has died."""
         self._producer_groups: dict[str, None] = {INNER_PRODUCER_GROUP: None}
         self._consumers: dict[str, GroupMember] = {}
         self._heartbeat_wanted = asyncio.Event()
@@ -160,10 +162,11 @@ class ClientInstance:
         self._undecoded_line_at_s = float("-inf")
 
     async def start(self) -> None:
-        """Reach a name server, take an id, start refreshing and heartbeats.
+        """Connects to a name server, chooses the client id, and starts refreshing routes and sending
+        heartbeats.
 
-        Raises:  BrokerUnreachable, naming the name servers, when none takes a connection. ClientError when it
-                 was started before.
+        Raises:  BrokerUnreachable, naming the name servers, when none accepts a connection. ClientError when
+                 the instance was started before.
         """
         if self._is_begun:
             raise ClientError(
@@ -184,7 +187,7 @@ class ClientInstance:
         self.tasks.start("heartbeat", self._beat())
 
     async def close(self) -> None:
-        """Stop the tasks, then the connections."""
+        """Stops the tasks, then the connections."""
         try:
             await self.tasks.close()
         finally:
@@ -196,30 +199,32 @@ class ClientInstance:
             raise ClientError(f"the client has failed: {self.failure!r}") from self.failure
 
     def add_producer(self, group: str) -> None:
-        """From the next heartbeat on brokers know this client as a producer of the group."""
+        """Registers a producer group: from the next heartbeat on, brokers know this client as a member
+        of it.
+        """
         self._producer_groups[group] = None
 
     def add_consumer(self, member: GroupMember) -> None:
-        """Heartbeats name this consumer, and what brokers ask of its group reaches it.
+        """Registers a consumer: heartbeats name it, and brokers' requests about its group reach it.
 
-        Raises:  ClientError for a second consumer of the same group: brokers could not tell them apart.
+        Raises:  ClientError for a second consumer of the same group: brokers could not distinguish the two.
         """
         if member.group in self._consumers:
             raise ClientError(f"this client already has a consumer of group {member.group!r}")
         self._consumers[member.group] = member
 
     def beat_soon(self) -> None:
-        """Something that heartbeats carry has changed."""
+        """Sends a heartbeat soon, because the content of heartbeats has changed."""
         self._heartbeat_wanted.set()
 
     async def ask_master(self, topic: str, broker_name: str, ask: AskMaster[T], *, timeout_s: float) -> T:
-        """What the master of the broker group answers, whichever broker that is by then.
+        """Returns the answer of the broker group's master, also when the master changes meanwhile.
 
-        While the group has no master that serves the request, the route is looked up again until the
-        deadline; a master that is silent is left as soon as the route names another one. So a request may be
-        carried out twice.
+        While the group has no master that serves the request, the route is refreshed until the deadline. A
+        silent master is given up as soon as the route names another one. A request may therefore be executed
+        twice.
 
-        Raises:  what the last attempt raised; NoRoute while the route names no master.
+        Raises:  the error of the last attempt; NoRoute while the route names no master.
         """
         deadline_s = self.clock.monotonic() + timeout_s
         low, high = OUTAGE_PAUSE_MS
@@ -238,7 +243,9 @@ class ClientInstance:
                 await self.clock.sleep(pause_s)
 
     async def _ask_while_master(self, topic: str, broker_name: str, address: str, asking: Awaitable[T]) -> T:
-        """The answer; BrokerUnreachable when the route names another master before it has come."""
+        """Returns the answer; raises BrokerUnreachable when the route names another master before the answer
+        has come.
+        """
         task = self.tasks.start("ask-master", _outcome_of(asking))
         try:
             while True:
@@ -261,7 +268,7 @@ class ClientInstance:
         return None if view is None else view.master_address(broker_name)
 
     def note_undecoded(self, message: ReceivedMessage) -> None:
-        """A message is handed out with its stored body: counted, and logged now and then with the count."""
+        """Counts a message that is delivered with its stored body, and logs the count now and then."""
         self._undecoded_count += 1
         now_s = self.clock.monotonic()
         if now_s - self._undecoded_line_at_s < UNDECODED_LINE_S:
@@ -281,7 +288,7 @@ class ClientInstance:
         )
 
     async def leave(self, *, producer_group: str | None = None, consumer_group: str | None = None) -> None:
-        """Tell all brokers that a member is gone; those that cannot be reached find out by the closed
+        """Notifies all brokers that a member has left; an unreachable broker learns it from the closed
         connection.
         """
         if producer_group is not None:
@@ -302,7 +309,7 @@ class ClientInstance:
                 log.debug(events.HEARTBEAT_FAILED, extra={"address": address, "error": str(error)})
 
     def heartbeat_addresses(self, *, with_slaves: bool) -> list[str]:
-        """Every broker address that is known, in a fixed order; masters only for pure producers."""
+        """Returns every known broker address, in a fixed order; only masters unless `with_slaves` is set."""
         return [
             address
             for _, replicas in sorted(self.routes.broker_addresses().items())
@@ -311,7 +318,9 @@ class ClientInstance:
         ]
 
     async def beat(self) -> None:
-        """One heartbeat to every broker; a broker that fails is logged and tried again next time."""
+        """Sends one heartbeat to every broker; a failure is logged, and that broker is tried again at the
+        next heartbeat.
+        """
         body = Heartbeat(
             client_id=self.client_id,
             producers=tuple(ProducerData(group=group) for group in self._producer_groups),
@@ -342,7 +351,9 @@ class ClientInstance:
             await self.beat()
 
     async def _local_ip(self) -> str:
-        """The address under which the name server sees us; also proves that one can be reached."""
+        """Returns this client's own address on the connection to a name server; also proves that one is
+        reachable.
+        """
         try:
             return await self.name_servers.ask(_local_address)
         except ClientError as error:
@@ -365,7 +376,7 @@ class ClientInstance:
 
 
 async def _outcome_of(asking: Awaitable[T]) -> tuple[T | None, TandemError | None]:
-    """The answer or the error: a refused call must not end the client's task scope."""
+    """Returns the answer or the error: a refused call must not end the client's task scope."""
     try:
         return await asking, None
     except TandemError as error:
@@ -378,45 +389,49 @@ async def _local_address(client: RemotingClient, address: str) -> str:
 
 
 class InstanceUse:
-    """How one client uses an instance: its own lives as long as the client; a shared one is not touched."""
+    """One client's use of an instance. It starts and closes an instance of its own; a shared one is left
+    alone.
+    """
 
     def __init__(self, namesrv: ServerNames, options: ClientOptions, shared: ClientInstance | None) -> None:
         self.instance = shared or ClientInstance(namesrv, options)
         self._is_own = shared is None
 
     async def start(self) -> None:
-        """As `ClientInstance.start`, if it is the client's own."""
+        """Starts the instance as `ClientInstance.start` does, if it is the client's own."""
         if self._is_own:
             await self.instance.start()
 
     async def close_member(
         self, *, producer_group: str | None = None, consumer_group: str | None = None
     ) -> None:
-        """As `ClientInstance.leave`, then as `close`."""
+        """Leaves as `ClientInstance.leave` does, then calls `close`."""
         try:
             await self.instance.leave(producer_group=producer_group, consumer_group=consumer_group)
         finally:
             await self.close()
 
     async def close(self) -> None:
-        """As `ClientInstance.close`, if it is the client's own."""
+        """Closes the instance as `ClientInstance.close` does, if it is the client's own."""
         if self._is_own:
             await self.instance.close()
 
 
 ARRIVE_TIME = "ARRIVE_TIME"
 REQUESTS_MAX = 16_384
-"""Requests of one client that wait for their reply; one more is refused."""
+"""The number of requests of one client that may wait for their reply; one more is rejected."""
 
 OnCheck = Callable[[Channel, CheckTransactionRequest, ReceivedMessage], None]
 Reply = asyncio.Future[ReceivedMessage]
 
 
 class ProducerQuestions:
-    """What brokers ask of producers: how a transaction ended, and to take a reply (spec semantics 15).
+    """Handles what brokers send to producers: checks of a transaction's outcome, and replies to requests
+    (spec semantics 15).
 
-    It knows the client's producers that answer checks, and the replies that the client waits for. Both
-    questions are handled inside the read of a socket; the work that they cause is done by whoever registered.
+    It holds the callbacks of the client's transactional producers, and the replies that the client waits for.
+    Both kinds are handled inside the read of a socket; the registered callback does the work that a check
+    causes.
     """
 
     def __init__(self, clock: Clock, namespace: Namespace) -> None:
@@ -426,14 +441,14 @@ class ProducerQuestions:
         self._replies: dict[str, Reply] = {}
 
     def handle(self, channel: Channel, command: Command) -> Command | None:
-        """The answer; None for a check, which is answered later by END_TRANSACTION."""
+        """Returns the answer; None for a check, which END_TRANSACTION answers later."""
         if command.code == RequestCode.CHECK_TRANSACTION_STATE:
             self._handle_check(channel, command)
             return None
         return self._handle_reply(command)
 
     def expect_reply(self, correlation_id: str) -> Reply:
-        """The reply, once it comes; `forget_reply` must follow.
+        """Returns a future for the reply; `forget_reply` must follow.
 
         Raises:  Busy at the bound.
         """
@@ -451,7 +466,7 @@ class ProducerQuestions:
             record = decode_record(command.body)
             message = ReceivedMessage(record, topic=self._namespace.unwrap(record.topic))
         except RemoteProtocolError:
-            return  # the broker asks again, and gives up some day
+            return  # the broker checks again, and gives up eventually
         on_check = self.checks.get(message.properties.get(names.PGROUP, ""))
         if on_check is not None:
             on_check(channel, command.decode(CheckTransactionRequest), message)

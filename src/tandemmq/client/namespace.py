@@ -1,8 +1,8 @@
-"""Namespaces: an application says `Orders`, brokers know `shop%Orders`.
+"""Namespaces: an application uses the name `Orders`, brokers know `shop%Orders`.
 
-RocketMQ has two kinds. The older one is a prefix of the names of topics and groups that only clients of the
-namespace do not see (`Namespace`). The newer one changes no names: each request says which namespace it is
-of, and the servers see to it (`request_mark`). Pure.
+RocketMQ has two kinds of namespaces. The older kind is a prefix of topic and group names, which only clients
+of the namespace hide (`Namespace`). The newer kind changes no names: each request states its namespace, and
+the servers apply it (`request_mark`). Pure.
 Source:  spec semantics 2.5.
 """
 
@@ -23,45 +23,47 @@ _ENDPOINT: Final = re.compile(r"(?:\w+://)?(MQ_INST_\w+_\w+)\.")
 
 
 class Namespace:
-    """The names of one namespace; without a name every other one stays as it is."""
+    """Translates names of one namespace; without a namespace every name stays the same."""
 
     __slots__ = ("mark", "name")
 
     def __init__(self, name: str = "") -> None:
         self.name = name
         self.mark = encode_properties({INSTANCE_ID: name})
-        """The property of each message that is sent here; empty without a name."""
+        """The property added to each message sent in this namespace; empty without a namespace."""
 
     def wrap(self, name: str) -> str:
-        """A topic or group as brokers know it. What is wrapped, and what the system has, stays as it is."""
+        """Returns a topic or group as brokers know it. Wrapped names and system names stay the same."""
         return wrap_name(self.name, name) if self.name else name
 
     def unwrap(self, name: str) -> str:
-        """The name as the application knows it; one of another namespace stays as it is."""
+        """Returns the name as the application knows it; a name of another namespace stays the same."""
         return unwrap_name(self.name, name) if self.name else name
 
     def wrap_queue(self, queue: MessageQueue) -> MessageQueue:
-        """The queue with the name of its topic wrapped."""
+        """Returns the queue with its topic name wrapped."""
         if not self.name:
             return queue
         return MessageQueue(self.wrap(queue.topic), queue.broker_name, queue.queue_id)
 
     def unwrap_queue(self, queue: MessageQueue) -> MessageQueue:
-        """The queue with the name of its topic unwrapped."""
+        """Returns the queue with its topic name unwrapped."""
         if not self.name:
             return queue
         return MessageQueue(self.unwrap(queue.topic), queue.broker_name, queue.queue_id)
 
 
 def find_namespace(options: ClientOptions, namesrv: str) -> Namespace:
-    """The namespace of the options, else that of a name server's host `MQ_INST_1_shop.example.com`."""
+    """Returns the namespace of the options, else that of a name server's host such as
+    `MQ_INST_1_shop.example.com`.
+    """
     found = _ENDPOINT.match(namesrv)
     return Namespace(options.namespace or (found[1] if found else ""))
 
 
 def request_mark(options: ClientOptions) -> Callable[[Command], None] | None:
-    """What marks each request before it leaves: with the newer namespace, then with the signature, which
-    covers that. None when nothing is to be added.
+    """Returns the function that marks each outgoing request: it adds the newer namespace, then the signature,
+    which covers the namespace. Returns None when there is nothing to add.
     """
     credentials = options.credentials
     sign = None if credentials is None else credentials.sign

@@ -1,6 +1,7 @@
-"""What producers, consumers and admin clients can be told; ranges are checked when the object is made.
+"""The options of producers, consumers and admin clients; ranges are checked when the object is created.
 
-The defaults are RocketMQ's (spec semantics 10.1, 25.1) where it has the setting; the others say their reason.
+The defaults are RocketMQ's (spec semantics 10.1, 25.1) where it has the setting; the other options state
+their reason.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _check_namespace(owner: object, *names: str) -> None:
 
 
 def _check_hook(owner: object, *names: str) -> None:
-    """None or a plain function: what an async one returns would be thrown away."""
+    """Accepts None or a plain function; the result of an async function would be discarded."""
     for name in names:
         value = getattr(owner, name)
         if value is not None and (not callable(value) or inspect.iscoroutinefunction(value)):
@@ -76,7 +77,7 @@ def _check_hook(owner: object, *names: str) -> None:
 
 
 class ReadFrom(Enum):
-    """Which replica a consumer reads; see ConsumerOptions."""
+    """The replica that a consumer reads from; see ConsumerOptions."""
 
     MASTER = "master"
     SUGGESTED = "suggested"
@@ -85,19 +86,19 @@ class ReadFrom(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """What every client needs.
+    """The options of every client.
 
     client_ip       the address in the client id; None: the local address of the connection to the name server
     instance_name   the middle part of the client id; None: unique to this client
-    call_timeout_s  for calls to name servers and for everything but sends and pulls
-    access_key,     who signs every request; both or neither, see docs/security.md
+    call_timeout_s  for calls to name servers and for everything except sends and pulls
+    access_key,     the account that signs every request; both or neither, see docs/security.md
     secret_key
     security_token  for temporary credentials
-    tls             connections speak TLS, to name servers and brokers; None: in plain
-    namespace       topics and groups are called `namespace%name` at the brokers, and `name` here; what the
-                    brokers or other namespaces have keeps its name. Producers and consumers do so; Admin
-                    takes full names
-    namespace_v2    RocketMQ 5's other kind: requests name it, and the servers must know what it means
+    tls             use TLS for connections to name servers and brokers; None: plain text
+    namespace       topics and groups are called `namespace%name` at the brokers, and `name` here; system
+                    names and names of other namespaces stay the same. Producers and consumers translate
+                    names; Admin expects full names
+    namespace_v2    the newer kind, of RocketMQ 5: requests name it, and the servers must support it
     """
 
     client_ip: str | None = None
@@ -124,7 +125,7 @@ class ClientOptions:
 
     @property
     def credentials(self) -> Credentials | None:
-        """What requests are signed with."""
+        """The credentials that sign requests; None without an access key."""
         if not self.access_key:
             return None
         return Credentials(self.access_key, self.secret_key, self.security_token)
@@ -132,30 +133,31 @@ class ClientOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerOptions:
-    """How a producer sends.
+    """The options of a producer.
 
-    timeout_s                 one send with all its retries; above the 3 s that a synchronous master waits for
-                              its slave, so that its answer arrives
-    retry_count_max           further attempts after the first, on retriable errors, at another broker when
+    timeout_s                 limit of one send with all its retries; above the 3 s that a synchronous master
+                              waits for its slave, so that its answer arrives
+    retry_count_max           further attempts after the first, on retriable errors, at another broker if
                               there is one
     retry_when_not_stored_ok  also retry FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT and SLAVE_NOT_AVAILABLE. The
-                              message is stored then, so a retry makes a second copy
+                              message is stored in these cases, so a retry makes a duplicate
     compress_from_bytes       bodies of at least this size are compressed; 0: never
     compression               ZLIB, which every client can read; LZ4 and ZSTD, which need the extra `lz4` or
-                              `zstd` here and at every consumer, and RocketMQ 5 in Java's
-    message_bytes_max         of one body or one whole batch, before compression
-    in_flight_count_max,      bounds of what is sent and not answered; at either bound a send waits
+                              `zstd` here and at every consumer, and RocketMQ 5 in Java's clients
+    message_bytes_max         limit of one body or one whole batch, before compression
+    in_flight_count_max,      bounds of the sends in flight; at either bound a send waits
     in_flight_bytes_max
     batch_linger_ms           None: every send() is its own request. 0: sends of one turn of the event loop
-                              share a request. Above: they are collected for that long. Each caller gets its
-                              own result
-    batch_bytes_max           a collected batch is sent at this size at the latest
-    batch_count_max           or at this many messages
-    before_send               called with each message in the context of who sends it, in the event loop; what
-                              it returns is sent instead. An error that it raises is the sender's
+                              share a request. Above 0: sends are collected for that time. Each caller gets
+                              its own result
+    batch_bytes_max           a collected batch is sent at the latest when it has this size
+    batch_count_max           or this many messages
+    before_send               called with each message in the context of the sender, in the event loop; the
+                              returned message is sent instead. An error that it raises is raised to the
+                              sender
     on_send                   called with a SendEvent when the outcome of a message is known, in the event
                               loop: it must not block
-    trace                     write RocketMQ's message trace of all that is sent to `trace_topic`
+    trace                     write RocketMQ's message trace of every sent message to `trace_topic`
     """
 
     client: ClientOptions = field(default_factory=ClientOptions)
@@ -192,12 +194,12 @@ class ProducerOptions:
 
 
 ServerNames = str | Sequence[str]
-"""`host:port;host:port`, or several such texts."""
+"""The name servers, as `host:port;host:port` or as a sequence of such texts."""
 NAME_SERVER_PORT: Final = 9876
 
 
 class StartFrom(Enum):
-    """Where a group without a committed offset begins in a queue."""
+    """The start of a group without a committed offset in a queue."""
 
     FIRST = "CONSUME_FROM_FIRST_OFFSET"
     LAST = "CONSUME_FROM_LAST_OFFSET"
@@ -206,41 +208,43 @@ class StartFrom(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """How a consumer reads.
+    """The options of a consumer.
 
-    start_from              for queues in which the group has no committed offset yet; TIMESTAMP needs
+    start_from              the start in queues without a committed offset of the group; TIMESTAMP needs
                             start_time_ms
-    auto_ack                True: a message is finished when the application asks for the next one (or the
-                            next poll). False: it is finished by `ack`, in any order
-    pull_count_max          messages asked for in one pull; the broker may give fewer
-    cached_count_max        pulled and unfinished messages of one queue; at the bound its pulling waits
-    cached_bytes_max        the same, bytes of all queues together
-    span_max                pulling of a queue waits while its lowest unfinished message lies so far back;
-                            None: only the count matters
-    suspend_s               how long the broker may hold a pull that finds nothing
+    auto_ack                True: a message is acknowledged when the application asks for the next one (or the
+                            next poll). False: the application calls `ack`, in any order
+    pull_count_max          messages requested in one pull; the broker may return fewer
+    cached_count_max        pulled and unacknowledged messages of one queue; at the bound its pulling pauses
+    cached_bytes_max        the same bound in bytes, for all queues together
+    span_max                pulling of a queue pauses while its lowest unacknowledged message is more than
+                            this many offsets behind the next one to pull; None: only the count matters
+    suspend_s               the time for which the broker may hold a pull that finds nothing
     commit_s                period of offset commits
-    zero_when_none_stored   let the broker answer 0 for a group without offset while the queue's first
-                            message is still in memory, whatever start_from says: RocketMQ's habit, off
-                            because it is a surprise
+    zero_when_none_stored   let the broker answer 0 for a group without an offset while the queue's first
+                            message is still in memory, whatever start_from says. This is RocketMQ's
+                            behaviour; it is off because it is surprising
     read_from               SUGGESTED: the replica that the broker names, as RocketMQ's clients do, and a
-                            slave while the master is away. MASTER: only the master, nothing while it is away.
-                            PREFER_SLAVE: a slave that serves reads (slaveReadEnable), else the master; at the
-                            queue's end a slave does not hold a pull, so new messages may come 1 s later
-    read_lag_count_max      with PREFER_SLAVE: a queue whose slave has this many messages less than the master
-                            when we have read all that the slave has is read at the master for a while
-    orderly                 the messages of a queue strictly one after the other: the queue is locked at its
-                            master, and its next message is handed out when the one before is finished. What
-                            fails is put back with `suspend`
-    orderly_batch_count_max messages of a queue that are handed out together
-    orderly_retry_count_max how often `suspend` puts a message back before it goes to the dead letters; -1:
-                            for ever, so that nothing overtakes it
-    allocate                how the members of a group share the queues of a topic; all need the same:
-                            allocate_averagely, allocate_by_circle, AllocateByConsistentHash(), ... or a
-                            function of your own
-    server_assignment       brokers of RocketMQ 5 and ours say which queues are whose, by allocate_averagely
-                            or allocate_by_circle: what `clientRebalance=false` is in Java. Older brokers do
-                            not, then the members share as ever
-    offsets_dir             where a broadcasting consumer keeps its offsets; None: ~/.rocketmq_offsets
+                            slave while the master is away. MASTER: only the master; no reads while it is
+                            away. PREFER_SLAVE: a slave that serves reads (slaveReadEnable), else the master;
+                            at the end of the queue a slave does not hold a pull, so new messages may arrive
+                            1 s later
+    read_lag_count_max      with PREFER_SLAVE: once this client has read all that the slave has, a slave more
+                            than this many messages behind the master is left for a while, and the queue is
+                            read at the master
+    orderly                 deliver the messages of a queue strictly one after the other: the queue is locked
+                            at its master, and its next message is delivered when the previous one is
+                            acknowledged. `suspend` puts a failed message back
+    orderly_batch_count_max messages of a queue that are delivered together
+    orderly_retry_count_max the number of times `suspend` puts a message back before it goes to the dead
+                            letters; -1: no limit, so that no message overtakes it
+    allocate                how the members of a group share the queues of a topic; all members need the same
+                            strategy: allocate_averagely, allocate_by_circle, AllocateByConsistentHash(), ...
+                            or your own function
+    server_assignment       the brokers assign the queues, by allocate_averagely or allocate_by_circle
+                            (`clientRebalance=false` in Java). RocketMQ 5 and TandemMQ brokers support this;
+                            with older brokers the members share the queues themselves
+    offsets_dir             the folder of a broadcasting consumer's offsets; None: ~/.rocketmq_offsets
     """
 
     client: ClientOptions = field(default_factory=ClientOptions)
@@ -297,19 +301,20 @@ class ConsumerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushOptions(ConsumerOptions):
-    """How a push consumer reads, and how its handler is called; `auto_ack` means nothing to it.
+    """The options of a push consumer; `auto_ack` has no effect.
 
-    worker_count        handlers that run at the same time: tasks for an async one, threads for a plain one
-    consume_timeout_s   a message whose handler takes longer is handed back with delay level 3. An async
-                        handler is cancelled then; a plain one goes on in its thread and counts no more.
-                        None: never. An orderly handler has all the time it wants
-    retry_delay_level   for messages that failed; 0: the broker chooses, longer each time; -1: at once to the
-                        dead letters
-    orderly_suspend_s   how long an orderly queue rests after a message failed
-    on_consume          called with a ConsumeEvent when a handler is done, in the event loop: it must not
+    worker_count        handlers that run at the same time: tasks for an async handler, threads for a plain
+                        one
+    consume_timeout_s   a message whose handler takes longer is sent back with delay level 3. An async handler
+                        is cancelled then; a plain one continues in its thread, and its result is ignored.
+                        None: no limit. An orderly handler has no limit
+    retry_delay_level   for failed messages; 0: the broker chooses, longer each time; -1: directly to the dead
+                        letters
+    orderly_suspend_s   the pause of an orderly queue after a message failed
+    on_consume          called with a ConsumeEvent when a handler has finished, in the event loop: it must not
                         block
-    trace               write RocketMQ's message trace of all that is handled to `trace_topic`
-    drain_s             how long `close` waits for handlers that run
+    trace               write RocketMQ's message trace of every handled message to `trace_topic`
+    drain_s             the time for which `close` waits for running handlers
     """
 
     worker_count: int = 20
@@ -336,10 +341,10 @@ class PushOptions(ConsumerOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PopOptions:
-    """How a pop consumer receives.
+    """The options of a pop consumer.
 
     start_from   FIRST or LAST, for queues that the group has never read
-    invisible_s  how long nobody else of the group gets a message that was received
+    invisible_s  the time for which other members of the group do not get a received message
     """
 
     client: ClientOptions = field(default_factory=ClientOptions)
@@ -354,10 +359,10 @@ class PopOptions:
 
 
 def parse_name_servers(servers: ServerNames) -> tuple[str, ...]:
-    """The addresses of `host:port;host:port`, or of a sequence of such texts, in their order; a host without
-    a port listens on 9876.
+    """Returns the addresses in `host:port;host:port`, or in a sequence of such texts, in their order. The
+    default port is 9876.
 
-    Raises:  ConfigError naming the piece that is not an address, or if there is none.
+    Raises:  ConfigError naming the piece that is not an address, or when there is no address.
     """
     texts = [servers] if isinstance(servers, str) else servers
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):

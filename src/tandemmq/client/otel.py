@@ -1,10 +1,10 @@
-"""OpenTelemetry: the trace context of who sends a message travels in its properties to who handles it.
+"""OpenTelemetry: the properties of a message carry the sender's trace context to the handler.
 
     Producer("shop", namesrv, options=ProducerOptions(before_send=otel.inject))
     PushConsumer("billing", namesrv, otel.traced(handle))
 
-The properties are those of the propagators that the application has chosen: by default `traceparent`,
-`tracestate` and `baggage`, which the instrumentation of RocketMQ's Java clients writes and reads, too.
+The application's propagators define the properties: by default `traceparent`, `tracestate` and `baggage`,
+which the instrumentation of RocketMQ's Java clients also writes and reads.
 Source:  W3C Trace Context; OpenTelemetry's conventions for spans of messaging.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def inject(message: Message) -> Message:
-    """The message with the caller's trace context; properties that the message has already stay."""
+    """Returns the message with the caller's trace context; existing properties of the message are kept."""
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     if not carrier:
@@ -40,7 +40,9 @@ def inject(message: Message) -> Message:
 
 @contextmanager
 def processing(message: ReceivedMessage | PoppedMessage) -> Iterator[Span]:
-    """A span of the work on a message, the child of the span in which it was sent; an error is recorded."""
+    """Opens a span for the processing of a message, as a child of the span that sent it; an error is
+    recorded.
+    """
     attributes: dict[str, str] = {
         "messaging.system": "rocketmq",
         "messaging.operation.name": "process",
@@ -62,7 +64,7 @@ def processing(message: ReceivedMessage | PoppedMessage) -> Iterator[Span]:
 
 
 def traced(handler: Handler) -> Handler:
-    """The handler of a push consumer, each call of it inside `processing`."""
+    """Wraps the handler of a push consumer so that each call runs inside `processing`."""
     if is_async_handler(handler):
         call = cast(Callable[[ReceivedMessage], Awaitable[object]], handler)
 

@@ -1,5 +1,5 @@
-"""Routes of the topics that a client uses: what a route means (`RouteView`), which peers are avoided
-(`FaultyPeers`), how routes are kept fresh (`RouteCache`), and whom they are asked of (`NameServers`).
+"""Routes of the topics that a client uses: the meaning of a route (`RouteView`), the avoided peers
+(`FaultyPeers`), refreshing (`RouteCache`), and the name servers (`NameServers`).
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from tandemmq.units import MASTER_ID
 
 log = event_logger(__name__)
 
-# What a route means to clients: where to send, where to read, who lives at which address (spec semantics
-# 2.2). Pure.
+# The meaning of a route to clients: the queues to send to, the queues to read, the brokers' addresses (spec
+# semantics 2.2). Pure.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteView:
-    """One topic as clients see it. Queues are sorted by broker name and queue id.
+    """The view that clients have of one topic. Queues are sorted by broker name and queue id.
 
-    publish_queues    of writable brokers that have a master
-    subscribe_queues  of readable brokers, with or without a master
+    publish_queues    the queues of writable brokers that have a master; those of an ordered topic are in the
+                      configured order
+    subscribe_queues  the queues of readable brokers, with or without a master
     addresses         broker name -> broker id -> `host:port`
     is_template       made from the auto-creation template: the topic itself does not exist yet
     """
@@ -51,13 +52,13 @@ class RouteView:
     is_template: bool = False
 
     def master_address(self, broker_name: str) -> str | None:
-        """Where sends to the broker go; None while it has no master."""
+        """Returns the address for sends to the broker; None while the broker has no master."""
         replicas = self.addresses.get(broker_name)
         return None if replicas is None else replicas.get(MASTER_ID)
 
 
 def build_view(topic: str, route: TopicRoute) -> RouteView:
-    """The view of a topic's own route."""
+    """Builds the view of a topic from its own route."""
     addresses = {broker.broker_name: dict(broker.addresses) for broker in route.brokers}
     readable: list[MessageQueue] = []
     writable: list[MessageQueue] = []
@@ -77,7 +78,9 @@ def build_view(topic: str, route: TopicRoute) -> RouteView:
 
 
 def build_template_view(topic: str, template: TopicRoute, queue_count_max: int) -> RouteView:
-    """The view of a topic that the first send will create, from the route of TBW102 (spec semantics 3.1)."""
+    """Builds the view of a topic that the first send will create, from the route of TBW102 (spec semantics
+    3.1).
+    """
     addresses = {broker.broker_name: dict(broker.addresses) for broker in template.brokers}
     queues: list[MessageQueue] = []
     for entry in template.queues:
@@ -88,8 +91,8 @@ def build_template_view(topic: str, template: TopicRoute, queue_count_max: int) 
 
 
 def parse_order_queues(topic: str, order_conf: str | None) -> list[MessageQueue]:
-    """Queues of an ordered topic from `broker:count;broker:count`, in that order; a bad piece is passed
-    over.
+    """Returns the queues of an ordered topic from `broker:count;broker:count`, in that order; an invalid
+    piece is skipped.
     """
     queues: list[MessageQueue] = []
     for piece in (order_conf or "").split(";"):
@@ -114,12 +117,12 @@ AVOID_S_MAX = 30.0
 
 
 class FaultyPeers:
-    """Peer -> until when it is avoided, because it failed a moment ago. Pure.
+    """The peers to avoid because they failed recently, each with the end of its avoidance. Pure.
 
     Producers key the failures by broker name, consumers by address. One table serves all calls of a client:
-    with thousands of sends in flight the first failure spares the others the same wait. The time of avoidance
-    doubles with each failure in a row, from 2 s to 30 s, the range of RocketMQ's fault table (spec semantics
-    3.2), and one success clears it.
+    with thousands of sends in flight the first failure spares the others the same wait. The avoidance doubles
+    with each failure in a row, from 2 s to 30 s, the range of RocketMQ's fault table (spec semantics 3.2).
+    One success clears it.
     """
 
     __slots__ = ("_failures", "_until")
@@ -129,14 +132,14 @@ class FaultyPeers:
         self._failures: dict[str, int] = {}
 
     def __bool__(self) -> bool:
-        """False while no peer has failed since its last success."""
+        """Returns False while no peer has failed since its last success."""
         return bool(self._until)
 
     def note_failure(self, peer: str, now_s: float) -> None:
-        """Avoid the peer from now on, longer with every failure in a row.
+        """Avoids the peer from now on, longer with every failure in a row.
 
-        Failures of sends that were in flight together count once: only a failure after the avoidance has run
-        out makes the next one longer.
+        Failures of sends that were in flight together count once: only a failure after the avoidance has
+        expired makes the next avoidance longer.
         """
         if self._until.get(peer, 0.0) > now_s:
             return
@@ -145,30 +148,32 @@ class FaultyPeers:
         self._until[peer] = now_s + min(AVOID_S_MIN * 2.0 ** min(failures, 10), AVOID_S_MAX)
 
     def note_success(self, peer: str) -> None:
-        """The peer answered: it is as good as any other again."""
+        """Ends the avoidance of a peer that answered."""
         if self._failures:
             self._failures.pop(peer, None)
             self._until.pop(peer, None)
 
     def avoided(self, now_s: float) -> frozenset[str]:
-        """The peers to pass over now; empty in the usual case, without work."""
+        """Returns the peers to skip now. The usual case, an empty table, costs nothing."""
         if not self._until:
             return frozenset()
         return frozenset(peer for peer, until in self._until.items() if until > now_s)
 
 
 REFRESH_PAUSE_S = 0.2
-"""Between refreshes of a topic for signs of age: one failing broker gives thousands of signs."""
+"""The interval between refreshes of a topic on signs of an outdated route: one failing broker gives thousands
+of signs.
+"""
 
 OnChange = Callable[[RouteView], None]
 
 
 class RouteCache:
-    """Topic -> RouteView, refreshed every 30 s, and at once after a sign that a route is out of date.
+    """The views of topics, refreshed every `refresh_s`, and at once after a sign that a route is outdated.
 
-    A topic that the name servers suddenly do not know keeps its last view: a name server that has just
-    restarted knows nothing for some seconds, and a wrong address is found out soon enough. One question per
-    topic is under way at a time.
+    A topic that the name servers suddenly do not know keeps its last view: a restarted name server knows
+    nothing for some seconds, and a wrong address is detected soon enough. At most one query per topic is in
+    flight.
     """
 
     def __init__(
@@ -188,26 +193,26 @@ class RouteCache:
         self._outages = Outages()
 
     def get(self, topic: str) -> RouteView | None:
-        """The last known view, without asking anyone."""
+        """Returns the last known view, without a query."""
         return self._views.get(topic)
 
     def watch(self, listener: OnChange) -> Callable[[], None]:
-        """Call `listener` with each view that is new or has changed; the result ends that."""
+        """Calls `listener` with each new or changed view; calling the result ends that."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def want(self, topic: str) -> None:
-        """Keep this topic fresh even while it has no route."""
+        """Keeps this topic's view fresh, even while the topic has no route."""
         self._wanted.add(topic)
 
     def unwant(self, topic: str) -> None:
-        """Forget a topic."""
+        """Forgets a topic."""
         self._wanted.discard(topic)
         self._views.pop(topic, None)
 
     async def refresh(self, topic: str) -> RouteView | None:
-        """The view after asking a name server; None when no name server knows the topic and none was known
-        before.
+        """Queries a name server and returns the view; None when no name server knows the topic and no view
+        was known.
 
         Raises:  BrokerUnreachable, RequestTimeout when no name server answers.
         """
@@ -218,10 +223,9 @@ class RouteCache:
         return outcome
 
     async def publishable(self, topic: str, *, template_topic: str, template_queue_count: int) -> RouteView:
-        """A view with queues to send to; that of the template when the topic does not exist yet.
+        """Returns a view with queues to send to; the template's view when the topic does not exist yet.
 
-        Raises:  NoRoute saying what is missing; BrokerUnreachable, RequestTimeout when no name server
-                 answers.
+        Raises:  NoRoute with the reason; BrokerUnreachable, RequestTimeout when no name server answers.
         """
         self.want(topic)
         view = self._views.get(topic) or await self.refresh(topic)
@@ -231,7 +235,7 @@ class RouteCache:
             view = await self.refresh(topic)
             if view is not None and view.publish_queues:
                 return view
-            # `refresh` keeps the view of a topic that is gone, for its readers.
+            # `refresh` keeps the view of a deleted topic, for its readers.
             if await self._ask(topic) is not None:
                 raise NoRoute(f"topic {topic!r}: no broker with a master takes writes for it")
         template = await self._ask(template_topic)
@@ -251,8 +255,8 @@ class RouteCache:
         return view
 
     def refresh_soon(self, topic: str) -> None:
-        """Something says that the view is out of date: ask now, or in a moment when that has just been
-        done.
+        """Refreshes a view that seems outdated: at once, or after a pause when the view has just been
+        refreshed.
         """
         self.want(topic)
         if topic in self._under_way or topic in self._due or self._tasks.is_closed:
@@ -273,14 +277,14 @@ class RouteCache:
         return brokers
 
     async def run(self) -> None:
-        """Refresh all wanted topics for ever, one after the other."""
+        """Refreshes all wanted topics periodically, one after the other, for ever."""
         while True:
             await self._clock.sleep(self._refresh_s)
             for topic in sorted(self._wanted):
                 try:
                     await self.refresh(topic)
                 except TandemError:
-                    # Logged where it happened; the old views go on being used.
+                    # Logged where it happened; the old views stay in use.
                     break
 
     def _load_due(self, topic: str) -> None:
@@ -295,7 +299,9 @@ class RouteCache:
         return task
 
     async def _load(self, topic: str) -> RouteView | TandemError | None:
-        """Ask and store. Errors are returned: one failed question must not end the client's task scope."""
+        """Queries the route and stores the view. Errors are returned, because one failed query must not end
+        the client's task scope.
+        """
         try:
             route = await self._ask(topic)
         except TandemError as error:
@@ -326,18 +332,17 @@ T = TypeVar("T")
 
 
 def is_known(route: TopicRoute | None) -> bool:
-    """True for the answer of a name server that knows the topic."""
+    """Returns True if the answer comes from a name server that knows the topic."""
     return route is not None
 
 
 class NameServers:
-    """The name servers of a client. All should answer alike (spec remoting 5), so one is asked.
+    """The name servers of a client. All should answer alike (spec remoting 5), so only one is asked.
 
-    One that fails, or knows nothing of what was asked, does not decide: the others are asked, and the one
-    that knew is asked first from then on. A name server that has just started knows no broker, and one that
-    is not the cluster's own never will.
+    If a name server fails or does not know the answer, the others are asked; the one that knew is asked first
+    from then on. A name server that has just started knows no broker, and one of another cluster never will.
 
-    `first`: drawn by the caller, to spread the load of many clients.
+    `first` is drawn by the caller, to spread the load of many clients.
     """
 
     def __init__(self, client: RemotingClient, addresses: Sequence[str], *, first: int = 0) -> None:
@@ -352,7 +357,7 @@ class NameServers:
 
     @property
     def current(self) -> str:
-        """The one that is asked next."""
+        """The name server to ask next."""
         return self._addresses[self._current]
 
     async def ask(
@@ -361,9 +366,10 @@ class NameServers:
         *,
         knows: Callable[[T], bool] = lambda _: True,
     ) -> T:
-        """The first answer of which `knows` is true, else the first answer.
+        """Returns the first answer that satisfies `knows`, else the first answer.
 
-        Raises:  when none answers, the first refusal, else the last BrokerUnreachable or RequestTimeout.
+        Raises:  when no name server answers, the first rejection, else the last BrokerUnreachable or
+                 RequestTimeout.
         """
         first: tuple[T] | None = None
         refusal: RequestRejected | None = None

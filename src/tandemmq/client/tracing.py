@@ -1,8 +1,8 @@
-"""What an application may see of its messages: hooks that are called, and RocketMQ's message trace.
+"""The application's view of its messages: hooks, and RocketMQ's message trace.
 
-The trace of a message is records in a topic (RMQ_SYS_TRACE_TOPIC): one of its producer, two of each consumer.
-mqadmin's queryMsgTraceById and the dashboard read them. Records leave in groups; when too many wait, new ones
-are dropped, because a trace must never hold up what it is about.
+The trace of a message consists of records in a topic (RMQ_SYS_TRACE_TOPIC): one of its producer, two of each
+consumer. mqadmin's queryMsgTraceById and the dashboard read them. Records are sent in groups. When too many
+wait, new ones are dropped, because a trace must never delay the traced messages.
 Source:  spec semantics 3.12.
 """
 
@@ -35,19 +35,19 @@ END: Final = "\x02"
 NORMAL, HALF, DELAYED = "0", "1", "3"
 """RocketMQ's kinds of messages in a trace, by their ordinals."""
 SUCCESS, TIMED_OUT, EXCEPTION, FAILED = "0", "1", "2", "4"
-"""What became of a message, by the ordinals of RocketMQ's ConsumeReturnType."""
+"""The outcome of handling a message, by the ordinals of RocketMQ's ConsumeReturnType."""
 
 WAITING_MAX: Final = 2_048
 FLUSH_COUNT: Final = 10
 FLUSH_S: Final = 5.0
 BODY_BYTES_MAX: Final = 128_000
 KEYS_CHARS_MAX: Final = 16 * KIB
-"""Of one trace message: properties must stay below 32 KiB."""
+"""The longest keys of one trace message: properties must stay below 32 KiB."""
 SEND_TIMEOUT_S: Final = 5.0
 
 
 class SendEvent(NamedTuple):
-    """What became of a send; `result` or `error`, never both."""
+    """The outcome of a send: `result` or `error`, never both."""
 
     message: Message
     result: SendResult | None
@@ -56,7 +56,9 @@ class SendEvent(NamedTuple):
 
 
 class ConsumeEvent(NamedTuple):
-    """What a handler made of a message; `error` is what it raised, or None when it asked for a retry."""
+    """The outcome of handling a message; `error` is the exception that the handler raised, or None when it
+    asked for a retry.
+    """
 
     message: ReceivedMessage
     is_success: bool
@@ -69,7 +71,7 @@ OnConsume = Callable[[ConsumeEvent], object]
 
 
 class _Waiting(NamedTuple):
-    """A record that has not left. Records of one topic and region share a message."""
+    """An unsent record. Records of one topic and region share a message."""
 
     topic: str
     region: str
@@ -78,15 +80,15 @@ class _Waiting(NamedTuple):
 
 
 class Tracer:
-    """Sends the records of one producer or consumer."""
+    """Sends the trace records of one producer or consumer."""
 
     def __init__(self, instance: ClientInstance, group: str, kind: str, trace_topic: str) -> None:
-        """`kind`: PRODUCE or CONSUME."""
+        """Creates the tracer. `kind` is PRODUCE or CONSUME."""
         self.trace_topic = trace_topic
         options = ProducerOptions(
             client=instance.options, timeout_s=SEND_TIMEOUT_S, message_bytes_max=2 * BODY_BYTES_MAX
         )
-        # The topic of traces is nobody's: namespaces share it.
+        # The trace topic belongs to no namespace: all namespaces share it.
         self._outbox = Outbox(instance, f"_INNER_TRACE_PRODUCER-{group}-{kind}-0", options, Namespace())
         self._tasks = TaskScope(f"trace-{group}")
         self._waiting: deque[_Waiting] = deque()
@@ -95,12 +97,12 @@ class Tracer:
         self._is_closing = False
 
     def start(self) -> None:
-        """Send from now on what is added."""
+        """Begins to send added records."""
         self._outbox.open()
         self._flushing = self._tasks.start("flush", self._run())
 
     async def close(self) -> None:
-        """Send what waits, and give up what cannot be sent."""
+        """Sends the waiting records, and drops those that cannot be sent."""
         if not self._outbox.is_open:
             return
         self._is_closing = True
@@ -112,7 +114,7 @@ class Tracer:
             await self._tasks.close()
 
     def add(self, topic: str, region: str, keys: Sequence[str], fields: Sequence[str]) -> None:
-        """One record; dropped when too many wait."""
+        """Adds a record; it is dropped when too many wait."""
         if len(self._waiting) >= WAITING_MAX:
             self._dropped_count += 1
             return
@@ -155,7 +157,7 @@ class Tracer:
 
 
 def _messages(waiting: Sequence[_Waiting] | deque[_Waiting], trace_topic: str) -> Iterator[Message]:
-    """The records as messages, each below the bounds."""
+    """Groups the records into messages, each below the bounds."""
     groups: dict[tuple[str, str], list[_Waiting]] = {}
     for one in waiting:
         groups.setdefault((one.topic, one.region), []).append(one)
@@ -175,13 +177,13 @@ def _messages(waiting: Sequence[_Waiting] | deque[_Waiting], trace_topic: str) -
 
 
 def split_records(body: bytes) -> list[list[str]]:
-    """The records of a trace message, as its fields; the kind is the first of them."""
+    """Returns the records of a trace message, each as its fields; the first field is the kind."""
     text = body.decode("utf-8", "replace")
     return [record.split(FIELD) for record in text.split(END) if record]
 
 
 class SendObserver:
-    """Tells of the sends of one producer."""
+    """Reports the sends of one producer to its hook and its trace."""
 
     def __init__(
         self, instance: ClientInstance, group: str, hook: OnSend | None, tracer: Tracer | None
@@ -199,7 +201,7 @@ class SendObserver:
         *,
         is_half: bool = False,
     ) -> None:
-        """A send of these messages has begun."""
+        """Observes a send of these messages, which has begun."""
         done = partial(self._done, messages, self._clock.now_ms(), self._clock.monotonic(), is_half)
         outcome.add_done_callback(done)
 
@@ -263,7 +265,7 @@ class SendObserver:
 
 
 class ConsumeObserver:
-    """Tells of the messages that one push consumer has handled."""
+    """Reports the messages that one push consumer has handled to its hook and its trace."""
 
     def __init__(
         self, instance: ClientInstance, group: str, hook: OnConsume | None, tracer: Tracer | None
@@ -274,7 +276,7 @@ class ConsumeObserver:
         self._tracer = tracer
 
     def begin(self, message: ReceivedMessage, ago_s: float) -> str:
-        """The handler was called; the id of that call, empty when it is not traced."""
+        """Records that the handler was called; returns the id of the call, empty when it is not traced."""
         tracer, properties = self._tracer, message.properties
         if tracer is None or properties.get(names.TRACE_ON) == "false" or message.topic == tracer.trace_topic:
             return ""
@@ -298,7 +300,7 @@ class ConsumeObserver:
         return request_id
 
     def end(self, request_id: str, event: ConsumeEvent, code: str) -> None:
-        """What came of it; `code` is the trace's word for that."""
+        """Records the outcome of the call; `code` is the trace's code for it."""
         if self._hook is not None:
             call_hook(self._hook, event)
         if self._tracer is None or not request_id:
@@ -323,7 +325,7 @@ class ConsumeObserver:
 
 
 def call_hook(hook: Callable[[object], object] | OnSend | OnConsume, event: SendEvent | ConsumeEvent) -> None:
-    """The application's function; what it raises is logged and changes nothing."""
+    """Calls the application's hook; an exception is logged and has no other effect."""
     try:
         hook(event)  # type: ignore[arg-type]  # each hook gets the event of its own kind
     except Exception as error:  # the user's code

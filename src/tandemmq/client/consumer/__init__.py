@@ -1,1 +1,1 @@
-"""Reading: the consumer, its share of the queues, pulls and offsets."""
+"""Consumers: their share of the queues, pulls and offsets."""

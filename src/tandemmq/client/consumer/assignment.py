@@ -1,7 +1,7 @@
-"""The queues of a consumer (`Assignment`): takes them over and gives them up as its group changes, and
-commits their offsets; for an orderly consumer under the broker's locks (`QueueLockKeeper`).
+"""The queues of a consumer (`Assignment`). It acquires and releases queues as its group changes, and commits
+their offsets; an orderly consumer also needs the broker's locks (`QueueLockKeeper`).
 
-All of it happens in one task, one step after the other; the readers run beside it (spec semantics 12).
+One task makes all changes, one step after the other; the readers run beside it (spec semantics 12).
 """
 
 from __future__ import annotations
@@ -33,19 +33,22 @@ log = event_logger(__name__)
 T = TypeVar("T")
 
 UNBALANCED_PAUSE_S = 1.0
-"""Before the next try when a step of a rebalance failed or the group has not settled."""
+"""The pause before the next try when a step of a rebalance failed or the group has not settled."""
 ORDERLY_GRACE_S = 0.5
 ORDERLY_GRACE_S_MAX = 20.0
-"""How long giving up an orderly queue waits for the application in one rebalance, and in all (spec semantics
-10.5)."""
+"""The time in seconds for which releasing an orderly queue waits for the application: in one rebalance, and
+in total (spec semantics 10.5).
+"""
 GRACE_STEP_S = 0.02
 
 
 class Assignment:
-    """The readers of the queues that are held now, and the one task that changes them."""
+    """The readers of the assigned queues, and the one task that changes the assignment."""
 
     def __init__(self, seams: ReaderSeams, make_offsets: Callable[[], OffsetStore], tasks: TaskScope) -> None:
-        """`make_offsets` is called once, at the first need: the store may depend on the client id."""
+        """Creates an empty assignment. `make_offsets` is called once, at the first need: the store may depend
+        on the client id.
+        """
         self._seams = seams
         self._make_offsets = make_offsets
         self._offset_store: OffsetStore | None = None
@@ -66,12 +69,12 @@ class Assignment:
         self._fixed: dict[str, set[MessageQueue]] = {}
         self._without_route: set[str] = set()
         self._stale: set[MessageQueue] = set()
-        """Queues whose pull, which a broker may hold for long, asks for what is not wanted any more."""
+        """The queues whose pull in flight, which a broker may hold for long, has an outdated subscription."""
 
-    # What the consumer says
+    # Called by the consumer
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Take part in a topic from the next rebalance on, which is soon."""
+        """Adds or replaces a subscription; a rebalance applies it soon."""
         self._subscriptions[subscription.topic] = subscription
         self._seams.instance.routes.want(subscription.topic)
         for queue, reader in self.readers.items():
@@ -81,7 +84,7 @@ class Assignment:
         self.rebalance_soon()
 
     def assign(self, queues: Iterable[MessageQueue], subscriptions: Collection[Subscription]) -> None:
-        """Hold exactly these queues of these topics, whoever else is in the group."""
+        """Assigns exactly these queues of these topics, regardless of the other members of the group."""
         for topic in self._fixed:
             self._subscriptions.pop(topic, None)
         self._fixed = {subscription.topic: set() for subscription in subscriptions}
@@ -96,7 +99,7 @@ class Assignment:
         return bool(self._fixed)
 
     def unsubscribe(self, topic: str) -> None:
-        """Give the topic's queues up at the next rebalance, which is soon."""
+        """Removes the subscription of a topic; a rebalance releases its queues soon."""
         self._subscriptions.pop(topic, None)
         self.rebalance_soon()
 
@@ -105,17 +108,19 @@ class Assignment:
         return tuple(self._subscriptions.values())
 
     def rebalance_soon(self) -> None:
-        """The group, a route or a subscription has changed."""
+        """Wakes the rebalancing task, because the group, a route or a subscription has changed."""
         self._wanted.set()
 
     def pause(self, queues: Collection[MessageQueue]) -> None:
-        """Read these queues, or without any all of them, no further; also when they come later."""
+        """Pauses reading these queues, or all queues if none are named; also applies to queues assigned
+        later.
+        """
         self._is_paused = self._is_paused or not queues
         self._paused.update(queues)
         self._note_paused()
 
     def resume(self, queues: Collection[MessageQueue]) -> None:
-        """Read these queues, or without any all of them, again."""
+        """Resumes reading these queues, or all queues if none are named."""
         if self._is_paused and queues:
             self._paused.update(self.readers)
         self._is_paused = False
@@ -142,13 +147,15 @@ class Assignment:
     # Rebalancing
 
     async def load_routes(self) -> None:
-        """Ask for the routes of all topics, so that the first heartbeat reaches their brokers."""
+        """Loads the routes of all topics, so that the first heartbeat reaches their brokers."""
         for topic in sorted(self._subscriptions):
             with suppress(TandemError):
                 await self._seams.instance.routes.refresh(topic)
 
     async def run(self) -> None:
-        """Rebalance for ever: every `rebalance_s`, when asked, and soon again while something is amiss."""
+        """Rebalances for ever: every `rebalance_s`, on request, and after a short pause while a step
+        fails.
+        """
         options = self._seams.options
         while True:
             self._wanted.clear()
@@ -159,7 +166,9 @@ class Assignment:
                     await self._wanted.wait()
 
     async def rebalance(self) -> bool:
-        """Hold exactly our share of each topic; False when that could not be done for all of them."""
+        """Changes the assignment to exactly this member's share of each topic; returns False if that failed
+        for a topic.
+        """
         is_balanced = True
         while self._stale:
             await self._pull_anew(self._stale.pop())
@@ -190,7 +199,7 @@ class Assignment:
         elif self._seams.options.model is MessageModel.CLUSTERING:
             share = await self._share(view)
             if share is None:
-                # The broker does not know us yet, so the others do not count us either.
+                # The broker does not know this client yet, so the other members do not count it either.
                 self._seams.instance.beat_soon()
                 return False
             wanted = share
@@ -207,7 +216,7 @@ class Assignment:
         return len(leaving) == len(change.lost) and taken == len(change.gained)
 
     def _note_route(self, topic: str, *, is_known: bool) -> None:
-        """Say once that a subscribed topic does not exist: it may be a typing error."""
+        """Logs once that a subscribed topic does not exist: its name may be mistyped."""
         if is_known:
             self._without_route.discard(topic)
         elif topic not in self._without_route and not is_retry_topic(topic):
@@ -215,7 +224,9 @@ class Assignment:
             log.warning(events.SUBSCRIPTION_WITHOUT_ROUTE, extra={"topic": topic, "group": self._seams.group})
 
     async def _take_over_all(self, queues: Iterable[MessageQueue]) -> int:
-        """Begin to read; the count of queues that could be begun. A broker that fails holds up no other."""
+        """Starts reading the queues; returns the number of started queues. A failing broker does not delay
+        the others.
+        """
         count = 0
         failed: set[str] = set()
         for queue in queues:
@@ -240,7 +251,9 @@ class Assignment:
         self._seams.instance.outages.note_failure(log, events.REBALANCE_FAILED, key, facts)
 
     async def _share(self, view: RouteView) -> Collection[MessageQueue] | None:
-        """Our queues of a topic; None while its brokers do not count us."""
+        """Returns this member's queues of a topic; None while the topic's brokers do not count this
+        member.
+        """
         instance, group = self._seams.instance, self._seams.group
         ids = await self._ask_first(
             view,
@@ -256,7 +269,9 @@ class Assignment:
     async def _assigned_by_broker(
         self, view: RouteView, own: Collection[MessageQueue]
     ) -> Collection[MessageQueue] | None:
-        """`own`: what the same strategy gives here, for a broker that does not know the question."""
+        """Asks the brokers for the assignment. `own` is the result of the same strategy computed here, for a
+        broker that does not support the query.
+        """
         instance, options = self._seams.instance, self._seams.options
         query = AssignmentQuery(
             client_id=instance.client_id,
@@ -273,7 +288,7 @@ class Assignment:
             except RequestRejected as error:
                 if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                     raise
-                return own  # one of RocketMQ 4, whose group may not wait for brokers that do not answer
+                return own  # a RocketMQ 4 broker; the group must not wait for brokers that cannot answer
             if rows is None:
                 return None
             if any(row.mode == POP for row in rows):
@@ -285,9 +300,9 @@ class Assignment:
         return await self._ask_first(view, ask)
 
     async def _ask_first(self, view: RouteView, ask: Callable[[str], Awaitable[T | None]]) -> T | None:
-        """What the first broker of the topic says that has an answer; None when none has.
+        """Returns the first answer of a broker of the topic; None when every broker answered None.
 
-        Raises:  the last error, when one failed and none has an answer.
+        Raises:  the last error, when a broker failed and no broker has an answer.
         """
         last: TandemError | None = None
         for _, replicas in sorted(view.addresses.items()):
@@ -324,26 +339,28 @@ class Assignment:
         self._pull_tasks[queue] = self._tasks.start(name, reader.run())
 
     async def open_offsets(self) -> None:
-        """Raises ConfigError when the offsets of the group are in a file that cannot be used."""
+        """Loads the store of the offsets. Raises ConfigError when a file of offsets cannot be used."""
         await self._offsets.open()
 
     def require(self, queue: MessageQueue) -> QueueReader:
-        """The reader of a queue of ours. Raises ClientError when it is not ours now."""
+        """Returns the reader of an assigned queue. Raises ClientError when the queue is not assigned now."""
         reader = self.readers.get(queue)
         if reader is None:
             raise ClientError(f"{queue} is not read by this consumer now")
         return reader
 
     async def move(self, queue: MessageQueue, offset: int) -> None:
-        """Go on in a queue of ours from another offset, at once: a pull that is held is given up.
+        """Continues an assigned queue from another offset at once: a held pull is cancelled.
 
-        Raises:  ClientError when the queue is not ours now.
+        Raises:  ClientError when the queue is not assigned now.
         """
         self.require(queue).move_to(offset)
         await self._pull_anew(queue)
 
     async def _pull_anew(self, queue: MessageQueue) -> None:
-        """Give the pull of a queue up, which may be held, and ask again if the queue is still ours."""
+        """Cancels the queue's pull, which a broker may hold, and pulls again if the queue is still
+        assigned.
+        """
         reader, task = self.readers.get(queue), self._pull_tasks.get(queue)
         if reader is None or task is None:
             return
@@ -353,7 +370,9 @@ class Assignment:
             self._run(queue, reader)
 
     async def _give_up(self, queues: Iterable[MessageQueue]) -> None:
-        """Stop reading, say how far we got; what was handed out and not finished goes to the next owner."""
+        """Stops reading the queues and commits their offsets. Delivered but unacknowledged messages go to the
+        next owner.
+        """
         for queue in queues:
             reader = self.readers.pop(queue)
             task = self._pull_tasks.pop(queue)
@@ -365,7 +384,7 @@ class Assignment:
             except TandemError as error:
                 self._log_commit_failure(queue, error)
             except asyncio.CancelledError:
-                # The consumer closes: its last commit must know this queue, too.
+                # The consumer is closing: its last commit must include this queue.
                 self.readers[queue], self._pull_tasks[queue] = reader, task
                 raise
             self._leaving_since.pop(queue, None)
@@ -377,14 +396,18 @@ class Assignment:
     # Locks of an orderly consumer
 
     async def _lock(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Those that may be taken over now: all, or for an orderly consumer those that it holds."""
+        """Returns the queues that may be started now: all, or for an orderly consumer those that it has
+        locked.
+        """
         if self._locks is None:
             return list(queues)
         granted = await self._locks.lock(queues)
         return [queue for queue in queues if granted.get(queue)]
 
     async def _let_finish(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Those that may be given up now: an orderly queue when the application is done with what it has."""
+        """Returns the queues that may be released now; an orderly queue once the application has acknowledged
+        all its delivered messages, or after the grace period.
+        """
         if self._locks is None:
             return list(queues)
         clock = self._seams.instance.clock
@@ -406,7 +429,7 @@ class Assignment:
         return gate.is_idle or waited_s >= ORDERLY_GRACE_S_MAX
 
     async def run_locks(self) -> None:
-        """Renew for ever what is locked, and lock again what is not."""
+        """Renews the held locks for ever, and tries again to lock the other assigned queues."""
         clock = self._seams.instance.clock
         renewed_at_s = clock.monotonic()
         while self._locks is not None:
@@ -448,7 +471,9 @@ class Assignment:
                 reader.gate.take_back()
 
     async def _resume(self, queue: MessageQueue, reader: QueueReader) -> None:
-        """The queue is ours; where another has had it meanwhile, we go on where that one stopped."""
+        """Resumes a locked queue. If another member had the lock meanwhile, reading continues at that
+        member's committed offset.
+        """
         assert reader.gate is not None
         if queue in self._lost_locks:
             try:
@@ -466,16 +491,17 @@ class Assignment:
     # Offsets
 
     async def run_commits(self) -> None:
-        """Commit for ever, all queues every `commit_s`."""
+        """Commits the offsets of all queues for ever, every `commit_s`."""
         while True:
             await self._seams.instance.clock.sleep(self._seams.options.commit_s)
             await self.commit()
 
     async def commit(self) -> bool:
-        """Write every queue's offset, also an unchanged one: a broker that was replaced may have an older
-        one.
+        """Writes the offset of every queue. An unchanged offset is written too, because a replaced broker may
+        have an older one.
 
-        False when one could not be written; that is logged and made up for by the next commit.
+        Returns False when an offset could not be written; that is logged, and the next commit writes it
+        again.
         """
         is_done = True
         failed: set[str] = set()
@@ -488,12 +514,14 @@ class Assignment:
                 self._log_commit_failure(queue, error)
                 is_done = False
                 if isinstance(error, ClientError):
-                    # Nobody answers there; its other queues need not wait for the same.
+                    # The broker does not answer; its other queues need not wait for the same failure.
                     failed.add(queue.broker_name)
         return await self._flush() and is_done
 
     async def _flush(self) -> bool:
-        """False when a file of offsets could not be written; that is logged, and the next flush does it."""
+        """Flushes the store; returns False when a file of offsets could not be written. That is logged, and
+        the next flush writes it.
+        """
         try:
             await self._offsets.flush()
         except TandemError as error:
@@ -502,14 +530,14 @@ class Assignment:
         return True
 
     async def close(self) -> None:
-        """Stop reading and commit for the last time."""
+        """Stops reading and commits for the last time."""
         await self._give_up(list(self.readers))
         if self._locks is not None:
             await self._locks.unlock(list(self._locks.held))
 
     async def _write(self, queue: MessageQueue, reader: QueueReader) -> None:
         if queue in self._lost_locks:
-            return  # another has it now, and says how far it is
+            return  # another member has the queue now and commits its offset
         await self._offsets.write(queue, reader.committed_offset, reader.seen)
         self._seams.instance.outages.note_success(events.COMMIT_FAILED, queue.broker_name)
 
@@ -525,26 +553,30 @@ class Assignment:
 
 RENEW_S: Final = 20.0
 TRY_AGAIN_S: Final = 1.0
-"""For queues whose lock was refused or has run out."""
+"""The interval in seconds for trying again to lock a queue whose lock was refused or has expired."""
 CALL_TIMEOUT_S: Final = 1.0
 
 
 class QueueLockKeeper:
-    """The broker's locks on the queues of an orderly consumer: taken, renewed every 20 s, given back.
+    """The broker's locks on the queues of an orderly consumer: acquired, renewed every 20 s, released.
 
-    It asks the masters, one request per broker for all queues. Only the master of a queue locks (spec
-    replication 8.4). While it is away nothing can be locked or renewed: a lock goes on for 30 s, then its
-    queue rests until the master is back. Source: spec semantics 10.5, 10.6.
+    The keeper sends one request per broker for all its queues. Only the master of a queue grants locks (spec
+    replication 8.4). While the master is away no lock can be acquired or renewed: a lock stays valid for 30
+    s, then its queue pauses until the master is back. Source: spec semantics 10.5, 10.6.
     """
 
     def __init__(self, seams: ReaderSeams) -> None:
         self._seams = seams
         self._failing: set[str] = set()
         self.held: set[MessageQueue] = set()
-        """What a broker may hold for us, also when the task that asked it was cancelled meanwhile."""
+        """The queues that a broker may have locked for this member, also when the task that requested the
+        lock was cancelled meanwhile.
+        """
 
     async def lock(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, bool]:
-        """Whether each queue is ours now; queues without an answer are missing."""
+        """Requests the locks; returns, per queue, True if it is locked for this member. Queues without an
+        answer are missing.
+        """
         granted: dict[MessageQueue, bool] = {}
         for broker_name, asked in _by_broker(queues).items():
             self.held.update(asked)
@@ -561,7 +593,7 @@ class QueueLockKeeper:
         return granted
 
     async def unlock(self, queues: Collection[MessageQueue]) -> None:
-        """Give the queues to whoever asks next; a broker that is not reached frees them after 60 s."""
+        """Releases the locks for the next member; a broker that cannot be reached frees them after 60 s."""
         instance = self._seams.instance
         for broker_name, given_up in _by_broker(queues).items():
             address = self._master_of(given_up[0])
@@ -581,7 +613,7 @@ class QueueLockKeeper:
             self.held.difference_update(given_up)
 
     async def _ask(self, broker_name: str, queues: list[MessageQueue]) -> frozenset[MessageQueue] | None:
-        """None when the broker has no master now."""
+        """Returns the locked queues; None when the broker has no master now."""
         instance = self._seams.instance
         address = self._master_of(queues[0])
         if address is None:
@@ -601,7 +633,7 @@ class QueueLockKeeper:
         return None if view is None else view.addresses.get(queue.broker_name, {}).get(MASTER_ID)
 
     def _note_failure(self, broker_name: str, error: TandemError) -> None:
-        """One line per outage."""
+        """Logs one line per outage."""
         if broker_name not in self._failing:
             self._failing.add(broker_name)
             log.warning(events.QUEUE_LOCK_FAILED, extra={"broker": broker_name, "error": str(error)})

@@ -1,18 +1,18 @@
-"""Consumer: shares the queues of its topics with its group and hands out messages, each at least once.
+"""Consumer: shares the queues of its topics with its group and delivers messages, each at least once.
 
     async with Consumer("billing", "127.0.0.1:9876") as consumer:
         consumer.subscribe("Orders", "paid || refunded")
         async for message in consumer:
             handle(message.body)
 
-When is a message finished? With `auto_ack` (the default) a message is finished when the application asks for
-the next one, and what a `poll` returned is finished at the next `poll`; leaving the loop by an exception
-leaves the last message unfinished. Without `auto_ack` it is finished by `ack`, in any order. Offsets are
-committed up to the lowest unfinished message: every 5 s, when queues change hands, and at close. After a
-crash, and when queues change hands, messages may come again.
+Acknowledgement: with `auto_ack` (the default) a message is acknowledged when the application asks for the
+next one, and the messages of a `poll` at the next `poll`. If an exception leaves the loop, the last message
+stays unacknowledged. Without `auto_ack` the application calls `ack`, in any order. Offsets are committed up
+to the lowest unacknowledged message: every 5 s, when queues are reassigned, and at close. After a crash or a
+reassignment messages may be delivered again.
 
-With `orderly` the next message of a queue comes when the one before is finished, and no other member works on
-the queue meanwhile; what fails is put back with `suspend`, and its queue waits for it.
+With `orderly` the next message of a queue is delivered when the previous one is acknowledged, and no other
+member reads the queue meanwhile. `suspend` puts a failed message back, and its queue waits for it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.runtime.ports import Disk
 
 YIELD_EVERY = 256
-"""Messages that an iteration hands out before it lets the loop turn: heartbeats and pulls must go on."""
+"""The number of messages that an iteration delivers before it yields to the loop: heartbeats and pulls must
+not starve.
+"""
 
 
 class Consumer(Client):
-    """One member of a consumer group; used from one event loop."""
+    """One member of a consumer group. Use it from one event loop only."""
 
     def __init__(
         self,
@@ -50,47 +52,51 @@ class Consumer(Client):
         instance: ClientInstance | None = None,
         disk: Disk | None = None,
     ) -> None:
-        """`instance`: share the connections of another client, which then is not closed by this consumer."""
+        """Creates the consumer. With `instance` it shares that instance's connections, and `close` leaves the
+        instance open.
+        """
         self.options = options or ConsumerOptions()
         self._member = Membership(group, namesrv, self.options, instance=instance, disk=disk)
         self.group = self._member.group
-        """As brokers know it."""
+        """The group's name as brokers know it."""
         self._instance = self._member.instance
         self._inbox = self._member.inbox
         self._assignment = self._member.assignment
         self._handed_out: list[Received] = []
         self._since_yield = 0
 
-    # Life
+    # Starting and closing
 
     def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
-        """Take part in a topic: all messages, those with one of the tags in `TagA || TagB`, or those that a
-        SQL92 expression over their properties takes (`sql="price > 100 AND region = 'EU'"`).
+        """Subscribes to a topic: all messages, those with one of the tags in `TagA || TagB`, or those
+        matching a SQL92 expression over their properties (`sql="price > 100 AND region = 'EU'"`).
 
-        May be called before the start, later to add a topic, and again to change its tags. A topic that does
-        not exist yet is taken up when it appears.
+        May be called before the start, later to add a topic, and again to change the tags. If the topic does
+        not exist yet, reading begins when it appears.
 
-        Raises:  BadRequest for a name that no broker would take, an expression without a tag or one that is
-                 no SQL92, or both kinds.
+        Raises:  BadRequest for an invalid topic name, an expression without a tag, an invalid SQL92
+                 expression, or both tags and SQL.
         """
         self._member.subscribe(topic, tags, sql=sql)
 
     def unsubscribe(self, topic: str) -> None:
-        """Stop taking part in a topic; its queues go to the other members."""
+        """Ends the subscription to a topic; its queues go to the other members."""
         self._member.unsubscribe(topic)
 
     async def start(self) -> Self:
-        """Join the group and take over its queues as far as they can be reached now.
+        """Joins the group and begins to read its queues, as far as they can be reached now.
 
-        Raises:  BrokerUnreachable when no name server takes a connection; RequestRejected when a broker
-                 does not serve a SQL92 subscription; ConfigError when the file of offsets of a broadcasting
-                 consumer cannot be used. Then the consumer is closed again.
+        Raises:  BrokerUnreachable when no name server accepts a connection; RequestRejected when a broker
+                 does not support a SQL92 subscription; ConfigError when the file of offsets of a broadcasting
+                 consumer cannot be used. The consumer is closed again then.
         """
         await self._member.start()
         return self
 
     async def close(self) -> None:
-        """Stop reading, commit, leave the group. What was handed out and is not finished comes again."""
+        """Stops reading, commits, and leaves the group. Delivered but unacknowledged messages are delivered
+        again.
+        """
         await self._member.close()
 
     # Reading
@@ -99,7 +105,7 @@ class Consumer(Client):
         return self
 
     async def __anext__(self) -> ReceivedMessage:
-        """The next message, whenever it comes; ends when the consumer is closed."""
+        """Waits for the next message; the iteration ends when the consumer is closed."""
         self._finish_handed_out()
         self._since_yield += 1
         if self._since_yield >= YIELD_EVERY:
@@ -119,14 +125,15 @@ class Consumer(Client):
         return delivery.message
 
     async def poll(self, count_max: int = 256, timeout_s: float = 1.0) -> list[ReceivedMessage]:
-        """Up to `count_max` messages; waits for the first one at most `timeout_s`, then gives what is there.
+        """Returns up to `count_max` messages. Waits at most `timeout_s` for the first one, then returns the
+        available ones.
 
-        Empty when none came in time, or the consumer is closed.
+        Returns an empty list when no message came in time, or the consumer is closed.
 
         Raises:  ClientError when nothing was ever subscribed or assigned, or the client has failed.
         """
         self._finish_handed_out()
-        # Also when messages are there: a caller that only polls must let the pulls go on.
+        # Yields also when messages are available: a caller that only polls must not starve the pulls.
         await self._instance.clock.sleep(0)
         self._member.check_reading()
         if not len(self._inbox) and timeout_s > 0:
@@ -139,9 +146,10 @@ class Consumer(Client):
         return [delivery.message for delivery in deliveries]
 
     async def fetch(self, count_max: int) -> list[ReceivedMessage]:
-        """At least one message, whenever it comes, and what else is there; only `ack` finishes them.
+        """Waits for at least one message and returns it with the other available ones; only `ack`
+        acknowledges them.
 
-        Empty when the consumer is closed.
+        Returns an empty list when the consumer is closed.
         """
         self._finish_handed_out()
         self._member.check_reading()
@@ -149,43 +157,44 @@ class Consumer(Client):
         return [delivery.message for delivery in self._take(count_max)]
 
     def ack(self, *messages: ReceivedMessage) -> None:
-        """These messages are finished and will not come again once the next commit is done.
+        """Acknowledges these messages: once committed, they are not delivered again.
 
-        A message whose queue has gone to another member is passed over: that member gets it again.
+        A message whose queue has moved to another member is ignored: that member receives it again.
         """
         self.ack_all(messages)
 
     def ack_all(self, messages: Iterable[ReceivedMessage]) -> None:
-        """As `ack`."""
+        """Acknowledges the messages as `ack` does."""
         for message in messages:
             self._member.finish(message)
 
     async def commit(self) -> bool:
-        """Commit now what is finished; False when a broker could not take it (the next commit makes up for
-        it).
+        """Commits the acknowledged messages now. Returns False when a broker could not store the commit; the
+        next commit writes it.
         """
         return await self._assignment.commit()
 
     async def retry_later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
-        """Hand a message back: the broker delivers it again after a delay, and the message here is finished.
+        """Sends a message back: the broker delivers it again after a delay, and it counts as acknowledged
+        here.
 
-        `delay_level` 0 lets the broker choose: 10 s at first, longer each time; after the group's limit (16)
-        the message goes to the dead letters of the group. A negative level sends it there at once.
+        `delay_level` 0 lets the broker choose: 10 s at first, longer each time. After the group's limit (16)
+        the message goes to the group's dead letters. A negative level sends it there at once.
 
-        When the broker has something else at the message's place in its log by now, the message itself is
-        sent to the group's retry topic.
+        If the broker's log has another message at this message's offset by now, this client sends the message
+        itself to the group's retry topic.
 
-        Raises:  the error of the call; the message is then not finished.
+        Raises:  the error of the call; the message stays unacknowledged then.
         """
         await self._member.retry_later(message, delay_level=delay_level)
 
     async def suspend(self, message: ReceivedMessage, *, delay_s: float = 1.0) -> None:
-        """Put a message of an orderly consumer back: its queue rests for the delay and then begins with it
-        again. What was handed out behind it of the same queue is put back too.
+        """Puts a message of an orderly consumer back: its queue pauses for the delay and then resumes with
+        this message. Later messages of the queue that were delivered are put back too.
 
-        `message.retry_count` counts. After `orderly_retry_count_max` times the message goes to the dead
-        letters of the group instead and its queue goes on; when it cannot be sent there it is put back. A
-        message whose queue has gone to another member is passed over.
+        `message.retry_count` counts the attempts. After `orderly_retry_count_max` attempts the message goes
+        to the group's dead letters and its queue continues; if that fails, the message is put back. A message
+        whose queue has moved to another member is ignored.
 
         Raises:  ClientError when the consumer is not orderly.
         """
@@ -202,25 +211,28 @@ class Consumer(Client):
         properties: Mapping[str, str] | None = None,
         timeout_s: float = broker_send.SEND_TIMEOUT_S,
     ) -> None:
-        """Answer a message that was sent by `Producer.request`; returns when the requester has the reply.
+        """Answers a message that was sent by `Producer.request`; returns once the requester has received the
+        reply.
 
-        Raises:  MessageIllegal when the message is not a request; RequestRejected when nobody waits for it.
+        Raises:  MessageIllegal when the message is not a request; RequestRejected when the requester no
+                 longer waits.
         """
         await send_reply(
             self._instance, self.group, request, body, properties=properties, timeout_s=timeout_s
         )
 
     def assign(self, *queues: MessageQueue, tags: str = ALL) -> None:
-        """Read exactly these queues instead of a share of subscribed topics; called again, read others.
+        """Reads exactly these queues instead of a share of the subscribed topics; a further call replaces the
+        queues.
 
-        Give such consumers a group of their own: members that subscribe would leave queues to this one.
+        Use a separate group for such consumers: members that subscribe would leave queues to this one.
 
         Raises:  ClientError when topics are subscribed.
         """
         self._member.assign(queues, tags)
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues of a topic that can be read now; none when nobody knows the topic.
+        """Returns the queues of a topic that can be read now; none when the topic is unknown.
 
         Raises:  BrokerUnreachable, RequestTimeout when no name server answers.
         """
@@ -230,26 +242,28 @@ class Consumer(Client):
         return () if view is None else tuple(map(namespace.unwrap_queue, view.subscribe_queues))
 
     async def seek(self, queue: MessageQueue, to: int | StartFrom, *, time_ms: int | None = None) -> int:
-        """Go on in a queue from an offset, from its first or its last message, or from a time; the offset.
+        """Moves a queue to an offset, to its first or its last message, or to a time; returns the offset.
 
-        What was handed out of the queue is no longer tracked; the next commit writes the new offset.
+        Delivered messages of the queue are no longer tracked; the next commit writes the new offset.
 
-        Raises:  ClientError when the queue is not read here now; OffsetOutOfRange; the error of a question
-                 to the broker.
+        Raises:  ClientError when the queue is not read here now; OffsetOutOfRange; the error of a query to
+                 the broker.
         """
         return await self._member.seek(queue, to, time_ms)
 
     def pause(self, *queues: MessageQueue) -> None:
-        """Read no more of these queues, or without any of all; what has arrived before still comes."""
+        """Stops reading these queues, or all queues if none are named; messages that have arrived are still
+        delivered.
+        """
         self._member.pause(queues)
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Read these queues, or without any all of them, again."""
+        """Resumes reading these queues, or all queues if none are named."""
         self._member.resume(queues)
 
     @property
     def instance(self) -> ClientInstance:
-        """The client that this consumer is a member of."""
+        """The client instance of this consumer."""
         return self._instance
 
     @property
@@ -259,7 +273,7 @@ class Consumer(Client):
 
     @property
     def positions(self) -> dict[MessageQueue, int]:
-        """Per queue the offset that a commit would write now."""
+        """The offset that a commit would write now, per queue."""
         return self._member.positions
 
     # Inside
@@ -276,5 +290,5 @@ class Consumer(Client):
 
 
 def is_behind(message: ReceivedMessage, first: ReceivedMessage) -> bool:
-    """Whether `message` is `first` or lies behind it in the same queue."""
+    """Returns True if `message` is `first` or comes after it in the same queue."""
     return queue_of(message) == queue_of(first) and message.queue_offset >= first.queue_offset

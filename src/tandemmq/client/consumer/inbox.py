@@ -1,20 +1,20 @@
-"""What was pulled and is not finished: where it waits, what of it may be committed, and what of a locked
-queue may be handed out.
+"""Pulled and unacknowledged messages: the inbox (`Inbox`), the offsets to commit (`InFlight`), and the
+delivery of locked queues (`OrderlyGate`).
 
-The inbox has the messages of all queues. It is bounded by what the readers ask for: a count per queue, which
-they keep themselves, and the bytes of all queues together, kept here. At a bound the pulling of a queue waits
-until the application has finished messages.
+The inbox holds the messages of all queues. Two limits bound it: a count per queue, which each reader checks,
+and the bytes of all queues together, counted here. At a limit the pulling of a queue pauses until the
+application acknowledges messages.
 
-`InFlight` is pure and knows one queue. The committed offset is the lowest unfinished message, or the next
-offset to pull when nothing is unfinished: a crash repeats messages but never skips one (spec semantics 10.3).
-Offsets the broker filtered out are covered by the next offset, so a queue without matching messages moves on
+`InFlight` is pure and covers one queue. The committed offset is the lowest unacknowledged message, or the
+next offset to pull if there is none: a crash repeats messages but never skips one (spec semantics 10.3). The
+next offset also covers messages that the broker filtered out, so a queue without matching messages advances
 too.
 
-An orderly consumer has an `OrderlyGate` before the inbox for each queue: one batch at a time, in offset
+For an orderly consumer, each queue has an `OrderlyGate` before the inbox: one batch at a time, in offset
 order.
 
-Invariants: no message of a gate's queue is handed out while an earlier one is handed out and not finished,
-            unless both are of one batch; nothing new is handed out without a valid lock.
+Invariants: no message of a gate's queue is delivered while an earlier one is delivered and unacknowledged,
+            unless both belong to one batch; nothing new is delivered without a valid lock.
 Source:     spec semantics 10.3, 10.5.
 """
 
@@ -31,23 +31,23 @@ from tandemmq.runtime.ports import Clock, TimerHandle
 
 
 class MessageSource(Protocol):
-    """The reader that pulled a message; it wants to know when the message is finished."""
+    """The reader that pulled a message; it is notified when the message is acknowledged."""
 
     def finish(self, message: ReceivedMessage) -> None: ...
 
     def holds(self, message: ReceivedMessage) -> bool:
-        """The message is not finished, and its queue is still read here."""
+        """Returns True if the message is unacknowledged and its queue is still read here."""
 
 
 class Received(NamedTuple):
-    """A message and where it came from."""
+    """A message and its reader."""
 
     source: MessageSource
     message: ReceivedMessage
 
 
 class Inbox:
-    """The inbox of one consumer: its readers fill it, the application empties it."""
+    """The inbox of one consumer: the readers fill it, the application empties it."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -59,35 +59,35 @@ class Inbox:
         self.is_closed = False
 
     def __len__(self) -> int:
-        """Messages that were not handed out."""
+        """Returns the number of undelivered messages."""
         return len(self._deliveries)
 
-    # The readers' side
+    # Called by the readers
 
     def put(self, deliveries: Iterable[Received], size_bytes: int) -> None:
-        """Add messages; `size_bytes` counts until `free` gives it back."""
+        """Adds messages; `size_bytes` counts until `free` releases it."""
         self._deliveries.extend(deliveries)
         self._bytes_unfinished += size_bytes
         self._arrived.set()
 
     def put_back(self, deliveries: Iterable[Received]) -> None:
-        """Have messages that were taken taken again, before all others. Their bytes count still."""
+        """Returns delivered messages to the front of the inbox. Their bytes are still counted."""
         self._deliveries.extendleft(reversed(list(deliveries)))
         self._arrived.set()
 
     def put_error(self, error: TandemError) -> None:
-        """Something that only the application can mend; raised once, at its next request."""
+        """Adds an error that only the application can handle; its next request raises it once."""
         self._errors.append(error)
         self._arrived.set()
 
     def drop(self, source: MessageSource) -> None:
-        """Forget the messages of a queue that were not handed out. The queue has been given up, or is read
-        again from another offset.
+        """Drops the undelivered messages of a queue, because the queue was released or is read again from
+        another offset.
         """
         self.take_back(source)
 
     def take_back(self, source: MessageSource) -> list[Received]:
-        """Remove and return the messages of a queue that were not handed out. Their bytes still count."""
+        """Removes and returns the undelivered messages of a queue. Their bytes are still counted."""
         taken = [delivery for delivery in self._deliveries if delivery.source is source]
         kept = [delivery for delivery in self._deliveries if delivery.source is not source]
         self._deliveries.clear()
@@ -95,7 +95,7 @@ class Inbox:
         return taken
 
     def free(self, size_bytes: int) -> None:
-        """Messages of that size are finished or dropped: others may be pulled."""
+        """Releases the bytes of acknowledged or dropped messages, so that others may be pulled."""
         self._bytes_unfinished -= size_bytes
         assert self._bytes_unfinished >= 0
         self._room.set()
@@ -105,14 +105,14 @@ class Inbox:
         return self._bytes_unfinished < self._bytes_max
 
     async def wait_for_room(self) -> None:
-        """Returns when something was finished since the call; the caller looks again whether it fits."""
+        """Waits until bytes were released after this call; the caller checks again if its messages fit."""
         self._room.clear()
         await self._room.wait()
 
-    # The application's side
+    # Called by the application
 
     def take(self) -> Received | None:
-        """The next message, or None when there is none now; raises an error that was put."""
+        """Returns the next message, or None when there is none now; raises an error that was added."""
         if self._errors:
             raise self._errors.popleft()
         if self._deliveries and not self.is_closed:
@@ -120,14 +120,14 @@ class Inbox:
         return None
 
     def take_some(self, count_max: int) -> list[Received]:
-        """The next messages, as many as there are; raises as `take`."""
+        """Returns up to `count_max` available messages; raises as `take`."""
         taken: list[Received] = []
         while len(taken) < count_max and (delivery := self.take()) is not None:
             taken.append(delivery)
         return taken
 
     def take_together(self, count_max: int) -> list[Received]:
-        """The next message, and those behind it that are of the same queue; raises as `take`."""
+        """Returns the next message and the following ones of the same queue; raises as `take`."""
         taken = self.take_some(1)
         while taken and len(taken) < count_max and self._deliveries:
             if self._deliveries[0].source is not taken[0].source:
@@ -136,20 +136,20 @@ class Inbox:
         return taken
 
     async def wait(self) -> None:
-        """Returns when there is something to take, or the inbox is closed."""
+        """Waits until a message or an error is available, or the inbox is closed."""
         while not (self._deliveries or self._errors or self.is_closed):
             self._arrived.clear()
             await self._arrived.wait()
 
     def close(self) -> None:
-        """End all waiting; what was not handed out stays unfinished."""
+        """Ends all waiting; undelivered messages stay unacknowledged."""
         self.is_closed = True
         self._arrived.set()
         self._room.set()
 
 
 class InFlight:
-    """The unfinished messages of one owned queue, in offset order."""
+    """The unacknowledged messages of one assigned queue, in offset order."""
 
     __slots__ = ("_sizes", "bytes", "next_offset")
 
@@ -162,29 +162,31 @@ class InFlight:
         return len(self._sizes)
 
     def add(self, offset: int, size_bytes: int, message: object = None) -> None:
-        """One more message was pulled; offsets come in rising order."""
+        """Adds a pulled message; offsets must increase."""
         assert offset >= self.next_offset, f"offset {offset} was pulled twice, next is {self.next_offset}"
         self._sizes[offset] = size_bytes, message
         self.bytes += size_bytes
         self.next_offset = offset + 1
 
     def advance(self, next_offset: int) -> None:
-        """The broker says that nothing for us lies below `next_offset`; never goes back."""
+        """Advances the next offset, because the broker has no matching message below it; never moves back."""
         if next_offset > self.next_offset:
             self.next_offset = next_offset
 
     def is_other(self, offset: int, message: object) -> bool:
-        """Another message is unfinished here: we were moved, and the broker's log has something else now."""
+        """Returns True if the unacknowledged message at this offset is another one: the reader was moved, and
+        the broker's log has changed there.
+        """
         unfinished = self._sizes.get(offset)
         return unfinished is not None and unfinished[1] is not message
 
     def holds(self, offset: int, message: object) -> bool:
-        """This very message is unfinished here."""
+        """Returns True if exactly this message is unacknowledged."""
         unfinished = self._sizes.get(offset)
         return unfinished is not None and unfinished[1] is message
 
     def finish(self, offset: int) -> bool:
-        """The application is done with the message; False when it was not (or no longer) unfinished."""
+        """Acknowledges the message; returns False if it was not unacknowledged."""
         unfinished = self._sizes.pop(offset, None)
         if unfinished is None:
             return False
@@ -193,23 +195,29 @@ class InFlight:
 
     @property
     def committed_offset(self) -> int:
-        """Where another consumer would have to go on: everything below is finished."""
+        """The offset at which another consumer would have to continue: every message below it is
+        acknowledged.
+        """
         for offset in self._sizes:
             return offset
         return self.next_offset
 
     @property
     def span(self) -> int:
-        """From the lowest unfinished offset to the next one to pull; large when one message is stuck."""
+        """The distance from the lowest unacknowledged offset to the next one to pull; large when one message
+        is stuck.
+        """
         return self.next_offset - self.committed_offset
 
 
 LOCK_VALID_S: Final = 30.0
-"""A lock that was not confirmed for so long may be another's: half the time for which a broker keeps it."""
+"""The time in seconds after which an unconfirmed lock may belong to another member: half the time for which a
+broker keeps it.
+"""
 
 
 class OrderlyGate:
-    """Between the reader of one queue and the inbox."""
+    """Controls delivery between the reader of one queue and the inbox."""
 
     __slots__ = (
         "_backlog",
@@ -226,7 +234,7 @@ class OrderlyGate:
     def __init__(
         self, source: MessageSource, inbox: Inbox, clock: Clock, *, batch_count_max: int, needs_lock: bool
     ) -> None:
-        """`needs_lock`: False where no other member can have the queue (broadcasting)."""
+        """Creates the gate. `needs_lock` is False where no other member can have the queue (broadcasting)."""
         self._source = source
         self._inbox = inbox
         self._clock = clock
@@ -239,47 +247,47 @@ class OrderlyGate:
 
     @property
     def is_locked(self) -> bool:
-        """The lock was confirmed lately enough."""
+        """True if the lock was confirmed within `LOCK_VALID_S`, or no lock is needed."""
         if not self._needs_lock:
             return True
         return self._locked_at_s is not None and self._clock.monotonic() - self._locked_at_s < LOCK_VALID_S
 
     @property
     def is_resting(self) -> bool:
-        """The loss of the lock is known."""
+        """True if the lock is known to be lost."""
         return self._needs_lock and self._locked_at_s is None
 
     @property
     def is_idle(self) -> bool:
-        """The application has nothing of this queue."""
+        """True if the application has no unacknowledged message of this queue."""
         return not self._out
 
     def note_locked(self) -> None:
-        """The broker has confirmed the lock now."""
+        """Records that the broker has confirmed the lock now, and resumes delivery."""
         self._locked_at_s = self._clock.monotonic()
         self._feed()
 
     def note_lost(self) -> None:
-        """The lock is another's, or the queue is to be given up: nothing more is handed out."""
+        """Records that another member has the lock, or that the queue will be released: delivery stops."""
         self._locked_at_s = None
 
     def put(self, deliveries: list[Received], size_bytes: int) -> None:
-        """Messages behind all that were put before."""
+        """Adds messages after all earlier ones."""
         self._inbox.put((), size_bytes)
         self._backlog.extend(deliveries)
         self._feed()
 
     def finish(self, queue_offset: int) -> bool:
-        """The application is done with a message; False for one that it does not have."""
+        """Acknowledges a message; returns False if the application does not have it."""
         if self._out.pop(queue_offset, None) is None:
             return False
         self._feed()
         return True
 
     def put_back(self, queue_offset: int, delay_s: float) -> int | None:
-        """Have this message, and what was handed out behind it, handed out again after the delay.
+        """Puts this message, and those delivered after it, back for delivery after the delay.
 
-        How often this one was put back; None when the application does not have it.
+        Returns the number of times this message was put back; None if the application does not have it.
         """
         delivery = self._out.get(queue_offset)
         if delivery is None:
@@ -293,12 +301,12 @@ class OrderlyGate:
         return message.retry_count
 
     def take_back(self) -> None:
-        """What is in the inbox waits here again; what the application has stays with it."""
+        """Moves the messages in the inbox back to the backlog; delivered ones stay with the application."""
         taken = {delivery.message.queue_offset for delivery in self._inbox.take_back(self._source)}
         self._return([offset for offset in self._out if offset in taken])
 
     def forget(self) -> None:
-        """The reader begins elsewhere, or ends."""
+        """Drops all messages, because the reader moves to another offset or ends."""
         self._backlog.clear()
         self._out.clear()
         self._end_pause()

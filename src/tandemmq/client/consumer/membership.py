@@ -1,8 +1,8 @@
-"""Membership: what makes a client a member of a consumer group, however its messages reach the application.
+"""Membership in a consumer group, independent of the way in which messages reach the application.
 
-`Membership` joins, reads the member's share of the queues into an inbox, commits, and leaves. `Consumer` and
-`PushConsumer` empty the inbox, each in its way. `hand_back` gives a message back to the group;
-`BrokerRequests` answers what brokers ask.
+`Membership` joins the group, reads the member's share of the queues into an inbox, commits, and leaves.
+`Consumer` and `PushConsumer` each empty the inbox in their own way. `hand_back` sends a message back to the
+group; `BrokerRequests` answers requests of brokers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ LOCAL_OFFSETS_DIR = "~/.rocketmq_offsets"
 
 
 class Membership:
-    """One member of a consumer group; used from one event loop."""
+    """One member of a consumer group. Use it from one event loop only."""
 
     def __init__(
         self,
@@ -76,15 +76,17 @@ class Membership:
         disk: Disk | None = None,
         listener: PushHandler | None = None,
     ) -> None:
-        """`instance`: shared with other clients, and not closed by this one. `listener`: what brokers may
-        have called for a single message.
+        """Creates the member. `instance` is shared with other clients, and this member does not close it.
+        `listener` is the handler that brokers may call for a single message.
         """
         self.options = options
         self._use = InstanceUse(namesrv, options.client, instance)
         self.instance = self._use.instance
         self._namespace = self.instance.namespace
         self.group = group = self._namespace.wrap(group)
-        """As brokers know it; so are all topics and queues inside."""
+        """The group's name as brokers know it; topics and queues are wrapped in the same way inside this
+        class.
+        """
         check_group(group)
         self._disk = disk
         self.tasks = TaskScope(f"consumer-{group}", self._on_failure)
@@ -109,10 +111,10 @@ class Membership:
         self._has_subscribed = False
         self._end_route_watch: Callable[[], None] | None = None
 
-    # Life
+    # Starting and closing
 
     def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
-        """As `Consumer.subscribe`."""
+        """Subscribes as `Consumer.subscribe` does."""
         if self.assignment.is_fixed:
             raise ClientError("this consumer was assigned queues: it cannot subscribe topics too")
         self._has_subscribed = True
@@ -121,12 +123,12 @@ class Membership:
         self.instance.beat_soon()
 
     def unsubscribe(self, topic: str) -> None:
-        """As `Consumer.unsubscribe`."""
+        """Unsubscribes as `Consumer.unsubscribe` does."""
         self.assignment.unsubscribe(self._namespace.wrap(topic))
         self.instance.beat_soon()
 
     def assign(self, queues: Collection[MessageQueue], tags: str) -> None:
-        """As `Consumer.assign`."""
+        """Assigns queues as `Consumer.assign` does."""
         others = {one.topic for one in self.assignment.subscriptions} - {retry_topic(self.group)}
         if others and not self.assignment.is_fixed:
             raise ClientError("this consumer has subscribed topics: it cannot be assigned queues too")
@@ -138,7 +140,7 @@ class Membership:
         self.instance.beat_soon()
 
     async def seek(self, queue: MessageQueue, to: int | StartFrom, time_ms: int | None) -> int:
-        """As `Consumer.seek`."""
+        """Moves a queue as `Consumer.seek` does."""
         if not isinstance(to, int | StartFrom):
             raise ClientError(f"seek to {to!r}: must be an offset or a StartFrom")
         queue = self._namespace.wrap_queue(queue)
@@ -157,15 +159,15 @@ class Membership:
         return offset
 
     def pause(self, queues: Collection[MessageQueue]) -> None:
-        """As `Consumer.pause`."""
+        """Pauses queues as `Consumer.pause` does."""
         self.assignment.pause([self._namespace.wrap_queue(queue) for queue in queues])
 
     def resume(self, queues: Collection[MessageQueue]) -> None:
-        """As `Consumer.resume`."""
+        """Resumes queues as `Consumer.resume` does."""
         self.assignment.resume([self._namespace.wrap_queue(queue) for queue in queues])
 
     async def start(self) -> None:
-        """As `Consumer.start`."""
+        """Joins as `Consumer.start` does."""
         await self._use.start()
         if self.options.model is MessageModel.CLUSTERING:
             version = self.instance.clock.now_ms()
@@ -192,7 +194,9 @@ class Membership:
             self.tasks.start("locks", self.assignment.run_locks())
 
     async def close(self) -> None:
-        """Stop reading, commit, leave the group. What was handed out and is not finished comes again."""
+        """Stops reading, commits, and leaves the group. Delivered but unacknowledged messages are delivered
+        again.
+        """
         if not self._is_started:
             return
         self._is_started = False
@@ -200,7 +204,7 @@ class Membership:
         if self._end_route_watch is not None:
             self._end_route_watch()
         self.inbox.close()
-        # First the tasks: a rebalance under way must not take a queue over after the last commit.
+        # Stop the tasks first: a running rebalance must not start a queue after the last commit.
         try:
             await self.tasks.close()
             await self.assignment.close()
@@ -217,25 +221,25 @@ class Membership:
             raise ClientError("the consumer is not started")
 
     def check_reading(self) -> None:
-        """As `check_alive`; also raises when the application has never said what it wants to read."""
+        """Raises as `check_alive`, and also ClientError when nothing was ever subscribed or assigned."""
         self.check_alive()
         if not self._has_subscribed:
             raise ClientError("this consumer reads nothing: call subscribe or assign first")
 
-    # Messages that were handed out
+    # Delivered messages
 
     def reader_of(self, message: ReceivedMessage) -> QueueReader | None:
-        """Who has read the message; None when its queue has gone to another member."""
+        """Returns the reader of the message's queue; None when the queue has moved to another member."""
         return self.assignment.readers.get(queue_of(message))
 
     def finish(self, message: ReceivedMessage) -> None:
-        """The application is done with the message; nothing happens when its queue is not ours any more."""
+        """Acknowledges the message; does nothing when its queue is no longer assigned here."""
         reader = self.reader_of(message)
         if reader is not None:
             reader.finish(message)
 
     async def retry_later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
-        """As `Consumer.retry_later`."""
+        """Sends a message back as `Consumer.retry_later` does."""
         await hand_back(
             self.instance,
             self.group,
@@ -246,7 +250,9 @@ class Membership:
         self.finish(message)
 
     async def suspend(self, message: ReceivedMessage, *, delay_s: float) -> bool:
-        """As `Consumer.suspend`; False when the message is dead now and its queue goes on."""
+        """Puts a message back as `Consumer.suspend` does; returns False when the message went to the dead
+        letters and its queue continues.
+        """
         count_max = self.options.orderly_retry_count_max
         if 0 <= count_max <= message.retry_count:
             with suppress(TandemError):
@@ -264,14 +270,14 @@ class Membership:
 
     @property
     def positions(self) -> dict[MessageQueue, int]:
-        """Per queue the offset that a commit would write now."""
+        """The offset that a commit would write now, per queue."""
         unwrap = self._namespace.unwrap_queue
         return {unwrap(queue): reader.committed_offset for queue, reader in self.assignment.readers.items()}
 
-    # What the instance asks
+    # Called by the instance
 
     def describe(self) -> ConsumerData:
-        """This consumer in a heartbeat."""
+        """Returns the description of this consumer for a heartbeat."""
         return ConsumerData(
             group=self.group,
             consume_type=ConsumeType.PASSIVELY,
@@ -281,13 +287,13 @@ class Membership:
         )
 
     def handle_broker_request(self, command: Command) -> Command | Waiting | None:
-        """An answer to what a broker asked of the group."""
+        """Answers a broker's request about the group."""
         return self._requests.handle(command)
 
     # Inside
 
     def _make_offsets(self) -> OffsetStore:
-        """Once the client id is known."""
+        """Creates the offset store; the client id must be known."""
         if self.options.model is MessageModel.CLUSTERING:
             return BrokerOffsets(
                 self.instance,
@@ -308,22 +314,22 @@ class Membership:
 
 
 def queue_of(message: ReceivedMessage) -> MessageQueue:
-    """The queue that a message was read from; for a retried one a queue of the retry topic."""
+    """Returns the queue that a message was read from; for a retried message, a queue of the retry topic."""
     return MessageQueue(
         topic=message.record.topic, broker_name=message.broker_name, queue_id=message.queue_id
     )
 
 
-# A message that is handed back comes again later, or becomes a dead letter (spec semantics 7).
+# A message that was sent back is delivered again later, or becomes a dead letter (spec semantics 7).
 #
-# The broker is asked to store again what lies at the message's place in its log. It refuses when something
-# else lies there, which happens when its log has lost its end, or when the message was read from a slave that
-# had more. The message is here still, so it is then sent to the group's retry topic by its content, as
-# RocketMQ's clients do after any refusal.
+# The broker is asked to store again the message at the message's log offset. It refuses when another message
+# is stored there, which happens when its log was truncated, or when the message was read from a slave that
+# had more of the log. The client still has the message, so it sends the content to the group's retry topic
+# then, as RocketMQ's clients do after any rejection.
 
 FIRST_DELAY_LEVEL = 3
 HAND_BACK_TIMEOUT_S = 5.0
-"""A producer's default for a send with all its attempts."""
+"""The default timeout of a producer for a send with all its attempts."""
 _NOT_COPIED = (
     names.REAL_TOPIC,
     names.REAL_QID,
@@ -343,11 +349,12 @@ async def hand_back(
     delay_level: int,
     retry_count_max: int,
 ) -> None:
-    """Returns when a broker has stored it again; `delay_level` as of `Consumer.retry_later`.
+    """Sends a message back to the broker; returns once it is stored again. For `delay_level` see
+    `Consumer.retry_later`.
 
-    A failover is waited out until the deadline, as by a send.
+    During a failover it retries until the deadline, as a send does.
 
-    Raises:  NoRoute without a master until then; the error of the last call.
+    Raises:  NoRoute without a master until the deadline; the error of the last call.
     """
     header = SendBackRequest(
         log_offset=message.record.log_offset,
@@ -376,7 +383,9 @@ async def hand_back(
 
 
 def _as_retry(message: ReceivedMessage, refused: SendBackRequest) -> SendRequestV2:
-    """The message as a new one in the retry topic. A limit below every count makes it a dead letter."""
+    """Builds the request that sends the message as a new one to the retry topic. A retry limit of -1, below
+    every count, makes it a dead letter.
+    """
     delay_level, retry_count_max = refused.delay_level, refused.retry_count_max
     is_dead = delay_level < 0
     retry_count = message.record.retry_count + 1
@@ -404,14 +413,14 @@ def _as_retry(message: ReceivedMessage, refused: SendBackRequest) -> SendRequest
     )
 
 
-# What brokers ask of a consumer: rebalance, reset offsets, say how far it is (spec semantics 15, spec
+# The requests of brokers to a consumer: rebalance, reset offsets, report progress (spec semantics 15, spec
 # remoting 9.11).
 
 BYTES_PER_MIB = 1 << 20
 
 
 class DirectResult(NamedTuple):
-    """What a handler made of one message, by RocketMQ's name for it (CR_SUCCESS, CR_LATER, ...)."""
+    """The result of a handler for one message, by RocketMQ's name for it (CR_SUCCESS, CR_LATER, ...)."""
 
     name: str
     took_s: float
@@ -419,7 +428,9 @@ class DirectResult(NamedTuple):
 
 
 class TopicStatus(NamedTuple):
-    """How the handling of a topic goes: per second, and milliseconds of one message."""
+    """The handling statistics of a topic: rates per second, and the average time per message in
+    milliseconds.
+    """
 
     good_per_s: float
     failed_per_s: float
@@ -439,7 +450,9 @@ class PushHandler(Protocol):
 
 
 class BrokerRequests:
-    """Answers for one consumer; each runs inside the read of a socket. Only a handler is waited for."""
+    """Answers the brokers' requests to one consumer, inside the read of a socket. Only a handler's result is
+    awaited.
+    """
 
     def __init__(
         self,
@@ -451,7 +464,7 @@ class BrokerRequests:
         is_orderly: bool = False,
         listener: PushHandler | None = None,
     ) -> None:
-        """`listener`: None for a consumer whose application asks for its messages."""
+        """Creates the object. `listener` is None for a consumer whose application asks for its messages."""
         self._listener = listener
         self._is_orderly = is_orderly
         self._assignment = assignment
@@ -460,7 +473,7 @@ class BrokerRequests:
         self._namespace = namespace
 
     def handle(self, command: Command) -> Command | Waiting | None:
-        """The answer; None for a one-way request."""
+        """Returns the answer; None for a one-way request."""
         match command.code:
             case RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
                 self._assignment.rebalance_soon()
@@ -475,14 +488,15 @@ class BrokerRequests:
             case _ if self._listener is not None:
                 return self._consume_directly(self._listener, command)
             case _:
-                # There is no listener that a broker could call: the application asks for its messages.
+                # This consumer has no handler that a broker could call: the application asks for its
+                # messages.
                 return command.reply(
                     ResponseCode.SYSTEM_ERROR,
                     remark="this consumer is read by its application; it cannot be called for one message",
                 )
 
     async def _consume_directly(self, listener: PushHandler, command: Command) -> Command:
-        """Have one message handled; a body that holds none is refused."""
+        """Calls the handler for one message; a body without exactly one message is rejected."""
         records = list(decode_records(command.body))
         if len(records) != 1:
             raise RemoteProtocolError(f"one message is wanted, {len(records)} came")
@@ -498,7 +512,9 @@ class BrokerRequests:
         return command.reply(body=encode_directly_consumed(answer))
 
     def _reset_offsets(self, command: Command) -> None:
-        """Go on from the offsets that an administrator has set; queues that are not ours are passed over."""
+        """Moves the assigned queues to the offsets that an administrator has set; other queues are
+        ignored.
+        """
         try:
             offsets = decode_reset_offsets(command.body)
         except RemoteProtocolError:
@@ -517,7 +533,7 @@ class BrokerRequests:
         return encode_consumer_status(ConsumerStatus(queues=queues))
 
     def _running_info(self) -> bytes:
-        """RocketMQ's ConsumerRunningInfo, as far as it means something here (spec remoting 11.12)."""
+        """Returns RocketMQ's ConsumerRunningInfo, as far as it applies here (spec remoting 11.12)."""
         properties = {
             "PROP_NAMESERVER_ADDR": self._name_servers,
             "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",

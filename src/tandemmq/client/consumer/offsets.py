@@ -1,5 +1,5 @@
-"""Where a group's offsets are kept (spec semantics 11): at the brokers (clustering, `BrokerOffsets`) or in a
-local file (broadcasting, `LocalOffsets`). And where a consumer begins in a queue that it has just got
+"""The offsets of a group (spec semantics 11): stored at the brokers (clustering, `BrokerOffsets`) or in a
+local file (broadcasting, `LocalOffsets`). Also the offset at which a consumer begins a newly assigned queue
 (`StartOffsets`; spec semantics 12.4).
 """
 
@@ -35,25 +35,26 @@ from tandemmq.units import MASTER_ID
 
 
 class OffsetStore(Protocol):
-    """Committed offsets of one group."""
+    """The committed offsets of one group."""
 
     async def open(self) -> None:
-        """Raises ConfigError when they cannot be read."""
+        """Loads the offsets. Raises ConfigError when they cannot be read."""
 
     async def read(self, queue: MessageQueue) -> GroupProgress | None:
-        """Where the group goes on; None when it has never committed."""
+        """Returns the committed progress of the group; None when it has never committed."""
 
     async def write(self, queue: MessageQueue, offset: int, seen: str | None = None) -> None:
-        """Keep where the group goes on; lowering is allowed. `seen`: the last record that was read."""
+        """Writes the committed offset; a lower one is allowed. `seen` is the last record that was read."""
 
     async def flush(self) -> None:
-        """Returns when what was written is safe."""
+        """Returns once all written offsets are safe."""
 
 
 class BrokerOffsets:
-    """At the master of the queue's broker, or at any replica while there is no master (spec replication 9.1).
+    """The offsets at the master of the queue's broker, or at any replica while there is no master (spec
+    replication 9.1).
 
-    A master that comes back has old offsets; the next periodic commit of the consumer brings it up to date.
+    A master that comes back has old offsets; the next periodic commit of the consumer updates them.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class BrokerOffsets:
         self._zero_if_missing = None if zero_when_none_stored else False
 
     async def open(self) -> None:
-        """Nothing to do: each question is asked when it comes."""
+        """Does nothing: each offset is queried when it is needed."""
 
     async def read(self, queue: MessageQueue) -> GroupProgress | None:
         address = self._address(queue)
@@ -102,7 +103,7 @@ class BrokerOffsets:
             raise
 
     async def flush(self) -> None:
-        """Nothing to do: each write has been answered."""
+        """Does nothing: each write has already been answered."""
 
     def _note_failure(self, queue: MessageQueue, address: str, error: TandemError) -> None:
         if isinstance(error, BrokerUnreachable | RequestTimeout):
@@ -122,8 +123,8 @@ class BrokerOffsets:
 
 
 class LocalOffsets:
-    """In `<dir>/<client id>/<group>/offsets.json`, in RocketMQ's form, with the content before as `.bak`,
-    which stands in for a damaged file.
+    """The offsets in `<dir>/<client id>/<group>/offsets.json`, in RocketMQ's format. The previous content is
+    kept as `.bak` and used if the file is damaged.
     """
 
     def __init__(self, disk: Disk, directory: Path, client_id: str, group: str) -> None:
@@ -135,7 +136,7 @@ class LocalOffsets:
         self._scope = TaskScope("offsets")
 
     async def open(self) -> None:
-        """Read the file."""
+        """Reads the file."""
         if self._offsets is None:
             self._offsets = await self._disk.offload(self._load)
 
@@ -153,9 +154,10 @@ class LocalOffsets:
             self._is_changed = True
 
     async def flush(self) -> None:
-        """Write the file when anything has changed; one after the other, and none is left half done.
+        """Writes the file if an offset has changed; writes run one after the other, and a begun write is
+        completed even if the caller is cancelled.
 
-        Raises:  ClientError when the disk takes no file now; the next flush writes it.
+        Raises:  ClientError when the disk accepts no file now; the next flush writes it.
         """
         async with self._saving:
             if self._offsets is None or not self._is_changed:
@@ -168,12 +170,12 @@ class LocalOffsets:
                 self._is_changed = True
                 raise ClientError(f"{self._path} cannot be written: {error.strerror or error}") from error
             except asyncio.CancelledError:
-                self._is_changed = True  # whether it could be written is not known
+                self._is_changed = True  # unknown if the write succeeded
                 raise
 
     def _load(self) -> dict[MessageQueue, int]:
-        """Raises ConfigError when the directory cannot be made, or when there is content and none of it can
-        be read: a beginning anew would repeat or skip what it tells.
+        """Reads the file or its backup. Raises ConfigError when the directory cannot be created, or when
+        files exist and none can be read: starting without offsets would repeat or skip messages.
         """
         try:
             self._disk.make_dirs(self._path.parent)
@@ -200,24 +202,26 @@ class LocalOffsets:
 
 
 BASELINE_GRACE_S: Final = 1.0
-"""Time for another member that starts with us to commit where the group begins."""
+"""The time in seconds for another member that starts together with this one to commit the group's start
+offsets.
+"""
 ASKED_AT_ONCE: Final = 256
 
 
 class StartOffsets:
-    """The offsets at which one consumer begins in the queues that it gets.
+    """The offsets at which one consumer begins in newly assigned queues.
 
-    A committed offset decides. Without one, `start_from` speaks of the queues that were there when the group
-    began in the topic. `LAST` skips what they held then, and must skip nothing else: a queue that appears
-    later, because its topic was made or has grown, begins at its first message.
+    A committed offset decides. Without one, `start_from` applies to the queues that existed when the group
+    began in the topic. `LAST` skips the messages that those queues had then, and must skip nothing else: a
+    queue that appears later, with a new topic or with more queues, begins at its first message.
 
-    The group's own offsets remember which queues it began with. A member that finds none in the whole topic
-    commits a beginning in every queue, also in those of other members, before it reads. From then on a queue
-    without an offset is a new one, for every member and after every restart. Members that start together
-    wait `BASELINE_GRACE_S` for one another's commits. When such a commit is lost, its queue is read from its
-    first message: duplicates and old messages rather than gaps.
+    The group's committed offsets record the queues that it began with. A member that finds no offset in the
+    whole topic commits a start offset for every queue, including those of other members, before it reads.
+    From then on a queue without an offset is a new one, for every member and after every restart. Members
+    that start together wait `BASELINE_GRACE_S` for one another's commits. If such a commit is lost, its queue
+    is read from its first message: duplicates and old messages rather than gaps.
 
-    A queue that was not in the first route that this consumer saw is new, whatever is committed.
+    A queue that was not in the first route that this consumer saw is new if it has no committed offset.
     """
 
     def __init__(self, store: OffsetStore, instance: ClientInstance, options: ConsumerOptions) -> None:
@@ -226,24 +230,26 @@ class StartOffsets:
         self._options = options
         self._first_seen: dict[str, frozenset[MessageQueue]] = {}
         self._has_begun: set[str] = set()
-        """Topics in which the group is known to have offsets."""
+        """The topics in which the group is known to have offsets."""
         self._uncommitted: dict[MessageQueue, int] = {}
-        """Beginnings that no broker has taken; the readers of these queues commit them."""
+        """The start offsets that no broker has stored; the readers of these queues commit them."""
 
     def note_route(self, topic: str, queues: Collection[MessageQueue]) -> None:
-        """The queues that can be read now; the first look at a topic counts. Empty while it has no route."""
+        """Records the queues that can be read now, or none while the topic has no route; only the first call
+        for a topic counts.
+        """
         self._first_seen.setdefault(topic, frozenset(queues))
 
     async def find(
         self, queue: MessageQueue, *, is_assigned: bool, avoided: frozenset[str] = frozenset()
     ) -> GroupProgress:
-        """The committed offset; without one the beginning of the queue for this group.
+        """Returns the committed offset; without one, the start offset of the queue for this group.
 
-        A retry topic always begins at its first message: what was handed back must not be skipped. Of queues
-        that the application has chosen (`is_assigned`) the group may have read others before: only those that
-        appeared meanwhile are new.
+        A retry topic always begins at its first message: messages sent back must not be skipped. For queues
+        that the application has chosen (`is_assigned`), the group may have read other queues before, so only
+        queues that appeared meanwhile count as new.
 
-        Raises:  any TandemError of the questions; the queue is then not started, because a guess could skip
+        Raises:  any TandemError of the queries; the queue is not started then, because a guess could skip
                  messages.
         """
         committed = await self._store.read(queue)
@@ -261,7 +267,7 @@ class StartOffsets:
         return GroupProgress(offset)
 
     async def _begin(self, queue: MessageQueue, avoided: frozenset[str]) -> GroupProgress:
-        """The beginning of a queue of the first route, where the group has no offset."""
+        """Returns the start offset of a queue of the first route in which the group has no offset."""
         topic = queue.topic
         if topic not in self._has_begun and not await self._has_offsets(topic):
             await self._commit_beginnings(topic, avoided)
@@ -277,9 +283,9 @@ class StartOffsets:
         return GroupProgress(uncommitted)
 
     async def _has_offsets(self, topic: str) -> bool:
-        """True when the group has an offset in any queue of the topic.
+        """Returns True if the group has an offset in any queue of the topic.
 
-        Raises:  the error of a queue that does not tell, when no other one has an offset.
+        Raises:  the error of a failed query, when no other queue has an offset.
         """
         failure: TandemError | None = None
         for some in self._in_turns(topic):
@@ -296,9 +302,9 @@ class StartOffsets:
         return False
 
     async def _commit_beginnings(self, topic: str, avoided: frozenset[str]) -> None:
-        """Commit the end of every queue as the place where the group begins.
+        """Commits the end of every queue as the group's start offset.
 
-        Raises:  any TandemError of the questions for the ends; then nothing was committed.
+        Raises:  any TandemError of the queries for the ends; nothing was committed then.
         """
         for some in self._in_turns(topic):
             ends = await asyncio.gather(
@@ -318,7 +324,7 @@ class StartOffsets:
         await self._store.flush()
 
     def _in_turns(self, topic: str) -> Iterator[list[MessageQueue]]:
-        """The queues of the first route that are routed still, some at a time."""
+        """Yields the queues of the first route that are still routed, in chunks."""
         view = self._instance.routes.get(topic)
         routed = frozenset(view.subscribe_queues) if view is not None else frozenset()
         queues = sorted(self._first_seen[topic] & routed)
@@ -333,9 +339,10 @@ async def find_offset(
     instance: ClientInstance,
     avoided: frozenset[str] = frozenset(),
 ) -> int:
-    """The first or the last offset of a queue now, or that of a time, by a replica that is not avoided.
+    """Returns the first or the last offset of a queue now, or that of a time, from a replica that is not
+    avoided.
 
-    Raises:  any TandemError of the question; NoRoute without an address.
+    Raises:  any TandemError of the query; NoRoute without an address.
     """
     view = instance.routes.get(queue.topic)
     for is_last in (False, True):

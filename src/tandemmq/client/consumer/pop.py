@@ -1,4 +1,5 @@
-"""PopConsumer: takes messages for a time and acknowledges each by itself; the brokers see to who gets what.
+"""PopConsumer: receives messages for a limited time and acknowledges each one individually; the brokers
+decide the distribution.
 
     async with PopConsumer("billing", "127.0.0.1:9876") as consumer:
         consumer.subscribe("Orders")
@@ -6,13 +7,13 @@
             handle(message.body)
             await consumer.ack(message)
 
-No queue belongs to anybody: all members of the group take messages from all queues, and a slow one holds up
-nobody. A message that was not acknowledged within its invisible time comes again, to whoever asks.
+No member owns a queue: all members of the group receive messages from all queues, and a slow member delays no
+other. A message that is not acknowledged within its invisible time is delivered again, to any member.
 
-A pop takes what is there and is never held at a broker; who finds nothing waits for a bell, a question that
-takes nothing. So when a wait is cancelled, or tags change meanwhile, no message is taken for nobody, or
-passed over because of the old tags.
-Source:  spec semantics 14. Needs brokers of RocketMQ 5 or ours.
+A pop returns the available messages and is never held at a broker. If there are none, the consumer waits with
+a notification request, which receives no message. So when a wait is cancelled, or tags change meanwhile, no
+message is lost to a cancelled call or skipped because of the old tags.
+Source:  spec semantics 14. Needs brokers of RocketMQ 5 or TandemMQ.
 """
 
 from __future__ import annotations
@@ -38,25 +39,25 @@ from tandemmq.telemetry.log_lines import event_logger
 log = event_logger(__name__)
 
 POLL_S_MAX = 15.0
-"""One request is held no longer; then the next one is sent."""
+"""The longest time in seconds for which a broker holds one request; then the next request is sent."""
 FAILED_PAUSE_S = 1.0
-"""Before a broker that failed is waited for again."""
+"""The pause before waiting again for a broker that failed."""
 FUTILE_PAUSE_S_MIN, FUTILE_PAUSE_S_MAX = 0.01, 0.2
-"""Before the next question when a broker had something, and then gave nothing: another member was faster, or
-the broker gives nothing now. Doubles with each time.
+"""The pause before the next pop when a broker announced messages and then returned none: another member was
+faster, or the broker delivers none now. The pause doubles each time.
 """
 ACKS_AT_ONCE = 64
 
 
 class _Target(NamedTuple):
-    """A broker of a topic."""
+    """A topic at one broker."""
 
     topic: str
     broker_name: str
 
 
 class PopConsumer(Client):
-    """One member of a consumer group; used from one event loop."""
+    """One member of a consumer group. Use it from one event loop only."""
 
     def __init__(
         self,
@@ -66,13 +67,15 @@ class PopConsumer(Client):
         options: PopOptions | None = None,
         instance: ClientInstance | None = None,
     ) -> None:
-        """`instance`: share the connections of another client, which then is not closed by this consumer."""
+        """Creates the consumer. With `instance` it shares that instance's connections, and `close` leaves the
+        instance open.
+        """
         self.options = options or PopOptions()
         self._use = InstanceUse(namesrv, self.options.client, instance)
         self._instance = self._use.instance
         self._namespace = self._instance.namespace
         self.group = group = self._namespace.wrap(group)
-        """As brokers know it; so are all topics inside."""
+        """The group's name as brokers know it; topics are wrapped in the same way inside this class."""
         check_group(group)
         self._tasks = TaskScope(f"pop-consumer-{group}", self._on_failure)
         self._subscriptions: dict[str, Subscription] = {}
@@ -82,10 +85,12 @@ class PopConsumer(Client):
         self._is_started = False
         self._has_subscribed = False
 
-    # Life
+    # Starting and closing
 
     def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
-        """As `Consumer.subscribe`. What is on its way already still comes."""
+        """Subscribes as `Consumer.subscribe` does. Messages that are already on their way are still
+        delivered.
+        """
         wrapped = self._namespace.wrap(topic)
         subscription = make_subscription(wrapped, tags, sql, self._instance.clock.now_ms())
         self._subscriptions[wrapped] = subscription
@@ -94,12 +99,12 @@ class PopConsumer(Client):
         self._note_change()
 
     def unsubscribe(self, topic: str) -> None:
-        """Take no more of a topic."""
+        """Ends the subscription to a topic."""
         self._subscriptions.pop(self._namespace.wrap(topic), None)
         self._note_change()
 
     async def start(self) -> Self:
-        """Join the group. Raises as `Consumer.start`."""
+        """Joins the group. Raises as `Consumer.start`."""
         await self._use.start()
         self._instance.add_consumer(self)
         self._is_started = True
@@ -114,7 +119,7 @@ class PopConsumer(Client):
         return self
 
     async def close(self) -> None:
-        """Leave the group. What was received and not acknowledged comes again after its invisible time."""
+        """Leaves the group. Unacknowledged messages are delivered again after their invisible time."""
         if not self._is_started:
             return
         self._is_started = False
@@ -128,13 +133,14 @@ class PopConsumer(Client):
     async def receive(
         self, count_max: int = 32, *, invisible_s: float | None = None, timeout_s: float = POLL_S_MAX
     ) -> list[PoppedMessage]:
-        """Up to `count_max` (32 at most) messages of one topic and broker, which nobody else of the group
-        gets for `invisible_s`; waits for the first one at most `timeout_s`, and is empty when none came.
+        """Returns up to `count_max` (32 at most) messages of one topic and broker, which no other member of
+        the group gets for `invisible_s`. Waits at most `timeout_s` for the first one; returns an empty list
+        when none came.
 
-        What a cancelled call was about to receive comes again after the invisible time. A broker that cannot
-        be reached is passed over.
+        Messages that a cancelled call was about to receive are delivered again after the invisible time. An
+        unreachable broker is skipped.
 
-        Raises:  the RequestRejected class of what a broker will refuse again, ClientError.
+        Raises:  the RequestRejected class of a rejection that a broker would repeat; ClientError.
         """
         if not self._has_subscribed:
             raise ClientError("this consumer reads nothing: call subscribe first")
@@ -158,9 +164,10 @@ class PopConsumer(Client):
             pause_s = min(max(2 * pause_s, FUTILE_PAUSE_S_MIN), FUTILE_PAUSE_S_MAX) if has_rung else 0.0
 
     async def ack(self, *messages: PoppedMessage) -> None:
-        """These messages are done with.
+        """Acknowledges these messages.
 
-        Raises:  the first error, after all were tried; a message whose acknowledgement failed may come again.
+        Raises:  the first error, after all were tried; a message whose acknowledgement failed may be
+                 delivered again.
         """
         for first in range(0, len(messages), ACKS_AT_ONCE):
             some = messages[first : first + ACKS_AT_ONCE]
@@ -170,10 +177,11 @@ class PopConsumer(Client):
                     raise outcome
 
     async def change_invisible(self, message: PoppedMessage, invisible_s: float) -> None:
-        """Keep the message for so long from now on, or, with a short time, let it come again soon.
+        """Keeps the message invisible for `invisible_s` from now on, or, with a short time, lets it be
+        delivered again soon.
 
-        It counts as delivered once more then (`retry_count`). Raises the error of the call: the message
-        keeps the time that it had.
+        Each call counts as one more delivery (`retry_count`). Raises the error of the call; the message keeps
+        its previous invisible time then.
         """
         topic, remoting = self._namespace.wrap(message.topic), self._instance.remoting
         invisible_ms = round(invisible_s * 1000)
@@ -186,10 +194,10 @@ class PopConsumer(Client):
             timeout_s=self._instance.options.call_timeout_s,
         )
 
-    # What the instance asks
+    # Called by the instance
 
     def describe(self) -> ConsumerData:
-        """This consumer in a heartbeat."""
+        """Returns the description of this consumer for a heartbeat."""
         return ConsumerData(
             group=self.group,
             consume_type=ConsumeType.POP,
@@ -198,7 +206,9 @@ class PopConsumer(Client):
         )
 
     def handle_broker_request(self, command: Command) -> Command | None:
-        """Who else is in the group does not matter here, and there is no queue of ours to tell of."""
+        """Answers a broker's request. Changes in the group do not matter here, and this consumer has no
+        queues to report.
+        """
         if command.is_oneway or command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
             return None
         return command.reply(
@@ -208,7 +218,7 @@ class PopConsumer(Client):
     # Inside
 
     async def _targets(self) -> list[_Target]:
-        """Every broker of every topic; another one comes first each time."""
+        """Returns every broker of every topic; each call starts with another one."""
         targets: list[_Target] = []
         for topic in sorted(self._subscriptions):
             view = self._instance.routes.get(topic)
@@ -222,7 +232,7 @@ class PopConsumer(Client):
         return targets[start:] + targets[:start]
 
     def _note_change(self) -> None:
-        """Other messages are wanted: who waits asks anew."""
+        """Restarts the waiting requests, because the subscriptions have changed."""
         self._instance.beat_soon()
         for bell in self._bells.values():
             bell.cancel()
@@ -258,18 +268,19 @@ class PopConsumer(Client):
         now = self._subscriptions.get(target.topic, subscription)
         wanted = [one for one in found if subscription.matches(one.tags) or now.matches(one.tags)]
         if len(wanted) < len(found):
-            # The broker compared hashes only: nobody wants the others.
+            # The broker compared only hashes: the other messages do not match, and are acknowledged.
             kept = {id(message) for message in wanted}
             await self.ack(*(message for message in found if id(message) not in kept))
         return wanted
 
     async def _wait_for_bell(self, targets: list[_Target], timeout_s: float) -> bool:
-        """Returns when one of the brokers may have something, or after the time; whether one says so.
+        """Waits until a broker announces a message, or until the timeout; returns True if a broker announced
+        one.
 
-        A question to a broker goes on when another one was faster, so that there is one per broker at most.
+        A request to a slower broker stays open for the next call, so that there is at most one per broker.
         """
         if {target.topic for target in targets} != self._subscriptions.keys():
-            timeout_s = min(timeout_s, FAILED_PAUSE_S)  # the route of another topic may come
+            timeout_s = min(timeout_s, FAILED_PAUSE_S)  # the route of another topic may appear
         for target, bell in list(self._bells.items()):
             if bell.done():
                 del self._bells[target]
@@ -285,7 +296,7 @@ class PopConsumer(Client):
         return any(not bell.cancelled() and bell.exception() is None and bell.result() for bell in done)
 
     async def _listen(self, target: _Target) -> bool:
-        """Whether the broker has something."""
+        """Waits for a notification; returns True if the broker has a message."""
         subscription = self._subscriptions.get(target.topic)
         if subscription is None:
             return False
@@ -307,7 +318,7 @@ class PopConsumer(Client):
             self._log_failure(target, error)
             if error.refresh_route:
                 self._instance.routes.refresh_soon(target.topic)
-        # A broker that says no before the time (it holds too many requests, or failed) is asked later.
+        # A broker that answers no early (it holds too many requests, or failed) is asked again later.
         left_s = began_s + POLL_S_MAX - self._instance.clock.monotonic()
         if left_s > 0:
             await self._instance.clock.sleep(min(left_s, FAILED_PAUSE_S))
@@ -325,7 +336,9 @@ class PopConsumer(Client):
         )
 
     def _address(self, topic: str, broker_name: str) -> str:
-        """Only a master serves what is about popped messages. Raises NoRoute while there is none."""
+        """Returns the master's address: only a master serves requests about popped messages. Raises NoRoute
+        while there is none.
+        """
         view = self._instance.routes.get(topic)
         address = None if view is None else view.master_address(broker_name)
         if address is None:
@@ -334,7 +347,7 @@ class PopConsumer(Client):
         return address
 
     def _note_failure(self, target: _Target, error: TandemError) -> None:
-        """Raises what would fail again; else the next broker is asked, and this one later."""
+        """Raises an error that would occur again; otherwise the next broker is asked, and this one later."""
         if not (error.retriable or error.refresh_route):
             raise error
         self._log_failure(target, error)

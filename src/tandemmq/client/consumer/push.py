@@ -1,4 +1,4 @@
-"""PushConsumer: calls a handler for each message of its topics, and sees to failures by itself.
+"""PushConsumer: calls a handler for each message of its topics, and handles failures itself.
 
     async def handle(message):
         await store(message.body)
@@ -7,10 +7,10 @@
         consumer.subscribe("Orders", "paid || refunded")
         await consumer.wait_closed()
 
-A handler that returns has finished its message. One that raises, or returns `ConsumeResult.RETRY`, gets the
-message again: after 10 s, then 30 s, and so on up to 2 h; after 16 times it becomes a dead letter of the
-group. With `orderly` a queue is handled one message after the other, and one that failed is tried again
-before its queue goes on. Offsets are committed up to the lowest message that is not finished.
+A message is acknowledged when its handler returns. If the handler raises, or returns `ConsumeResult.RETRY`,
+the message is delivered again: after 10 s, then 30 s, and so on up to 2 h; after 16 times it becomes a dead
+letter of the group. With `orderly` a queue is handled one message after the other, and a failed message is
+tried again before its queue continues. Offsets are committed up to the lowest unacknowledged message.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tandemmq.runtime.ports import Disk
 
 
 class PushConsumer(Client):
-    """One member of a consumer group; used from one event loop."""
+    """One member of a consumer group. Use it from one event loop only."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class PushConsumer(Client):
         instance: ClientInstance | None = None,
         disk: Disk | None = None,
     ) -> None:
-        """`handler(message)`: an async function runs in the event loop, a plain one in threads. `instance`:
-        share the connections of another client, which then is not closed by this consumer.
+        """Creates the consumer. An async `handler(message)` runs in the event loop, a plain one in threads.
+        With `instance` it shares that instance's connections, and `close` leaves the instance open.
         """
         if not callable(handler):
             raise ClientError(f"the handler must be a function of one message, not {handler!r:.64}")
@@ -56,26 +56,26 @@ class PushConsumer(Client):
             group, namesrv, self.options, instance=instance, disk=disk, listener=self._workers
         )
         self.group = self._member.group
-        """As brokers know it."""
+        """The group's name as brokers know it."""
         self._closed = asyncio.Event()
 
     def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
-        """As `Consumer.subscribe`."""
+        """Subscribes as `Consumer.subscribe` does."""
         self._member.subscribe(topic, tags, sql=sql)
 
     def unsubscribe(self, topic: str) -> None:
-        """Stop taking part in a topic; its queues go to the other members."""
+        """Ends the subscription to a topic; its queues go to the other members."""
         self._member.unsubscribe(topic)
 
     async def start(self) -> Self:
-        """Join the group and begin to handle messages. Raises as `Consumer.start`."""
+        """Joins the group and begins to handle messages. Raises as `Consumer.start`."""
         await self._member.start()
         self._workers.start(self._member)
         return self
 
     async def close(self) -> None:
-        """Begin no other message, wait for the handlers that run (at most `drain_s`), commit, leave the
-        group. What is not finished comes again.
+        """Stops starting handlers, waits for running ones (at most `drain_s`), commits, and leaves the group.
+        Unacknowledged messages are delivered again.
 
         Raises:  ClientError when a handler calls it.
         """
@@ -97,7 +97,7 @@ class PushConsumer(Client):
                 self._closed.set()
 
     async def wait_closed(self) -> None:
-        """Returns when another task has closed the consumer.
+        """Waits until another task has closed the consumer.
 
         Raises:  ClientError when a background task of the client has died.
         """
@@ -113,17 +113,17 @@ class PushConsumer(Client):
         properties: Mapping[str, str] | None = None,
         timeout_s: float = broker_send.SEND_TIMEOUT_S,
     ) -> None:
-        """As `Consumer.reply`."""
+        """Replies as `Consumer.reply` does."""
         await send_reply(
             self._member.instance, self.group, request, body, properties=properties, timeout_s=timeout_s
         )
 
     def pause(self, *queues: MessageQueue) -> None:
-        """Read no more of these queues, or of all; what was read is handled."""
+        """Stops reading these queues, or all queues; messages that have been read are handled."""
         self._member.pause(queues)
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Read on."""
+        """Resumes reading these queues, or all queues."""
         self._member.resume(queues)
 
     @property
@@ -133,5 +133,5 @@ class PushConsumer(Client):
 
     @property
     def positions(self) -> dict[MessageQueue, int]:
-        """Per queue the offset that a commit would write now."""
+        """The offset that a commit would write now, per queue."""
         return self._member.positions

@@ -1,7 +1,7 @@
-"""Reads one queue: a loop of long-polling pulls that fills the inbox and tracks what is unfinished.
+"""Reads one queue: a loop of long-polling pulls that fills the inbox and tracks the unacknowledged messages.
 
-Failures never end the loop: it goes on at another replica when one is reachable, else after a pause. Only
-giving up the queue ends it (spec semantics 10.2; spec replication 8.4).
+Failures never end the loop: it continues at another replica if one is reachable, else after a pause. Only
+releasing the queue ends it (spec semantics 10.2; spec replication 8.4).
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ log = event_logger(__name__)
 FLOW_CONTROL_PAUSE_S = 0.02
 IDLE_PAUSE_S_MIN = 0.05
 IDLE_PAUSE_S_MAX = 1.0
-"""Between pulls that a replica answers at once without progress: a slave that sends us to a master which is
-away.
+"""The pause between pulls that a replica answers at once without progress: a slave that redirects the reader
+to an absent master.
 """
 ANSWER_MARGIN_S = 15.0
-"""On top of the time that the broker may hold a pull."""
+"""The margin in seconds added to the time for which the broker may hold a pull."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderSeams:
-    """What all readers of a consumer share."""
+    """The objects that all readers of a consumer share."""
 
     instance: ClientInstance
     group: str
@@ -61,7 +61,7 @@ class ReaderSeams:
 
 
 class QueueReader:
-    """One owned queue. `run` is its task; everything else is called between its steps."""
+    """The reader of one assigned queue. `run` is its task; all other methods are called between its steps."""
 
     def __init__(
         self, queue: MessageQueue, subscription: Subscription, start: GroupProgress, seams: ReaderSeams
@@ -83,24 +83,28 @@ class QueueReader:
         self._is_dropped = False
         self._is_paused = False
 
-    # Between steps
+    # Called between steps
 
     @property
     def committed_offset(self) -> int:
-        """Where the group goes on: everything below is finished."""
+        """The offset at which the group continues: every message below it is acknowledged."""
         return self.in_flight.committed_offset
 
     @property
     def seen(self) -> str | None:
-        """The last record that we got, were led past or start behind: our offsets are those of its log."""
+        """The last record that was received or skipped, or that precedes the start. It proves which log the
+        offsets belong to.
+        """
         return None if self._seen is None else self._seen.render()
 
     def holds(self, message: ReceivedMessage) -> bool:
-        """The message is not finished, and we were neither dropped nor moved since it was pulled."""
+        """Returns True if the message is unacknowledged, and the reader was neither dropped nor moved since
+        it was pulled.
+        """
         return self.in_flight.holds(message.queue_offset, message)
 
     def finish(self, message: ReceivedMessage) -> None:
-        """The application is done with a message; one from before we were moved finishes no other."""
+        """Acknowledges a message; a message pulled before the reader was moved acknowledges no other."""
         queue_offset = message.queue_offset
         if self.in_flight.is_other(queue_offset, message):
             return
@@ -111,25 +115,27 @@ class QueueReader:
             self._seams.inbox.free(before - self.in_flight.bytes)
 
     def move_to(self, offset: int, seen: SeenRecord | None = None) -> None:
-        """Go on from another offset: what was pulled and not handed out is forgotten, what was is no longer
-        tracked. `seen`: the record before it.
+        """Continues from another offset: undelivered messages are dropped, delivered ones are no longer
+        tracked. `seen` is the record before the offset.
         """
         self._forget()
         self._seen = seen
         self.in_flight = InFlight(offset)
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Other messages are wanted from now on: what is under way may have passed over some of them."""
+        """Changes the subscription; an answer in flight is discarded, because it may have skipped messages
+        that match now.
+        """
         self.subscription = subscription
         self._generation += 1
 
     def set_paused(self, is_paused: bool) -> None:
-        """Whether to take nothing more; what has arrived comes."""
+        """Pauses or resumes pulling; messages that have arrived are still delivered."""
         self._is_paused = is_paused
         self._seams.inbox.free(0)
 
     def drop(self) -> None:
-        """The queue has been given up."""
+        """Ends the reader, because the queue was released."""
         self._is_dropped = True
         self._forget()
         self.in_flight = InFlight(self.in_flight.committed_offset)
@@ -154,7 +160,7 @@ class QueueReader:
     # The task
 
     async def run(self) -> None:
-        """Pull until cancelled."""
+        """Pulls until cancelled."""
         seams, clock = self._seams, self._seams.instance.clock
         while not self._is_dropped:
             if not self._has_room():
@@ -169,7 +175,7 @@ class QueueReader:
             try:
                 pulled = await self._pull(replica)
                 if self._is_paused and pulled.body:
-                    continue  # it is asked for again when reading goes on
+                    continue  # pulled again when reading resumes
                 if generation == self._generation:
                     self._apply(pulled, replica)
                 if await self._leaves_slave(replica, pulled):
@@ -184,8 +190,8 @@ class QueueReader:
                 await clock.sleep(pause_s)
 
     def _has_room(self) -> bool:
-        """A queue with nothing unfinished may always pull once, so that none starves when others fill the
-        inbox.
+        """Returns True if another pull may start. A queue without unacknowledged messages may always pull
+        once, so that it does not starve when others fill the inbox.
         """
         if self._is_paused:
             return False
@@ -197,9 +203,9 @@ class QueueReader:
         return len(self.in_flight) < options.cached_count_max and self._seams.inbox.has_room
 
     async def _replica(self) -> ReadReplica:
-        """Who is asked next.
+        """Returns the replica to ask next.
 
-        Raises:  NoRoute when no address of the broker is known, after one look for a newer route.
+        Raises:  NoRoute when no address of the broker is known, even after refreshing the route.
         """
         seams = self._seams
         routes, queue = seams.instance.routes, self.queue
@@ -242,7 +248,7 @@ class QueueReader:
         )
 
     async def _leaves_slave(self, replica: ReadReplica, pulled: Pulled) -> bool:
-        """True when the slave that we have read to its end is too far behind its master to go on with it."""
+        """Returns True if the slave, read to its end, is too far behind its master to be read further."""
         is_at_end = pulled.status is not PullStatus.FOUND and pulled.next_offset >= pulled.max_offset
         if not self._policy.must_compare(replica, is_at_end=is_at_end):
             return False
@@ -252,7 +258,7 @@ class QueueReader:
         instance = self._seams.instance
         now = instance.clock.monotonic()
         if master is None or master in faulty.avoided(now):
-            return False  # without its master the slave is the best there is
+            return False  # without its master the slave is the best choice
         try:
             master_end = await broker_consume.query_max_offset(
                 instance.remoting, master, self.queue.topic, self.queue.queue_id
@@ -264,11 +270,12 @@ class QueueReader:
         return self._policy.note_ends(master_end, pulled.max_offset, instance.clock.monotonic())
 
     def _apply(self, pulled: Pulled, replica: ReadReplica) -> None:
-        """Take over one answer.
+        """Applies one answer.
 
-        A slave whose copy begins behind the last record that we got cannot tell whether our offsets are those
-        of its log. That record stays our proof then, and the master is asked, which leads us back behind it.
-        So no record is shown when others have led us further than to the place behind it.
+        A slave whose copy begins after the last received record cannot tell if its log is the one that these
+        offsets belong to. The reader then keeps that record as its proof and asks the master, which moves it
+        back to the position after the record. Therefore no record is presented once a broker has moved the
+        reader beyond the position after it.
 
         Raises:  RemoteProtocolError for bytes that are not records; the messages before them are kept.
         """
@@ -300,19 +307,19 @@ class QueueReader:
         if is_unproven:
             self._seen = seen
         elif self._seen is not None and pulled.next_offset > self._seen.queue_offset + 1:
-            self._seen = None  # behind it lies what nobody can read
+            self._seen = None  # nothing after it was proven: the reader was moved beyond it
         self.in_flight.advance(pulled.next_offset)
 
     def _go_on_from(self, offset: int, *, is_unproven: bool) -> None:
-        """The broker has nothing at our next offset and names another.
+        """Continues from the offset that the broker named, because it has no message at the next offset.
 
-        What was pulled and is not finished must not be skipped by that: it stays when we go forward, and is
-        pulled again when we go back.
+        Unacknowledged messages must not be skipped: a forward move keeps them, and a backward move pulls them
+        again.
         """
         if offset >= self.in_flight.next_offset:
             self.in_flight.advance(offset)
             if not is_unproven:
-                self._seen = None  # it proves nothing of what we are led past
+                self._seen = None  # it proves nothing about the skipped offsets
         else:
             self.move_to(min(offset, self.in_flight.committed_offset))
 
@@ -340,7 +347,9 @@ class QueueReader:
                 outlet.put(deliveries, in_flight.bytes - before)
 
     def _pause_when_idle(self, status: PullStatus, *, has_progress: bool) -> float:
-        """0 in the usual case; growing while answers come at once, empty and without progress."""
+        """Returns 0 in the usual case; a growing pause while answers come at once, empty and without
+        progress.
+        """
         if status is not PullStatus.NOTHING_MATCHED or has_progress:
             self._idle_pause_s = IDLE_PAUSE_S_MIN
             return 0.0
@@ -348,7 +357,7 @@ class QueueReader:
         return pause_s
 
     def _pause_after(self, error: TandemError, replica: ReadReplica | None) -> float:
-        """How long to wait after a failure, which is noted where it belongs."""
+        """Returns the pause after a failure, after recording the failure."""
         seams = self._seams
         facts = {
             "topic": self.queue.topic,
@@ -374,7 +383,7 @@ class QueueReader:
         return seams.options.pull_error_delay_s
 
     def _has_other(self, replica: ReadReplica) -> bool:
-        """True when another replica of the broker is not avoided now."""
+        """Returns True if another replica of the broker is not avoided now."""
         view = self._seams.instance.routes.get(self.queue.topic)
         addresses = view.addresses.get(self.queue.broker_name, {}) if view is not None else {}
         avoided = self._seams.faulty.avoided(self._seams.instance.clock.monotonic())
@@ -382,7 +391,7 @@ class QueueReader:
 
 
 def received(record: Record, broker_name: str, namespace: Namespace) -> ReceivedMessage:
-    """The record as the application gets it: what was handed back has the topic that it was sent to."""
+    """Returns the record as the application receives it: a retried message has its original topic."""
     topic = record.topic
     if is_retry_topic(topic):
         topic = record.properties.get(names.RETRY_TOPIC, topic)

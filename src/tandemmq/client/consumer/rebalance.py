@@ -1,7 +1,8 @@
-"""Which queues of a topic are ours: RocketMQ's strategies, and the difference to what we hold; pure.
+"""The share of a topic's queues that a member reads: RocketMQ's strategies, and the change from the current
+assignment; pure.
 
-Every consumer of a group computes the same split from the same sorted inputs, so nobody has to be asked. All
-members need the same strategy; each gives what RocketMQ's gives, so Java's clients may be members (spec
+Every consumer of a group computes the same split from the same sorted inputs, so no coordinator is needed.
+All members need the same strategy; each result equals RocketMQ's, so Java clients may be members (spec
 semantics 12.2, 12.3).
 """
 
@@ -16,12 +17,12 @@ from tandemmq.errors import ClientError
 from tandemmq.protocol.bodies import MessageQueue
 
 Allocate = Callable[[Collection[MessageQueue], Collection[str], str], list[MessageQueue]]
-"""The queues of one topic, the ids of the group's members, our own id -> our share."""
+"""A strategy: the queues of one topic, the ids of the group's members, the own id -> the own share."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnershipChange:
-    """What a rebalance does to one topic: queues to give up, then queues to start."""
+    """The change of a rebalance in one topic: queues to release, then queues to start."""
 
     lost: tuple[MessageQueue, ...]
     gained: tuple[MessageQueue, ...]
@@ -30,10 +31,11 @@ class OwnershipChange:
 def allocate_averagely(
     queues: Collection[MessageQueue], client_ids: Collection[str], own_id: str
 ) -> list[MessageQueue]:
-    """Our consecutive share of the queues; the first consumers get one more when the split is uneven.
+    """Returns a consecutive share of the queues; the first consumers get one more when the split is uneven.
 
-    Empty when there are fewer queues than consumers before us, or when our id is not in the list: the broker
-    has not seen our heartbeat, and a guess would give queues to two consumers.
+    The share is empty when there are fewer queues than consumers before this one, or when the own id is not
+    in the list: the broker has not seen this client's heartbeat, and a guess would assign queues to two
+    consumers.
     """
     ids = sorted(set(client_ids))
     if own_id not in ids or not queues:
@@ -47,7 +49,7 @@ def allocate_averagely(
 def allocate_by_circle(
     queues: Collection[MessageQueue], client_ids: Collection[str], own_id: str
 ) -> list[MessageQueue]:
-    """Dealt like cards: neighbouring queues, which often are of one broker, go to different members."""
+    """Returns a share dealt like cards: neighbouring queues, often of one broker, go to different members."""
     ids = sorted(set(client_ids))
     if own_id not in ids:
         return []
@@ -55,13 +57,13 @@ def allocate_by_circle(
 
 
 SERVER_STRATEGIES: dict[Allocate, str] = {allocate_averagely: "AVG", allocate_by_circle: "AVG_BY_CIRCLE"}
-"""Those that brokers know too, by the names that they have there (spec semantics 20.1)."""
+"""The strategies that brokers also support, with their names there (spec semantics 20.1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllocateByConsistentHash:
-    """A member that comes or goes moves few queues of the others, but the shares are uneven. Go's clients
-    have another ring and must not be members.
+    """Assigns queues by consistent hashing: a member that joins or leaves moves few queues of the others, but
+    the shares are uneven. Go's clients use another ring and must not be members.
     """
 
     virtual_node_count: int = 10
@@ -86,7 +88,9 @@ class AllocateByConsistentHash:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByMachineRoom:
-    """Only queues of brokers in these rooms, which are named `room@name`; the rest belongs to others."""
+    """Assigns only queues of brokers in these rooms; such brokers are named `room@name`. Other members read
+    the rest.
+    """
 
     rooms: frozenset[str]
 
@@ -108,10 +112,10 @@ class AllocateByMachineRoom:
 
 @dataclass(frozen=True, slots=True)
 class AllocateMachineRoomNearby:
-    """Queues go to members in their own room, by another strategy; rooms without a member are shared among
-    all.
+    """Assigns queues to members in the same room, by another strategy; queues of rooms without a member are
+    shared among all.
 
-    room_of_queue, room_of_client  name the room of a queue's broker, and of a member by its client id
+    room_of_queue, room_of_client  return the room of a queue's broker, and of a member by its client id
     """
 
     room_of_queue: Callable[[MessageQueue], str]
@@ -121,7 +125,7 @@ class AllocateMachineRoomNearby:
     def __call__(
         self, queues: Collection[MessageQueue], client_ids: Collection[str], own_id: str
     ) -> list[MessageQueue]:
-        """Raises ClientError for a queue or a member that is in no room."""
+        """Returns the share. Raises ClientError for a queue or a member without a room."""
         if own_id not in client_ids:
             return []
         queues_by_room: dict[str, list[MessageQueue]] = {}
@@ -140,8 +144,8 @@ class AllocateMachineRoomNearby:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByConfig:
-    """Always these queues, whoever else is there. Of topics that none of them is of, such as the group's
-    retry topic, the average share: somebody has to read them.
+    """Always assigns these queues, regardless of the other members. In topics that have none of them, such as
+    the group's retry topic, the average share applies: some member must read these topics.
     """
 
     queues: tuple[MessageQueue, ...]
@@ -156,7 +160,9 @@ class AllocateByConfig:
 
 
 def plan_change(held: Iterable[MessageQueue], wanted: Iterable[MessageQueue]) -> OwnershipChange:
-    """The queues to give up and to start so that exactly `wanted` is held, each in queue order."""
+    """Returns the queues to release and to start so that exactly `wanted` is assigned, each in queue
+    order.
+    """
     held_set, wanted_set = set(held), set(wanted)
     return OwnershipChange(
         lost=tuple(sorted(held_set - wanted_set, key=queue_order)),
@@ -165,17 +171,17 @@ def plan_change(held: Iterable[MessageQueue], wanted: Iterable[MessageQueue]) ->
 
 
 def queue_order(queue: MessageQueue) -> tuple[str, str, int]:
-    """The order that all clients of a group agree on: topic, broker name, queue id."""
+    """Returns the sort key that all clients of a group use: topic, broker name, queue id."""
     return (queue.topic, queue.broker_name, queue.queue_id)
 
 
 def _hash(text: str) -> int:
-    """The first four bytes of the MD5."""
+    """Returns the first four bytes of the MD5 as a number."""
     return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
 
 
 def _text_of(queue: MessageQueue) -> str:
-    """As Java prints it: members must hash the same text."""
+    """Returns the queue as Java prints it: all members must hash the same text."""
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 

@@ -1,8 +1,8 @@
-"""Which replica of a broker a pull goes to; pure (spec replication 8.4).
+"""The choice of a broker's replica for a pull; pure (spec replication 8.4).
 
-Unless the options say otherwise, the broker's last answer names the replica it wants us to read from; a
-replica that could not be reached a moment ago is passed over, so that reading goes on at the slave while the
-master is away and the route still names it.
+Unless the options say otherwise, the broker's last answer names the replica to read from. A replica that was
+unreachable a moment ago is skipped, so that reading continues at the slave while the master is away and the
+route still names it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ class ReadReplica:
 def choose_replica(
     addresses: Mapping[int, str], suggested_id: int, unreachable: Collection[str] = ()
 ) -> ReadReplica | None:
-    """The suggested replica, else the one after it (for slaves), else the lowest id; reachable ones first.
+    """Returns the suggested replica, else the one after it (for slaves), else the lowest id; reachable ones
+    first.
 
-    When all are unreachable the same order without that filter: somebody has to be tried. None without any
-    address.
+    If all are unreachable, the same order applies to all of them, because one must be tried. Returns None
+    without any address.
     """
     if not addresses:
         return None
@@ -47,16 +48,16 @@ def choose_replica(
 
 
 AVOID_SLAVE_S = 5.0
-"""How long a slave that is too far behind, or refuses to be read, is left alone."""
+"""The time in seconds for which a slave is avoided after it lagged too far behind, or refused a read."""
 
 
 class ReadPolicy:
-    """One queue's choice over time: which replica the next pull goes to.
+    """The choice of one queue's replica for each pull.
 
-    MASTER        the master and nobody else, also while it is away
-    SUGGESTED     whom the last answer names, as RocketMQ's clients do
-    PREFER_SLAVE  a slave, while it is not more than `lag_count_max` messages behind its master when we have
-                  read all that it has; queues spread over several slaves
+    MASTER        only the master, also while it is away
+    SUGGESTED     the replica that the last answer names, as RocketMQ's clients do
+    PREFER_SLAVE  a slave, unless it is more than `lag_count_max` messages behind its master when this client
+                  has read all that it has; queues are spread over several slaves
 
     Times are monotonic seconds.
     """
@@ -74,7 +75,7 @@ class ReadPolicy:
     def choose(
         self, addresses: Mapping[int, str], unreachable: Collection[str], now: float
     ) -> ReadReplica | None:
-        """Whom to ask now; None when nobody may be asked."""
+        """Returns the replica to ask now; None when none may be asked."""
         if self._read_from is ReadFrom.MASTER:
             addresses = {key: address for key, address in addresses.items() if key == MASTER_ID}
         if self._read_from is not ReadFrom.PREFER_SLAVE:
@@ -88,26 +89,26 @@ class ReadPolicy:
         return ReadReplica(broker_id, addresses[broker_id])
 
     def note_answer(self, suggested_id: int) -> None:
-        """A pull was answered, whatever it found."""
+        """Records the replica that the answer to a pull suggested."""
         if self._read_from is ReadFrom.SUGGESTED:
             self._suggested_id = suggested_id
 
     def must_compare(self, replica: ReadReplica, *, is_at_end: bool) -> bool:
-        """Whether the master's end is to be asked for: only when the slave has nothing more for us, because
-        until then its lag costs nothing.
+        """Returns True if the master's end must be queried: only when the slave has no more messages for this
+        reader, because until then its lag costs nothing.
         """
         return self._read_from is ReadFrom.PREFER_SLAVE and replica.is_slave and is_at_end
 
     def note_ends(self, master_end: int, slave_end: int, now: float) -> bool:
-        """The ends of the queue; True when the master is read for a while."""
+        """Compares the ends of the queue; returns True when the master is to be read for a while."""
         if master_end - slave_end <= self._lag_count_max:
             return False
         self._avoid_until = now + AVOID_SLAVE_S
         return True
 
     def note_doubt(self, now: float) -> None:
-        """A slave cannot tell whether what we read before is in its log, or has not got what comes next: the
-        master is asked, however late we come, and for a while.
+        """Sends the reader to the master for a while: a slave cannot tell if its log has the last record
+        read, or lacks the next messages.
         """
         self._is_doubtful = True
         if self._read_from is ReadFrom.PREFER_SLAVE:
@@ -115,11 +116,13 @@ class ReadPolicy:
         self._suggested_id = MASTER_ID
 
     def note_proof(self) -> None:
-        """Somebody has answered who can tell, and has what comes next."""
+        """Records an answer from a replica that could verify the last record read and has the next
+        messages.
+        """
         self._is_doubtful = False
 
     def note_refusal(self, replica: ReadReplica, now: float) -> bool:
-        """The replica refuses to be read; True when another is read for a while."""
+        """Records that the replica refused a read; returns True when another is to be read for a while."""
         if self._read_from is not ReadFrom.PREFER_SLAVE or not replica.is_slave:
             return False
         self._avoid_until = now + AVOID_SLAVE_S

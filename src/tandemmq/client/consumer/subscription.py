@@ -1,6 +1,6 @@
-"""What a consumer wants of a topic: everything, messages with one of some tags, or those that a SQL92
-expression takes; and whether the brokers of the topic serve such a filter, which is asked before the consumer
-begins (CHECK_CLIENT_CONFIG; spec semantics 9.1, 9.2).
+"""The subscription of a consumer to a topic: all messages, messages with one of some tags, or messages
+matching a SQL92 expression. Also the check, before a consumer begins, that the brokers of the topic support
+such a filter (CHECK_CLIENT_CONFIG; spec semantics 9.1, 9.2).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tandemmq.protocol.topic_names import check_topic
 
 
 async def check_filters(instance: ClientInstance, group: str, subscriptions: Iterable[Subscription]) -> None:
-    """Returns when nothing is in the way; a topic without a route is passed over.
+    """Checks the SQL92 subscriptions at the masters of their topics; a topic without a route is skipped.
 
-    Raises:  RequestRejected when filters by property are off there (enablePropertyFilter), or the broker
-             does not understand the expression; BrokerUnreachable, RequestTimeout.
+    Raises:  RequestRejected when filters by property are off there (enablePropertyFilter), or the broker does
+             not understand the expression; BrokerUnreachable, RequestTimeout.
     """
     for subscription in subscriptions:
         if subscription.sql is None:
@@ -46,8 +46,8 @@ SQL = "SQL92"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """One topic. `tags` is empty for everything, or with `sql`, an expression over properties; `version`
-    rises with every change (brokers keep the newest).
+    """The subscription to one topic. `tags` is empty for all messages, or with `sql`, an expression over
+    properties. `version` rises with every change; brokers keep the newest.
     """
 
     topic: str
@@ -61,19 +61,19 @@ class Subscription:
 
     @property
     def expression(self) -> str:
-        """As it travels: `*`, the tags joined by `||` in a fixed order, or the SQL92 text."""
+        """The expression as sent: `*`, the tags joined by `||` in a fixed order, or the SQL92 text."""
         if self.sql is not None:
             return self.sql
         return " || ".join(sorted(self.tags)) if self.tags else ALL
 
     def matches(self, tags: str) -> bool:
-        """By exact text: the broker only compared hashes, which may collide. Without tags nothing but `*`
-        matches.
+        """Compares the exact text of the tag: the broker compared only hashes, which may collide. A message
+        without a tag matches only `*`.
         """
         return not self.tags or tags in self.tags
 
     def describe(self) -> SubscriptionData:
-        """As heartbeats carry it."""
+        """Returns the subscription as heartbeats carry it."""
         return SubscriptionData(
             topic=self.topic,
             expression=self.expression,
@@ -85,10 +85,10 @@ class Subscription:
 
 
 def make_subscription(topic: str, tags: str, sql: str | None, version: int) -> Subscription:
-    """The subscription of tags, or of a SQL92 expression.
+    """Returns the subscription of tags, or of a SQL92 expression.
 
-    Raises:  BadRequest for a name that no broker would take, an expression without a tag or one that is no
-             SQL92, or both kinds.
+    Raises:  BadRequest for an invalid topic name, an expression without a tag, an invalid SQL92 expression,
+             or both tags and SQL.
     """
     check_topic(topic)
     if sql is None:
@@ -99,7 +99,7 @@ def make_subscription(topic: str, tags: str, sql: str | None, version: int) -> S
 
 
 def parse_subscription(topic: str, expression: str, version: int) -> Subscription:
-    """The subscription of `*`, of an empty text, or of `TagA || TagB`.
+    """Parses `*`, an empty text, or `TagA || TagB`.
 
     Raises:  BadRequest when the expression is `||` without any tag.
     """
@@ -113,9 +113,9 @@ def parse_subscription(topic: str, expression: str, version: int) -> Subscriptio
 
 
 def parse_sql(topic: str, sql: str, version: int) -> Subscription:
-    """The subscription of a SQL92 expression, which the broker evaluates.
+    """Returns the subscription of a SQL92 expression, which the broker evaluates.
 
-    Raises:  BadRequest when it cannot be compiled, saying where.
+    Raises:  BadRequest when the expression cannot be compiled, with the position.
     """
     try:
         compile_filter(sql)

@@ -1,9 +1,9 @@
 """Workers: empty the inbox of a push consumer by calling its handler, many messages at a time.
 
-An `async` handler runs in the loop, in as many tasks as there are workers; a plain one in as many threads,
-which get several messages at a time while many wait, so that a message costs no turn between the threads.
-A message that the handler has finished is finished; one that failed goes back to the group (concurrent) or is
-tried again in its place (orderly). Spec semantics 10.4, 10.5.
+An `async` handler runs in the loop, in one task per worker. A plain handler runs in one thread per worker; a
+thread gets several messages at once while many wait, so that a message does not cost a switch between
+threads. A handled message is acknowledged; a failed one is sent back to the group (concurrent) or tried again
+in its position (orderly). Spec semantics 10.4, 10.5.
 """
 
 from __future__ import annotations
@@ -38,29 +38,33 @@ from tandemmq.telemetry.log_lines import event_logger
 log = event_logger(__name__)
 
 YIELD_EVERY = 64
-"""Messages that a worker handles before it lets the loop turn, when its handler never waits."""
+"""The number of messages that a worker handles before it yields to the loop, if its handler never waits."""
 SHARE_MAX = 32
 SHARE_S = 0.02
-"""A thread gets so many messages at most, and begins no other one after so long."""
+"""The limits of one thread's share: the number of messages, and the seconds after which it begins no further
+one.
+"""
 TIMED_OUT_LEVEL = 3
-"""Delay level of a message whose handler took too long."""
+"""The delay level of a message whose handler took too long."""
 HAND_BACK_AGAIN_S = 5.0
-"""Before a message is handled again that failed and could not be handed back."""
+"""The time before a failed message that could not be sent back is handled again."""
 WATCH_S_MAX = 1.0
-"""Between looks for handlers that take too long."""
+"""The longest interval between checks for handlers that take too long."""
 STATUS_S = 60.0
-"""How far the rates of a running consumer look back."""
+"""The period of a running consumer's rates."""
 
 
 class ConsumeResult(Enum):
-    """What a handler may say. RETRY: as if it had raised, without a line in the log."""
+    """The result that a handler may return. RETRY has the effect of an exception, without a line in the
+    log.
+    """
 
     SUCCESS = "SUCCESS"
     RETRY = "RETRY"
 
 
 class HandlerOutcome(NamedTuple):
-    """What a call of the handler came to: no `error`, and None or a ConsumeResult, or neither."""
+    """The outcome of a handler call. On success `error` is None and `result` is None or SUCCESS."""
 
     result: object
     error: BaseException | None
@@ -75,7 +79,7 @@ Handler = Callable[[ReceivedMessage], object | Awaitable[object]]
 
 
 def is_async_handler(handler: Handler) -> bool:
-    """True when the loop runs it, False when threads do."""
+    """Returns True if the handler runs in the loop, False if it runs in threads."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         getattr(handler, "__call__", None)  # noqa: B004  # an object with an async __call__
     )
@@ -94,7 +98,7 @@ class Share:
         self._is_orderly = is_orderly
 
     def run(self) -> None:
-        """Called in the thread. What it leaves in `todo` was not begun."""
+        """Handles the messages; called in the thread. Messages left in `todo` were not begun."""
         began_s = now_s = self._clock.monotonic()
         while self._is_orderly or now_s - began_s < SHARE_S:
             try:
@@ -106,7 +110,7 @@ class Share:
             try:
                 result = self._handler(delivery.message)
             except BaseException as raised:  # noqa: BLE001  # the user's code; what it raises is an outcome
-                error = raised  # also SystemExit, which in a thread ends no program, and would end the loop
+                error = raised  # also SystemExit: in a thread it ends no program, but it would end the loop
             self.current = None
             before_s, now_s = now_s, self._clock.monotonic()
             outcome = HandlerOutcome(result, error, now_s - before_s)
@@ -127,15 +131,15 @@ class Workers:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_broadcasting = options.model is MessageModel.BROADCASTING
         self._running: dict[asyncio.Task[object], float] = {}
-        """Since when the handlers run that the loop runs."""
+        """The start time of each handler call that runs in the loop."""
         self._overdue: set[asyncio.Task[object]] = set()
-        """Those that were cancelled because they took too long."""
+        """The tasks that were cancelled because their handler took too long."""
         self._tally: dict[str, _TopicTally] = {}
         self._tracer: Tracer | None = None
         self._observer: ConsumeObserver | None = None
 
     def start(self, member: Membership) -> None:
-        """Handle what comes until `drain`."""
+        """Handles messages until `drain`."""
         options = self._options
         if options.trace:
             self._tracer = Tracer(member.instance, member.group, "CONSUME", options.trace_topic)
@@ -153,24 +157,24 @@ class Workers:
         ]
 
     async def drain(self, timeout_s: float) -> None:
-        """Begin no other message, and wait for the handlers that run.
+        """Stops starting handlers, and waits for the running ones.
 
         Raises:  ClientError when a handler calls this: it would wait for itself.
         """
         if asyncio.current_task() in self._tasks:
             raise ClientError("a handler cannot close its own consumer: have another task do it")
         if not self._tasks:
-            return  # it was never started
+            return  # never started
         self._inbox.close()
         await asyncio.wait(self._tasks, timeout=timeout_s)
 
     async def close_trace(self) -> None:
-        """Send what the trace has to tell; the client must be alive."""
+        """Sends the waiting trace records; the client must still be running."""
         if self._tracer is not None:
             await self._tracer.close()
 
     def close(self) -> None:
-        """The threads end when their handlers do."""
+        """Lets the threads end when their handlers do."""
         if self._threads is not None:
             self._threads.close()
 
@@ -201,9 +205,10 @@ class Workers:
                 deliveries = await self._follow(share, self._threads.start(share.run))
 
     async def _follow(self, share: Share, run: asyncio.Future[None]) -> list[Received]:
-        """Settle what the thread does; take from it what waits behind a message that takes too long.
+        """Settles the thread's outcomes; reclaims the messages that wait behind one that takes too long.
 
-        What an orderly worker has to go on with, when a message was given up for dead.
+        Returns the messages with which an orderly worker continues after a failed message went to the dead
+        letters.
         """
         given_up: Received | None = None
         limit_s = None if self._options.orderly else self._options.consume_timeout_s
@@ -229,15 +234,16 @@ class Workers:
         return []
 
     async def _take(self, count_max: int) -> list[Received]:
-        """Messages for one worker; for an orderly one those of a queue that were handed out together.
+        """Returns messages for one worker; for an orderly worker the messages of a queue that were delivered
+        together.
 
-        Empty when the consumer is closed.
+        Returns an empty list when the consumer is closed.
         """
         while True:
             await self._inbox.wait()
             if self._inbox.is_closed:
                 return []
-            with suppress(TandemError):  # the reader has logged it, and reads on
+            with suppress(TandemError):  # the reader has logged the error and continues
                 if self._options.orderly:
                     found = self._inbox.take_together(self._options.orderly_batch_count_max)
                 else:
@@ -246,13 +252,13 @@ class Workers:
                     return found
 
     async def _complete(self, outcome: HandlerOutcome) -> HandlerOutcome:
-        """A plain handler may return something to wait for."""
+        """Awaits the result of a plain handler if it is awaitable."""
         if not inspect.isawaitable(outcome.result):
             return outcome
         return await self._await(outcome.result)
 
     async def _await(self, running: Awaitable[object]) -> HandlerOutcome:
-        """The outcome of a coroutine of the user, which may take `consume_timeout_s`."""
+        """Returns the outcome of a coroutine of the user; `_watch` cancels it after `consume_timeout_s`."""
         task = asyncio.current_task()
         assert task is not None
         began_s = self._running[task] = self._clock.monotonic()
@@ -275,12 +281,12 @@ class Workers:
         return HandlerOutcome(result, error, self._clock.monotonic() - began_s)
 
     def _begin(self, message: ReceivedMessage, ago_s: float = 0.0) -> str:
-        """The trace's id for a call of the handler that begins now, or began some time ago."""
+        """Returns the trace id for a handler call that begins now, or began some time ago."""
         return "" if self._observer is None else self._observer.begin(message, ago_s)
 
     async def _watch(self, limit_s: float) -> None:
-        """Cancel handlers that take too long. One task for all: a timer for each message costs more than all
-        else that is done for it here.
+        """Cancels handlers that take too long. One task watches all calls: a timer per message would cost
+        more than all the other work for the message here.
         """
         while True:
             await self._clock.sleep(min(limit_s / 4, WATCH_S_MAX))
@@ -291,7 +297,7 @@ class Workers:
                     task.cancel()
 
     async def _settle(self, delivery: Received, outcome: HandlerOutcome, call_id: str) -> bool:
-        """Do what the outcome asks for; False when the message is to be handled again in its place."""
+        """Acts on the outcome; returns False when the message is to be handled again in its position."""
         message = delivery.message
         self._count(message.topic, outcome)
         if self._observer is not None:
@@ -303,7 +309,7 @@ class Workers:
         if outcome.result is not ConsumeResult.RETRY:
             self._log_failure(message, outcome)
         if not delivery.source.holds(message):
-            return True  # its queue has another owner now, or was moved: it comes again there
+            return True  # its queue has another owner now, or was moved: the message is delivered again there
         if self._options.orderly:
             return not await self._member.suspend(message, delay_s=self._options.orderly_suspend_s)
         level = TIMED_OUT_LEVEL if isinstance(outcome.error, _TimedOut) else self._options.retry_delay_level
@@ -311,7 +317,9 @@ class Workers:
         return True
 
     async def _hand_back(self, delivery: Received, delay_level: int) -> None:
-        """To the group; when no broker takes it, it is handled again here a little later."""
+        """Sends a failed message back to the group; if no broker accepts it, it is handled again here a
+        little later.
+        """
         message = delivery.message
         if self._is_broadcasting:
             delivery.source.finish(message)
@@ -345,14 +353,14 @@ class Workers:
             exc_info=None if isinstance(error, _TimedOut) else error,
         )
 
-    # What brokers ask
+    # Called for requests of brokers
 
     @property
     def worker_count(self) -> int:
         return self._options.worker_count
 
     async def consume_directly(self, message: ReceivedMessage) -> DirectResult:
-        """Call the handler for one message that an administrator has chosen; nothing is committed."""
+        """Calls the handler for one message that an administrator has chosen; nothing is committed."""
         if self._runs_in_loop:
             outcome = await self._await(self._call(message))
         else:
@@ -365,7 +373,7 @@ class Workers:
         return DirectResult("CR_SUCCESS" if outcome.is_success else "CR_LATER", outcome.took_s)
 
     def status(self) -> dict[str, TopicStatus]:
-        """Rates per topic, of the last minute."""
+        """Returns the rates per topic, over the last minute."""
         now_s = self._clock.monotonic()
         return {topic: tally.status(now_s) for topic, tally in self._tally.items()}
 
@@ -381,17 +389,17 @@ class _TimedOut(Exception):
 
 
 class _NoSource:
-    """Of a message that no queue of ours has."""
+    """The source of a message that belongs to no queue of this consumer."""
 
     def finish(self, message: ReceivedMessage) -> None:
-        """Nothing was to be finished."""
+        """Does nothing."""
 
     def holds(self, message: ReceivedMessage) -> bool:
         return False
 
 
 class _TopicTally:
-    """Counts of this minute and the one before."""
+    """The counts of the current and of the previous minute."""
 
     __slots__ = ("_before", "_now", "_since_s", "failed_count")
 
@@ -435,7 +443,7 @@ def _trace_code(outcome: HandlerOutcome) -> str:
 
 
 def _drain(deliveries: deque[Received]) -> list[Received]:
-    """All of them, taken one by one: another thread takes, too."""
+    """Removes and returns all messages, one by one, because another thread removes messages too."""
     taken: list[Received] = []
     with suppress(IndexError):
         while True:

@@ -1,1 +1,1 @@
-"""Sending: the producer, its queue choice, batches and retries."""
+"""Producers: queue choice, batches and retries."""

@@ -1,16 +1,16 @@
-"""Outbox: sends the messages of one producer, and knows when none of them is under way.
+"""Outbox: sends the messages of one producer, and tracks the sends in flight.
 
-Each takes room in the window, becomes a shipment or part of an open batch, and goes to the sender; its room
-is given back when its result is known. A message that cannot be packed gives its room back at once.
+Each message acquires room in the window, becomes a shipment or part of an open batch, and goes to the sender.
+Its room is released when its result is known, or at once if it cannot be packed.
 
-The window bounds what is in flight by count and by bytes; at the bound callers wait in turn. One item larger
-than the whole byte bound is let through alone, so that a bound set too small slows a producer down but never
-blocks it for ever.
+The window bounds the sends in flight by count and by bytes; at a bound callers wait in turn. One item larger
+than the whole byte bound is sent alone, so that a bound set too small slows a producer down but never blocks
+it for ever.
 
 The accumulator collects sends of the same topic, queue and wait policy into one batch request. Each caller
-keeps its own future, so batching changes nothing but the delay. A batch leaves when it is full, when its
-linger time is over, or with a linger of 0 at the end of the loop's turn: what many tasks send in one turn
-travels together, and a lone send is not delayed.
+keeps its own future, so batching only adds a delay. A batch is sent when it is full, when its linger time is
+over, or with a linger of 0 at the end of the loop's turn: sends of many tasks in one turn share a request,
+and a lone send is not delayed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tandemmq.runtime.ports import Clock
 
 
 class BatchKey(NamedTuple):
-    """What messages of one batch have in common. A queue of None: any queue, the same for all of the
+    """The common attributes of a batch's messages. A queue of None: any queue, the same one for the whole
     batch.
     """
 
@@ -46,7 +46,7 @@ class BatchKey(NamedTuple):
 
 
 class OpenBatch:
-    """Messages that wait to leave together."""
+    """Messages that wait to be sent together."""
 
     __slots__ = ("bytes", "deadline_s", "first", "items", "key", "room_bytes", "unique_keys", "waiters")
 
@@ -76,10 +76,10 @@ class Accumulator:
         self._open: dict[BatchKey, OpenBatch] = {}
 
     def add(self, message: Message, queue: MessageQueue | None, waiter: Waiter, deadline_s: float) -> None:
-        """Put a message into its batch, which leaves now if that fills it.
+        """Adds a message to its batch, which is sent at once if it is full then.
 
-        The deadline of a batch is that of its first message. Raises MessageIllegal, the batch being
-        unchanged.
+        The deadline of a batch is that of its first message. Raises MessageIllegal; the batch is unchanged
+        then.
         """
         item, unique_key = self._packer.pack_item(message)
         key = BatchKey(message.topic, queue, message.wait_stored)
@@ -102,12 +102,14 @@ class Accumulator:
             self._close(batch)
 
     def flush(self) -> None:
-        """Every open batch leaves now."""
+        """Sends every open batch now."""
         for batch in list(self._open.values()):
             self._close(batch)
 
     def _close(self, batch: OpenBatch) -> None:
-        """Let it leave, once: the timer of a batch that left because it was full finds it gone."""
+        """Sends the batch, once: the timer does nothing for a batch that was already sent because it was
+        full.
+        """
         key = batch.key
         if self._open.get(key) is not batch:
             return
@@ -133,7 +135,7 @@ class Accumulator:
 
 
 class Window:
-    """Room for items in flight. Taken before a send starts, given back when its result is known."""
+    """The room for items in flight: acquired before a send starts, released when its result is known."""
 
     __slots__ = ("_bytes_max", "_count_max", "_emptied", "_waiters", "bytes", "count")
 
@@ -148,7 +150,9 @@ class Window:
         self.bytes = 0
 
     def try_take(self, size_bytes: int) -> bool:
-        """Take room for one item now, or say no: the window is full or others wait already."""
+        """Acquires room for one item now; returns False when the window is full or other callers wait
+        already.
+        """
         if self._waiters or not self._fits(size_bytes):
             return False
         self.count += 1
@@ -156,7 +160,7 @@ class Window:
         return True
 
     async def take(self, size_bytes: int) -> None:
-        """Take room for one item; waits in turn while there is none."""
+        """Acquires room for one item; waits in turn while there is none."""
         if self.try_take(size_bytes):
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -169,7 +173,9 @@ class Window:
             raise
 
     def give_back(self, size_bytes: int, count: int = 1) -> None:
-        """Return the room of `count` items, `size_bytes` together, and wake those who now fit."""
+        """Releases the room of `count` items, `size_bytes` together, and wakes the callers whose items fit
+        now.
+        """
         self.count -= count
         self.bytes -= size_bytes
         assert self.count >= 0
@@ -181,7 +187,7 @@ class Window:
             self._emptied = None
 
     async def wait_empty(self) -> None:
-        """Returns when nothing is in flight; several may wait."""
+        """Waits until nothing is in flight; several callers may wait."""
         while self.count:
             if self._emptied is None:
                 self._emptied = asyncio.get_running_loop().create_future()
@@ -209,7 +215,9 @@ if TYPE_CHECKING:
 
 
 def _checked(before_send: Callable[[Message], Message]) -> Callable[[Message], Message]:
-    """The application's function; raises MessageIllegal when that returns something else than a message."""
+    """Wraps the application's function; the wrapper raises MessageIllegal for a result that is not a
+    message.
+    """
 
     def prepare(message: Message) -> Message:
         found: object = before_send(message)
@@ -221,7 +229,7 @@ def _checked(before_send: Callable[[Message], Message]) -> Callable[[Message], M
 
 
 class Outbox:
-    """The outbox of one producer; only its loop's thread uses it."""
+    """The outbox of one producer. Only the loop's thread uses it."""
 
     def __init__(
         self, instance: ClientInstance, group: str, options: ProducerOptions, namespace: Namespace
@@ -235,22 +243,22 @@ class Outbox:
         self.window = Window(count_max=options.in_flight_count_max, bytes_max=options.in_flight_bytes_max)
         self._before_send = None if options.before_send is None else _checked(options.before_send)
         self.observer: SendObserver | None = None
-        """Told of each send that has begun; None costs nothing."""
+        """Observes each send that has begun; None costs nothing."""
         self._accumulator: Accumulator | None = None
         if options.batch_linger_ms is not None:
             self._accumulator = Accumulator(options, instance.clock, self._packer, self._sender.dispatch)
 
     def open(self) -> None:
-        """Take messages from now on."""
+        """Accepts messages from now on."""
         self.is_open = True
 
     def close(self) -> None:
-        """Take no more; what still waits for a route or a connection fails."""
+        """Accepts no more messages; sends that still wait for a route or a connection fail."""
         self.is_open = False
         self.abandon(ClientError("the producer is closed"))
 
     def abandon(self, error: ClientError) -> None:
-        """Fail the messages that wait for a route or a connection, because neither will come."""
+        """Fails the messages that wait for a route or a connection, because neither will come."""
         self._sender.abandon(error)
 
     def check_open(self) -> None:
@@ -263,10 +271,10 @@ class Outbox:
     def start(
         self, message: Message, queue: MessageQueue | None, timeout_s: float | None, room: int
     ) -> asyncio.Future[SendResult]:
-        """The future result of one message, which is on its way now or in a batch that soon will be.
+        """Starts the send of one message, at once or in a batch; returns the future of its result.
 
-        `room`: what the caller has taken of the window for it. The caller does so, because then a send waits
-        only when there is no room, and costs nothing more when there is.
+        `room` is the room in the window that the caller has acquired for the message. The caller acquires it
+        so that a send awaits only when there is no room.
         """
         waiter: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
         try:
@@ -295,7 +303,9 @@ class Outbox:
     async def start_system(
         self, message: Message, system: Mapping[str, str], sys_flag: int, timeout_s: float | None
     ) -> asyncio.Future[SendResult]:
-        """As `start`, with properties that only the system may set; never part of a batch. Waits for room."""
+        """Starts a send as `start`, with properties that only the system may set; never part of a batch.
+        Waits for room.
+        """
         room = room_of(message)
         await self.window.take(room)
         try:
@@ -323,8 +333,8 @@ class Outbox:
     async def start_batch(
         self, messages: Sequence[Message], queue: MessageQueue | None, timeout_s: float | None
     ) -> asyncio.Future[list[SendResult]]:
-        """The future results of messages that share a request; a lone one travels as a plain message. Waits
-        for room.
+        """Starts the send of messages that share a request; returns the future of their results. A single
+        message is sent as a plain one. Waits for room.
         """
         room = sum(map(room_of, messages))
         await self.window.take(room)
@@ -351,7 +361,9 @@ class Outbox:
         return waiter
 
     async def send_oneway(self, message: Message, queue: MessageQueue | None, view: RouteView) -> None:
-        """Returns when the bytes are queued for the socket; takes no room, because nothing is waited for."""
+        """Sends without an answer; returns once the bytes are queued for the socket. It acquires no room,
+        because no result is awaited.
+        """
         if queue is not None:
             _check_queue(queue)
         target = queue or self._sender.choose(view)
@@ -371,7 +383,7 @@ class Outbox:
             raise
 
     async def flush(self) -> None:
-        """Returns when every send that was started has its result."""
+        """Waits until every started send has its result."""
         if self._accumulator is not None:
             self._accumulator.flush()
         await self.window.wait_empty()
@@ -381,7 +393,7 @@ class Outbox:
 
 
 def _check_queue(queue: object) -> None:
-    """Raises ClientError for a number, say, which names no broker."""
+    """Raises ClientError for a value that is not a queue, such as a number, which names no broker."""
     if not isinstance(queue, MessageQueue):
         raise ClientError(
             f"queue must be a MessageQueue, not {queue!r:.64}: Producer.queues gives those of a topic"

@@ -1,8 +1,8 @@
-"""Shipments, and the packer that makes them of messages: checks these, gives them their ids, encodes,
-compresses, joins batches.
+"""Shipments, and the packer that makes them from messages: it checks and encodes messages, assigns their ids,
+compresses bodies, and joins batches.
 
-A shipment is one send request on its way: a message or a batch, and those who wait for its result. It is made
-once and may be tried at several brokers; what it carries never changes.
+A shipment is one send request in progress: a message or a batch, and the futures of its callers. It is made
+once and may be tried at several brokers; its content never changes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.protocol.topic_names import is_retry_topic, topic_fault
 
 Waiter = asyncio.Future[Any]
-"""Gets a SendResult for one message, or a list of them for a whole batch."""
+"""A future of a caller: for a SendResult of one message, or for the list of results of a whole batch."""
 
 
 class Shipment:
-    """What is sent, to where, until when, for whom, and how much room it takes of what may be in flight.
+    """A send request: its content, queue, deadline and waiters, and the room that it occupies in the window.
 
     `waiters` has one future per message; `list_waiter` is one future for the list of all results. Either may
     be absent.
@@ -69,7 +69,9 @@ class Shipment:
         deadline_s: float,
         born_at_ms: int,
     ) -> None:
-        """`shown_topic`: as the sender calls it. `queue`: the only one to try; None for any of the topic."""
+        """Creates a shipment. `shown_topic` is the topic's name as the sender uses it. `queue` is the only
+        queue to try; None for any queue of the topic.
+        """
         self.topic = topic
         self.shown_topic = shown_topic
         self.body = body
@@ -90,7 +92,7 @@ class Shipment:
         self.avoid = ""
 
     def header(self, group: str, options: ProducerOptions) -> SendRequestV2:
-        """The request's header for the queue that was chosen."""
+        """Returns the request's header for the chosen queue."""
         assert self.queue is not None
         return SendRequestV2(
             producer_group=group,
@@ -107,11 +109,11 @@ class Shipment:
         )
 
     def succeed(self, answer: SendAnswer) -> None:
-        """Give every waiter its result."""
+        """Sets the result of every waiter."""
         queue = self.queue
         assert queue is not None
         if queue.queue_id != answer.queue_id or queue.topic != self.shown_topic:
-            # A topic that the broker has just created may have fewer queues than we asked for.
+            # A topic that the broker has just created may have fewer queues than requested.
             queue = MessageQueue(self.shown_topic, queue.broker_name, answer.queue_id)
         if self.is_batch:
             results = split_answer(answer, queue, self.unique_keys)
@@ -136,7 +138,7 @@ class Shipment:
             self.list_waiter.set_result(results)
 
     def fail(self, error: Exception) -> None:
-        """Give every waiter the error."""
+        """Sets the error of every waiter."""
         for waiter in self.waiters:
             if not waiter.done():
                 waiter.set_exception(error)
@@ -145,11 +147,13 @@ class Shipment:
 
 
 MESSAGE_OVERHEAD_BYTES = 256
-"""Counted per message besides its body: properties, header and our own objects."""
+"""The bytes counted per message in addition to its body: properties, header and the client's own objects."""
 
 
 def room_of(message: Message) -> int:
-    """What a message takes of the bytes that may be in flight. Raises MessageIllegal for what is none."""
+    """Returns the bytes that a message occupies in the window. Raises MessageIllegal for an object that is
+    not a message.
+    """
     try:
         return len(message.body) + MESSAGE_OVERHEAD_BYTES
     except (AttributeError, TypeError):
@@ -160,8 +164,8 @@ def room_of(message: Message) -> int:
 
 
 def must_travel_alone(message: Message, options: ProducerOptions) -> bool:
-    """True for what cannot or should not be in a batch: delayed, for a retry topic, worth compressing,
-    large.
+    """Returns True for a message that cannot or should not be in a batch: delayed, for a retry topic, worth
+    compressing, or large.
     """
     size = room_of(message) - MESSAGE_OVERHEAD_BYTES
     threshold = options.compress_from_bytes
@@ -169,7 +173,7 @@ def must_travel_alone(message: Message, options: ProducerOptions) -> bool:
         is_delayed(message)
         or (threshold and size >= threshold)
         or size >= options.batch_bytes_max
-        or not isinstance(message.topic, str)  # for which it will be refused
+        or not isinstance(message.topic, str)  # it will be rejected for this
         or is_retry_topic(message.topic)
     )
 
@@ -185,7 +189,7 @@ class Packer:
         self._compress = compressor(options.compression)
 
     def deadline_s(self, timeout_s: float | None) -> float:
-        """When a send that starts now has to be done, by the monotonic clock."""
+        """Returns the deadline of a send that starts now, by the monotonic clock."""
         return self._clock.monotonic() + (self._options.timeout_s if timeout_s is None else timeout_s)
 
     def pack_one(
@@ -198,9 +202,10 @@ class Packer:
         system: Mapping[str, str] = {},
         system_flag: int = 0,
     ) -> Shipment:
-        """One message, compressed when it is large and gets smaller by that.
+        """Packs one message, compressed if it is large and the result is smaller.
 
-        `system`, `system_flag`: properties that only the system may set, and bits of its sysFlag.
+        `system` and `system_flag` are properties that only the system may set, and bits of the message's
+        sysFlag.
 
         Raises:  MessageIllegal when no broker would store it.
         """
@@ -233,7 +238,8 @@ class Packer:
         return shipment
 
     def pack_item(self, message: Message) -> tuple[bytes, str]:
-        """One message as part of a batch body, and its unique key; never compressed.
+        """Packs one message as part of a batch body; returns the bytes and the unique key. Items are never
+        compressed.
 
         Raises:  MessageIllegal when no broker would store it, or not in a batch.
         """
@@ -254,9 +260,9 @@ class Packer:
         queue: MessageQueue | None,
         deadline_s: float,
     ) -> Shipment:
-        """The batch of some packed items.
+        """Joins packed items into a batch.
 
-        Raises:  MessageIllegal when together they are larger than a broker takes.
+        Raises:  MessageIllegal when together they are larger than a broker accepts.
         """
         body = b"".join(items)
         bytes_max = self._options.message_bytes_max
@@ -267,7 +273,7 @@ class Packer:
         shipment = Shipment(
             self._wrap(topic),
             body,
-            # Brokers take the wait policy of a batch from its header; the messages carry a copy (spec
+            # Brokers read the wait policy of a batch from its header; the messages carry a copy (spec
             # remoting 12.6).
             "" if wait_stored else "WAIT\x01false\x02",
             unique_keys,
@@ -280,14 +286,14 @@ class Packer:
         return shipment
 
     def _wrap(self, topic: str) -> str:
-        """As brokers know the topic. Raises MessageIllegal when that is too long for them."""
+        """Returns the topic as brokers know it. Raises MessageIllegal when that is too long for them."""
         wrapped = self._namespace.wrap(topic)
         if len(wrapped) > len(topic) and topic_fault(wrapped):
             raise MessageIllegal(topic_fault(wrapped))
         return wrapped
 
     def _encode_properties(self, message: Message, unique_key: str) -> bytes:
-        """As `encode_wire_properties`, with the namespace."""
+        """Encodes the properties as `encode_wire_properties` does, and adds the namespace."""
         raw = encode_wire_properties(message, unique_key)
         if self._namespace.mark:
             raw += self._namespace.mark
@@ -297,9 +303,10 @@ class Packer:
     def pack_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | None, deadline_s: float
     ) -> Shipment:
-        """Several messages in one request.
+        """Packs several messages into one request.
 
-        Raises:  MessageIllegal when there is none, one is illegal, or they differ in topic or wait policy.
+        Raises:  MessageIllegal when the list is empty, a message is illegal, or they differ in topic or wait
+                 policy.
         """
         if not messages:
             raise MessageIllegal("the batch holds no message")

@@ -1,12 +1,11 @@
-"""Producer: sends messages and says where each was stored.
+"""Producer: sends messages and returns the position of each stored message.
 
     async with Producer("orders", "127.0.0.1:9876") as producer:
         result = await producer.send(Message(topic="Orders", body=b"..."))
 
-Thousands of sends may be under way at once; what is sent and not answered is bounded by count and by bytes,
-and at either bound the next send waits (it never fails for that). Behind `Producer` come its two larger
-calls: `Requests`, which wait for a reply of the consumer (spec semantics 3.10), and the sending of many
-messages at once (`send_chunks`).
+Thousands of sends may be in flight at once, bounded by count and by bytes; at a bound the next send waits,
+and never fails because of it. `Producer` uses two larger parts: `Requests`, which wait for a reply of the
+consumer (spec semantics 3.10), and `send_chunks`, which sends many messages at once.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Results = asyncio.Future[list[SendResult]]
 
 
 class Producer(Client):
-    """One producer of a group; used from one event loop."""
+    """One producer of a group. Use it from one event loop only."""
 
     def __init__(
         self,
@@ -53,13 +52,15 @@ class Producer(Client):
         options: ProducerOptions | None = None,
         instance: ClientInstance | None = None,
     ) -> None:
-        """`instance`: share the connections of another client, which then is not closed by this producer."""
+        """Creates the producer. With `instance` it shares that instance's connections, and `close` leaves the
+        instance open.
+        """
         self.options = options or ProducerOptions()
         self._use = InstanceUse(namesrv, self.options.client, instance)
         self._instance = self._use.instance
         self._namespace = self._instance.namespace
         self.group = self._namespace.wrap(group)
-        """As brokers know it."""
+        """The group's name as brokers know it."""
         check_group(self.group)
         self._outbox = Outbox(self._instance, self.group, self.options, self._namespace)
         self._window = self._outbox.window
@@ -70,7 +71,7 @@ class Producer(Client):
             self._outbox.observer = SendObserver(self._instance, group, self.options.on_send, self._tracer)
 
     async def start(self) -> Self:
-        """Reach a name server. Raises BrokerUnreachable when none takes a connection."""
+        """Connects to a name server. Raises BrokerUnreachable when no name server accepts a connection."""
         await self._use.start()
         self._instance.add_producer(self.group)
         self._instance.on_failure.append(self._on_failure)
@@ -80,7 +81,7 @@ class Producer(Client):
         return self
 
     async def close(self) -> None:
-        """Wait for what is under way (at most the send timeout), then leave."""
+        """Waits for the sends in flight (at most the send timeout), then leaves."""
         if not self._outbox.is_open:
             return
         try:
@@ -88,7 +89,7 @@ class Producer(Client):
                 async with asyncio.timeout(self.options.timeout_s):
                     await self.flush()
         finally:
-            if self._outbox.is_open:  # nobody else has closed it meanwhile
+            if self._outbox.is_open:  # no other task has closed it meanwhile
                 await self._leave()
 
     async def _leave(self) -> None:
@@ -105,11 +106,11 @@ class Producer(Client):
     async def send(
         self, message: Message, *, queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> SendResult:
-        """Where the message was stored; waits first while too much is in flight.
+        """Sends a message and returns its position; waits first while too much is in flight.
 
         Without `queue` the queues of the topic take turns, and a failed attempt is repeated at another
-        broker; with it, at the same queue after a pause. A repetition, and a timeout, may leave more than one
-        copy.
+        broker. With `queue` it is repeated at the same queue after a pause. A repetition or a timeout may
+        leave duplicates.
 
         Raises:  MessageIllegal (too large, bad names), NoRoute, BrokerUnreachable, RequestTimeout, or the
                  RequestRejected class of the broker's last answer.
@@ -122,7 +123,7 @@ class Producer(Client):
     async def start_send(
         self, message: Message, *, queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> asyncio.Future[SendResult]:
-        """As `send`, but returns as soon as the message is on its way; the future gives the result."""
+        """Sends as `send`, but returns as soon as the message is on its way; the future has the result."""
         room = room_of(message)
         if not self._window.try_take(room):
             await self._window.take(room)
@@ -135,10 +136,11 @@ class Producer(Client):
         queue: MessageQueue | None = None,
         timeout_s: float | None = None,
     ) -> list[SendResult]:
-        """One result per message. All go in one request to one queue, and all or none are stored.
+        """Sends all messages in one request to one queue; all or none are stored. Returns one result per
+        message.
 
-        Raises:  MessageIllegal when the list is empty, mixes topics or wait policies, holds delayed
-                 messages, or is larger than one message may be; else as `send`.
+        Raises:  MessageIllegal when the list is empty, mixes topics or wait policies, holds delayed messages,
+                 or is larger than one message may be; else as `send`.
         """
         return await (await self.start_batch(messages, queue=queue, timeout_s=timeout_s))
 
@@ -149,9 +151,9 @@ class Producer(Client):
         queue: MessageQueue | None = None,
         timeout_s: float | None = None,
     ) -> asyncio.Future[list[SendResult]]:
-        """As `send_batch`, but returns as soon as the batch is on its way; the future gives the results.
+        """Sends as `send_batch`, but returns as soon as the batch is on its way; the future has the results.
 
-        A list of one travels as a plain message, so it may be delayed or large.
+        A list of one message is sent as a plain message, so it may be delayed or large.
         """
         return await self._outbox.start_batch(messages, queue, timeout_s)
 
@@ -163,11 +165,12 @@ class Producer(Client):
         stop_on_error: bool = True,
         batches_in_flight_max: int = 16,
     ) -> SendSummary:
-        """Send all messages in batches, many at a time; `on_result(message, outcome)` is called for each, in
-        the order of sending.
+        """Sends all messages in batches, several batches at a time; calls `on_result(message, outcome)` for
+        each message, in the order of sending.
 
-        The fast way for hundreds of thousands of messages. Delayed and large messages travel alone. With
-        `stop_on_error` the first failure ends it: what is under way is waited for, then the error is raised.
+        The fast way for hundreds of thousands of messages. Delayed and large messages are sent alone. With
+        `stop_on_error` the first failure stops the sending; the error is raised after the batches in flight
+        have ended.
         """
         return await send_chunks(
             cut_messages(messages, self.options),
@@ -178,7 +181,7 @@ class Producer(Client):
         )
 
     async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
-        """Send without an answer: returns when the bytes are queued for the socket; the message may be
+        """Sends without an answer: returns once the bytes are queued for the socket; the message may be
         lost.
         """
         view = await self._publish_view(message.topic)
@@ -192,13 +195,13 @@ class Producer(Client):
         sys_flag: int = 0,
         timeout_s: float | None = None,
     ) -> SendResult:
-        """As `send`, with properties that only the system may set; always a request of its own."""
+        """Sends as `send`, with properties that only the system may set; always in a separate request."""
         return await (await self._outbox.start_system(message, system, sys_flag, timeout_s))
 
     async def request(self, message: Message, timeout_s: float = 3.0) -> ReceivedMessage:
-        """The reply of whoever consumes the message (`Consumer.reply`, or RocketMQ's clients).
+        """Sends a request and returns the consumer's reply (`Consumer.reply`, or RocketMQ's clients).
 
-        Raises:  RequestTimeout when no reply came in time; what `send` raises when the request was not
+        Raises:  RequestTimeout when no reply came in time; the errors of `send` when the request was not
                  stored.
         """
         view = await self._publish_view(message.topic)
@@ -212,9 +215,10 @@ class Producer(Client):
         properties: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Answer a request that a consumer received; returns when the requester has taken the reply.
+        """Answers a request that a consumer received; returns once the requester has received the reply.
 
-        Raises:  MessageIllegal when the message is not a request; RequestRejected when nobody waits for it.
+        Raises:  MessageIllegal when the message is not a request; RequestRejected when the requester no
+                 longer waits.
         """
         self._outbox.check_open()
         await send_reply(
@@ -227,10 +231,10 @@ class Producer(Client):
         )
 
     async def recall(self, topic: str, recall_handle: str) -> str:
-        """Take a timed message back before its time; the handle is that of its SendResult.
+        """Recalls a timed message before its delivery time; the handle is that of its SendResult.
 
-        The result is the unique key of the message.
-        Raises:  ClientError for what is no handle, NoRoute; RequestRejected when it is too late, or recalls
+        Returns the unique key of the message.
+        Raises:  ClientError for an invalid handle, NoRoute; RequestRejected when it is too late, or recalls
                  are off (recallMessageEnable).
         """
         self._outbox.check_open()
@@ -246,32 +250,32 @@ class Producer(Client):
         )
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues that take messages of a topic now. Raises NoRoute."""
+        """Returns the queues of a topic that accept messages now. Raises NoRoute."""
         found = (await self._publish_view(topic)).publish_queues
         return tuple(map(self._namespace.unwrap_queue, found))
 
     async def queue_for(self, topic: str, key: str) -> MessageQueue:
-        """The queue for messages that must stay in order among themselves: equal keys give the same queue."""
+        """Returns the queue for messages with this key, so that they stay in order among themselves."""
         return queue_by_key(await self.queues(topic), java_hash(key))
 
     async def flush(self) -> None:
-        """Returns when every send that was started has its result."""
+        """Waits until every started send has its result."""
         await self._outbox.flush()
 
     @property
     def instance(self) -> ClientInstance:
-        """The client that this producer is a member of."""
+        """The client instance of this producer."""
         return self._instance
 
     @property
     def in_flight(self) -> int:
-        """Messages that are sent and have no result yet; a batch of `send_batch` counts once."""
+        """The number of messages without a result yet; a batch of `send_batch` counts once."""
         return self._window.count
 
     # Inside
 
     def _on_failure(self, error: BaseException) -> None:
-        """What waits for a route or a connection would wait for ever."""
+        """Fails the messages that wait for a route or a connection: they would wait for ever."""
         self._outbox.abandon(ClientError(f"the client has failed: {error!r}"))
 
     async def _publish_view(self, topic: str) -> RouteView:
@@ -292,10 +296,10 @@ class Requests:
         self._introduced: dict[str, Channel] = {}
 
     async def ask(self, message: Message, view: RouteView, timeout_s: float) -> ReceivedMessage:
-        """The reply to the message.
+        """Sends the request and returns the reply.
 
-        Raises:  RequestTimeout when the request was stored and no reply came in time; Busy when too many wait
-                 for theirs; what sending raises.
+        Raises:  RequestTimeout when the request was stored and no reply came in time; Busy when too many
+                 requests wait; the errors of sending.
         """
         await self._introduce(view)
         correlation_id = self._instance.chance.token_bytes(16).hex()
@@ -321,8 +325,8 @@ class Requests:
             questions.forget_reply(correlation_id)
 
     async def _introduce(self, view: RouteView) -> None:
-        """Let the masters of the topic know this client before one has a reply for it: over each connection,
-        because a broker forgets its clients with their connections.
+        """Sends a heartbeat if a master of the topic may not know this client, so that it can deliver a
+        reply. Each connection needs one, because a broker forgets its clients with their connections.
         """
         if self._strangers(view):
             await self._instance.beat()
@@ -332,7 +336,9 @@ class Requests:
                     self._introduced[address] = channel
 
     def _look_for_masters(self, topic: str) -> None:
-        """The reply comes by way of the group's master, and that may be another one by now."""
+        """Refreshes the route, because the reply comes from the group's master, and another broker may be
+        master by now.
+        """
         routes = self._instance.routes
         routes.refresh_soon(topic)
         view = routes.get(topic)
@@ -340,7 +346,7 @@ class Requests:
             self._instance.tasks.start("introduce", self._introduce(view))
 
     def _strangers(self, view: RouteView) -> bool:
-        """True when a master does not know this client yet, or not over its present connection."""
+        """Returns True if a master does not know this client yet, or not over its present connection."""
         open_channel = self._instance.remoting.open_channel
         for address in _masters(view):
             channel = open_channel(address)
@@ -354,18 +360,20 @@ def _masters(view: RouteView) -> set[str]:
     return {address for address in addresses if address is not None}
 
 
-# Many messages at once: they are cut into batches, which is pure, and many batches are under way.
+# Many messages at once: they are cut into batches, which is pure, and several batches are in flight.
 #
-# The cutting keeps the order inside one topic, but batches take the queues in turn and may overtake each
+# The cutting keeps the order inside one topic, but batches use the queues in turn and may overtake each
 # other.
 
 ITEM_OVERHEAD_BYTES = 160
-"""Counted per message besides its body when a batch is cut: lengths, keys and usual properties."""
+"""The bytes counted per message in addition to its body when a batch is cut: lengths, keys and usual
+properties.
+"""
 
 
 @dataclass(slots=True)
 class SendSummary:
-    """What became of many messages."""
+    """The outcome of sending many messages."""
 
     counts: dict[SendStatus, int] = field(default_factory=dict)
     failed_count: int = 0
@@ -373,18 +381,18 @@ class SendSummary:
 
     @property
     def stored_count(self) -> int:
-        """Messages with any of the four statuses: the master has them."""
+        """The number of messages with any of the four statuses: the master has stored them."""
         return sum(self.counts.values())
 
     @property
     def ok_count(self) -> int:
-        """Messages stored with everything that the broker promises."""
+        """The number of messages stored with every guarantee of the broker."""
         return self.counts.get(SendStatus.SEND_OK, 0)
 
     def note(
         self, messages: Sequence[Message], outcomes: Sequence[Outcome], on_result: OnResult | None
     ) -> None:
-        """Count one batch and tell `on_result` of each message."""
+        """Counts one batch and calls `on_result` for each message."""
         counts = self.counts
         for message, outcome in zip(messages, outcomes, strict=True):
             if isinstance(outcome, TandemError):
@@ -396,18 +404,18 @@ class SendSummary:
                 on_result(message, outcome)
 
     def must_stop(self, *, stop_on_error: bool) -> bool:
-        """True when a failure ends the sending."""
+        """Returns True if a failure ends the sending."""
         return stop_on_error and self.first_error is not None
 
     def result(self, *, stop_on_error: bool) -> SendSummary:
-        """Itself, or with `stop_on_error` the first error raised."""
+        """Returns itself; with `stop_on_error` raises the first error."""
         if stop_on_error and self.first_error is not None:
             raise self.first_error
         return self
 
 
 def cut_messages(messages: Iterable[Message], options: ProducerOptions) -> Iterator[list[Message]]:
-    """The lists in which many messages are sent."""
+    """Cuts many messages into the lists that are sent together."""
     return chunk_messages(
         messages,
         count_max=options.batch_count_max,
@@ -423,10 +431,10 @@ def chunk_messages(
     bytes_max: int,
     travels_alone: Callable[[Message], bool],
 ) -> Iterator[list[Message]]:
-    """Lists of messages that can share a batch: same topic, same wait policy, within both bounds.
+    """Yields lists of messages that can share a batch: same topic, same wait policy, within both bounds.
 
-    Messages of other topics in between do not break a batch up. What travels alone comes as a list of one,
-    at once.
+    Messages of other topics in between do not split a batch. A message that must be sent alone is yielded at
+    once, as a list of one.
     """
     open_chunks: dict[tuple[str, bool], tuple[list[Message], int]] = {}
     for message in messages:
@@ -456,9 +464,9 @@ async def send_chunks(
     stop_on_error: bool,
     under_way_max: int,
 ) -> SendSummary:
-    """What became of all chunks, each sent by `start`, at most `under_way_max` of them at a time.
+    """Sends all chunks by `start`, at most `under_way_max` at a time; returns the summary.
 
-    Raises:  with `stop_on_error` the first error, when what was under way has its results.
+    Raises:  with `stop_on_error` the first error, once the chunks in flight have their results.
     """
     summary = SendSummary()
     under_way: deque[tuple[list[Message], Results]] = deque()
@@ -484,7 +492,7 @@ async def send_chunks(
 
 
 async def _start_chunk(chunk: list[Message], start: Callable[[list[Message]], Awaitable[Results]]) -> Results:
-    """What is wrong with the messages comes by the future, too."""
+    """Starts a chunk; returns errors of the messages through the future, too."""
     try:
         return await start(chunk)
     except TandemError as error:

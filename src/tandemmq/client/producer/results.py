@@ -1,5 +1,5 @@
-"""What a send comes to for its caller: a status and where the message lies; and what a reply to a request is:
-which topic, which properties, which broker (spec semantics 3.10).
+"""The result of a send: a status and the position of the message. Also the reply to a request: its topic,
+properties and broker (spec semantics 3.10).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ async def send_reply(
     properties: Mapping[str, str] | None = None,
     timeout_s: float,
 ) -> None:
-    """Returns when the requester has taken the reply.
+    """Sends a reply; returns once the requester has received it.
 
-    The reply goes to the broker group that the request came from, because the requester is connected to its
-    master. When the group has another master than the one that stored the request, the requester gets to
-    know it within a moment: the reply is repeated until then, or until the deadline.
+    The reply goes to the broker group that the request came from, because the requester is connected to the
+    group's master. If the master has changed since the request was stored, the requester connects to the new
+    master within a moment: the reply is repeated until then, or until the deadline.
 
     Raises:  MessageIllegal when the message is not a request, NoRoute without a master until the deadline,
              RequestRejected when the requester is no longer connected.
@@ -83,8 +83,9 @@ __all__ = ["SendResult", "SendStatus", "broker_of_handle", "split_answer"]
 
 
 class SendResult(msgspec.Struct, frozen=True, gc=False):
-    """Where one message was stored. `message_id` is the broker's (address and log offset), `unique_key`
-    ours. `recall_handle`: of a timed message, for `Producer.recall`. `region`, `is_traced`: for its trace.
+    """The position of one stored message. `message_id` is the broker's id (address and log offset),
+    `unique_key` the producer's. `recall_handle` identifies a timed message for `Producer.recall`. `region`
+    and `is_traced` are for its trace.
     """
 
     status: SendStatus
@@ -98,12 +99,14 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_ok(self) -> bool:
-        """Stored with everything that the broker promises."""
+        """True if the message is stored with every guarantee of the broker."""
         return self.status is SendStatus.SEND_OK
 
 
 def broker_of_handle(recall_handle: str) -> str:
-    """The broker that gave the handle. Raises ClientError when it is none (spec semantics 3.11)."""
+    """Returns the broker that issued the handle. Raises ClientError for an invalid handle (spec semantics
+    3.11).
+    """
     try:
         parts = base64.urlsafe_b64decode(recall_handle).decode().split(" ")
     except ValueError:
@@ -114,9 +117,11 @@ def broker_of_handle(recall_handle: str) -> str:
 
 
 def split_answer(answer: SendAnswer, queue: MessageQueue, unique_keys: Sequence[str]) -> list[SendResult]:
-    """One result per message of a batch: consecutive queue offsets, the ids of the answer's comma list.
+    """Returns one result per message of a batch: consecutive queue offsets, and the ids from the answer's
+    comma-separated list.
 
-    A broker that stores the batch as one message (inner batches) gives a single id; it stands for all then.
+    A broker that stores the batch as one message (inner batches) returns a single id, which then applies to
+    all.
     """
     status, first = answer.status, answer.queue_offset
     ids = answer.message_id.split(",")

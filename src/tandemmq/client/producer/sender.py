@@ -1,16 +1,15 @@
-"""Carries shipments to brokers: queue choice, connections, retries; no task and no timer per message.
+"""Sends shipments to brokers: queue choice, connections, retries. No task and no timer per message.
 
-Everything between `dispatch` and the result is plain calls: the answer's callback runs inside the read of the
-socket. Only a missing route or connection goes through a task, one for all shipments that wait for the same
-thing.
+Between `dispatch` and the result there are only plain calls: the answer's callback runs inside the read of
+the socket. Only a missing route or connection needs a task, one for all shipments that wait for it.
 
-When the only broker for a message is gone, its group may have another master in a moment: the send is tried
-again until its deadline, and so is one whose broker is silent while the routes name another master.
+If the only broker for a message fails, its group may have another master in a moment: the send is retried
+until its deadline. A send is also retried if its broker is silent while the routes name another master.
 
-The queues of a topic take turns (`QueueChoice`), and brokers that failed are passed over. The turn starts at
-a random queue (many producers that start together must not all begin with queue 0) and moves by one per
-choice. A broker to avoid is passed over for at most one full turn: when every queue lies on such a broker the
-plain turn decides, because a doubtful broker is better than none (spec semantics 3.2).
+The queues of a topic take turns (`QueueChoice`), and brokers that failed are skipped. The turn starts at a
+random queue, so that many producers that start together do not all begin with queue 0, and advances by one
+per choice. If every queue is on a failed broker, the plain turn decides, because a suspected broker is better
+than none (spec semantics 3.2).
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ RETRY_CODES = frozenset(
         ResponseCode.GO_AWAY,
     )
 )
-"""Refusals that another broker, or the same one a moment later, may not give (spec semantics 3.3)."""
+"""The rejections that another broker, or the same one a moment later, may not repeat (spec semantics 3.3)."""
 
 RETRY_PAUSE_S = 0.1
-"""Before trying the same broker again; doubles with each attempt."""
+"""The pause before trying the same broker again; doubles with each attempt."""
 
 WATCH_S = 0.25
 
@@ -65,7 +64,7 @@ NONE: frozenset[str] = frozenset()
 
 
 class Sender:
-    """The sender of one producer; only the loop's thread uses it."""
+    """The sender of one producer. Only the loop's thread uses it."""
 
     def __init__(
         self,
@@ -74,7 +73,9 @@ class Sender:
         options: ProducerOptions,
         on_settled: Callable[[Shipment], None],
     ) -> None:
-        """`on_settled` is called once per shipment, after its waiters have their outcome."""
+        """Creates the sender. `on_settled` is called once per shipment, after its waiters have their
+        outcome.
+        """
         self._on_settled = on_settled
         self._instance = instance
         self._remoting = instance.remoting
@@ -87,13 +88,15 @@ class Sender:
         self._awaiting_route: dict[str, list[Shipment]] = {}
         self._awaiting_channel: dict[str, list[Shipment]] = {}
         self._under_way: dict[Shipment, tuple[int, str, float]] = {}
-        """Sent and not answered, oldest first: the attempt's number, where it went, and when."""
+        """The unanswered shipments, oldest first: the attempt's number, its address, and its time."""
         self._watch: TimerHandle | None = None
         self._end: TandemError | None = None
-        """Why nothing is sent any more; what is under way is answered, or fails."""
+        """The error of every further send, after `abandon`; sends in flight are answered, or fail."""
 
     def dispatch(self, shipment: Shipment) -> None:
-        """Send now, or as soon as route and connection are there; the shipment's waiters get the outcome."""
+        """Sends now, or as soon as route and connection are available; the shipment's waiters get the
+        outcome.
+        """
         if self._end is not None:
             self._fail(shipment, self._end)
             return
@@ -119,7 +122,9 @@ class Sender:
             self._send(shipment, channel, address)
 
     def abandon(self, error: TandemError) -> None:
-        """Fail what still waits for a route, a connection or another try: the producer closes."""
+        """Fails the shipments that still wait for a route, a connection or another attempt: the producer
+        closes.
+        """
         self._end = error
         if self._watch is not None:
             self._watch.cancel()
@@ -131,7 +136,9 @@ class Sender:
             table.clear()
 
     def choose(self, view: RouteView, last_failed: str = "") -> MessageQueue:
-        """The next queue of the topic whose broker has not just failed; `last_failed` is passed over too."""
+        """Returns the next queue of the topic whose broker has not just failed; `last_failed` is skipped
+        too.
+        """
         avoid = self._faulty.avoided(self._clock.monotonic()) if self._faulty else NONE
         if last_failed:
             avoid = avoid | {last_failed}
@@ -159,7 +166,9 @@ class Sender:
             self._watch = self._clock.call_later(WATCH_S, self._look_for_silence)
 
     def _look_for_silence(self) -> None:
-        """Only while something is under way. A broker that says nothing is left once another is master."""
+        """Retries the sends of silent brokers that the routes no longer name as master. Scheduled only while
+        sends are in flight.
+        """
         self._watch = None
         now_s = self._clock.monotonic()
         left = []
@@ -183,7 +192,7 @@ class Sender:
     def _on_answer(self, shipment: Shipment, number: int, answer: Command | TandemError) -> None:
         attempt = self._under_way.get(shipment)
         if attempt is None or attempt[0] != number:
-            return  # of an attempt that was given up: a later one decides
+            return  # the attempt was given up; a later one decides
         del self._under_way[shipment]
         if isinstance(answer, TandemError):
             self._on_error(shipment, answer)
@@ -245,7 +254,9 @@ class Sender:
         )
 
     def _may_wait(self, shipment: Shipment) -> bool:
-        """Whether there is time to see another master of the group, for a caller who wants retries."""
+        """Returns True if the caller wants retries and there is time to wait for another master of the
+        group.
+        """
         rest_s = shipment.deadline_s - self._clock.monotonic()
         return self._end is None and self._options.retry_count_max > 0 and rest_s > OUTAGE_PAUSE_MS[1] / 1000
 
@@ -256,7 +267,7 @@ class Sender:
             self._fail(shipment, error)
 
     def _retry(self, shipment: Shipment) -> None:
-        """At another broker at once; at the same one after a pause."""
+        """Retries at another broker at once, or at the same one after a pause."""
         failed = shipment.queue.broker_name if shipment.queue is not None else ""
         shipment.avoid = failed
         view = self._routes.get(shipment.topic)
@@ -309,7 +320,7 @@ class Sender:
                 shipment.attempts += 1
                 self._on_error(shipment, error)
             return
-        # Brokers must know a producer before they can ask it anything.
+        # Brokers must know a producer before they can send it a request.
         self._instance.beat_soon()
         for shipment in self._awaiting_channel.pop(address, ()):
             self._send(shipment, channel, address)
@@ -324,8 +335,8 @@ class QueueChoice:
         self._turn = start
 
     def next_queue(self, queues: Sequence[MessageQueue], avoid: Collection[str] = ()) -> MessageQueue:
-        """The next queue whose broker name is not in `avoid`; any queue when all are. `queues` is not
-        empty.
+        """Returns the next queue whose broker name is not in `avoid`; the next queue of all when every broker
+        is. `queues` is not empty.
         """
         count = len(queues)
         turn = self._turn + 1
@@ -340,5 +351,5 @@ class QueueChoice:
 
 
 def queue_by_key(queues: Sequence[MessageQueue], key_hash: int) -> MessageQueue:
-    """The queue of an ordering key: abs(hash) modulo the number of queues (spec semantics 3.8)."""
+    """Returns the queue of an ordering key: abs(hash) modulo the number of queues (spec semantics 3.8)."""
     return queues[abs(key_hash) % len(queues)]

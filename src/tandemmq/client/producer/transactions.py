@@ -1,10 +1,10 @@
-"""TransactionProducer: messages that become visible only when the work they belong to has succeeded.
+"""TransactionProducer: messages that become visible only after the work that they belong to has succeeded.
 
     async with TransactionProducer("orders", "127.0.0.1:9876", check=was_booked) as producer:
         await producer.send(Message(topic="Orders", body=b"..."), book)
 
-The broker keeps the message as a half message, `work` runs, its outcome goes to the broker. When that is
-lost, or the outcome is UNKNOWN, the broker asks later, and `check` answers, in any process of the group.
+The broker stores the message as a half message, `work` runs, and its outcome goes to the broker. If the
+outcome is lost or UNKNOWN, the broker checks later, and `check` answers, in any process of the group.
 Source: spec semantics 3.9, spec remoting 9.7.
 """
 
@@ -39,12 +39,12 @@ from tandemmq.telemetry.log_lines import event_logger
 log = event_logger(__name__)
 
 CHECKS_WAITING_MAX = 2_000
-"""Checks that wait or run; one more is dropped, and the broker asks again."""
+"""The number of checks that may wait or run; one more is dropped, and the broker checks again."""
 CHECKS_RUNNING_MAX = 16
 
 
 class TransactionState(Enum):
-    """How a transaction ended, by the wire's number. UNKNOWN lets the broker ask later."""
+    """The outcome of a transaction, by the protocol's number. UNKNOWN lets the broker check later."""
 
     COMMIT = TRANSACTION_COMMIT
     ROLLBACK = TRANSACTION_ROLLBACK
@@ -57,7 +57,7 @@ Check = Callable[[ReceivedMessage], State | Awaitable[State]]
 
 
 class TransactionResult(NamedTuple):
-    """Where the half message lies, and the state that the broker was told."""
+    """The position of the half message, and the state reported to the broker."""
 
     sent: SendResult
     state: TransactionState
@@ -75,8 +75,8 @@ class TransactionProducer(Client):
         options: ProducerOptions | None = None,
         instance: ClientInstance | None = None,
     ) -> None:
-        """`check(message)`: the state of an earlier transaction, by what your own data says; it may be a
-        coroutine function. What it raises counts as UNKNOWN.
+        """Creates the producer. `check(message)` returns the state of an earlier transaction, according to
+        the application's data; it may be a coroutine function. An exception counts as UNKNOWN.
         """
         self.producer = Producer(group, namesrv, options=options, instance=instance)
         self.group = self.producer.group
@@ -86,9 +86,9 @@ class TransactionProducer(Client):
         self._checks_waiting = 0
 
     async def start(self) -> Self:
-        """Reach a name server and begin to answer checks.
+        """Connects to a name server and begins to answer checks.
 
-        Raises:  BrokerUnreachable when no name server takes a connection; ClientError for a second
+        Raises:  BrokerUnreachable when no name server accepts a connection; ClientError for a second
                  transaction producer of the group on one instance.
         """
         questions = self._instance.questions
@@ -99,7 +99,7 @@ class TransactionProducer(Client):
         return self
 
     async def close(self) -> None:
-        """Leave; checks go to other members of the group, or wait until one is there."""
+        """Leaves the group; checks go to other members, or wait until there is one."""
         if self._instance.questions.checks.get(self.group) == self._on_check:
             del self._instance.questions.checks[self.group]
         await self.producer.close()
@@ -107,12 +107,14 @@ class TransactionProducer(Client):
     async def send(
         self, message: Message, work: Work, *, timeout_s: float | None = None
     ) -> TransactionResult:
-        """Store the half message, run `work(message)`, tell the broker.
+        """Stores the half message, runs `work(message)` and reports the outcome to the broker.
 
-        What `work` raises is raised here, after the broker was told UNKNOWN: `check` decides. A half message
-        that was stored but not as safely as the broker promises is rolled back without running `work`.
+        An exception of `work` is raised after UNKNOWN was reported to the broker; `check` decides later. A
+        half message that was stored without every guarantee of the broker is rolled back, and `work` does not
+        run.
 
-        Raises:  as `Producer.send`; MessageIllegal for a delayed message; then nothing has happened.
+        Raises:  the errors of `Producer.send`; MessageIllegal for a delayed message; nothing has happened
+                 then.
         """
         sent = await self.send_half(message, timeout_s=timeout_s)
         if not sent.is_ok:
@@ -127,7 +129,9 @@ class TransactionProducer(Client):
         return TransactionResult(sent, state)
 
     async def send_half(self, message: Message, *, timeout_s: float | None = None) -> SendResult:
-        """Only the first step, for code that cannot give its work as a function; `end` is the second."""
+        """Stores the half message only, for code that cannot pass its work as a function; `end` is the second
+        step.
+        """
         if message.delay_level or message.delay_ms is not None or message.deliver_at_ms is not None:
             raise MessageIllegal("a transactional message cannot be delayed")
         system = {names.TRAN_MSG: "true", names.PGROUP: self.group}
@@ -136,7 +140,9 @@ class TransactionProducer(Client):
         )
 
     async def end(self, sent: SendResult, state: TransactionState) -> None:
-        """Tell the broker how the transaction ended. Whether that arrives is not known: if not, it asks."""
+        """Reports the outcome of the transaction to the broker. Delivery is not guaranteed: if the report is
+        lost, the broker checks.
+        """
         name, remoting = sent.queue.broker_name, self._instance.remoting
         topic = self._instance.namespace.wrap(sent.queue.topic)
         header = EndTransactionRequest(
@@ -202,9 +208,9 @@ class TransactionProducer(Client):
 
 
 async def _outcome(function: Callable[..., object], message: object) -> TransactionState:
-    """What the user's function says.
+    """Returns the result of the user's function.
 
-    Raises:  ClientError when that is no TransactionState; what the function raises.
+    Raises:  ClientError when it is not a TransactionState; the function's error.
     """
     state = function(message)
     if inspect.isawaitable(state):
