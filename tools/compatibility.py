@@ -465,21 +465,21 @@ CLIENTS: Final = (
     ),
     (
         "Java",
-        "`rocketmq-client`, `rocketmq-tools` 5.3.3",
+        "`rocketmq-client`, `rocketmq-tools` 5.3.3 and 5.5.0",
         "the same, pops, timed messages, recalls with traces",
-        "java-5.x",
+        "java-5.3, java-5.x",
     ),
-    ("Java", "mqadmin of `rocketmq-tools` 5.3.3", "its commands and what they print", "mqadmin"),
+    ("Java", "mqadmin of `rocketmq-tools` 5.5.0", "its commands and what they print", "mqadmin"),
     (
         "Java",
-        "name servers and brokers 4.9.7, 5.3.3, controllers 5.3.3",
+        "name servers and brokers 4.9.7, 5.5.0, brokers 5.3.3, controllers 5.5.0",
         "as slaves and masters of ours, under our controllers and over our brokers, "
         "and on each other's store directories",
-        "java-4.9, java-5.x",
+        "java-4.9, java-5.3, java-5.x",
     ),
     (
         "Java",
-        "`rocketmq-proxy` 5.3.3 in cluster mode, `rocketmq-client-java` 5.0.8",
+        "`rocketmq-proxy` 5.5.0 in cluster mode, `rocketmq-client-java` 5.0.8",
         "simple and push consumers, order, a reset while messages are held, timed messages, transactions",
         "java-grpc",
     ),

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from tandemmq.errors import TandemError
 
-READY_SECONDS_MAX = 30.0
+READY_SECONDS_MAX = 120.0
+"""A server that ends is noticed at once; a machine with many busy processes needs long to start one."""
 STOP_SECONDS_MAX = 20.0
 _ADDRESS = re.compile(r"(\d+\.\d+\.\d+\.\d+:\d+)")
 

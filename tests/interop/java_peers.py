@@ -49,6 +49,9 @@ class Line:
 LINE_4 = Line("4.9", "clients-4.9", "servers-4.9")
 LINE_5 = Line("5.x", "peers-5.x", "peers-5.x")
 LINES = {line.name: line for line in (LINE_4, LINE_5)}
+LINE_53 = Line("5.3", "peers-5.3", "peers-5.3")
+"""An older release of 5.x: its clients at our servers, its brokers beside ours."""
+EVERY_LINE = {**LINES, LINE_53.name: LINE_53}
 GRPC = Line("grpc", "clients-grpc", "proxy-5.x", "grpc")
 """The clients of the gRPC protocol, and the proxy that they need."""
 
@@ -78,7 +81,7 @@ def fetch_all() -> None:
 
     Raises:  AssertionError with the output of Maven or javac.
     """
-    for line in (*LINES.values(), GRPC):
+    for line in (*EVERY_LINE.values(), GRPC):
         programs(line)
         jars(line.servers)
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-JAVA_ROWS = ("java-4.9", "java-5.x", "java-grpc", "mqadmin")
+JAVA_ROWS = ("java-4.9", "java-5.3", "java-5.x", "java-grpc", "mqadmin")
 LANGUAGES = ("c++", "go", "node", "python", "rust")
 ROWS = (*JAVA_ROWS, *LANGUAGES)
 OTHER = "other"
 OURS, BOTH, JAVA = "our servers", "both makers'", "Java's servers"
-_LINE_WORDS = {"java-4.9": ("4.9", "java_4"), "java-5.x": ("5.x", "java_5")}
+_LINE_WORDS = {"java-4.9": ("4.9", "java_4"), "java-5.3": ("5.3",), "java-5.x": ("5.x", "java_5")}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The commands of mqadmin 5.3.3 against our servers and, for comparison, against Java's.
+"""The commands of mqadmin 5.5.0 against our servers and, for comparison, against Java's.
 
 mqadmin ends with code 0 also when a command failed; what it printed decides. Commands run in one JVM, but for
 the first, which is started as a user does.
@@ -105,14 +105,16 @@ def test_exit_code_and_output_of_a_process(subject: Subject) -> None:
     arguments = ["clusterList", "-n", subject.cluster.name_server]
     done = run_java(programs(LINE_5), STARTUP, *arguments, home=home)
     assert done.returncode == 0, done.stdout
-    assert re.search(rf"DefaultCluster +broker-a +0 +{subject.address} +V5_3_3", done.stdout), done.stdout
+    assert re.search(rf"DefaultCluster +broker-a +0 +{subject.address} +V5_[35]_[03]", done.stdout), (
+        done.stdout
+    )
 
 
 READS = [
     ("clusterList -m", "^DefaultCluster +broker-a"),
     (
         "brokerStatus -b {broker}",
-        "^brokerVersionDesc +: V5_3_3",
+        "^brokerVersionDesc +: V5_[35]_[03]",
         "^putTps +: ",
         "^commitLogMaxOffset +: [1-9]",
     ),
@@ -131,20 +133,21 @@ READS = [
     ("getConsumerConfig -g {group}", "groupName += +{group}", "retryMaxTimes += +16"),
     ("consumerProgress -g {group}", "^{topic} +broker-a +0 +3 +3 .*0", "Consume Diff Total: 0"),
     ("consumerProgress -g {group} -s true", "^{topic} +broker-a +0 +3 +3 .*\\d+\\.\\d+\\.\\d+\\.\\d+.* 0"),
-    ("consumerProgress", "{group} +1 +V5_3_3 +PUSH +CLUSTERING"),
+    ("consumerProgress", "{group} +1 +V5_5_0 +PUSH +CLUSTERING"),
     (
         "consumerConnection -g {group}",
-        "JAVA +V5_3_3",
+        "JAVA +V5_5_0",
         "^{topic} +\\*",
         "CONSUME_PASSIVELY",
     ),
-    ("producerConnection -g {producers} -t {topic}", "JAVA +V5_3_3"),
+    ("producerConnection -g {producers} -t {topic}", "JAVA +V5_5_0"),
     ("queryMsgById -t {topic} -i {id} -g {group} -d {client}", "consumeResult: ?CR_SUCCESS|CR_SUCCESS"),
     ("producer -b {broker}", "producer group \\({producers}\\) instance"),
-    ("consumerStatus -g {group}", "V5_3_3", "Same subscription", "Rebalance OK"),
+    ("consumerStatus -g {group}", "V5_5_0", "Same subscription", "Rebalance OK"),
     ("queryMsgById -t {topic} -i {id}", "^OffsetID: +{id}", "^Keys: +\\[key-0\\]", "{group}.*CONSUMED"),
     ("queryMsgByUniqueKey -t {topic} -i {unique}", "^Keys: +\\[key-0\\]", "^Tags: +\\[tag-a\\]"),
     ("queryMsgByKey -t {topic} -k key-5", "[0-9A-F]{20,} +1 +1"),
+    ("queryMsgByKey -t {topic} -k tag-a -p T", "[0-9A-F]{20,} +\\d+ +\\d+"),
     ("queryMsgByOffset -t {topic} -b broker-a -i 0 -o 1", "^Keys: +\\[key-4\\]", "^Queue Offset: +1"),
     ("printMsg -t {topic} -d true", "minOffset=0, maxOffset=3", "BODY: text 7"),
     ("printMsgByQueue -t {topic} -a broker-a -i 2 -p true -d true", "text 2", "text 10"),

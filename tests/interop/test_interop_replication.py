@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from clusters import JavaBroker, OurBroker, java_cluster, our_cluster
-from java_peers import LINES
+from java_peers import EVERY_LINE
 from loads import COUNT, LOG_FILE_BYTES, SMALL_FILES, check_equal_logs, commit, drain, fill, wait_for_copy
 from tally import BOTH
 
@@ -36,10 +36,10 @@ def has_tables(slave: Broker, topic: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", EVERY_LINE)
 @pytest.mark.parametrize("master_maker", ["ours", "java"])
 def test_slave_of_the_other_maker(tmp_path: Path, line: str, master_maker: str) -> None:
-    java = LINES[line]
+    java = EVERY_LINE[line]
     # In 4.x a synchronous master always waits for one slave and has no such setting.
     copies = {} if (line, master_maker) == ("4.9", "java") else {"inSyncReplicas": 2}
     is_ours = master_maker == "ours"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from clusters import Cluster, JavaBroker, OurBroker, our_cluster
-from java_peers import LINES, Line
+from java_peers import EVERY_LINE, Line
 from loads import COUNT, SMALL_FILES, commit, drain, fill
 from tally import BOTH
 
@@ -53,13 +53,13 @@ def message_count(cluster: Cluster, topic: str) -> int:
         return admin.message_count(topic)
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", EVERY_LINE)
 @pytest.mark.parametrize("end", ["stop", "kill"])
 @pytest.mark.parametrize(("writer", "reader"), [("java", "ours"), ("ours", "java")])
 def test_store_of_the_other_maker(tmp_path: Path, line: str, end: str, writer: str, reader: str) -> None:
     root = tmp_path / "store"
     with our_cluster(tmp_path / "cluster") as cluster:
-        first = start(cluster, writer, LINES[line], root)
+        first = start(cluster, writer, EVERY_LINE[line], root)
         assert fill(cluster, LATER, [0]) == []
         assert fill(cluster, "Load", range(COUNT)) == []
         offsets = commit(cluster, "Load", GROUP)
@@ -70,12 +70,12 @@ def test_store_of_the_other_maker(tmp_path: Path, line: str, end: str, writer: s
         getattr(first, end)()
         assert len(list((root / "commitlog").iterdir())) >= 3
 
-        start(cluster, reader, LINES[line], root)
+        start(cluster, reader, EVERY_LINE[line], root)
         home = tmp_path / "home"
-        assert drain(cluster, LINES[line], "Load", home) == [*range(COUNT)]
+        assert drain(cluster, EVERY_LINE[line], "Load", home) == [*range(COUNT)]
         assert committed(cluster, "Load") == offsets
         assert fill(cluster, "Load", range(COUNT, COUNT + 400)) == []
-        assert drain(cluster, LINES[line], "Load", home) == [*range(COUNT + 400)]
+        assert drain(cluster, EVERY_LINE[line], "Load", home) == [*range(COUNT + 400)]
         with BlockingAdmin(cluster.name_server) as admin:
             for number in (0, COUNT // 2, COUNT - 1, COUNT + 399):
                 found = admin.find_by_key("Load", f"key{number}")

@@ -27,6 +27,7 @@ def report(case: Any, outcome: str = "passed", when: str = "call") -> Any:
     [
         (item("test_interop_clients", line="4.9", servers="ours"), Place("java-4.9", OURS)),
         (item("test_interop_clients", line="5.x", servers="java"), Place("java-5.x", JAVA)),
+        (item("test_interop_clients", line="5.3", servers="ours"), Place("java-5.3", OURS)),
         (item("test_interop_mqadmin", subject="ours"), Place("mqadmin", OURS)),
         (item("test_interop_transactions", cluster="quick_java_4"), Place("java-4.9", BOTH)),
         (item("test_interop_transactions", cluster="quick_ours"), Place("other", OURS)),
@@ -50,7 +51,7 @@ def test_only_cases_that_ran_and_passed_with_ours_are_counted() -> None:
     for case in (ours, java):
         tally.add(report(case, when="setup"))
         tally.add(report(case))
-    others = "java-5.x=0 java-grpc=0 mqadmin=0 c++=0 go=0 node=0 python=0 rust=0"
+    others = "java-5.3=0 java-5.x=0 java-grpc=0 mqadmin=0 c++=0 go=0 node=0 python=0 rust=0"
     assert tally.closing_line(True) == f"INTEROP OK java-4.9=1 {others} failed=0"
     tally.add(report(skipped, "skipped", "setup"))
     tally.add(report(item("somewhere else"), "failed"))
@@ -66,7 +67,8 @@ def test_a_language_whose_tools_are_missing_is_told_as_not_run() -> None:
     tally.add(report(go, "skipped"))
     tally.add(report(rust, "failed"))
     assert tally.closing_line(False) == (
-        "INTEROP FAILED java-4.9=0 java-5.x=0 java-grpc=0 mqadmin=0 c++=0 go=not-run node=0 python=0 rust=0"
+        "INTEROP FAILED java-4.9=0 java-5.3=0 java-5.x=0 java-grpc=0 mqadmin=0"
+        " c++=0 go=not-run node=0 python=0 rust=0"
         " failed=1"
     )
 
