@@ -214,8 +214,8 @@ class Controller:
     def _address_of(self, name: str) -> str | None:
         """The configured address first: a controller may have moved since the group was begun."""
         members = self.raft.members
-        if members.address(name) is None and members.voters:
-            return None
+        if members.address(name) is None and members.voters and self.raft.node.is_proven:
+            return None  # before that its own members may be those of an older disk
         return self._configured.get(name) or members.address(name)
 
     def _build_routes(self, options: ControllerOptions) -> Mapping[int, Handler]:

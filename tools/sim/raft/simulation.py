@@ -100,11 +100,10 @@ class _Link:
 class Server:
     """One server over all its lives."""
 
-    def __init__(self, name: str, world: World, first: Saved, peers: frozenset[str] = frozenset()) -> None:
+    def __init__(self, name: str, world: World, first: Saved) -> None:
         self.name = name
         self.is_replaced = False
         """Its disk was replaced since it ran last."""
-        self._peers = peers
         self._backups: list[Image] = []
         self.node: RaftNode | None = None
         self.state = State()
@@ -151,7 +150,7 @@ class Server:
             options=OPTIONS,
             now_ms=self.local_ms(),
             below=world.dice.below,
-            peers=self._peers,
+            peers=frozenset(world.servers),
         )
         self.paused_until_ms = 0.0
         self._plan_tick()
@@ -600,7 +599,7 @@ class World:
             self._change(server, f"promote {name}", lambda node: node.promote(name, now_ms()))
         elif len(self.servers) < SERVERS_MAX and self.dice.happens(50):
             name = f"n{len(self.servers)}"
-            self.servers[name] = Server(name, self, new_group(Members()), frozenset(self.servers))
+            self.servers[name] = Server(name, self, new_group(Members()))
             self.servers[name].start()
             self._change(server, f"add {name}", lambda node: node.add_learner(name, f"{name}:9878", now_ms()))
         elif self.dice.happens(50):

@@ -160,7 +160,8 @@ class RaftNode:
         below: Callable[[int], int],
         peers: frozenset[str] = frozenset(),
     ) -> None:
-        """`peers`: the servers that a server which knows no members yet asks what they know of it."""
+        """`peers`: the other servers by its settings, which it asks, too, what they know of it: its disk may
+        be older than the members of now, or know none."""
         self._asked_peers = peers
         self._options = options
         self._below = below
@@ -368,15 +369,17 @@ class RaftNode:
         if not self._is_complete(proof):
             self._proof = proof
 
-    def _first_voters(self) -> frozenset[str]:
-        return frozenset(self.members.voters) or self._asked_peers | {self.name}
+    def _known_groups(self, proof: _Proof) -> set[frozenset[str]]:
+        """The voters by the own log, by the settings and by each answer."""
+        groups = {frozenset(self.members.voters), self._asked_peers | {self.name}}
+        return groups.union(frozenset(one.voters) for one in proof.answers.values())
 
     def _is_complete(self, proof: _Proof) -> bool:
         """Whether enough others have answered: a majority of all voters, without this server. Each majority
         that this server was part of and has forgotten has one of them. The members may have changed since,
         so that holds for the voters of each answer, too."""
         answered = proof.answers.keys()
-        for voters in {self._first_voters(), *(frozenset(one.voters) for one in proof.answers.values())}:
+        for voters in self._known_groups(proof):
             needed = min(len(voters) // 2 + 1, len(voters - {self.name}))
             if len(answered & voters) < needed:
                 return False
@@ -388,7 +391,7 @@ class RaftNode:
             return
         if self._now_ms >= proof.due_ms:
             proof.due_ms = self._now_ms + self._options.heartbeat_ms
-            voters = self._first_voters().union(*(one.voters for one in proof.answers.values()))
+            voters = frozenset().union(*self._known_groups(proof))
             self._ask_for_votes(self.term + 1, voters, is_trial=True)
 
     def _on_message_unproven(self, message: Message, proof: _Proof) -> None:
