@@ -63,6 +63,8 @@ NEWCOMER_S_MAX = 20.0
 LIMIT = 1_024
 GROWN_MIB_MAX = 300
 IDLE_COUNT = 1_100
+IDLE_PAUSE_S = 0.004
+"""Between two connections to one port: their number is the attack, a storm of them is another one."""
 PIECE_BYTES = 1 << 18
 """Attackers write so much at once: what is unsent is copied at each step, and that is not to be measured."""
 APP = Credentials("shop-app", "shop-secret")
@@ -347,7 +349,7 @@ async def idle_connections(targets: Targets) -> None:
         for _ in range(IDLE_COUNT):
             with suppress(OSError):
                 kept.append((await asyncio.open_connection(*place))[1])
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(IDLE_PAUSE_S)
 
     replication = [(host, port + 1) for host, port in targets.brokers]
     await asyncio.gather(*map(open_some, [*targets.all, *replication]))
@@ -470,7 +472,10 @@ def attacking(name: str, targets: Targets, log_path: Path) -> Iterator[subproces
     places = json.dumps([targets.brokers, targets.controllers, targets.name_server])
     with log_path.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, __file__, "--attack", name, "--places", places], stdout=log, stderr=log
+            [sys.executable, __file__, "--attack", name, "--places", places],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
     try:
         yield process
