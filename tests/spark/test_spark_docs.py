@@ -110,11 +110,11 @@ def test_classes_are_archived_once_for_all_sessions(tmp_path: Path) -> None:
 def test_the_line_of_the_readme_shows_the_topic(
     lake_spark: Any, cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (line,) = re.findall(r"^python -c '(.+)'$", README.read_text(), re.MULTILINE)
-    cluster.send("greetings", 2)
-    exec(compile(_here(line, cluster, tmp_path), str(README), "exec"), {})
-    rows = re.findall(r'\|(\{"n":\d\})\|', capsys.readouterr().out)
-    assert sorted(rows) == ['{"n":0}', '{"n":1}']
+    (line,) = re.findall(r"^    (spark\.read\..+)$", README.read_text(), re.MULTILINE)
+    line = _here(line, cluster, tmp_path).replace('"Orders"', '"Greetings"')
+    cluster.send("Greetings", 2)
+    exec(compile(line, str(README), "exec"), {"spark": lake_spark})
+    assert capsys.readouterr().out.count("|Greetings|") == 2
 
 
 def test_recipes_for_kafka_run_with_another_format_and_other_addresses(
