@@ -1,1 +1,1 @@
-"""Who is connected, in which groups, and what those want."""
+"""Connected clients: their groups, subscriptions and queue locks."""

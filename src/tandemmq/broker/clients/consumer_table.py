@@ -1,8 +1,7 @@
-"""Clients that are online: members of groups, consumers that were refused, the tables of consumers and
-producers.
+"""Online clients: members of groups, rejected consumers, and the tables of consumers and producers.
 
-`GroupMembers` is the structure under `ConsumerTable` and `ProducerTable`; `Refusals` keeps what consumers
-asked for and did not get. Time is passed in. The tables are pure; `Refusals` also logs.
+`GroupMembers` is the structure under `ConsumerTable` and `ProducerTable`; `Refusals` records rejected
+requests of consumers. Time is passed in. The tables are pure; `Refusals` also logs.
 Source: spec semantics 16.1, 16.2.
 """
 
@@ -28,10 +27,10 @@ log = logging.getLogger(__name__)
 
 
 class Member:
-    """One client of a group, as its last heartbeat said.
+    """A client of a group, as described by its last heartbeat.
 
-    `seen_at_ms`: when that was, for people; `heard_s`: by the monotonic clock, because a wall clock that is
-    set must expire nobody.
+    `seen_at_ms`: wall-clock time of the heartbeat, for display. `heard_s`: the same by the monotonic clock,
+    so that setting the wall clock expires no client.
     """
 
     __slots__ = ("channel", "client_id", "heard_s", "language", "seen_at_ms", "version")
@@ -55,10 +54,10 @@ class Member:
 
 
 class GroupMembers:
-    """Which connections belong to which groups: members by group and by connection.
+    """The members of groups, by group and by connection.
 
-    Invariant:  a group is in the table while it has a member; both directions always agree.
-    At a bound: a connection that asks for one group too many is refused with BadRequest.
+    Invariant: a group is in the table while it has a member; both directions always agree.
+    At a bound: a connection that asks for one group too many is rejected with BadRequest.
     """
 
     def __init__(self, *, groups_per_client_max: int) -> None:
@@ -74,7 +73,7 @@ class GroupMembers:
         return list(self._by_group)
 
     def members(self, group: str) -> list[Member]:
-        """Oldest first; empty for an unknown group."""
+        """Returns the members in the order of joining; empty for an unknown group."""
         return list(self._by_group.get(group, {}).values())
 
     def get(self, group: str, channel: Channel) -> Member | None:
@@ -85,7 +84,11 @@ class GroupMembers:
         return list(self._by_channel.get(channel, ()))
 
     def add(self, group: str, member: Member) -> bool:
-        """True when the connection is new in the group or says another client id than before."""
+        """Adds or refreshes a member. Returns True when the connection is new in the group or has changed its
+        client id.
+
+        Raises:  BadRequest when the connection is in too many groups.
+        """
         channel = member.channel
         groups = self._by_channel.setdefault(channel, {})
         if group not in groups and len(groups) >= self._groups_per_client_max:
@@ -101,7 +104,7 @@ class GroupMembers:
         return before is None or before.client_id != member.client_id
 
     def remove(self, group: str, channel: Channel) -> bool:
-        """True when the connection was a member."""
+        """Removes a member. Returns False if the connection was not a member."""
         members = self._by_group.get(group)
         if members is None or members.pop(channel, None) is None:
             return False
@@ -114,15 +117,15 @@ class GroupMembers:
         return True
 
     def drop_channel(self, channel: Channel) -> list[str]:
-        """The groups that the connection was in."""
+        """Removes the connection from all of its groups and returns them."""
         groups = self.groups_of(channel)
         for group in groups:
             self.remove(group, channel)
         return groups
 
     def heard_s(self, channel: Channel) -> float | None:
-        """When any of the connection's memberships was refreshed last, by the monotonic clock; None when it
-        has none.
+        """Returns the time at which any of the connection's memberships was last refreshed, by the monotonic
+        clock; None if it has none.
         """
         groups = self._by_channel.get(channel, ())
         return max((self._by_group[group][channel].heard_s for group in groups), default=None)
@@ -141,13 +144,15 @@ class _Kind(NamedTuple):
 
 
 class Refusals:
-    """What consumers ask for and do not get: refused heartbeats, pulls, pops and notifications.
+    """Rejected requests of consumers: heartbeats, pulls, pops and notifications.
 
-    A consumer that is refused stays silent, and the broker looks healthy. So each kind of refusal is one line
-    in the log per client and reason, all are counted, and tools are shown the newest of a group.
-    At a bound: `REFUSALS_KEPT_MAX` kinds are remembered; of more the one that came longest ago is forgotten,
-                and is told again when it comes again.
-    `counts`: all of them, by request and response code.
+    A rejected consumer stays silent while the broker looks healthy. So each kind of rejection (request,
+    group, client, code) is logged once, all are counted, and tools can list the newest ones of a group.
+
+    At a bound: `REFUSALS_KEPT_MAX` kinds are kept. Beyond that, the kind seen longest ago is forgotten, and
+                is logged again when it recurs.
+
+    `counts`: all rejections, by request and response code.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -156,7 +161,7 @@ class Refusals:
         self.counts: dict[tuple[str, int], int] = {}
 
     def watch(self, request: str, handler: Handler) -> Handler:
-        """The handler, whose refusals are noted; `request` is its name."""
+        """Wraps a handler so that its rejections are recorded; `request` is the name of the request."""
 
         def watched(channel: Channel, command: Command) -> object:
             try:
@@ -172,7 +177,7 @@ class Refusals:
         return watched  # type: ignore[return-value]  # it returns what the handler does
 
     def note(self, request: str, group: str, client: str, code: int, reason: str) -> None:
-        """A request was refused, or a part of it passed over."""
+        """Records that a request was rejected, or that a part of it was skipped."""
         self.counts[request, code] = self.counts.get((request, code), 0) + 1
         kind = _Kind(request, group[:256], client[:256], code)
         before = self._kept.pop(kind, None)
@@ -192,25 +197,25 @@ class Refusals:
 
     @property
     def count(self) -> int:
-        """All since the start."""
+        """The number of rejections since the start."""
         return sum(self.counts.values())
 
     @property
     def newest(self) -> str:
-        """What was refused last to whom, and why; empty when nothing was."""
+        """The newest rejection as text; empty without one."""
         for kind, refusal in reversed(self._kept.items()):
             return f"{kind.request} of group {kind.group} from {kind.client}: {refusal.reason}"
         return ""
 
     def of_group(self, group: str) -> tuple[Refusal, ...]:
-        """What is remembered of a group, the newest last."""
+        """Returns the kept rejections of a group, newest last."""
         return tuple(refusal for kind, refusal in self._kept.items() if kind.group == group)
 
 
 def _group_of(command: Command) -> str:
     try:
         return command.fields.get(_GROUP_FIELD, "")
-    except RemoteProtocolError:  # that is why it is refused
+    except RemoteProtocolError:  # a malformed header, which is why the request was rejected
         return ""
 
 
@@ -220,10 +225,10 @@ ACTIVE_TYPE = "CONSUME_ACTIVELY"
 
 
 class HeldSubscription(NamedTuple):
-    """What a group wants of a topic. `tag_hashes` None takes everything.
+    """A group's subscription to a topic. With `tag_hashes` None every message matches.
 
-    `sql` is the filter of an expression that is not of type TAG, or why it has none; None: it is compiled by
-    the first pull. `has_older_sql`: the group's filter before this one could be compiled.
+    `sql` is the filter of an expression that is not of type TAG, or the error text; None until the first pull
+    compiles it. `has_older_sql`: the group's previous filter could be compiled.
     """
 
     topic: str
@@ -238,10 +243,11 @@ class HeldSubscription(NamedTuple):
 def make_subscription(
     topic: str, expression: str, expression_type: str, version: int, budget: SqlBudget
 ) -> HeldSubscription:
-    """A subscription with its tags parsed, or its filter compiled as far as the budget reaches.
+    """Returns a subscription with its tags parsed, or its filter compiled if the budget allows.
 
-    A filter that cannot be compiled is not an error here: the group's pulls are told (spec semantics 9.3).
-    Raises:  ValueError when a tag expression cannot be used.
+    A filter that cannot be compiled is not an error here; the group's pulls report it (spec semantics 9.3).
+
+    Raises:  ValueError when a tag expression is invalid.
     """
     if is_tag_type(expression_type):
         return HeldSubscription(topic, expression, expression_type, version, parse_tags(expression))
@@ -254,7 +260,7 @@ def make_subscription(
 
 
 class Consumption(NamedTuple):
-    """How a group consumes; the names are RocketMQ's."""
+    """The way a group consumes, in RocketMQ's names."""
 
     consume_type: str
     message_model: str
@@ -262,7 +268,7 @@ class Consumption(NamedTuple):
 
 
 class ConsumerGroup:
-    """One online group."""
+    """An online consumer group."""
 
     __slots__ = ("consumption", "name", "subscriptions")
 
@@ -275,7 +281,7 @@ class ConsumerGroup:
 class ConsumerTable:
     """All online consumer groups; `on_change(group)` is called when members or subscribed topics changed.
 
-    The last heartbeat wins for consume type, model and start position; of a subscription the newest version
+    The last heartbeat determines consume type, model and start position. Of a subscription the newest version
     counts, and a topic missing from a heartbeat is unsubscribed (spec semantics 16.1).
     """
 
@@ -310,7 +316,9 @@ class ConsumerTable:
         consumption: Consumption,
         subscriptions: Iterable[HeldSubscription] | None,
     ) -> bool:
-        """True when the group changed; `subscriptions` None keeps what the group has."""
+        """Registers a member. Returns True if the group changed; `subscriptions` None keeps the group's
+        own.
+        """
         is_changed = self._membership.add(name, member)
         group = self._groups.get(name)
         if group is None:
@@ -331,7 +339,9 @@ class ConsumerTable:
             self._after_leave(name)
 
     def heard_s(self, channel: Channel) -> float | None:
-        """When the connection's last heartbeat came, by the monotonic clock; None when it is in no group."""
+        """Returns the time of the connection's last heartbeat, by the monotonic clock; None if in no
+        group.
+        """
         return self._membership.heard_s(channel)
 
     def _after_leave(self, name: str) -> None:
@@ -341,7 +351,9 @@ class ConsumerTable:
 
 
 def _update_subscriptions(group: ConsumerGroup, subscriptions: Iterable[HeldSubscription]) -> bool:
-    """True when a topic came or went; a changed expression alone is not a change (spec semantics 16.1)."""
+    """Replaces the group's subscriptions. Returns True if a topic was added or removed; a changed expression
+    alone does not count (spec semantics 16.1).
+    """
     stored = group.subscriptions
     wanted = {subscription.topic: subscription for subscription in subscriptions}
     is_changed = stored.keys() != wanted.keys()
@@ -382,7 +394,7 @@ class ProducerTable:
         self._by_client[member.client_id] = member.channel
 
     def find_client(self, client_id: str) -> Channel | None:
-        """The connection over which the client's last heartbeat came; None when it is in no group."""
+        """Returns the connection of the client's last heartbeat, or None if the client is in no group."""
         return self._by_client.get(client_id)
 
     def unregister(self, group: str, channel: Channel) -> None:
@@ -395,7 +407,9 @@ class ProducerTable:
         self._forget_client(channel)
 
     def heard_s(self, channel: Channel) -> float | None:
-        """When the connection's last heartbeat came, by the monotonic clock; None when it is in no group."""
+        """Returns the time of the connection's last heartbeat, by the monotonic clock; None if in no
+        group.
+        """
         return self._membership.heard_s(channel)
 
     def _forget_client(self, channel: Channel) -> None:

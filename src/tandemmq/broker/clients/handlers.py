@@ -1,10 +1,10 @@
-"""What clients tell the broker of themselves, and what the broker tells them.
+"""Requests of clients about themselves, and the broker's notifications to them.
 
 `ClientHandlers` serves HEART_BEAT, UNREGISTER_CLIENT, GET_CONSUMER_LIST_BY_GROUP and CHECK_CLIENT_CONFIG, and
-notices when clients leave. `Notices` tells the members of a group that others came or went. `RelayHandlers`
-passes a tool's questions on to a consumer.
-
-A client is gone when its connection closes, when it says so, or when it was silent for channelExpiredTimeout.
+removes clients that leave. `Notices` notifies the members of a group when its membership changes.
+`RelayHandlers` forwards a tool's requests to a consumer.
+A client has left when its connection closes, when it unregisters, or when it was silent for
+channelExpiredTimeout.
 Source: spec semantics 15, 16.1 and 16.2, spec remoting 9.4 and 9.11.
 """
 
@@ -57,11 +57,11 @@ log = logging.getLogger(__name__)
 
 
 class Notices:
-    """Collects groups whose membership changed and tells their members, so that they rebalance. `consumers`
-    is set right after both were made.
+    """Collects groups whose membership changed and notifies their members, so that they rebalance.
+    `consumers` is set right after both objects were created.
 
-    Changes of one loop turn (or of one period, when notices are not immediate) are told once per group: a
-    hundred clients that start together would otherwise cause ten thousand notices.
+    The changes of one loop turn (or of one period, if notices are not immediate) are sent once per group:
+    otherwise, a hundred clients starting together would cause ten thousand notices.
     """
 
     consumers: ConsumerTable
@@ -101,9 +101,10 @@ RELAY_TIMEOUT_S = 10.0
 
 
 class RelayHandlers:
-    """GET_CONSUMER_RUNNING_INFO (307) and CONSUME_MESSAGE_DIRECTLY (309): asks consumers on behalf of tools.
+    """GET_CONSUMER_RUNNING_INFO (307) and CONSUME_MESSAGE_DIRECTLY (309): queries consumers on behalf of
+    tools.
 
-    The broker passes the question on over the consumer's own connection.
+    The broker forwards the request over the consumer's own connection.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class RelayHandlers:
         return await _relay(member, command, Command.request(command.code, header))
 
     async def handle_consume_directly(self, channel: Channel, command: Command) -> Command:
-        """The message goes along as it is stored."""
+        """Forwards the request together with the message as stored."""
         header = command.decode(ConsumeDirectlyRequest)
         member = self._find(header.consumer_group, header.client_id)
         topic = self._topics.get(header.topic or "")
@@ -164,7 +165,7 @@ class RelayHandlers:
 
 
 async def _relay(member: Member, asked: Command, question: Command) -> Command:
-    """The consumer's answer, as the answer to `asked`."""
+    """Forwards `question` and returns the consumer's answer as the answer to `asked`."""
     try:
         answer = await member.channel.request(question, RELAY_TIMEOUT_S)
     except RequestTimeout:
@@ -181,12 +182,12 @@ async def _relay(member: Member, asked: Command, question: Command) -> Command:
 
 CLIENT_ID_LENGTH_MAX = 1_024
 PRODUCER_GROUP_LENGTH_MAX = 255
-"""Old clients allow 255; names of producers go to no file, so their characters do not matter."""
+"""Old clients allow 255. Producer groups are never stored in a file, so their characters are not checked."""
 _HEARTBEAT_RESPONSE = HeartbeatResponse()
 
 
 class ClientHandlers:
-    """Keeps the tables of clients up to date."""
+    """Maintains the tables of clients."""
 
     def __init__(
         self,
@@ -209,11 +210,11 @@ class ClientHandlers:
         self._watched: dict[Channel, None] = {}
 
     def handle_heartbeat(self, channel: Channel, command: Command) -> Command:
-        """HEART_BEAT (34). A group that does not exist and may not be made is passed over.
+        """Handles HEART_BEAT (34). A group that does not exist and cannot be created is skipped.
 
-        Our answer always asks for the full subscriptions: clients then never send the short form of 5.1.
+        The answer always asks for the full subscriptions, so that clients never send the short form of 5.1.
         """
-        client, group = render_address(channel.peer), ""  # until the body tells who it is
+        client, group = render_address(channel.peer), ""  # until the body identifies the client
         try:
             heartbeat = read_body(decode_heartbeat, command.body)
             client = _check_client_id(heartbeat.client_id)
@@ -244,7 +245,9 @@ class ClientHandlers:
         return command.reply(ResponseCode.SUCCESS, _HEARTBEAT_RESPONSE)
 
     def handle_unregister(self, channel: Channel, command: Command) -> Command:
-        """UNREGISTER_CLIENT (35): leave one producer group, one consumer group, or both."""
+        """Handles UNREGISTER_CLIENT (35): removes the client from a producer group, a consumer group, or
+        both.
+        """
         header = command.decode(UnregisterClientRequest)
         if header.producer_group:
             self._producers.unregister(header.producer_group, channel)
@@ -253,7 +256,7 @@ class ClientHandlers:
         return command.reply()
 
     def handle_consumer_list(self, channel: Channel, command: Command) -> Command:
-        """GET_CONSUMER_LIST_BY_GROUP (38)."""
+        """Handles GET_CONSUMER_LIST_BY_GROUP (38)."""
         group = command.decode(ConsumerListRequest).consumer_group
         members = self._consumers.members(group)
         if not members:
@@ -264,7 +267,7 @@ class ClientHandlers:
         return command.reply(body=encode_consumer_list(client_ids))
 
     def handle_check_config(self, channel: Channel, command: Command) -> Command:
-        """CHECK_CLIENT_CONFIG (46): does the broker understand this subscription."""
+        """Handles CHECK_CLIENT_CONFIG (46): checks that the broker accepts a subscription."""
         subscription = read_body(decode_client_config_check, command.body).subscription
         if not is_tag_type(subscription.expression_type):
             require_sql(
@@ -281,7 +284,7 @@ class ClientHandlers:
         return command.reply()
 
     def drop_silent(self) -> None:
-        """Close and forget connections whose last heartbeat is too old."""
+        """Closes and removes connections whose last heartbeat is too old."""
         limit_s = self._clock.monotonic() - self._options.channel_expired_ms / 1000
         for channel in list(self._watched):
             in_groups = self._consumers.heard_s(channel), self._producers.heard_s(channel)
@@ -338,7 +341,9 @@ class ClientHandlers:
         self._consumers.register(name, member, consumption, subscriptions)
 
     def _note_refusal(self, client_id: str, group: str, code: int, reason: str) -> None:
-        """The client is not told of what is only passed over, as in RocketMQ: the log and tools are."""
+        """Records a rejection. The client is not informed of a skipped part, as in RocketMQ; log and tools
+        are.
+        """
         self._refusals.note("HEART_BEAT", group, client_id, code, reason)
 
     def _watch(self, channel: Channel) -> None:
@@ -357,7 +362,7 @@ def _subscriptions(consumer: ConsumerData, budget: SqlBudget) -> list[HeldSubscr
     for data in consumer.subscriptions:
         if topic_fault(data.topic):
             continue  # no such topic can exist; the client's other subscriptions still count
-        # A class filter runs elsewhere: for the broker such a subscription matches everything.
+        # Class filters run elsewhere: for the broker, such a subscription matches every message.
         expression = "*" if data.is_class_filter else data.expression
         try:
             subscriptions.append(

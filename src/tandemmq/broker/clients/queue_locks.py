@@ -1,9 +1,9 @@
-"""Which client holds which queue of a group, for orderly consumption; LOCK_BATCH_MQ and UNLOCK_BATCH_MQ.
+"""Queue locks of orderly consumers: LOCK_BATCH_MQ and UNLOCK_BATCH_MQ.
 
-A lock is renewed by asking for it again and is free once `expired_ms` have passed since (spec semantics 10.6,
-spec remoting 9.8); sooner, when the connection is closed over which it was renewed last. Expired locks go
-when their group is asked for, and a group without locks goes with them. Time is the monotonic clock's: a wall
-clock that is set would free what its holder still trusts.
+A lock is renewed by requesting it again, and expires `expired_ms` after the last renewal (spec semantics
+10.6, spec remoting 9.8). It expires sooner if the connection of its last renewal is closed. Expired locks are
+removed when their group next requests locks; a group without locks is removed as well. Times use the
+monotonic clock: setting the wall clock would release locks their holders still trust.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock
 
 LEFT_EXPIRED_MS: Final = 35_000
-"""When the lock of a closed connection is free. Not at once: the client may live and go on with what it has
-for the 30 s that a lock lasts on its side, and 5 s for the message that it is at.
+"""The expiry of a lock whose connection is closed. It is not immediate: the client may still be running and
+use its queues for the 30 s that a lock lasts on its side, plus 5 s for the current message.
 """
 
 
 class Holder(Protocol):
-    """What is asked of a connection."""
+    """The part of a connection that a lock needs."""
 
     @property
     def is_closed(self) -> bool: ...
@@ -40,7 +40,7 @@ class _Lock(NamedTuple):
 
 
 class QueueLocks:
-    """Locks by group and queue."""
+    """The locks by group and queue."""
 
     def __init__(self, expired_ms: int, clock: Clock) -> None:
         self._expired_ms = expired_ms
@@ -54,7 +54,7 @@ class QueueLocks:
         queues: Iterable[MessageQueue],
         holder: Holder | None = None,
     ) -> list[MessageQueue]:
-        """The queues that `client_id` now holds, in the order asked. `holder`: its connection."""
+        """Returns the queues that `client_id` now holds, in the requested order. `holder`: its connection."""
         locks = self._groups.setdefault(group, {})
         held = []
         for queue in queues:
@@ -77,7 +77,9 @@ class QueueLocks:
             del self._groups[group]
 
     def has_lock(self, group: str) -> bool:
-        """True while any queue of the group is locked: its consumers are orderly (spec semantics 7.2)."""
+        """Returns True while any queue of the group is locked: its consumers are orderly (spec semantics
+        7.2).
+        """
         locks = self._groups.get(group)
         return locks is not None and any(not self._is_expired(lock) for lock in locks.values())
 
@@ -108,7 +110,7 @@ class LockHandlers:
         self._clock = clock
 
     def handle_lock(self, channel: Channel, command: Command) -> Command:
-        """LOCK_BATCH_MQ (41): the answer names the queues that the client holds now; maybe none."""
+        """Handles LOCK_BATCH_MQ (41). The answer lists the queues the client now holds, which may be none."""
         request = self._read(command)
         require_group(self._groups, request.consumer_group, self._clock.now_ms(), channel.peer[0])
         queues = [queue for queue in request.queues if self._exists(queue)]
@@ -116,7 +118,7 @@ class LockHandlers:
         return command.reply(body=encode_lock_answer(held))
 
     def handle_unlock(self, channel: Channel, command: Command) -> Command:
-        """UNLOCK_BATCH_MQ (42): queues that someone else holds stay locked."""
+        """Handles UNLOCK_BATCH_MQ (42). Queues held by other clients stay locked."""
         request = self._read(command)
         self._locks.unlock(request.consumer_group, request.client_id, request.queues)
         return command.reply()
@@ -128,7 +130,7 @@ class LockHandlers:
         return request
 
     def _exists(self, queue: MessageQueue) -> bool:
-        """Locks are kept for real queues only, so their number is bounded by the topics."""
+        """Returns True for a queue of this broker; only those are locked, so the topics bound the locks."""
         config = self._topics.get(queue.topic)
         if config is None or queue.broker_name != self._broker_name:
             return False

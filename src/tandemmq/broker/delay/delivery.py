@@ -1,8 +1,8 @@
-"""Everything that brings waiting messages back, on a master only: the delay levels, and the start of all.
+"""Delivery of waiting messages, on a master only: the delay levels, and the start of all delivery.
 
 `LevelDelivery` delivers the messages of delay levels. `DelayedDelivery` starts and stops it and the delivery
-of timers with the role: a slave copies the progress (delayOffset.json, timercheck) and delivers nothing; a
-broker that becomes master goes on where its master was.
+of timers with the broker's role. A slave copies the progress (delayOffset.json, timercheck) and delivers
+nothing; a broker that becomes master continues where its master was.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ log = logging.getLogger(__name__)
 
 # Delay levels: one task for all of them.
 #
-# Owns:       how far each level has got; what of it is valid goes to the DelayOffsetTable (delayOffset.json).
-# Invariants: a message is delivered after its delay, in the order of its level, and again only when the
-#             process died before its progress was saved.
-# Strategy:   no timer per message. The task looks at the head of every level, appends what is due, and sleeps
-#             until the next head is due, at most TICK_S, so that a changed wall clock is noticed. What it has
-#             read of a level and is not due yet is kept, so each message is read once, and no arrival behind
-#             it wakes the task. With nothing waiting it sleeps. Two clocks decide what is due, and either is
-#             enough: the wall clock, a level's delay after the message was stored; the steady clock, when
-#             this process has known it for that long. So a wall clock that is set back neither holds messages
-#             for ever nor releases them early, and none is delivered before its delay has passed on one of
-#             the two.
-# Source:     spec store 15, spec semantics 18.1. RocketMQ releases a message that is due later than its level
-#             allows at once; here it waits for its delay, counted from when it was found.
+# Owns: the progress of each level; the part that is safe goes to the DelayOffsetTable (delayOffset.json).
+# Invariants: a message is delivered after its delay, in the order of its level. It is delivered again only if
+# the process died before its progress was saved.
+# Strategy: no timer per message. The task checks the head of every level, appends the due messages, and
+# sleeps until the next head is due, at most TICK_S, so that a changed wall clock is noticed. Messages read
+# but not yet due are kept, so each message is read once and later arrivals do not wake the task. With nothing
+# waiting the task sleeps.
+# A message is due once either of two clocks shows that its delay has passed: the wall clock since the message
+# was stored, or the monotonic clock since this process has known the message. So a wall clock that is set
+# back neither holds messages for ever nor releases them early.
+# Source: spec store 15, spec semantics 18.1. RocketMQ at once releases a message that is due later than its
+# level allows; here the message waits for its delay, counted from when it was found.
 
 
 ARRIVAL_COUNT_MAX = 4_096
@@ -57,39 +56,44 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class LevelPlan:
-    """The first `due_count` messages may go; the one behind them in `wait_ms` (None: there is none)."""
+    """The messages to deliver now: the first `due_count`. The next one is due in `wait_ms`; None if there is
+    none.
+    """
 
     due_count: int
     wait_ms: int | None
 
 
 class Arrivals:
-    """Since when the messages of a queue are known, by the steady clock: never too early, a little too late.
+    """The times, by the monotonic clock, since when messages of a queue are known: never too early, a little
+    late.
 
-    Bound: ARRIVAL_COUNT_MAX notes for one delay, because notes nearer to each other than a fraction of the
-    delay are left out; what they would say is then said by the next one.
+    Bound: ARRIVAL_COUNT_MAX notes per delay. Notes closer together than a fraction of the delay are skipped;
+           the next note covers their messages.
     """
 
     __slots__ = ("_gap_ms", "_notes")
 
     def __init__(self, delay_ms: int) -> None:
-        self._notes: deque[tuple[int, int]] = deque()  # (queue offset behind what is known, since when)
+        self._notes: deque[tuple[int, int]] = deque()  # (queue offset after the known messages, time)
         self._gap_ms = max(ARRIVAL_GAP_MS_MIN, -(-delay_ms // ARRIVAL_COUNT_MAX))
 
     def __len__(self) -> int:
         return len(self._notes)
 
     def note(self, queue_end: int, steady_ms: int) -> None:
-        """All messages below `queue_end` are known now."""
+        """Records that all messages below `queue_end` are known now."""
         notes = self._notes
         if notes and (queue_end <= notes[-1][0] or steady_ms - notes[-1][1] < self._gap_ms):
             return
-        if len(notes) > ARRIVAL_COUNT_MAX:  # the head is long due: what holds it back is no clock
+        if len(notes) > ARRIVAL_COUNT_MAX:  # the head is long due: no clock holds it back
             return
         notes.append((queue_end, steady_ms))
 
     def known_since(self, queue_offset: int) -> int | None:
-        """Since when a message is known at least; None when no note covers it. Offsets must not fall."""
+        """Returns a time since when the message is known, or None if no note covers it. Offsets must not
+        decrease.
+        """
         notes = self._notes
         while notes and notes[0][0] <= queue_offset:
             notes.popleft()
@@ -99,10 +103,10 @@ class Arrivals:
 def plan_level(
     waiting: Sequence[Waiting | Record], arrivals: Arrivals, *, delay_ms: int, now_ms: int, steady_ms: int
 ) -> LevelPlan:
-    """How many messages from the head on are due. Order within a level is kept: the first that is not due
-    holds back those behind it.
+    """Returns how many messages from the head on are due. The order within a level is kept: the first message
+    that is not due holds back those behind it.
 
-    Units:   now_ms by the wall clock, steady_ms by the steady one.
+    Units:   now_ms by the wall clock, steady_ms by the monotonic clock.
     """
     for count, message in enumerate(waiting):
         wait_ms = message.stored_at_ms + delay_ms - now_ms
@@ -119,7 +123,7 @@ TICK_S = 1.0
 
 
 class Level:
-    """One level's queue: the head as far as it was read, one batch at most, and the offset behind it."""
+    """One level's queue: the messages read from its head, at most one batch, and the next offset to read."""
 
     __slots__ = ("arrivals", "delay_ms", "number", "offset", "waiting")
 
@@ -136,7 +140,7 @@ class Level:
 
 
 class LevelDelivery:
-    """`run` is the task; `stop` lets it end between two batches."""
+    """Delivers the messages of all delay levels. `run` is the task; `stop` ends it between two batches."""
 
     def __init__(
         self,
@@ -158,7 +162,9 @@ class LevelDelivery:
         self._is_stopping = False
 
     def wake(self, queue_id: int) -> None:
-        """A message became readable in a level's queue. Behind one that waits it is found in its turn."""
+        """Records that a message became readable in a level's queue. The task wakes only if the level has no
+        waiting message; otherwise the message is found in its turn.
+        """
         if self._is_stopping:
             return
         level = self._levels.get(queue_id + 1) or self._open_level(queue_id + 1)
@@ -167,20 +173,20 @@ class LevelDelivery:
             self._wake.set()
 
     def stop(self) -> None:
-        """`run` returns after the batch that it is writing."""
+        """Makes `run` return after the batch in progress."""
         self._is_stopping = True
         self._wake.set()
 
     def settle(self, safe: int) -> None:
-        """Take over the progress that became valid."""
+        """Commits the progress that became safe."""
         latest = dict(self._progress.settle(safe))
         now_ms = self._clock.now_ms()
         for level, offset in latest.items():
             self._offsets.update(level, offset, now_ms)
 
     async def run(self) -> None:
-        """Returns after `stop`."""
-        # Every level with a queue, those above the configured ones included: nothing is left behind.
+        """Runs until `stop` is called."""
+        # Every level with a queue, including those above the configured ones: no message is left behind.
         for topic, queue_id in self._store.queue_keys():
             if topic == SCHEDULE_TOPIC and queue_id >= 0 and queue_id + 1 not in self._levels:
                 self._open_level(queue_id + 1)
@@ -191,15 +197,17 @@ class LevelDelivery:
             if len(self._progress):
                 wait_s = TICK_S if wait_s is None else min(wait_s, TICK_S)
             await self._wake.wait(wait_s)
-        self._levels.clear()  # its progress is asked for later, what it has read is not
+        self._levels.clear()  # the progress is still needed by `settle`, the messages read are not
 
     async def _deliver_round(self) -> float | None:
-        """One batch of every level; in how many seconds to look again, None: when one arrives."""
+        """Delivers a batch of every level. Returns the seconds until the next round, or None to wait for
+        arrivals.
+        """
         waits: list[float] = []
         for level in list(self._levels.values()):
             if self._is_stopping:
                 break
-            if self._progress.is_full:  # and may be empty a moment later, with nobody to tell
+            if self._progress.is_full:  # space may become free at any moment, and nothing signals that
                 waits.append(TICK_S)
                 break
             wait_s = await self._deliver_level(level)
@@ -208,7 +216,7 @@ class LevelDelivery:
         return min(waits, default=None)
 
     def _open_level(self, number: int) -> Level:
-        """A level at its saved offset, or at the nearest one that its queue has."""
+        """Opens a level at its saved offset, or at the nearest offset that its queue has."""
         low = self._store.queue_min(SCHEDULE_TOPIC, number - 1)
         high = self._store.queue_max(SCHEDULE_TOPIC, number - 1)
         offset = min(max(self._offsets.get(number) or 0, low), high)
@@ -217,14 +225,16 @@ class LevelDelivery:
         return level
 
     def _note_arrival(self, level: Level) -> tuple[int, int]:
-        """Where the level's queue ends, and the steady time at which that is known."""
+        """Records the level's arrivals. Returns its queue's end and the monotonic time in milliseconds."""
         queue_end = self._store.queue_max(SCHEDULE_TOPIC, level.queue_id)
         steady_ms = int(self._clock.monotonic() * 1000)
         level.arrivals.note(queue_end, steady_ms)
         return queue_end, steady_ms
 
     async def _deliver_level(self, level: Level) -> float | None:
-        """Seconds until the level wants to be looked at again; None when nothing waits in it."""
+        """Delivers a batch. Returns the seconds until the level is due again, or None if nothing waits in
+        it.
+        """
         queue_end, steady_ms = self._note_arrival(level)
         if not level.waiting:
             if level.offset >= queue_end:
@@ -247,7 +257,7 @@ class LevelDelivery:
         return 0.0 if plan.wait_ms is None else min(plan.wait_ms / 1000, TICK_S)
 
     def _read(self, level: Level) -> bool:
-        """Go on in the level's queue; False when that is not possible now."""
+        """Reads the next batch of the level's queue. Returns False if that is not possible now."""
         begin = level.offset
         level.waiting, level.offset = self._writer.read(SCHEDULE_TOPIC, level.queue_id, begin)
         if begin < (low := self._store.queue_min(SCHEDULE_TOPIC, level.queue_id)):
@@ -260,11 +270,13 @@ class LevelDelivery:
 
 
 STOP_S_MAX = 5.0
-"""A delivery that the store refuses does not hold up the end of the broker."""
+"""The longest wait for a delivery that the store rejects; it must not hold up the broker's stop."""
 
 
 class DelayedDelivery:
-    """`start` and `stop` follow the role; both may be called again."""
+    """Starts and stops all delivery. `start` and `stop` follow the broker's role; both may be called
+    again.
+    """
 
     def __init__(
         self,
@@ -293,7 +305,7 @@ class DelayedDelivery:
         store.on_dispatch(self._on_dispatch)
 
     def start(self) -> None:
-        """Begin to deliver; does nothing when it runs."""
+        """Starts delivery; does nothing if already running."""
         if self._tasks:
             return
         on_fatal = self._on_fatal
@@ -322,11 +334,13 @@ class DelayedDelivery:
 
     @property
     def timer_figures(self) -> TimerFigures:
-        """How far timers are; all zero while none are delivered."""
+        """The progress of timer delivery; all zero while no timers are delivered."""
         return TimerFigures() if self._timers is None else self._timers.figures
 
     async def stop(self) -> None:
-        """Returns when nothing more is delivered; `settle` afterwards, once the store is closed."""
+        """Stops delivery and waits for the tasks to end. Call `settle` afterwards, once the store is
+        closed.
+        """
         if self._scope is None:
             return
         for part in (self._levels, self._timers):
@@ -340,7 +354,7 @@ class DelayedDelivery:
         log.info(events.DELIVERY_STOPPED)
 
     def settle(self) -> None:
-        """Take over the progress of all that is on disk: after the store was closed, all of it."""
+        """Commits the progress of everything on disk, which is everything once the store is closed."""
         for part in (self._levels, self._timers):
             if part is not None:
                 part.settle(self._store.flushed.value)

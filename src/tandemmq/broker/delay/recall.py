@@ -1,11 +1,11 @@
-"""RECALL_MESSAGE (370): a timed message is taken back before its time (spec semantics 18.2).
+"""RECALL_MESSAGE (370): cancels a timed message before its time (spec semantics 18.2).
 
-The recall is itself a timed message that names its target; when their slot comes, neither is delivered. A
-recall that arrives while the slot is being delivered may be too late. Every answer names the region, without
-which Java's clients trace no recall.
-
-The handle is URL-safe Base64 of `v1 topic broker timestamp unique-key`; the timestamp is one behind the
-message's slot, so that it is cut to the same slot again (spec remoting 12.7, spec semantics 3.11 and 5.2).
+The recall is itself a timed message that names its target; when their slot is due, neither is delivered. A
+recall that arrives while the slot is being delivered may be too late. Every answer carries the region,
+without which Java's clients do not trace recalls.
+The handle is URL-safe Base64 of `v1 topic broker timestamp unique-key`. The timestamp is 1 ms after the
+message's slot, so that it is rounded down to the same slot again (spec remoting 12.7, spec semantics 3.11 and
+5.2).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _CHARS_MAX = 1_024
 
 @dataclass(frozen=True, slots=True)
 class RecallHandle:
-    """Which message, on which broker, at which time."""
+    """A decoded recall handle: the message, its broker and its time."""
 
     topic: str
     broker_name: str
@@ -62,13 +62,13 @@ class RecallHandle:
 
 
 def encode_recall_handle(topic: str, broker_name: str, at_ms: int, unique_key: str) -> str:
-    """The handle as text; its padding is kept, as RocketMQ does."""
+    """Returns the handle as text, with its padding, as in RocketMQ."""
     text = f"{_VERSION} {topic} {broker_name} {at_ms} {unique_key}"
     return urlsafe_b64encode(text.encode("utf-8", "replace")).decode("ascii")
 
 
 def decode_recall_handle(text: str) -> RecallHandle | None:
-    """None for anything that is not a handle; its padding may be missing."""
+    """Decodes a handle, with or without its padding. Returns None if it is invalid."""
     if not text.isascii() or len(text) > _CHARS_MAX:
         return None
     try:
@@ -109,7 +109,7 @@ class RecallHandlers:
         self._clock = clock
 
     def handle_recall(self, channel: Channel, command: Command) -> Command | None:
-        """Answered with the message's id once the recall is stored."""
+        """Handles RECALL_MESSAGE. The answer holds the message's id and is sent once the recall is stored."""
         region = self._options.region_id
         fields = {MSG_REGION: region}
 
@@ -130,7 +130,7 @@ class RecallHandlers:
         return None
 
     def _make_recall(self, channel: Channel, header: RecallRequest) -> NewRecord:
-        """The recall as a timer message; its unique key is that of its target."""
+        """Builds the recall as a timer message, with the unique key of its target."""
         options = self._options
         if options.is_slave:
             raise RequestRejected(

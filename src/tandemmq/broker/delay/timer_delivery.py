@@ -1,19 +1,21 @@
-"""Delivers messages at times of their own: one task, running on the master only.
+"""Delivery of messages with their own delivery times: one task, running on the master only.
 
-Owns:       the wheel of the nearest messages and the reading of the timer topic; how far all is done goes to
-            TimerProgress (config/timercheck) once it is valid.
-Invariants: messages go in the order of their keys; none before its slot is over; what the checkpoint calls
-            done is done. At a boundary between two batches where nothing earlier than the last delivered
-            message is pending, "done" is one comparison of keys: only there a checkpoint is made, and only
-            there the task stops.
-Strategy:   the timer topic is the only store of messages. Reading alternates with delivering: what is due
-            goes first. When the wheel had to forget far messages and has run empty, or at the start, the
-            topic is read again from the first pending offset, and nothing is delivered meanwhile: one pass
-            over the pending messages per `COUNT_MAX` deliveries.
-            What waits longer than the roll window is stored anew, cancellations too, so that retention does
-            not reach it. The window follows fileReservedTime: a shorter one holds at once, by reading again;
-            a longer one when nothing is pending, because what was stored anew would look pending under it.
-Source:     spec store 16, spec semantics 18.2. RocketMQ's timerlog and timerwheel files are not written.
+Owns: the wheel of the nearest messages, and the read position in the timer topic. The progress goes to
+      TimerProgress (config/timercheck) once it is safe.
+Invariants: messages are delivered in the order of their keys, none before its slot is over. Every message
+            that the checkpoint calls done is done.
+            At a boundary between two batches where nothing earlier than the last delivered message is
+            pending, "done" is a single comparison of keys. Checkpoints are made only at such boundaries, and
+            the task stops only there.
+Strategy: the timer topic is the only store of messages. Reading alternates with delivering, and due messages
+          go first. At the start, or when the wheel had to forget far messages and has run empty, the topic is
+          read again from the first pending offset. Nothing is delivered meanwhile: one pass over the pending
+          messages per `COUNT_MAX` deliveries.
+          A message or cancellation that waits longer than the roll window is stored anew, so that retention
+          does not reach it. The window follows fileReservedTime. A shorter window applies at once, by reading
+          again. A longer one applies when nothing is pending, because messages stored anew would look pending
+          under it.
+Source: spec store 16, spec semantics 18.2. RocketMQ's timerlog and timerwheel files are not written.
 """
 
 from __future__ import annotations
@@ -47,11 +49,15 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 LOW_PERIOD_S = 10.0
-"""How often the first pending offset is looked for: it only shortens the reading after a start."""
+"""The period, in seconds, of searching the first pending offset, which only shortens reading after a
+start.
+"""
 
 
 class TimerFigures(NamedTuple):
-    """`behind_s`: by how much the first waiting message is overdue; `unread_count`: of the topic."""
+    """The state of timer delivery. `behind_s`: how long the first waiting message is overdue, in seconds;
+    `unread_count`: messages of the topic not yet read.
+    """
 
     behind_s: int = 0
     unread_count: int = 0
@@ -60,7 +66,7 @@ class TimerFigures(NamedTuple):
 
 
 class TimerDelivery:
-    """`run` is the task; `stop` lets it end at a boundary."""
+    """Delivers timer messages. `run` is the task; `stop` ends it at a boundary."""
 
     def __init__(
         self,
@@ -81,25 +87,25 @@ class TimerDelivery:
         self._progress: Progress[TimerCheck] = Progress()
         self._wake = Wake(clock)
         self._is_stopping = False
-        self.delivered_count = 0  # messages that left the topic: delivered, stored anew, taken back
+        self.delivered_count = 0  # messages that left the topic: delivered, stored anew or cancelled
         self._low_at_s = 0.0
         self._begin(progress.check)
         first = progress.check.next_key
-        self._front = TimerKey(first.slot_ms, first.rank - 1)  # nothing delivered lies behind it
+        self._front = TimerKey(first.slot_ms, first.rank - 1)  # no delivered message is after it
 
     def _begin(self, check: TimerCheck) -> None:
-        """Go on behind what `check` calls done."""
+        """Continues after the messages that `check` calls done."""
         queue_end = self._store.queue_max(TIMER_TOPIC, 0)
-        read_offset = min(check.read_offset, queue_end)  # a log cut short gives its offsets again
+        read_offset = min(check.read_offset, queue_end)  # a truncated log reuses its offsets
         low_offset = min(check.low_offset, read_offset)
         begin = self._store.queue_min(TIMER_TOPIC, 0)
         if 0 < low_offset < begin:
-            # The first pending message at least.
+            # At least the first pending message is lost.
             facts = {"topic": TIMER_TOPIC, "queue_offset": low_offset, "reason": "retention deleted it"}
             log.error(events.DELAYED_MESSAGE_LOST, extra=facts)
         self._roll_after_ms = min(self._wanted_window_ms(), check.roll_after_ms)
-        # A shorter window moves pending messages ahead of what was done under the longer one. Until they are
-        # handled, being done is not a comparison of keys.
+        # A shorter window moves pending messages to keys before those done under the longer window. Until
+        # they are handled, "done" is not a single comparison of keys.
         is_shorter = self._roll_after_ms < check.roll_after_ms
         self._earlier = (
             TimerCheck(check.next_key, read_offset, 0, check.roll_after_ms) if is_shorter else None
@@ -108,11 +114,13 @@ class TimerDelivery:
         self._read_again(TimerCheck(next_key, read_offset, low_offset, self._roll_after_ms))
 
     def _read_again(self, base: TimerCheck) -> None:
-        """Read the topic from the first pending message on, leaving out what `base` calls done."""
+        """Reads the topic again from the first pending message on, skipping messages that `base` calls
+        done.
+        """
         self._base = base
         self._wheel = TimerWheel(self._count_max)
         self._scan_offset = max(base.low_offset, self._store.queue_min(TIMER_TOPIC, 0))
-        # What takes a message back may lie behind what was read before.
+        # A cancellation may be behind the messages that were read before.
         self._scan_end = self._store.queue_max(TIMER_TOPIC, 0)
 
     def _wanted_window_ms(self) -> int:
@@ -120,7 +128,7 @@ class TimerDelivery:
 
     @property
     def figures(self) -> TimerFigures:
-        """How far it is now."""
+        """The current state of delivery."""
         first = self._wheel.next_key()
         behind_ms = 0 if first is None else self._clock.now_ms() - first.slot_ms - PRECISION_MS
         return TimerFigures(
@@ -131,22 +139,22 @@ class TimerDelivery:
         )
 
     def wake(self) -> None:
-        """A message became readable in the timer topic."""
+        """Wakes the task: a message became readable in the timer topic."""
         self._wake.set()
 
     def stop(self) -> None:
-        """`run` returns at the next boundary."""
+        """Makes `run` return at the next boundary."""
         self._is_stopping = True
         self._wake.set()
 
     def settle(self, safe: int) -> None:
-        """Take over the progress that became valid."""
+        """Commits the progress that became safe."""
         settled = self._progress.settle(safe)
         if settled:
             self._valid.replace(settled[-1], self._clock.now_ms())
 
     async def run(self) -> None:
-        """Returns after `stop`."""
+        """Runs until `stop` is called and a boundary is reached."""
         while not (self._is_stopping and (self._is_exact or (self._is_scanning and self._earlier is None))):
             self._wake.clear()
             was_full = self._progress.is_full
@@ -161,12 +169,14 @@ class TimerDelivery:
                     self._begin(self._base)
                     has_worked = True
             self.settle(self._writer.safe_end())
-            if was_full and not self._progress.is_full:  # and nobody else tells of the room
+            if was_full and not self._progress.is_full:  # nothing else signals that there is room again
                 has_worked = True
             await self._wake.wait(0.0 if has_worked else self._wait_s())
 
     async def _work(self) -> bool:
-        """One step: deliver a batch, read on, or begin to read again; False when there is nothing to do."""
+        """Takes one step: delivers a batch, reads further, or starts to read again. Returns False if there is
+        nothing to do.
+        """
         if self._progress.is_full:
             return False
         if not self._is_scanning and await self._deliver_batch():
@@ -183,17 +193,19 @@ class TimerDelivery:
 
     @property
     def _is_scanning(self) -> bool:
-        """Not everything that was known before is known again."""
+        """True while messages known before are still being read again."""
         return self._scan_offset < self._scan_end
 
     @property
     def _is_exact(self) -> bool:
-        """Everything before the last delivered message is done."""
+        """True if every message before the last delivered one is done."""
         first = self._wheel.next_key()
         return self._earlier is None and (first is None or first > self._front)
 
     def _end_shift(self) -> None:
-        """Forget the longer window once all that it moved ahead is handled."""
+        """Drops the longer window's checkpoint once all messages that the shorter window moved ahead are
+        handled.
+        """
         if self._earlier is not None:
             pending = self._wheel.next_key() or self._wheel.horizon
             if pending is None or pending >= self._earlier.next_key:
@@ -207,7 +219,7 @@ class TimerDelivery:
         return earlier is not None and before is not None and earlier.is_done(before.key)
 
     def _read_on(self) -> bool:
-        """Take up the next messages of the topic; False at its end."""
+        """Reads the next messages of the topic. Returns False at its end."""
         records, next_offset = self._writer.read(TIMER_TOPIC, 0, self._scan_offset)
         for record in records:
             timed = read_timer(record, self._roll_after_ms)
@@ -221,7 +233,7 @@ class TimerDelivery:
         return has_moved
 
     async def _deliver_batch(self) -> bool:
-        """Deliver the first messages that are due; False when none is."""
+        """Delivers the first due messages. Returns False if none is due."""
         keys = self._wheel.peek(slots_over(self._clock.now_ms()), BATCH_COUNT_MAX)
         if not keys:
             return False
@@ -237,7 +249,7 @@ class TimerDelivery:
         return True
 
     def _collect(self, keys: list[TimerKey]) -> tuple[list[NewRecord], int]:
-        """What to append for the first `used` of these messages: as many as one append should take."""
+        """Returns the records for the first `used` of these messages, as many as one append should hold."""
         batch: list[NewRecord] = []
         size = used = 0
         for key in keys:
@@ -259,7 +271,7 @@ class TimerDelivery:
         return batch, used
 
     def _make(self, record: Record, timed: Timed) -> NewRecord | None:
-        """The message to append; None for a cancellation whose time has come and for what it takes back."""
+        """Returns the message to append; None for a cancellation that is due, and for a cancelled message."""
         now_ms = self._clock.now_ms()
         if timed.is_roll:
             return roll_timer(record, now_ms)
@@ -276,7 +288,7 @@ class TimerDelivery:
         return records[0] if records and records[0].queue_offset == queue_offset else None
 
     def _note_progress(self) -> None:
-        """Remember what is done now; it becomes valid with the log's end."""
+        """Records what is done now; this becomes safe with the current end of the log."""
         steady_s = self._clock.monotonic()
         low = self._base.low_offset
         if steady_s >= self._low_at_s:
@@ -285,7 +297,7 @@ class TimerDelivery:
             low = self._scan_offset if first is None else first
             if first is None:
                 self._roll_after_ms = self._wanted_window_ms()
-        # Close behind what was delivered: were it far ahead, whatever is sent next would count as late.
+        # Close to the delivered messages: if it were far ahead, later sends would count as done.
         next_key = TimerKey(self._front.slot_ms + PRECISION_MS, 0)
         pending = self._wheel.next_key() or self._wheel.horizon
         if pending is not None:
@@ -296,7 +308,9 @@ class TimerDelivery:
             self._progress.add(self._writer.log_end, check, replaces=True)
 
     def _wait_s(self) -> float | None:
-        """Seconds until the next message is due, at most TICK_S because the wall clock may be changed."""
+        """Returns the seconds until the next message is due, at most TICK_S because the wall clock may
+        change.
+        """
         first = self._wheel.next_key()
         if first is None:
             return TICK_S if len(self._progress) else None

@@ -1,10 +1,11 @@
-"""Timer messages: their times, the nearest of them, and how far their delivery has got.
+"""Timer messages: their times, the wheel of the nearest ones, and the progress of their delivery.
 
-A sender's time is cut to whole slots of PRECISION_MS. A message goes when its slot is over, so never before
-its time and at most PRECISION_MS after it; a time on a slot's edge belongs to the slot that ends there.
-`TimerWheel` holds the nearest messages by slot; `TimerProgress` is what config/timercheck keeps.
-Source:  spec store 16, spec semantics 18.2. timerPrecisionMs is fixed, because a slot stored with one
-         precision would be early under a finer one.
+A message's time is rounded down to slots of PRECISION_MS. A message is delivered when its slot is over: never
+before its time, and at most PRECISION_MS after it. A time on a slot's edge belongs to the slot that ends
+there.
+`TimerWheel` holds the nearest messages by slot; `TimerProgress` holds the contents of config/timercheck.
+Source: spec store 16, spec semantics 18.2. timerPrecisionMs is fixed, because a slot stored with one
+        precision would be early under a finer one.
 """
 
 from __future__ import annotations
@@ -31,18 +32,20 @@ TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 TIMER_OUT_MS: Final = "TIMER_OUT_MS"
 TIMER_DEL_UNIQKEY: Final = "TIMER_DEL_UNIQKEY"
 WISHES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
-"""In the order in which they count."""
+"""The timer properties a sender may set, by precedence."""
 
 PRECISION_MS: Final = 1_000
 _HOUR_MS: Final = 3_600_000
 ROLL_AFTER_MS: Final = 2 * 24 * _HOUR_MS
-"""RocketMQ's timerRollWindowSlot: a message that waits longer is stored anew, or retention would reach it."""
+"""RocketMQ's timerRollWindowSlot: a message that waits longer is stored anew before retention reaches it."""
 _DIGITS_MAX: Final = 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerLimits:
-    """Whether and how far ahead messages may be timed (timerWheelEnable, timerMaxDelaySec)."""
+    """The limits of timer messages: enabled or not, and the longest delay (timerWheelEnable,
+    timerMaxDelaySec).
+    """
 
     is_enabled: bool = True
     delay_s_max: int = 259_200
@@ -53,15 +56,16 @@ class TimerLimits:
 
 
 def has_wish(pairs: Mapping[str, str]) -> bool:
-    """True for a message that asks for a time of its own and has not got one yet."""
+    """Returns True if the message asks for its own delivery time and does not have a slot yet."""
     return TIMER_OUT_MS not in pairs and any(name in pairs for name in WISHES)
 
 
 def plan_timer(pairs: Mapping[str, str], now_ms: int, limits: TimerLimits) -> int | None:
-    """The slot of a message with a wish; None when its time has come and it is stored at once.
+    """Returns the slot of a message with a timer property, or None if its time has come and it is stored at
+    once.
 
     Raises:  MessageIllegal for a time that is not a number or too far ahead, or a cancellation that comes too
-             late; RequestRejected (SYSTEM_ERROR) while timers are switched off.
+            late; RequestRejected (SYSTEM_ERROR) while timers are switched off.
     """
     name = next(name for name in WISHES if name in pairs)
     at_ms = _number(name, pairs[name])
@@ -88,33 +92,34 @@ def plan_timer(pairs: Mapping[str, str], now_ms: int, limits: TimerLimits) -> in
 
 
 def slot_of(at_ms: int) -> int:
-    """The slot that ends at or right after `at_ms`: what TIMER_OUT_MS holds."""
+    """Returns the slot that ends at or right after `at_ms`: the value of TIMER_OUT_MS."""
     return (at_ms - 1) // PRECISION_MS * PRECISION_MS
 
 
 def slots_over(now_ms: int) -> int:
-    """The first slot that is not over: messages of slots below it go."""
+    """Returns the first slot that is not over; messages of earlier slots are due."""
     return now_ms // PRECISION_MS * PRECISION_MS
 
 
 def cancel_name(topic: str, unique_key: str) -> str:
-    """How a cancellation names its message: the value of TIMER_DEL_UNIQKEY."""
+    """Returns the name by which a cancellation refers to its message: the value of TIMER_DEL_UNIQKEY."""
     return f"{topic}+{unique_key}"
 
 
 def may_cancel(topic: str, name: str) -> bool:
-    """Whether a message of `topic` may cancel the message of this name: only one of its own topic. Rights to
-    send are given by topic, so any other message is none of the sender's business.
+    """Returns True if a message of `topic` may cancel the message of this name. Only messages of the same
+    topic may be cancelled, because rights to send are granted by topic.
     """
     return name.startswith(cancel_name(topic, ""))
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What the delivering side must know of a stored timer message.
+    """The delivery data of a stored timer message.
 
-    `key`: when it is to be handled; then it is delivered, or stored anew when `is_roll`. `slot_ms`: the slot
-    of its time. `cancels`: the name of the message that it takes back; it is never delivered itself.
+    `key`: the time of handling; the message is then delivered, or stored anew if `is_roll`. `slot_ms`: the
+    slot of its delivery time. `cancels`: the name of the message it cancels; a cancellation itself is never
+    delivered.
     """
 
     key: TimerKey
@@ -127,15 +132,15 @@ class Timed:
 
 
 def roll_window_ms(file_reserved_hours: int) -> int:
-    """How long a message may wait in one place: half of what the log is kept (fileReservedTime) at most, so
-    that the other half is left for a broker that was down when it had to store the message anew.
+    """Returns how long a message may wait in one record: at most half the retention time (fileReservedTime).
+    The other half remains for a broker that was down when it had to store the message anew.
     """
     return min(ROLL_AFTER_MS, file_reserved_hours * _HOUR_MS // 2)
 
 
 def read_timer(record: Record, roll_after_ms: int = ROLL_AFTER_MS) -> Timed | None:
-    """None for a record of the timer topic that nobody timed. A cancellation of another topic's message is an
-    ordinary timer message.
+    """Decodes a record of the timer topic. Returns None if the record has no valid slot. A cancellation of
+    another topic's message is treated as an ordinary timer message.
     """
     raw = find_property(record.raw_properties, TIMER_OUT_MS.encode())
     if raw is None or not raw.isdigit() or len(raw) > _DIGITS_MAX:
@@ -160,56 +165,55 @@ def _number(name: str, value: str) -> int:
     return int(value)
 
 
-# The wheel: the nearest timer messages, by the time slot in which they go.
+# The wheel: the nearest timer messages, by the time slot in which they are due.
 #
-# It holds numbers only: slot and queue offset, and for cancelled messages slot and key. The keys of
-# `TimerKey` order all messages of a broker; the wheel knows every pending one below `horizon` and none from
-# there on.
-# Invariants: at most `count_max` messages and as many cancellations are held, whatever arrives; above that
-#             the farthest are forgotten and the horizon moves nearer. Forgetting loses nothing: the messages
-#             lie in the timer topic and are read again when the wheel has run empty (`wants_refill`).
-# Bound:      about 100 bytes for a message and 200 for a cancellation, so 100,000 messages take 10 MB.
-#             Cancellations of one slot beyond `count_max` are not noted, and their messages are delivered.
+# It holds numbers only: slot and queue offset, and slot and key of cancelled messages. `TimerKey` orders all
+# messages of a broker; the wheel holds every pending one below `horizon` and none from there on.
+# Invariants: the wheel holds at most `count_max` messages and as many cancellations per slot. Beyond that it
+# forgets the farthest messages and the horizon moves nearer. Nothing is lost: the messages are in the timer
+# topic and are read again when the wheel has run empty (`wants_refill`).
+# Bound: about 100 bytes per message and 200 per cancellation, so 100,000 messages take 10 MB. Cancellations
+# of one slot beyond `count_max` are ignored, and their messages are delivered.
 
 COUNT_MAX = 100_000
 
 
 CANCELLING = 1 << 62
-"""Added to the queue offset of a cancellation: it comes last in its slot, so that it is pending, and read
-again when need be, as long as what it cancels may be pending.
+"""The bit added to the queue offset of a cancellation. It sorts last in its slot, so that it stays pending,
+and is read again if needed, as long as the message it cancels may be pending.
 """
 
 
 class TimerKey(NamedTuple):
-    """The place of a timer message in the order of delivery: by slot, then by rank."""
+    """The position of a timer message in the order of delivery: by slot, then by rank."""
 
     slot_ms: int
     rank: int
 
     @property
     def queue_offset(self) -> int:
-        """Where the message lies in the timer topic."""
+        """The offset of the message in the timer topic."""
         return self.rank & ~CANCELLING
 
 
 class TimerWheel:
-    """Pending messages below the horizon, which is None while all pending ones are held."""
+    """The pending messages below the horizon, which is None while all pending messages are held."""
 
     def __init__(self, count_max: int = COUNT_MAX) -> None:
         assert count_max > 0
         self._count_max = count_max
-        self._slots: dict[int, list[int]] = {}  # ranks, ascending
+        self._slots: dict[int, list[int]] = {}  # by slot: ranks, ascending
         self._cancelled: dict[int, set[str]] = {}
-        self._heap: list[int] = []  # every slot of _slots, and slots that are gone
+        self._heap: list[int] = []  # every slot of _slots, and removed slots
         self._count = 0
         self.horizon: TimerKey | None = None
-        self._far_offset: int | None = None  # the lowest queue offset that was forgotten
+        self._far_offset: int | None = None  # the lowest forgotten queue offset
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, key: TimerKey) -> None:
-        """One more pending message; beyond the horizon it is only known to exist."""
+        """Adds a pending message; beyond the horizon only its offset is recorded."""
         if self.horizon is not None and key >= self.horizon:
             self._note_far(key.queue_offset)
             return
@@ -224,7 +228,7 @@ class TimerWheel:
             self._forget_farthest()
 
     def cancel(self, slot_ms: int, name: str) -> None:
-        """The message called `name` is not to be delivered when its slot comes.
+        """Marks the message called `name` as cancelled, so that it is not delivered in its slot.
 
         A cancellation is a pending message too: add it with its CANCELLING key.
         """
@@ -243,21 +247,21 @@ class TimerWheel:
         return bool(self._cancelled)
 
     def next_key(self) -> TimerKey | None:
-        """The first pending message that is held."""
+        """Returns the key of the first pending message held, or None."""
         heap = self._heap
         while heap and heap[0] not in self._slots:
             heapq.heappop(heap)
         return TimerKey(heap[0], self._slots[heap[0]][0]) if heap else None
 
     def peek(self, slot_ms_end: int, count_max: int) -> list[TimerKey]:
-        """The first messages of the earliest slot, if it is below `slot_ms_end`; at most `count_max`."""
+        """Returns up to `count_max` messages of the earliest slot, if that slot is below `slot_ms_end`."""
         first = self.next_key()
         if first is None or first.slot_ms >= slot_ms_end:
             return []
         return [TimerKey(first.slot_ms, rank) for rank in self._slots[first.slot_ms][:count_max]]
 
     def remove(self, keys: list[TimerKey]) -> None:
-        """These were delivered; `keys` is what `peek` gave, with nothing added in between."""
+        """Removes delivered messages; `keys` is the result of `peek`, with nothing added in between."""
         if not keys:
             return
         slot_ms = keys[0].slot_ms
@@ -269,29 +273,29 @@ class TimerWheel:
             del self._slots[slot_ms]
 
     def forget_cancelled_below(self, slot_ms: int) -> None:
-        """Cancellations of slots that are over."""
+        """Forgets cancellations of slots that are over."""
         for old in [slot for slot in self._cancelled if slot < slot_ms]:
             del self._cancelled[old]
 
     @property
     def wants_refill(self) -> bool:
-        """All that was held is gone, and there is more."""
+        """True if the wheel has run empty and forgotten messages remain."""
         return self._count == 0 and self._far_offset is not None
 
     def first_offset(self) -> int | None:
-        """The lowest queue offset of a pending message, held or not; None when none is pending."""
+        """Returns the lowest queue offset of a pending message, held or not; None if none is pending."""
         held = min(map(_lowest_offset, self._slots.values()), default=None)
         known = [offset for offset in (held, self._far_offset) if offset is not None]
         return min(known, default=None)
 
     def held(self) -> Iterator[TimerKey]:
-        """Everything held, in order."""
+        """Yields the keys of all held messages, in order."""
         for slot_ms in sorted(self._slots):
             for rank in self._slots[slot_ms]:
                 yield TimerKey(slot_ms, rank)
 
     def _forget_farthest(self) -> None:
-        """Keep half, so that it is not done for each message."""
+        """Forgets the farthest half, so that this is not repeated for every message."""
         keep = self._count_max // 2
         for slot_ms in sorted(self._slots, reverse=True):
             ranks = self._slots[slot_ms]
@@ -316,7 +320,7 @@ class TimerWheel:
 
 
 def _lowest_offset(ranks: list[int], start: int = 0) -> int:
-    """The lowest queue offset among ranks from `start` on, of which there is at least one."""
+    """Returns the lowest queue offset among the ranks from `start` on; at least one must exist."""
     lowest = ranks[start] & ~CANCELLING
     cancelling = bisect_left(ranks, CANCELLING, start)
     return min(lowest, ranks[cancelling] - CANCELLING) if cancelling < len(ranks) else lowest
@@ -324,28 +328,29 @@ def _lowest_offset(ranks: list[int], start: int = 0) -> int:
 
 # The progress: config/timercheck and the answer to GET_TIMER_CHECK_POINT.
 #
-# The file has RocketMQ's form, 4096 bytes that begin with seven numbers (spec store 16), and our part behind
-# them. RocketMQ would go on at `low_offset` and deliver some messages again, but lose none; from its file we
-# take over what it says in the same way. It leaves our part as it is. Our part repeats the seven numbers,
-# which tells a turned bit from what RocketMQ has written since.
+# The file has RocketMQ's format, 4096 bytes that begin with seven numbers (spec store 16), followed by
+# TandemMQ's part. RocketMQ would continue at `low_offset`: it delivers some messages again, but loses none. A
+# file of RocketMQ is read the same way. RocketMQ leaves TandemMQ's part as it is. That part repeats the seven
+# numbers, which distinguishes a bit flip from a later change by RocketMQ.
 
 FILE_BYTES = 4096
 _COMMON = struct.Struct(">7q")  # next slot, timerlog position, two queue offsets, version
-_OWN = struct.Struct(">8sqqq")  # mark, read offset, rank of the next message within its slot, roll window
-_COPY = struct.Struct(">56sI")  # the seven numbers once more, the checksum of our part
+_OWN = struct.Struct(">8sqqq")  # mark, read offset, rank of the next message in its slot, roll window
+_COPY = struct.Struct(">56sI")  # the seven numbers again, checksum of TandemMQ's part
 _OWN_ANSWER = struct.Struct(">8sq")  # mark, roll window
 _MARK = b"TandemMQ"
 _FIRST_KEY = TimerKey(0, 0)
 SHORT_BYTES = 32
-"""An answer without the version, as old brokers give it."""
+"""The length of an answer without the version, as sent by old brokers."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimerCheck:
-    """Messages below `read_offset` are done if they come before `next_key`; below `low_offset` all are done.
+    """A checkpoint. Messages below `read_offset` are done if they come before `next_key`; below `low_offset`
+    all are.
 
-    Keys are those under this `roll_after_ms`: under another, a message that was stored anew could look
-    pending, or a pending one done.
+    Keys are computed with this `roll_after_ms`. Under another window, a message stored anew could look
+    pending, or a pending message done.
     """
 
     next_key: TimerKey = _FIRST_KEY
@@ -354,12 +359,12 @@ class TimerCheck:
     roll_after_ms: int = ROLL_AFTER_MS
 
     def is_done(self, key: TimerKey) -> bool:
-        """True for a message that was delivered, rolled or taken back already."""
+        """Returns True if the message was already delivered, stored anew or cancelled."""
         return key.queue_offset < self.read_offset and key < self.next_key
 
 
 def encode_timer_file(check: TimerCheck, version: DataVersion) -> bytes:
-    """The content of config/timercheck."""
+    """Returns the content of config/timercheck."""
     slot_ms, rank = check.next_key
     common = _COMMON.pack(slot_ms, 0, check.low_offset, check.low_offset, *_version(version))
     own = _OWN.pack(_MARK, check.read_offset, rank, check.roll_after_ms)
@@ -367,10 +372,10 @@ def encode_timer_file(check: TimerCheck, version: DataVersion) -> bytes:
 
 
 def decode_timer_file(data: bytes) -> TimerCheck:
-    """What a file of ours or of RocketMQ says. A turned bit leaves what the rest of the file says: the copy
-    of the seven numbers, or these without our part.
+    """Decodes a file written by TandemMQ or RocketMQ. After a bit flip the intact part of the file is used:
+    the copy of the seven numbers, or the numbers without TandemMQ's part.
 
-    Raises:  RemoteProtocolError when it is too short.
+    Raises:  RemoteProtocolError when the file is too short.
     """
     if len(data) < _COMMON.size + _OWN.size:
         raise RemoteProtocolError(f"timercheck has {len(data)} bytes, {FILE_BYTES} are expected")
@@ -378,7 +383,7 @@ def decode_timer_file(data: bytes) -> TimerCheck:
     is_ours = own.startswith(_MARK)
     if len(data) >= _COMMON.size + _OWN.size + _COPY.size:
         copy, checksum = _COPY.unpack_from(data, _COMMON.size + _OWN.size)
-        if checksum:  # older files have none
+        if checksum:  # absent (0) in older files
             is_ours = checksum == crc32(own + copy)
             if is_ours and common != copy:
                 difference = int.from_bytes(common, "big") ^ int.from_bytes(copy, "big")
@@ -386,16 +391,15 @@ def decode_timer_file(data: bytes) -> TimerCheck:
                 common = copy if is_ours else common
     slot_ms, _, queue_offset, _, *_ = _COMMON.unpack(common)
     if not is_ours:
-        # RocketMQ's: pending messages may lie anywhere below its offset.
+        # Written by RocketMQ: messages anywhere below its offset may be pending.
         return TimerCheck(TimerKey(max(0, slot_ms), 0), max(0, queue_offset), 0)
     _, read_offset, rank, roll_after_ms = _OWN.unpack(own)
     return TimerCheck(TimerKey(slot_ms, rank), read_offset, queue_offset, _window(roll_after_ms))
 
 
 def encode_timer_answer(check: TimerCheck, version: DataVersion) -> bytes:
-    """The body that slaves of either kind ask for: done before the slot, of what lies below the offsets.
-
-    RocketMQ reads no further than its seven numbers.
+    """Returns the body of the answer to slaves of either kind: messages before the slot and below the offsets
+    are done. RocketMQ reads no further than its seven numbers.
     """
     slot_ms, read_offset = check.next_key.slot_ms, check.read_offset
     common = _COMMON.pack(slot_ms, 0, read_offset, read_offset, *_version(version))
@@ -403,9 +407,9 @@ def encode_timer_answer(check: TimerCheck, version: DataVersion) -> bytes:
 
 
 def decode_timer_answer(body: bytes) -> TimerCheck:
-    """A master's progress; how far all is done it does not say.
+    """Decodes a master's progress, which does not include the offset below which everything is done.
 
-    Raises:  RemoteProtocolError when it is too short.
+    Raises:  RemoteProtocolError when the body is too short.
     """
     if len(body) < SHORT_BYTES:
         raise RemoteProtocolError(
@@ -420,7 +424,7 @@ def decode_timer_answer(body: bytes) -> TimerCheck:
 
 
 def _window(number: int) -> int:
-    """RocketMQ, and brokers that did not write it yet, roll after two days."""
+    """Returns the roll window; two days if not stated, as for RocketMQ and older brokers."""
     return number if 0 < number < ROLL_AFTER_MS else ROLL_AFTER_MS
 
 
@@ -429,7 +433,7 @@ def _version(version: DataVersion) -> tuple[int, int, int]:
 
 
 class TimerProgress:
-    """The valid checkpoint of this broker; a slave's is its master's."""
+    """The safe checkpoint of this broker; on a slave, its master's."""
 
     def __init__(self) -> None:
         self.check = TimerCheck()
@@ -437,7 +441,7 @@ class TimerProgress:
         self.on_change: list[Callable[[], None]] = []
 
     def replace(self, check: TimerCheck, now_ms: int) -> None:
-        """Take over a newer one."""
+        """Replaces the checkpoint by a newer one."""
         if check == self.check:
             return
         self.check = check
@@ -446,7 +450,9 @@ class TimerProgress:
             callback()
 
     def clamp(self, queue_end: int, now_ms: int) -> int:
-        """Lower what lies behind the end of the timer topic to that end; 1 when something did, else 0."""
+        """Lowers offsets beyond the end of the timer topic to that end. Returns 1 if any was lowered, else
+        0.
+        """
         check = self.check
         if max(check.read_offset, check.low_offset) <= queue_end:
             return 0
@@ -461,9 +467,9 @@ class TimerProgress:
         return 1
 
     def encode(self) -> bytes:
-        """The content of config/timercheck."""
+        """Returns the content of config/timercheck."""
         return encode_timer_file(self.check, self.data_version)
 
     def load(self, data: bytes) -> None:
-        """Take over the content of config/timercheck."""
+        """Loads the content of config/timercheck."""
         self.check = decode_timer_file(data)

@@ -1,1 +1,1 @@
-"""How far groups have got."""
+"""The progress of consumer groups."""

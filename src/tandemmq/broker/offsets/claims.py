@@ -1,29 +1,31 @@
-"""Whether the progress that a consumer claims is progress in this log.
+"""Verification of the progress that consumers claim against this log.
 
-Consumers keep their progress in memory. A master that comes back without the end of its log, or a slave that
-was shorter and takes its place, gives the queue offsets of what was lost to other messages: who goes on at
-the old number skips them, and nobody notices once the queue has grown past it.
+Consumers keep their progress in memory. A master that restarts without the end of its log, or a shorter slave
+that replaces it, reuses the lost messages' queue offsets for other messages. A consumer that continued at its
+old offset would skip those, unnoticed once the queue has grown past it.
 
-Invariants: each queue remembers where it ended when this life of the broker began (its life start). A client
-            of a group is believed in a queue once this life has told it where it is: it asked for the group's
-            offset, pulled at or below the life start, was reset, or showed a record that is in this log. A
-            client that is not believed and claims more than the group's safe offset is moved there, once over
-            each connection, because the answer may be lost with it.
-            What the master keeps as committed is never a claim that was not believed, and what a slave keeps
-            is never progress whose record is shown and is not in its copy.
-            A client that shows a record in whose place this log has another is nowhere believed before it
-            has followed, also when it was: it may have read at a slave meanwhile whose log had parted from
-            this one. On a slave neither, when its copy reaches as far as that record: one that is behind has
-            nothing in that place, or what was there before its topic was deleted, and refuses the reader. So
-            does one whose copy begins behind the offset that the reader is to go back to.
-            A record that is shown proves the place behind it and no further, whether the client got it or a
-            filter passed over it: one from further below may be in both logs. Who claims more has read on at
-            a slave whose copy begins behind that record, and is led back behind it.
-Strategy:   duplicates rather than gaps. On a master one look into a dict for each pull; commits at or below
-            the life start cost a comparison. One look into the log for each pull and commit that shows a
-            record: readers go to slaves and come back, so nothing holds for the next one.
-At a bound: after `count_max` believed queues of clients, or as many that were moved, every other client is
-            believed, too.
+Invariants: each queue records its end at the start of this broker run (its life start). A client's claims in
+            a queue are believed once this run has told the client its position. That is: the client queried
+            the group's offset, pulled at or below the life start, was reset, or presented a record that this
+            log contains.
+            A client that is not believed and claims more than the group's safe offset is moved there. This
+            happens once per connection, because the answer may be lost with the connection.
+            The master never commits a claim that was not believed. A slave never commits progress based on a
+            presented record that its copy lacks.
+            A client that presents a record this log does not contain has read from a diverged replica. Its
+            claims are not believed, even if they were before, until the client has accepted the corrected
+            position.
+            A slave applies the same rule only if its copy reaches as far as the record. A slave that is
+            behind cannot tell and rejects the read. A slave whose copy begins after the corrected position
+            rejects the read as well.
+            A presented record proves the offset after it and nothing beyond, whether the client received the
+            record or a filter skipped it: an older record may be in both logs. A client that claims more has
+            read from a slave whose copy begins after the record, and is moved back to the offset after it.
+Strategy: duplicates rather than gaps. On a master each pull costs one dict lookup, and commits at or below
+          the life start cost a comparison. Each pull and commit that presents a record costs one log lookup;
+          it is not cached, because consumers move between master and slaves.
+At a bound: once `count_max` queues of clients are believed, or as many clients moved, all other clients are
+            believed as well.
 """
 
 from __future__ import annotations
@@ -60,11 +62,11 @@ BELIEVED_COUNT_MAX = 262_144
 
 QueueName = tuple[str, int]
 Who: TypeAlias = str | Channel
-"""The id of a client, or its connection while no heartbeat has told the id."""
+"""A client's id, or its connection until a heartbeat has reported the id."""
 
 
 class Claims:
-    """Judges what members of groups say about themselves; on a slave only by the record that they show."""
+    """Judges the claims of group members. A slave judges only by the records that clients present."""
 
     def __init__(
         self,
@@ -82,21 +84,22 @@ class Claims:
         self._count_max = count_max
         self._count = 0
         self._believed: dict[tuple[str, Who], set[QueueName]] = {}
-        self._hosts: dict[tuple[str, str], set[QueueName]] = {}  # where believed clients have come from
-        # Who was moved, over which connection.
+        self._hosts: dict[tuple[str, str], set[QueueName]] = {}  # hosts from which believed clients connected
+        # The connection over which each client was last moved.
         self._moved: dict[tuple[str, Who, QueueName], Address] = {}
         offsets.on_topic_dropped.append(self._forget_topic)
 
     def judge_pull(self, channel: Channel, header: PullRequest) -> int | None:
-        """None when the pull may go on where it asks, else the offset that it is to go on from.
+        """Returns None if the pull may continue at its offset, or else the offset from which the client must
+        continue.
 
-        Raises:  RequestRejected for a consumer whose heartbeat has to come first, and on a slave for one that
-                 has read further in its master's log than the copy goes.
+        Raises:  RequestRejected for a consumer whose heartbeat must come first, and on a slave for a consumer
+                that has read further in its master's log than the slave's copy reaches.
         """
         if self._is_slave:
             return self._judge_in_copy(channel, header)
         if header.consumer_group == TOOLS_GROUP:
-            return None  # it looks at what an operator names, and has no progress
+            return None  # tools read offsets that an operator names, and have no progress
         queue = (header.topic, header.queue_id)
         who = self._who(channel, header.consumer_group, header.client_id)
         seen = header.seen_record()
@@ -108,11 +111,15 @@ class Claims:
         return self._judge_claim(channel, who, header, queue, seen, has_seen)
 
     def judge_held(self, channel: Channel, header: PullRequest) -> int | None:
-        """The same for a pull that was held: a slave may have got meanwhile what shows where it belongs."""
+        """Judges a pull that was held, as `judge_pull` does on a slave: the copy may since have received the
+        records that decide the claim. Returns None on a master.
+        """
         return self._judge_in_copy(channel, header) if self._is_slave else None
 
     def judge_overflow(self, channel: Channel, header: PullRequest) -> int | None:
-        """The same for a pull behind the queue's end, which cannot be of this log whoever asks."""
+        """Judges a pull beyond the queue's end, which cannot come from this log. Returns the safe offset, or
+        None if the client is unknown, was already moved, or is served by a slave.
+        """
         who = self._who(channel, header.consumer_group, header.client_id)
         if self._is_slave or not isinstance(who, str):
             return None
@@ -125,7 +132,9 @@ class Claims:
     def judge_commit(
         self, channel: Channel, header: UpdateOffsetRequest | PullRequest, *, is_tool: bool = False
     ) -> int:
-        """What is to be kept of a commit; `is_tool`: the sender is not a member and waits for the answer."""
+        """Returns the offset to store for a commit. `is_tool`: the sender waits for the answer; it is trusted
+        up to the queue's end if it is not a known client.
+        """
         offset = header.committed_offset
         queue = (header.topic, header.queue_id)
         is_old = self._is_slave or offset <= self._store.queue_life_start(*queue)
@@ -143,7 +152,7 @@ class Claims:
         if seen is not None:
             offset = min(offset, self._proven(queue, seen))
         if self._is_slave and seen is not None and not has_seen:
-            # Nobody could say later what this progress rests on: whoever is told of it has no record to show.
+            # Later clients could not verify this progress: the broker has no record to present with it.
             committed = self._offsets.committed(group, *queue)
             if committed is None:
                 committed = self._beginning_of(self._consumers.get(group), queue)
@@ -160,12 +169,12 @@ class Claims:
         return offset
 
     def note_asked(self, channel: Channel, header: QueryOffsetRequest) -> None:
-        """A client has been told where its group is, or that it begins anew."""
+        """Records that a client received its group's offset, or learned that the group starts anew."""
         who = self._who(channel, header.consumer_group, None)
         self._believe(channel, header.consumer_group, who, (header.topic, header.queue_id))
 
     def note_reset(self, channel: Channel, header: PullRequest) -> None:
-        """A client has been told where an operator has set its group."""
+        """Records that a client received the offset to which an operator reset its group."""
         who = self._who(channel, header.consumer_group, header.client_id)
         self._believe(channel, header.consumer_group, who, (header.topic, header.queue_id))
 
@@ -178,7 +187,9 @@ class Claims:
         seen: SeenRecord | None,
         has_seen: bool | None,
     ) -> int | None:
-        """Judge a client that is not believed, or that was and comes from a copy of another log."""
+        """Judges a client that is not believed, or one whose believed claims are contradicted by its
+        record.
+        """
         group, offset = header.consumer_group, header.queue_offset
         is_claim = offset > self._store.queue_life_start(*queue)
         has_gap = self._has_gap(queue, seen, offset)
@@ -205,10 +216,13 @@ class Claims:
         return None
 
     def _judge_in_copy(self, channel: Channel, header: PullRequest) -> int | None:
-        """On a slave: only who shows a record in whose place the copy has another is not of its log.
+        """Judges a pull on a slave. Only a record that contradicts the copy proves that the client's log
+        diverged.
 
-        A record beyond the end of the copy refutes nothing: the copy may have yet to learn that its topic was
-        deleted and made again. It has nothing for this reader until then.
+        A record beyond the end of the copy contradicts nothing: the slave may not know yet that the topic was
+        deleted and created again. Until then it cannot serve this client.
+
+        Raises:  RequestRejected if the copy does not reach far enough up or down to decide.
         """
         if header.seen is None:
             return None
@@ -247,7 +261,7 @@ class Claims:
         return self._moved.get(key) != channel.peer and len(self._moved) < self._count_max
 
     def _move(self, channel: Channel, key: tuple[str, Who, QueueName], claimed: int, safe: int) -> int:
-        """Until it comes from there, or insists, its commits stay at what is safe."""
+        """Moves the client to `safe`; its commits are limited to that until it continues there or insists."""
         group, who, (topic, queue_id) = key
         self._moved[key] = channel.peer
         believed = self._believed.get((group, who))
@@ -269,25 +283,29 @@ class Claims:
         return safe
 
     def _safe_offset(self, group: str, queue: QueueName) -> int:
-        """Everything below is finished, or was there when this life began."""
+        """Returns the group's safe offset: messages below it were consumed, or existed when this run
+        started.
+        """
         safe = self._store.queue_life_start(*queue)
         online = self._consumers.get(group)
         if online is None or online.consumption.message_model != BROADCASTING:
             safe = max(safe, self._offsets.committed(group, *queue) or 0)
         if online is not None and online.consumption.consume_type == ACTIVE_TYPE:
-            # Who keeps progress of its own begins wherever this life has led the group.
+            # A client that keeps its own progress may continue as far as this run has served the group.
             safe = max(safe, self._offsets.pulled(group, *queue) or 0)
         return min(safe, self._store.queue_next(*queue))
 
     def _safe_offset_without(self, group: str, queue: QueueName, seen: SeenRecord) -> int:
-        """The same for who shows a record that is not in this log.
+        """Returns the safe offset for a consumer whose last-read record is not in this log.
 
-        Other lives may lie between, and their logs may have parted below this life's start. The first record
-        that is no older than the lost one is where they parted, unless clocks were set back. What the group
-        has committed was lowered by each life of a master; but a slave keeps commits that nothing refutes
-        yet, of this client, too. So the lowest of them holds. A group that has committed nothing here may
-        have read nothing of this log: it goes on where it would begin. Below the beginning of a master's
-        queue there is nothing to go on from; of a slave's copy there is, at its master.
+        The logs may have diverged in an earlier run, below this run's life start. Unless clocks were set
+        back, they diverged no later than the first record here that is not older than the lost one.
+        Every master run lowered the group's committed offset, but a slave stores commits that nothing has
+        contradicted yet, including this client's. The result is therefore the lowest of the committed offset,
+        the first such record, and the record's own offset.
+        A group without a commit here may have read nothing of this log, so its initial position counts
+        instead. On a master the result is never below the beginning of the queue; below a slave's beginning,
+        the master can still serve the client.
         """
         online = self._consumers.get(group)
         committed = None
@@ -300,17 +318,18 @@ class Claims:
         return safe if self._is_slave else max(self._store.queue_min(*queue), safe)
 
     def _may_be_before_copy(self, queue: QueueName, safe: int) -> bool:
-        """Whether the logs of a slave and of who reads there may have parted below what the copy holds: its
-        first record may be no older than the lost one, and so may others be that it has not got.
+        """Returns True if the logs may have diverged before the first record of this slave's copy. That first
+        record may not be older than the lost one, and neither may earlier records that the copy lacks.
         """
         begin = self._store.queue_min(*queue)
         return begin > 0 and safe <= begin
 
     def _beginning_of(self, online: ConsumerGroup | None, queue: QueueName) -> int:
-        """Where a group that has committed nothing wants to begin, no higher than the life start: it may have
-        read in the log of a master that had lost its disk, and none of what is here.
+        """Returns the initial position of a group without a commit, at most the life start on a live group.
+        The group may have read from a master that lost its disk, and nothing of this log.
 
-        Who begins with the newest wants what came since its subscription was made, which its version tells.
+        A group that starts at the newest message needs all messages since its subscription was made, which
+        the subscription's version records.
         """
         life_start = self._store.queue_life_start(*queue)
         if online is None or online.consumption.message_model == BROADCASTING:
@@ -323,14 +342,18 @@ class Claims:
         return min(life_start, self._store.offset_by_time(*queue, subscription.version))
 
     def _proven(self, queue: QueueName, seen: SeenRecord) -> int:
-        """How far a record of this log proves a place: right behind it, or where the queue begins by now."""
+        """Returns the offset that a record of this log proves: the one after it, but at least the queue's
+        beginning.
+        """
         return max(seen.queue_offset + 1, self._store.queue_min(*queue))
 
     def _has_gap(self, queue: QueueName, seen: SeenRecord | None, offset: int) -> bool:
         return seen is not None and offset > self._proven(queue, seen)
 
     def _has(self, queue: QueueName, seen: SeenRecord | None) -> bool | None:
-        """None when that cannot be told: a slave may not have it yet, and an old record may be deleted."""
+        """Returns whether this log contains the record. Returns None if unknown: a slave may not have it yet,
+        and an old record may have been deleted.
+        """
         if seen is None:
             return None
         if not self._is_slave and seen.queue_offset >= self._store.queue_next(*queue):
@@ -344,7 +367,9 @@ class Claims:
         return channel if member is None else member.client_id
 
     def _is_believed(self, channel: Channel, group: str, who: Who, queue: QueueName) -> bool:
-        """Also by what it was told over this connection, or its host was, before a heartbeat named it."""
+        """Returns True if the client is believed in the queue: by its id, by this connection, or, before a
+        heartbeat, by its host.
+        """
         if self._count >= self._count_max:
             return True
         if queue in self._believed.get((group, who), ()) or queue in self._believed.get((group, channel), ()):
@@ -372,7 +397,7 @@ class Claims:
             self._count -= len(self._believed.pop(key))
 
     def _forget_topic(self, topic: str) -> None:
-        """Its queues begin anew: nobody is anywhere in them."""
+        """Drops the state of a deleted topic: its queues start anew."""
         for believed in (*self._believed.values(), *self._hosts.values()):
             believed.difference_update([queue for queue in believed if queue[0] == topic])
         self._moved = {key: peer for key, peer in self._moved.items() if key[2][0] != topic}
@@ -380,5 +405,5 @@ class Claims:
 
 
 def _needs_heartbeat(header: PullRequest) -> bool:
-    """A pull as push consumers make it: it waits for messages and relies on a registered subscription."""
+    """Returns True for the pull of a push consumer: it waits and relies on a registered subscription."""
     return bool(header.sys_flag & PULL_SUSPEND) and not header.sys_flag & PULL_SUBSCRIPTION

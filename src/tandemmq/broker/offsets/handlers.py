@@ -1,6 +1,6 @@
-"""Requests about consumer offsets: those of consumers, and those of operators.
+"""Requests about consumer offsets, from consumers and from operators.
 
-`OffsetHandlers` serves consumers, `GroupTools` and `ResetHandlers` serve tools.
+`OffsetHandlers` serves consumers; `GroupTools` and `ResetHandlers` serve tools.
 Source: spec semantics 11.2, 11.4, 15 and 19; spec remoting 8.6, 9.5 and 9.11.
 """
 
@@ -62,8 +62,8 @@ from tandemmq.store.message_store import MessageStore
 
 
 class OffsetHandlers:
-    """Consumer offsets (14, 15), ends of queues (30, 31), positions in time (29, 32): answers from the offset
-    table and the store's queues.
+    """Handles queries of consumer offsets (14, 15), queue ends (30, 31) and offsets by time (29, 32), from
+    the offset table and the store's queues.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class OffsetHandlers:
         self._clock = clock
 
     def handle_query(self, channel: Channel, command: Command) -> Command:
-        """QUERY_CONSUMER_OFFSET (14): a new group on a queue that still has its first message starts at 0,
-        one whose progress was lost at the oldest message.
+        """Handles QUERY_CONSUMER_OFFSET (14). A new group starts at 0 if the queue still has its first
+        message; a group whose progress was lost starts at the oldest message.
         """
         header = command.decode(QueryOffsetRequest)
         topic, queue_id = header.topic, header.queue_id
@@ -108,14 +108,16 @@ class OffsetHandlers:
         )
 
     def _proof(self, topic: str, queue_id: int, offset: int) -> str | None:
-        """The record before the offset: who asks a slave goes on with it at the master, whose log may be
-        another one.
+        """Returns the record before the offset. A client that queried a slave presents it to the master,
+        whose log may differ.
         """
         found = self._store.find_record(topic, queue_id, offset - 1)
         return None if found is None else SeenRecord(offset - 1, *found).render()
 
     def handle_update(self, channel: Channel, command: Command) -> Command:
-        """UPDATE_CONSUMER_OFFSET (15); answered and dropped while a reset waits to be taken."""
+        """Handles UPDATE_CONSUMER_OFFSET (15). While a reset is pending, the commit is answered but
+        dropped.
+        """
         header = command.decode(UpdateOffsetRequest)
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
         now_ms = self._clock.now_ms()
@@ -129,21 +131,21 @@ class OffsetHandlers:
         return command.reply()
 
     def handle_max(self, channel: Channel, command: Command) -> Command:
-        """GET_MAX_OFFSET (30)."""
+        """Handles GET_MAX_OFFSET (30)."""
         header = command.decode(GetMaxOffsetRequest)
         self._check_queue(header.topic, header.queue_id)
         offset = self._store.queue_max(header.topic, header.queue_id)
         return command.reply(ResponseCode.SUCCESS, GetMaxOffsetResponse(offset=offset))
 
     def handle_min(self, channel: Channel, command: Command) -> Command:
-        """GET_MIN_OFFSET (31)."""
+        """Handles GET_MIN_OFFSET (31)."""
         header = command.decode(GetMinOffsetRequest)
         self._check_queue(header.topic, header.queue_id)
         offset = self._store.queue_min(header.topic, header.queue_id)
         return command.reply(ResponseCode.SUCCESS, GetMinOffsetResponse(offset=offset))
 
     def handle_search(self, channel: Channel, command: Command) -> Command:
-        """SEARCH_OFFSET_BY_TIMESTAMP (29)."""
+        """Handles SEARCH_OFFSET_BY_TIMESTAMP (29)."""
         header = command.decode(SearchOffsetRequest)
         self._check_queue(header.topic, header.queue_id)
         offset = self._store.offset_by_time(
@@ -152,14 +154,14 @@ class OffsetHandlers:
         return command.reply(ResponseCode.SUCCESS, SearchOffsetResponse(offset=offset))
 
     def handle_earliest(self, channel: Channel, command: Command) -> Command:
-        """GET_EARLIEST_MSG_STORETIME (32): -1 for an empty queue."""
+        """Handles GET_EARLIEST_MSG_STORETIME (32): -1 for an empty queue."""
         header = command.decode(EarliestStoreTimeRequest)
         self._check_queue(header.topic, header.queue_id)
         at_ms = self._store.earliest_stored_at(header.topic, header.queue_id)
         return command.reply(ResponseCode.SUCCESS, EarliestStoreTimeResponse(timestamp_ms=at_ms))
 
     def _starts_at_zero(self, topic: str, queue_id: int) -> bool:
-        """True when the queue has its first message still, and that is not too far back to be in memory."""
+        """Returns True if the queue still has its first message, recent enough to be in memory."""
         if self._store.queue_min(topic, queue_id) > 0:
             return False
         return not self._store.get(topic, queue_id, 0, count_max=1).suggest_slave
@@ -172,16 +174,16 @@ class OffsetHandlers:
 
 
 CLIENTS_TIMEOUT_S: Final = 5.0
-"""For all members together; tools do not wait longer."""
+"""The time in seconds for all members together; tools wait no longer."""
 CLIENT_COUNT_MAX: Final = 256
-"""Ours: members asked for one answer; a larger group is asked client by client."""
+"""TandemMQ's own limit: members asked for one answer; a larger group is asked client by client."""
 
 LONG_MAX: Final = 2**63 - 1
 
 
 class GroupTools:
-    """Tools for the offsets of groups: 223 what its clients hold, 308 corrections, 314 copy to another
-    group.
+    """Handles an operator's requests about group offsets: 223 reads clients' offsets, 308 corrects, 314
+    copies them to another group.
     """
 
     def __init__(
@@ -204,7 +206,7 @@ class GroupTools:
         self._clock = clock
 
     async def handle_consumer_status(self, channel: Channel, command: Command) -> Command:
-        """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): asks the members one after another."""
+        """Handles INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): asks the members one after another."""
         header = command.decode(ConsumerStatusRequest)
         wanted = header.client_id
         members = [m for m in self._consumers.members(header.group) if not wanted or m.client_id == wanted]
@@ -226,8 +228,8 @@ class GroupTools:
         return command.reply(body=encode_consumer_status(ConsumerStatus(clients=clients)))
 
     def handle_correction(self, channel: Channel, command: Command) -> Command:
-        """QUERY_CORRECTION_OFFSET (308): per queue of the compared group the lowest offset of all groups but
-        the filtered ones; the highest number there is where the compared group itself is behind that.
+        """Handles QUERY_CORRECTION_OFFSET (308). Returns, per queue of the compared group, the lowest offset
+        of all groups but the filtered ones; 2^63-1 where the compared group is behind that offset.
         """
         header = command.decode(CorrectionOffsetRequest)
         filtered = {name for name in (header.filter_groups or "").split(",") if name}
@@ -247,7 +249,9 @@ class GroupTools:
         return command.reply(body=encode_correction_offsets(corrections))
 
     def handle_clone(self, channel: Channel, command: Command) -> Command:
-        """CLONE_GROUP_OFFSET (314): without a topic, all that the source has; RocketMQ copies none then."""
+        """Handles CLONE_GROUP_OFFSET (314). Without a topic it copies all of the source's offsets; RocketMQ
+        copies none then.
+        """
         header = command.decode(CloneGroupOffsetRequest)
         if self._options.is_slave:
             raise RequestRejected(
@@ -270,9 +274,9 @@ class GroupTools:
 async def _ask(
     member: Member, question: ConsumerStatusRequest, *, timeout_s: float
 ) -> dict[MessageQueue, int]:
-    """The client's offsets in memory.
+    """Returns the client's offsets in memory.
 
-    Raises:  RequestRejected when it does not answer, or not with offsets.
+    Raises:  RequestRejected when the client does not answer, or answers without offsets.
     """
     command = Command.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, question)
     try:
@@ -294,10 +298,12 @@ NO_OFFSET = -1
 
 
 class ResetHandlers:
-    """INVOKE_BROKER_TO_RESET_OFFSET (222): an operator moves a group to another place (spec semantics 11.4).
+    """INVOKE_BROKER_TO_RESET_OFFSET (222): an operator moves a group to another position (spec semantics
+    11.4).
 
-    Two ways: by default the broker keeps the new offsets and sends the group's next pulls there; with
-    useServerSideResetOffset=false it pushes them to the clients that are online, as brokers before 5.2 did.
+    There are two ways. By default the broker stores the new offsets and redirects the group's next pulls.
+    With useServerSideResetOffset=false it pushes the offsets to the online clients, as brokers before 5.2
+    did.
     """
 
     def __init__(
@@ -322,7 +328,9 @@ class ResetHandlers:
         self._clock = clock
 
     def handle_reset(self, channel: Channel, command: Command) -> Command:
-        """INVOKE_BROKER_TO_RESET_OFFSET (222): where each queue goes on now, or is to (spec semantics 15)."""
+        """Handles INVOKE_BROKER_TO_RESET_OFFSET (222): returns the new offset of each queue (spec semantics
+        15).
+        """
         header = command.decode(ResetOffsetRequest)
         if self._options.is_slave:
             raise RequestRejected("a slave resets no offsets: ask the master", code=ResponseCode.SYSTEM_ERROR)
@@ -331,7 +339,7 @@ class ResetHandlers:
             now_ms = self._clock.now_ms()
             for queue_id, offset in targets.items():
                 self._offsets.reset(header.group, header.topic, queue_id, offset, now_ms)
-                # The reset is told with the next pull: one that is held must not wait its time out.
+                # The next pull delivers the reset, so a held pull must not wait until its deadline.
                 self._long_polls.wake_queue((header.topic, queue_id))
         else:
             targets = self._lowered(header, targets)
@@ -339,7 +347,7 @@ class ResetHandlers:
         return command.reply(body=encode_reset_offsets(self._by_queue(header.topic, targets)))
 
     def _targets(self, header: ResetOffsetRequest) -> dict[int, int]:
-        """The new offset of each queue."""
+        """Returns the new offset of each queue."""
         config = require_topic(self._topics, header.topic)
         if self._groups.get(header.group) is None:
             raise GroupNotFound(f"the group {header.group[:160]!r} does not exist")
@@ -364,13 +372,15 @@ class ResetHandlers:
         return header.offset
 
     def _offset_at(self, topic: str, queue_id: int, time_ms: int) -> int:
-        """The first message at or after the time; the end for a negative time."""
+        """Returns the first offset stored at or after the time; the queue's end for a negative time."""
         if time_ms < 0:
             return self._store.queue_max(topic, queue_id)
         return self._store.offset_by_time(topic, queue_id, time_ms)
 
     def _lowered(self, header: ResetOffsetRequest, targets: Mapping[int, int]) -> dict[int, int]:
-        """Without force nobody is moved forward."""
+        """Returns the targets, limited to the committed offsets unless forced: no queue is moved forward
+        then.
+        """
         lowered = {}
         for queue_id, target in targets.items():
             current = self._offsets.committed(header.group, header.topic, queue_id)

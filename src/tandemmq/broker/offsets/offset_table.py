@@ -1,7 +1,7 @@
-"""Progress that is kept in tables: of groups in queues, and of the delivery of delay levels.
+"""Tables of progress: groups' offsets in queues, and delivery of the delay levels.
 
-`OffsetTable` tells how far each group has consumed each queue, how far it has pulled, and which resets wait
-to be taken. `DelayOffsetTable` tells how far each delay level was delivered.
+`OffsetTable` holds each group's committed and pulled offset per queue, and pending resets. `DelayOffsetTable`
+holds the delivery offset of each delay level.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ DROPPED_GROUPS_MAX = 10_000
 
 
 class OffsetTable:
-    """Consumer offsets of all groups; `on_change` is called after each change and must be cheap.
+    """The consumer offsets of all groups; `on_change` is called after each change and must be cheap.
 
-    Invariants: a key is `topic@group`, and '@' is in neither name; only committed offsets are persisted. The
-                file tells where the log ended when it was saved: offsets of a topic that was deleted since
-                then, and perhaps made again, are of the deleted one. A group whose progress was lost with the
-                file begins with the oldest message wherever it has no offset: a later beginning would skip
-                some that it never had. A group whose offsets were deleted begins anew, also on a slave, which
-                keeps what its master does not have otherwise: when that was is told with the offsets.
-    At a bound: a commit for a new key is refused with Busy; the deletion that is longest ago is forgotten.
-    Source:     spec semantics 11.2 and 16.5, spec store 18 (consumerOffset.json), spec replication 6.2.
+    Invariants: a key is `topic@group`, and '@' is in neither name; only committed offsets are persisted.
+                The file records the deletions its offsets come after. Offsets of a topic deleted since then,
+                and perhaps created again, belong to the deleted topic.
+                If a group's progress was lost with the file, the group starts at the oldest message wherever
+                it lacks an offset; a later start could skip messages.
+                A group whose offsets were deleted starts anew, on slaves as well. A slave otherwise keeps
+                keys its master lacks, so the time of the deletion is sent along with the offsets.
+    At a bound: a commit for a new key is rejected with Busy; the oldest recorded deletion is forgotten.
+    Source: spec semantics 11.2 and 16.5, spec store 18 (consumerOffset.json), spec replication 6.2.
     """
 
     def __init__(self, *, version_step: int = 500, key_count_max: int = 1_000_000) -> None:
@@ -54,16 +55,16 @@ class OffsetTable:
         self._pulled: dict[str, QueueOffsets] = {}
         self._resets: dict[str, QueueOffsets] = {}
         self._came_after: dict[str, int] | None = {}
-        """Topic -> the deletion that its offsets come after, while that is remembered; None of a file that
-        does not tell.
+        """Topic -> the deletion that its offsets come after, while that is recorded; None if the file does
+        not say.
         """
         self._forgotten: frozenset[str] = frozenset()
         self._dropped: dict[str, tuple[int, int]] = {}
         self.log_end: Callable[[], int] = lambda: 0
-        """Set by the owner: where the log ends."""
+        """Set by the owner: returns the end of the log."""
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, now_ms: int) -> None:
-        """Take over an offset, also a lower one.
+        """Stores an offset, which may be lower than before.
 
         Raises:  Busy when the key is new and the table is full.
         """
@@ -80,12 +81,12 @@ class OffsetTable:
         self._after_change()
 
     def committed(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The offset to consume next; None when the group never committed one."""
+        """Returns the offset to consume next, or None if the group never committed one."""
         offsets = self._committed.get(f"{topic}@{group}")
         return None if offsets is None else offsets.get(queue_id)
 
     def note_pulled(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Where the group will pull next; only known to be in flight, never persisted."""
+        """Records the offset of the group's next pull; kept in memory only."""
         key = f"{topic}@{group}"
         offsets = self._pulled.get(key)
         if offsets is None:
@@ -99,18 +100,18 @@ class OffsetTable:
         return None if offsets is None else offsets.get(queue_id)
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int, now_ms: int) -> None:
-        """Set the committed offset and have the group's next pull or pop go there (spec semantics 11.4)."""
+        """Sets the committed offset and moves the group's next pull or pop there (spec semantics 11.4)."""
         self.commit(group, topic, queue_id, offset, now_ms)
         self._resets.setdefault(f"{topic}@{group}", {})[queue_id] = offset
         for callback in self.on_reset:
             callback(group, topic, queue_id)
 
     def waiting_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The offset of a reset that waits for this queue, and still waits; None without one."""
+        """Returns the offset of the queue's pending reset, which stays pending; None without one."""
         return self._resets.get(f"{topic}@{group}", {}).get(queue_id) if self._resets else None
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The offset of a reset that waits for this queue, which waits no longer; None without one."""
+        """Returns the offset of the queue's pending reset and clears it; None without one."""
         key = f"{topic}@{group}"
         offsets = self._resets.get(key)
         if offsets is None:
@@ -121,23 +122,23 @@ class OffsetTable:
         return offset
 
     def pairs(self) -> list[tuple[str, str]]:
-        """(topic, group) of every committed offset."""
+        """Returns (topic, group) of every committed offset."""
         return [(topic, group) for topic, _, group in map(_split, self._committed)]
 
     def committed_queues(self, group: str, topic: str) -> dict[int, int]:
-        """Queue id -> committed offset, of every queue that has one."""
+        """Returns the committed offset by queue id, for every queue that has one."""
         return dict(self._committed.get(f"{topic}@{group}", {}))
 
     def groups_of(self, topic: str) -> list[str]:
-        """Groups that committed an offset of the topic."""
+        """Returns the groups that committed an offset of the topic."""
         return [group for name, _, group in map(_split, self._committed) if name == topic]
 
     def topics_of(self, group: str) -> list[str]:
-        """Topics of which the group committed an offset."""
+        """Returns the topics of which the group committed an offset."""
         return [topic for topic, _, name in map(_split, self._committed) if name == group]
 
     def drop_topic(self, topic: str) -> None:
-        """The topic was deleted: what comes from now on is of one that is made again."""
+        """Drops the offsets of a deleted topic; later commits belong to a new topic of that name."""
         self._drop([key for key in self._keys() if key.startswith(topic + "@")])
         if self.deleted_topics is not None:
             assert self._came_after is not None
@@ -148,26 +149,26 @@ class OffsetTable:
             callback(topic)
 
     def drop_group(self, group: str, now_ms: int) -> None:
-        """The group begins anew; so it does on a slave that is told of it."""
+        """Drops the group's offsets, so that it starts anew; slaves learn of it with the offsets."""
         before_ms, _ = self._dropped.get(group, (0, 0))
         self._drop_groups({group: (max(now_ms, before_ms + 1), self.log_end())})
 
     def take_dropped(self, groups: Mapping[str, tuple[int, int]]) -> None:
-        """On a slave, before the offsets that were told with it: groups that the master has dropped, and
-        when. What is known already changes nothing.
+        """Applies group deletions reported by the master, on a slave and before the offsets sent along with
+        them. Deletions already known are ignored.
         """
         news = {group: told for group, told in groups.items() if told > self._dropped.get(group, (0, 0))}
         if news:
             self._drop_groups(news)
 
     def dropped_end(self, group: str) -> int:
-        """Where the log ended when the group's offsets were deleted: what it says of the group before that
-        counts for nothing.
+        """Returns the log's end at the deletion of the group's offsets; earlier records about the group are
+        void. Returns 0 if no deletion is recorded.
         """
         return self._dropped[group][1] if group in self._dropped else 0
 
     def cut_dropped(self, log_end: int) -> None:
-        """The log goes on at `log_end` with records of its own."""
+        """Lowers recorded log ends to `log_end`, from which the log continues with other records."""
         for group, (at_ms, end) in self._dropped.items():
             if end > log_end:
                 self._dropped[group] = at_ms, log_end
@@ -186,8 +187,8 @@ class OffsetTable:
                 callback(group)
 
     def forget_deleted(self) -> int:
-        """Drop what the file says of topics before the last deletion of each; how many keys. A file of
-        another broker does not tell which deletions it knows.
+        """Drops offsets that the file holds for topics from before their last deletion. Returns the number of
+        keys. A file of another broker does not record deletions, so all of its offsets are kept.
         """
         assert self.deleted_topics is not None
         deleted, told = self.deleted_topics(), self._came_after
@@ -200,16 +201,16 @@ class OffsetTable:
         return len(keys)
 
     def forget_progress(self, groups: Iterable[str]) -> None:
-        """A file was lost that may have told how far these groups, and all that are known here, have come."""
+        """Marks the progress of these groups, and of all groups known here, as lost along with a file."""
         self._forgotten = self._forgotten.union(groups, (group for _, group in self.pairs()))
         self._after_change()
 
     def is_forgotten(self, group: str) -> bool:
-        """Whether the group may have had an offset where it has none."""
+        """Returns True if the group may have had an offset where the table has none."""
         return group in self._forgotten
 
     def clamp(self, queue_end: Callable[[str, int], int], now_ms: int) -> int:
-        """Lower every committed offset that lies behind its queue's end to that end; how many."""
+        """Lowers every committed offset beyond its queue's end to that end. Returns the number of changes."""
         count = 0
         for key, offsets in self._committed.items():
             topic, _, _ = _split(key)
@@ -230,8 +231,8 @@ class OffsetTable:
         *,
         forgotten: Iterable[str] = (),
     ) -> None:
-        """Take over the master's keys; keys that it does not have stay (spec replication 6.2). Which groups
-        were `forgotten` is what the master says.
+        """Replaces the offsets of the master's keys; keys the master lacks stay (spec replication 6.2). The
+        set of `forgotten` groups becomes the master's.
         """
         for key, queues in offsets.items():
             self._committed[key] = dict(queues)
@@ -241,7 +242,9 @@ class OffsetTable:
         self._after_change()
 
     def snapshot(self) -> ConsumerOffsetTable:
-        """The committed offsets, valid until the next change: encode it before anything else runs."""
+        """Returns the committed offsets, valid until the next change: encode them before anything else
+        runs.
+        """
         forgotten = tuple(sorted(self._forgotten)) or UNSET
         return ConsumerOffsetTable(
             offsets=self._committed,
@@ -251,7 +254,9 @@ class OffsetTable:
         )
 
     def encode(self) -> bytes:
-        """The content of consumerOffset.json; `groupTopicMap` is only for people and is not read back."""
+        """Returns the content of consumerOffset.json; `groupTopicMap` is only for people and is not read
+        back.
+        """
         topics: dict[str, list[str]] = {}
         came_after = self._came_after or {}
         deleted: dict[str, int] = {}
@@ -266,7 +271,7 @@ class OffsetTable:
         return b'{"groupTopicMap":' + encode_body(topics) + b"," + encode_consumer_offsets(table)[1:]
 
     def load(self, data: bytes) -> None:
-        """Take over the content of consumerOffset.json."""
+        """Loads the content of consumerOffset.json."""
         table = decode_consumer_offsets(data)
         self._committed = {key: dict(queues) for key, queues in table.offsets.items()}
         self.data_version = table.data_version
@@ -294,8 +299,8 @@ def _split(key: str) -> tuple[str, str, str]:
 
 
 class DelayOffsetTable:
-    """Next queue offset by delay level (spec store 15 and 18: delayOffset.json); `on_change` is called after
-    each change.
+    """The next queue offset by delay level (spec store 15 and 18: delayOffset.json); `on_change` is called
+    after each change.
     """
 
     def __init__(self, *, version_step: int = 200) -> None:
@@ -306,7 +311,7 @@ class DelayOffsetTable:
         self._offsets: dict[int, int] = {}
 
     def update(self, level: int, offset: int, now_ms: int) -> None:
-        """Take over where a level's delivery goes on."""
+        """Sets the offset at which a level's delivery continues."""
         self._offsets[level] = offset
         self._updates += 1
         if self._updates % self._version_step == 0:
@@ -314,11 +319,11 @@ class DelayOffsetTable:
         self._after_change()
 
     def get(self, level: int) -> int | None:
-        """None for a level of which nothing was delivered yet."""
+        """Returns the level's next offset, or None if nothing of the level was delivered yet."""
         return self._offsets.get(level)
 
     def clamp(self, queue_end: Callable[[int], int], now_ms: int) -> int:
-        """Lower every level that lies behind its queue's end to that end; how many."""
+        """Lowers every level beyond its queue's end to that end. Returns the number of changes."""
         ahead = {level: end for level, at in self._offsets.items() if at > (end := queue_end(level))}
         if ahead:
             self._offsets.update(ahead)
@@ -327,21 +332,21 @@ class DelayOffsetTable:
         return len(ahead)
 
     def replace_all(self, offsets: Mapping[int, int], data_version: DataVersion) -> None:
-        """Become the master's table, version included."""
+        """Replaces the table by the master's, version included."""
         self._offsets = dict(offsets)
         self.data_version = data_version
         self._after_change()
 
     def snapshot(self) -> Body:
-        """The table's content, valid until the next change: encode it before anything else runs."""
+        """Returns the table's content, valid until the next change: encode it before anything else runs."""
         return Body(offsets=self._offsets, data_version=self.data_version)
 
     def encode(self) -> bytes:
-        """The content of delayOffset.json."""
+        """Returns the content of delayOffset.json."""
         return encode_delay_offsets(self.snapshot())
 
     def load(self, data: bytes) -> None:
-        """Take over the content of delayOffset.json; old files have no version."""
+        """Loads the content of delayOffset.json; old files have no version."""
         table = decode_delay_offsets(data)
         self._offsets = dict(table.offsets)
         self.data_version = table.data_version
