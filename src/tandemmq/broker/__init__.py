@@ -1,1 +1,1 @@
-"""The broker: admits requests, keeps its tables, and leaves the log to the store."""
+"""The broker: admits requests, maintains its tables, and leaves the log to the store."""

@@ -1,7 +1,7 @@
-"""Which client of a group consumes which queues: QUERY_ASSIGNMENT and SET_MESSAGE_REQUEST_MODE.
+"""The assignment of queues to the clients of a group: QUERY_ASSIGNMENT and SET_MESSAGE_REQUEST_MODE.
 
-`TopicQueues` knows the queues of a topic on all brokers, `ModeTable` how a group consumes it; the allocations
-are RocketMQ's, so that all brokers give all clients the same. Source: spec semantics 12.3 and 20.1.
+`TopicQueues` knows the queues of a topic on all brokers, `ModeTable` how a group consumes it. The allocations
+are RocketMQ's, so that all brokers compute the same result. Source: spec semantics 12.3 and 20.1.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.ports import Clock
 
 KEPT_S: Final = 30.0
-"""RocketMQ's period of looking again (spec semantics 20.1)."""
+"""The time in seconds for which routes are cached: RocketMQ's refresh period (spec semantics 20.1)."""
 TOPICS_MAX: Final = 4_096
 ASK_TIMEOUT_S: Final = 2.0
-"""For all name servers together: clients wait 3 s for their assignment."""
+"""The time in seconds for all name servers together: clients wait 3 s for their assignment."""
 
 
 class TopicQueues:
-    """The readable queues of topics on all brokers, as the name servers tell them; kept for a while.
+    """The readable queues of topics on all brokers, as reported by the name servers and cached for KEPT_S.
 
-    Without name servers they are this broker's own.
-    At a bound: the topic that was asked for longest ago is forgotten.
+    Without name servers only this broker's queues are used.
+
+    At a bound: the topic whose route was fetched longest ago is forgotten.
     """
 
     def __init__(
@@ -64,14 +65,14 @@ class TopicQueues:
         self._kept: dict[str, tuple[float, list[MessageQueue] | None]] = {}
 
     async def find(self, topic: str) -> list[MessageQueue] | None:
-        """Sorted by broker and queue; None when nobody knows the topic."""
+        """Returns the queues sorted by broker and queue; None if the topic is unknown."""
         kept = self._kept.get(topic)
         if kept is not None and self._clock.monotonic() - kept[0] < KEPT_S and kept[1] is not None:
             return kept[1]
         if not self._options.name_servers:
             return self._own(topic)
         is_known, queues = await self._ask(topic)
-        if not is_known:  # no name server answered: what was known before is better than nothing
+        if not is_known:  # no name server answered: an old route is better than none
             return kept[1] if kept is not None else None
         self._kept.pop(topic, None)
         while len(self._kept) >= TOPICS_MAX:
@@ -98,7 +99,7 @@ class TopicQueues:
 
 
 def readable_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
-    """Sorted by broker and queue."""
+    """Returns the readable queues of a route, sorted by broker and queue."""
     queues: list[MessageQueue] = []
     for data in route.queues:
         if data.permission & PERMISSION_READ:
@@ -111,10 +112,10 @@ def _queues_of(topic: str, broker_name: str, count: int) -> list[MessageQueue]:
 
 
 class ModeTable:
-    """How groups consume topics, where that was set: messageRequestMode.json. `on_change` is called after
-    each change.
+    """The explicitly set consumption modes, by topic and group: messageRequestMode.json. `on_change` is
+    called after each change.
 
-    At a bound: a new entry is refused with Busy.
+    At a bound: a new entry is rejected with Busy.
     """
 
     def __init__(self, *, count_max: int = 100_000) -> None:
@@ -132,20 +133,20 @@ class ModeTable:
         self._after_change()
 
     def snapshot(self) -> RequestModes:
-        """The table's content, valid until the next change: encode it before anything else runs."""
+        """Returns the table's content, valid until the next change: encode it before anything else runs."""
         return RequestModes(modes=self._modes)
 
     def replace_all(self, modes: Mapping[str, Mapping[str, RequestMode]]) -> None:
-        """Become the master's table."""
+        """Replaces the table by the master's."""
         self._modes = {topic: dict(groups) for topic, groups in modes.items()}
         self._after_change()
 
     def encode(self) -> bytes:
-        """The content of messageRequestMode.json."""
+        """Returns the content of messageRequestMode.json."""
         return encode_request_modes(self.snapshot())
 
     def load(self, data: bytes) -> None:
-        """Take over the content of messageRequestMode.json."""
+        """Loads the content of messageRequestMode.json."""
         self._modes = {topic: dict(groups) for topic, groups in decode_request_modes(data).modes.items()}
 
     def _count(self) -> int:
@@ -164,7 +165,9 @@ ALL_QUEUES: Final = -1
 def allocate_average(
     client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
 ) -> list[MessageQueue]:
-    """Neighbouring queues; the first clients get one more when they do not divide evenly."""
+    """Returns the client's block of adjacent queues; the first clients get one more if there is a
+    remainder.
+    """
     if client_id not in client_ids:
         return []
     index = client_ids.index(client_id)
@@ -176,7 +179,7 @@ def allocate_average(
 def allocate_by_circle(
     client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
 ) -> list[MessageQueue]:
-    """Every n-th queue."""
+    """Returns every n-th queue, starting at the client's index."""
     if client_id not in client_ids:
         return []
     return list(queues[client_ids.index(client_id) :: len(client_ids)])
@@ -186,7 +189,7 @@ STRATEGIES: Final[Mapping[str, Allocate]] = {
     "AVG": allocate_average,
     "AVG_BY_CIRCLE": allocate_by_circle,
 }
-"""The two that RocketMQ's brokers know; with any other name nothing is assigned."""
+"""The two strategies of RocketMQ's brokers; for any other name no assignment is made."""
 
 
 def allocate_pop(
@@ -196,9 +199,10 @@ def allocate_pop(
     client_ids: Sequence[str],
     share_count: int,
 ) -> list[MessageQueue]:
-    """Queues of one popping client, shared with others; queue id -1 stands for all queues of a broker.
+    """Returns the queues of one popping client, shared with others; queue id -1 stands for all queues of a
+    broker.
 
-    `share_count`: of how many clients behind it in the list it also gets the queues.
+    `share_count`: the number of following clients in the list whose queues this client also gets.
     """
     if share_count <= 0 or share_count >= len(client_ids) - 1:
         names = dict.fromkeys((queue.topic, queue.broker_name) for queue in queues)
@@ -219,7 +223,7 @@ SHARE_COUNT_MAX: Final = 2**31 - 1
 
 
 class AssignmentHandlers:
-    """Tells clients their queues."""
+    """Assigns queues to clients."""
 
     def __init__(
         self,
@@ -245,7 +249,7 @@ class AssignmentHandlers:
         self._clock = clock
 
     async def handle_query(self, channel: Channel, command: Command) -> Command:
-        """QUERY_ASSIGNMENT (400)."""
+        """Handles QUERY_ASSIGNMENT (400)."""
         query = read_body(decode_assignment_query, command.body)
         queues = await self._queues.find(query.topic)
         mode = self._mode_of(query)
@@ -256,7 +260,9 @@ class AssignmentHandlers:
         return command.reply(body=encode_assignments(Assignments(queues=rows)))
 
     async def handle_set_mode(self, channel: Channel, command: Command) -> Command:
-        """SET_MESSAGE_REQUEST_MODE (401); answered when it is on disk. The group may be made by it."""
+        """Handles SET_MESSAGE_REQUEST_MODE (401). The answer is sent once the mode is on disk. A missing
+        group may be created.
+        """
         mode = read_body(decode_request_mode, command.body)
         if self._options.is_slave:
             raise RequestRejected("a slave changes no modes: ask the master", code=ResponseCode.SYSTEM_ERROR)
@@ -288,7 +294,7 @@ class AssignmentHandlers:
     def _assign(
         self, query: AssignmentQuery, mode: RequestMode, queues: list[MessageQueue]
     ) -> list[MessageQueue] | None:
-        """None: the client keeps what it has."""
+        """Returns the client's queues; None lets the client keep its current ones."""
         if query.message_model == BROADCASTING or not self._options.server_assignment_enable:
             return queues
         client_ids = sorted({member.client_id for member in self._consumers.members(query.group)})

@@ -1,8 +1,8 @@
-"""Broker: builds its parts in order, starts them, stops them; it has no behaviour of its own.
+"""The broker: builds its parts in order, starts them, stops them; it has no behaviour of its own.
 
-Order of start: tables, store, listeners, replication, a master's duties, registration. A start that fails
-part way leaves the rest to `stop`, which may always be called. A master whose log may lack acknowledged
-messages serves none at first; it does the last two once it has them.
+Order of start: tables, store, listeners, replication, a master's duties, registration. After a start that
+fails part way, `stop` cleans up; it may always be called. A master whose log may lack acknowledged messages
+serves none at first; it does the last two steps once it has those messages.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ log = logging.getLogger(__name__)
 
 FAST_PORT_DISTANCE = 2
 FORGET_EVERY = 360
-"""Samples of the statistics, of 10 s each, until what is gone is dropped from them."""
+"""The number of 10 s samples after which deleted topics and groups are dropped from the statistics."""
 
 
 class Broker:
-    """One broker. `address`, `ha_address` and `metrics_address` (None when it is off) are where it listens,
-    once `start` returned.
+    """One broker. After `start`, `address`, `ha_address` and `metrics_address` (None if disabled) are its
+    listening addresses.
 
-    `on_fatal` is called when it can no longer be trusted; its owner must stop the process.
+    `on_fatal` is called when the broker can no longer be trusted; its owner must then stop the process.
     """
 
     address: Address
@@ -79,7 +79,7 @@ class Broker:
     metrics_address: Address | None = None
     served_codes: frozenset[int] = frozenset()
     is_in_office = False
-    """Of an elected broker: its owner let it take office."""
+    """True if an elected broker was allowed by its owner to take office."""
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ class Broker:
         tls: TlsOptions = PLAIN,
         term: Term | None = None,
     ) -> None:
-        """`term`: of a broker whose role the controllers decide; then its store and its client are its
-        owner's, who also says when it takes office.
+        """Builds a broker. `term`: set if controllers decide the broker's role; its owner then provides the
+        store and the client, and decides when the broker takes office.
         """
         if options.is_slave != (store_options.role is BrokerRole.SLAVE):
             raise ConfigError(
@@ -164,9 +164,10 @@ class Broker:
         )
 
     async def start(self) -> None:
-        """Returns when requests are served and every name server was tried once.
+        """Starts the broker. Returns when requests are served and every name server was tried once.
 
-        Raises:  ConfigError or OSError for what a user can put right; StoreError. Call `stop` then, too.
+        Raises:  ConfigError or OSError for problems that a user can solve; StoreError. Call `stop` after an
+                error as well.
         """
         options, clock = self.options, self._clock
         term = self._term
@@ -244,7 +245,7 @@ class Broker:
             await self._take_office(store, parts)
 
     async def _cede(self) -> None:
-        """Stops the duties and leaves the routes, because another master of this name goes on."""
+        """Stops the duties and unregisters, because another master of this name continues."""
         if self._duties is not None:
             await self._duties.stop()
         if self._registration is not None:
@@ -253,7 +254,7 @@ class Broker:
     async def _start_elected(
         self, store: MessageStore, parts: Parts, own: dict[int, Handler], term: Term
     ) -> None:
-        """Its owner says when it takes office."""
+        """Starts a broker with an elected role; its owner decides when it takes office."""
         elected = self._elected = self._make_elected(store, term)
         store.on_cut = lambda: self._tables.clamp(store)
         self.ha_address = term.ha_address
@@ -287,36 +288,37 @@ class Broker:
             self.metrics_address = await self._serve_metrics(store, parts)
 
     async def _take_office(self, store: MessageStore, parts: Parts) -> None:
-        """Do a master's duties, and let clients find this broker."""
+        """Starts a master's duties and registers, so that clients find this broker."""
         if not self.options.is_slave:
             self._duties = self._make_duties(store, parts)
             self._duties.start()
         await self._register(parts)
 
-    # What the owner of an elected broker calls.
+    # Methods for the owner of an elected broker.
 
     def take_office(self) -> None:
-        """The role of this term has begun: do its duties, and let name servers know as soon as they can be
-        reached."""
+        """Takes up the role of this term: starts its duties and registers with the name servers as soon as
+        they are reachable.
+        """
         assert self.store is not None
         assert self._parts is not None
         self.is_in_office = True
         self._scope.start("take_office", self._take_office(self.store, self._parts))
 
     def set_master(self, address: str | None) -> None:
-        """On a slave: whose tables are copied."""
+        """Sets the master whose tables this slave copies."""
         assert self._elected is not None
         assert self._parts is not None
         self._elected.set_master(address)
         self._parts.pulls.set_has_master(address is not None)
 
     def has_tables(self, broker_id: int) -> bool:
-        """On a master: whether a slave holds the topics and groups as they are here."""
+        """Returns True if the slave holds the current topics and groups. Only on a master."""
         assert self._elected is not None
         return self._elected.has_tables(broker_id)
 
     async def rest(self, *, is_resting: bool) -> None:
-        """A fenced master does no duties; it takes them up again where it left them."""
+        """Pauses or resumes the duties: a fenced master does none, and later continues where it stopped."""
         if self._duties is None:
             return
         if is_resting:
@@ -327,9 +329,11 @@ class Broker:
     async def _wait_for_tail(
         self, store: MessageStore, parts: Parts, replica: ReplicaRole, reopen: Callable[[], None]
     ) -> None:
-        """Clients go on as if the master were still away: they read at a slave, if it may be read."""
+        """Waits until the log's tail is complete. Until then clients behave as if the master were absent, and
+        read from a slave if that is allowed.
+        """
         for address in dict.fromkeys(self.options.name_servers):
-            # The entry of the life before may still stand there.
+            # The entry of the previous run may still be registered.
             with suppress(TandemError):
                 await unregister_broker(self._client, address, self._identity(), timeout_s=ASK_TIMEOUT_S)
         await replica.wait_for_tail()
@@ -338,25 +342,29 @@ class Broker:
         await self._take_office(store, parts)
 
     async def _listed_slaves(self) -> dict[int, str] | None:
-        """The slaves of this broker's name by id, as all name servers that answer know them."""
+        """Returns the slaves of this broker's name by id, as reported by all name servers that answer; None
+        without an answer.
+        """
         known = await self._claim.known_members()
         slaves = {key: one for members in known for key, one in members.items() if key}
         return slaves if known else None
 
     @property
     def unsaved_tables(self) -> dict[Path, bytes]:
-        """What could not be written until now of the tables, by path."""
+        """The contents of tables that could not be written yet, by path."""
         return self._tables.saver.unsaved()
 
     @property
     def stats_items(self) -> StatsItems:
-        """The figures of topics and groups. Only after `start`."""
+        """The statistics of topics and groups. Available after `start`."""
         assert self._parts is not None
         return self._parts.items
 
     async def stop(self, *, keeps: Callable[[Channel], bool] | None = None) -> None:
-        """Everything accepted is stored, all tables are saved, nothing is left running. An elected broker
-        that goes on in another role does not leave the routes, and `keeps` its ports and these connections.
+        """Stops the broker: everything accepted is stored, all tables are saved, no task is left running.
+
+        `keeps` is set for an elected broker that continues in another role: it stays registered, and keeps
+        its ports and the connections for which `keeps` is True.
         """
         await self._waiting.close()
         if self._registration is not None and keeps is None:
@@ -477,7 +485,9 @@ class Broker:
         return address
 
     def _turned_away(self) -> dict[str, str]:
-        """In the runtime info: what access control, the bounds of listeners and the history refused."""
+        """Returns the rejections by access control, listeners' bounds and history checks, for the runtime
+        info.
+        """
         audit, elected, history = self._access.audit, self._elected, {}
         if elected is not None:
             history = {
@@ -493,7 +503,7 @@ class Broker:
         }
 
     async def _serve_metrics(self, store: MessageStore, parts: Parts) -> Address:
-        # Imported only where it is used: the library costs a broker 30 ms and 4 MiB.
+        # Imported only if needed: the library costs a broker 30 ms and 4 MiB.
         from tandemmq.broker.metrics import MetricsEndpoint, MetricSources
 
         sources = MetricSources(
@@ -531,7 +541,7 @@ class Broker:
         replica = self._replica
 
         def on_answer(registered: Registered) -> None:
-            # Who is the master of an elected group is known from the controllers, and sooner.
+            # The master of an elected group is known from the controllers, and earlier.
             if replica is not None:
                 replica.on_registered(registered.master_address, registered.master_ha_address)
                 parts.pulls.set_has_master(replica.is_master_known)
@@ -600,7 +610,7 @@ class Broker:
 
 
 def ha_port_of(options: BrokerOptions) -> int:
-    """haListenPort when it is set, else listenPort + 1, else any (spec decisions 1)."""
+    """Returns haListenPort if set, else listenPort + 1, else 0 for any port (spec decisions 1)."""
     if options.ha_listen_port or not options.listen_port:
         return options.ha_listen_port
     return options.listen_port + 1

@@ -1,7 +1,7 @@
-"""Deliveries that survive a kill: messages that waited are appended, and progress counts once they are safe.
+"""Deliveries that survive a kill: waiting messages are appended, and progress counts only once they are safe.
 
-`Progress` holds progress back until it is valid, `Wake` lets a task sleep, `Writer` is the one place where a
-delivery meets the store, and `restore` makes the message that it appends.
+`Progress` holds progress back until it is safe, `Wake` lets a task sleep, `Writer` is the only access of
+deliveries to the store, and `restore` builds the message to append.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROGRESS_COUNT_MAX = 65_536
 
 
 def safe_end(*, flushed: int, appended: int, acknowledged: Iterable[int], gap_bytes_max: int) -> int:
-    """The log offset below which nothing is lost by a power cut or by losing the master.
+    """Returns the log offset below which nothing is lost by a power cut or by losing the master.
 
     A slave that is `gap_bytes_max` behind, or ahead of the log, does not count (spec replication 4.8).
     """
@@ -40,12 +40,12 @@ def safe_end(*, flushed: int, appended: int, acknowledged: Iterable[int], gap_by
 
 
 class Progress(Generic[T]):
-    """Progress of a delivery that becomes valid only once the delivered copies are safe: values in the order
-    of the log, each with the end of what it speaks of.
+    """The progress of a delivery, held back until the delivered copies are safe: values in log order, each
+    with the log offset that must be safe.
 
-    A copy in the page cache, or one that a slave does not hold, may still be lost; if the progress were ahead
-    of it, the message would be lost with it. So progress waits until the log is flushed, and acknowledged by
-    the slaves that are in sync, up to the end of what it speaks of. After a kill the rest is delivered again.
+    A copy in the page cache, or one that no slave holds, may still be lost. If the progress were ahead of the
+    copy, the message would be lost with it. So progress waits until the log is flushed, and acknowledged by
+    the in-sync slaves, up to that offset. After a kill the rest is delivered again.
     """
 
     __slots__ = ("_waiting",)
@@ -57,18 +57,18 @@ class Progress(Generic[T]):
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[T]:
-        """What is not valid yet, oldest first."""
+        """Yields the values that are not safe yet, oldest first."""
         return (value for _, value in self._waiting)
 
     @property
     def is_full(self) -> bool:
-        """No more deliveries until some of them are safe."""
+        """True if no more may be delivered until some deliveries are safe."""
         return len(self._waiting) >= PROGRESS_COUNT_MAX
 
     def add(self, log_end: int, value: T, *, replaces: bool = False) -> None:
-        """`value` is valid when the log is safe up to `log_end`.
+        """Adds `value`, which is safe when the log is safe up to `log_end`.
 
-        `replaces`: it says all that an earlier value for the same place says.
+        `replaces`: the value supersedes an earlier value with the same `log_end`.
         """
         assert not self._waiting or log_end >= self._waiting[-1][0], (log_end, self._waiting[-1][0])
         if replaces and self._waiting and self._waiting[-1][0] == log_end:
@@ -76,7 +76,7 @@ class Progress(Generic[T]):
         self._waiting.append((log_end, value))
 
     def settle(self, safe: int) -> list[T]:
-        """The values that became valid, oldest first."""
+        """Removes and returns the values that became safe, oldest first."""
         settled: list[T] = []
         while self._waiting and self._waiting[0][0] <= safe:
             settled.append(self._waiting.popleft()[1])
@@ -84,8 +84,8 @@ class Progress(Generic[T]):
 
 
 class Wake:
-    """One task waits for a signal or for a time, whichever comes first; anyone may set the signal. A signal
-    that came before the wait counts.
+    """Lets one task wait for a signal or a time, whichever comes first; any task may set the signal. A signal
+    set before the wait counts.
     """
 
     __slots__ = ("_clock", "_event")
@@ -95,15 +95,15 @@ class Wake:
         self._event = asyncio.Event()
 
     def set(self) -> None:
-        """End the wait, or the next one."""
+        """Ends the current wait, or the next one."""
         self._event.set()
 
     def clear(self) -> None:
-        """Forget earlier signals; do it before looking for work, never after."""
+        """Clears earlier signals; call it before checking for work, never after."""
         self._event.clear()
 
     async def wait(self, delay_s: float | None) -> None:
-        """Returns on a signal, or after `delay_s` (None: only on a signal); lets others run in any case."""
+        """Waits for a signal, or at most `delay_s` (None: for a signal only)."""
         if delay_s is None:
             await self._event.wait()
             return
@@ -120,10 +120,10 @@ BATCH_COUNT_MAX = 64
 
 
 class Writer:
-    """Reads waiting messages and appends the due ones; shared by delay levels and timers.
+    """Reads waiting messages and appends the due ones; shared by delay levels, timers, pops and transactions.
 
     A batch is one append, awaited before the next, so messages keep their order and no batch is half
-    delivered. A store that refuses for now is asked again; a message that can never be stored is given up
+    delivered. A temporary rejection by the store is retried. A message that can never be stored is dropped
     with an ERROR, because it would hold back all others.
     """
 
@@ -133,7 +133,7 @@ class Writer:
         self.batch_bytes_max = min(BATCH_BYTES_MAX, store.options.commit_log_file_bytes // 4)
 
     def safe_end(self) -> int:
-        """Below this log offset delivered copies are safe."""
+        """Returns the log offset below which delivered copies are safe."""
         store = self._store
         return safe_end(
             flushed=store.flushed.value,
@@ -144,7 +144,7 @@ class Writer:
 
     @property
     def log_end(self) -> int:
-        """The end of what the store has accepted, which never falls behind what `append` returned."""
+        """The end of the accepted log, which is never below an offset that `append` returned."""
         return self._store.accepted_log_offset
 
     def read(
@@ -156,9 +156,11 @@ class Writer:
         *,
         waits: bool = True,
     ) -> tuple[list[Record], int]:
-        """Messages from `queue_offset` on, and the offset to go on at: beyond what retention deleted.
+        """Reads messages from `queue_offset` on. Returns them and the next offset to read, which skips
+        messages deleted by retention.
 
-        No messages and the same offset: nothing is there, or with `waits` an entry that is being mended.
+        No messages and an unchanged offset: the queue has no more, or with `waits` an entry is being
+        repaired.
         """
         limit = self.batch_bytes_max
         got = self._store.get(
@@ -179,8 +181,9 @@ class Writer:
         return records, got.next_offset
 
     def _read_singly(self, topic: str, queue_id: int, begin: int, end: int) -> list[Record]:
-        """The same messages, each from where the queue has it: one is damaged, and what it says of its size
-        with it. Only that one is lost."""
+        """Reads the same messages one by one at their queue entries, because the size field of a damaged
+        record cannot be trusted. Only the damaged record is lost.
+        """
         store = self._store
         records: list[Record] = []
         for number, entry in enumerate(store.queue_entries(topic, queue_id, begin, end - begin), begin):
@@ -188,7 +191,7 @@ class Writer:
             if size == FILLER_SIZE or log_offset < store.min_log_offset:
                 continue
             try:
-                # A damaged entry may say any size.
+                # A damaged entry may hold any size.
                 view = store.log_view(log_offset, max(0, size))
                 record = decode_record(view, check_crc=False, log_offset=log_offset)
             except RecordError as error:
@@ -199,9 +202,10 @@ class Writer:
         return records
 
     async def append(self, records: Sequence[NewRecord]) -> int:
-        """Where the log ends behind these records; they are readable or soon will be.
+        """Appends the records. Returns the end of the log after them; they are readable, or soon will be.
 
-        Waits as long as the store refuses. Cancelled in between, they may be appended or not.
+        Waits while the store rejects them. If the call is cancelled meanwhile, they may or may not be
+        appended.
         """
         try:
             return await self._append_all(records)
@@ -232,7 +236,8 @@ class Writer:
             status = await done
             if status not in (PutStatus.SERVICE_NOT_AVAILABLE, PutStatus.UNKNOWN_ERROR):
                 return appended.end_offset
-            # Not stored, or unknown: the store has stopped or its disk is full. Try until we are stopped.
+            # Not stored, or unknown: the store has stopped or its disk is full. Retries until the task is
+            # stopped.
             await self._clock.sleep(RETRY_AFTER_S)
 
     def _give_up(self, record: NewRecord, error: MessageIllegal) -> None:
@@ -240,10 +245,10 @@ class Writer:
         log.error(events.DELAYED_MESSAGE_REFUSED, extra=facts)
 
 
-# Stored messages on their way back from a waiting topic; pure.
+# Restoring messages from the topic in which they waited. Pure.
 #
-# The properties stay as they were stored, DELAY, REAL_TOPIC and REAL_QID included, because that is what
-# RocketMQ stores (spec store 15); a timer message gets its times added (spec store 16).
+# The properties stay as stored, DELAY, REAL_TOPIC and REAL_QID included, as in RocketMQ (spec store 15); a
+# timer message gets its times added (spec store 16).
 
 TIMER_ENQUEUE_MS = "TIMER_ENQUEUE_MS"
 TIMER_DEQUEUE_MS = "TIMER_DEQUEUE_MS"
@@ -251,10 +256,10 @@ TIMER_ROLL_TIMES = "TIMER_ROLL_TIMES"
 
 
 def restore(record: Record) -> NewRecord | None:
-    """The message for the topic and queue that it was meant for; None when it has no such topic.
+    """Returns the message for its real topic and queue, or None if it has no such topic.
 
-    Half messages are never brought back (spec store 15). Its sender was answered long ago, so it waits for
-    nothing.
+    Half messages are never restored (spec store 15). The sender was answered long ago, so the append waits
+    for no acknowledgement.
     """
     topic = _text(record, b"REAL_TOPIC")
     queue_id = _text(record, b"REAL_QID")
@@ -265,7 +270,7 @@ def restore(record: Record) -> NewRecord | None:
 
 
 def restore_timer(record: Record, now_ms: int) -> NewRecord | None:
-    """The same for a timer message, with when it began and ended to wait."""
+    """Returns the restored timer message, with the times at which its waiting began and ended."""
     restored = restore(record)
     if restored is not None:
         restored.properties = _with_times(record, now_ms)
@@ -273,7 +278,7 @@ def restore_timer(record: Record, now_ms: int) -> NewRecord | None:
 
 
 def roll_timer(record: Record, now_ms: int) -> NewRecord:
-    """The message for another stay in its timer topic: a younger copy, which retention reaches later."""
+    """Returns a younger copy of the message for its timer topic, which retention reaches later."""
     count = _text(record, TIMER_ROLL_TIMES.encode())
     times = int(count) + 1 if count.isascii() and count.isdigit() and len(count) <= 9 else 1
     rolled = _with_pair(_with_times(record, now_ms), TIMER_ROLL_TIMES, str(times))
@@ -286,7 +291,7 @@ def _with_times(record: Record, now_ms: int) -> bytes:
 
 
 def _with_pair(raw: bytes, name: str, value: str) -> bytes:
-    """With the pair in the place of an older one; a message that has no room for it goes without."""
+    """Returns the properties with the pair replaced or added; unchanged if there is no room for it."""
     longer = append_property(names.remove_property(raw, name.encode()), name, value)
     return longer if len(longer) <= PROPERTIES_BYTES_MAX else raw
 

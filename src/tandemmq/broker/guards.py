@@ -1,4 +1,4 @@
-"""Checks that handlers share; each raises the documented code with a remark that says what is allowed."""
+"""Checks shared by handlers. Each raises the documented code with a remark that says what is allowed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ T = TypeVar("T")
 
 
 def invalid(remark: str) -> BadRequest:
-    """A refusal with INVALID_PARAMETER (29), as brokers answer since 5.3.2 (spec semantics 26)."""
+    """Returns a rejection with INVALID_PARAMETER (29), the code of brokers since 5.3.2 (spec semantics
+    26).
+    """
     return BadRequest(remark, code=ResponseCode.INVALID_PARAMETER)
 
 
 def require_topic(topics: TopicTable, name: str) -> TopicConfig:
-    """The topic's configuration. Raises TopicNotFound."""
+    """Returns the topic's configuration. Raises TopicNotFound."""
     config = topics.get(name)
     if config is None:
         raise TopicNotFound(f"the topic {name[:160]!r} does not exist on this broker")
@@ -37,10 +39,11 @@ def require_topic(topics: TopicTable, name: str) -> TopicConfig:
 
 
 def require_group(groups: GroupTable, name: str, now_ms: int, host: str) -> SubscriptionGroupConfig:
-    """The group's configuration, made when groups are made by use (autoCreateSubscriptionGroup); `host` asks.
+    """Returns the group's configuration. A missing group is created if autoCreateSubscriptionGroup allows it;
+    `host` is the address that uses it.
 
-    Raises:  GroupNotFound, saying whether the name or the setting is in the way; NotPermitted when `host` has
-             made too many (`CreationQuota`).
+    Raises:  GroupNotFound, naming the name or the setting as the reason; NotPermitted when `host` has created
+            too many (`CreationQuota`).
     """
     config = groups.find_or_create(name, now_ms, host)
     if config is None:
@@ -56,7 +59,9 @@ def require_queue(config: TopicConfig, queue_id: int, *, queue_count: int) -> No
 
 
 async def drop_or_reject(store: MessageStore, topics: Collection[str]) -> None:
-    """Delete the queues of topics. Raises RequestRejected when that cannot be written: nothing is changed."""
+    """Deletes the queues of topics. Raises RequestRejected if that cannot be written; nothing has changed
+    then.
+    """
     try:
         await store.drop_topics(topics)
     except OSError as error:
@@ -66,7 +71,9 @@ async def drop_or_reject(store: MessageStore, topics: Collection[str]) -> None:
 
 
 def read_body(decode: Callable[[Buffer], T], body: Buffer) -> T:
-    """The decoded body of a request. Raises BadRequest: the frame was fine, so the connection lives on."""
+    """Returns the decoded body of a request. Raises BadRequest; the frame was valid, so the connection stays
+    open.
+    """
     try:
         return decode(body)
     except RemoteProtocolError as error:

@@ -1,12 +1,11 @@
-"""The metrics of a broker: what they read from its parts, and the port on which they are told.
+"""The metrics of a broker: readings from its parts, and the port that serves them.
 
-The parts know nothing of metrics. Read are the store's watermarks, files, disk and durations; what comes in
-and goes out; how far the copies are behind.
-
-Strategy:   the messages of a topic are not counted when they come: its queues number them, so that the sum of
-            the queues' ends is the count. It outlives a restart and costs nothing until somebody asks.
-At a bound: the first `TOPIC_SERIES_MAX` topics, in the order in which the store knows their queues, have
-            series of their own; a topic that is deleted makes room for the next one.
+The parts know nothing of metrics. The readings cover the store's watermarks, files, disk and durations;
+traffic; and replication lag.
+Strategy: messages per topic are not counted on arrival. Queues number their messages, so the sum of the
+          queues' ends is the count. It survives a restart and costs nothing until it is read.
+At a bound: the first `TOPIC_SERIES_MAX` topics, in the store's order of queues, have series of their own; a
+            deleted topic makes room for the next one.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class MetricSources:
 
 
 def read_store(store: MessageStore, disk: Disk) -> Iterator[Sample]:
-    """All readings of the store."""
+    """Yields all readings of the store."""
     appended, flushed = store.appended.value, store.flushed.value
     dispatched = store.dispatched.value
     facts, recorder = store.facts(), store.recorder
@@ -117,7 +116,7 @@ assert _CODES.keys() == set(PutStatus)
 
 
 def read_traffic(sources: MetricSources) -> Iterator[Sample]:
-    """All readings of traffic and clients."""
+    """Yields all readings of traffic and clients."""
     stats, tables = sources.stats, sources.tables
     yield from _by_code(metrics.SENDS, count_sends(sources.store.recorder.outcomes, stats.send_refusals))
     yield from _by_code(metrics.PULLS, {ResponseCode.SUCCESS: stats.found_count, **stats.pull_endings})
@@ -137,7 +136,7 @@ def read_traffic(sources: MetricSources) -> Iterator[Sample]:
 
 
 def count_sends(outcomes: Mapping[PutStatus, int], refusals: Mapping[int, int]) -> dict[int, int]:
-    """Sends by response code: those that the store ended, and those that never came so far."""
+    """Returns sends by response code: those that the store completed, and those rejected earlier."""
     counts: Counter[int] = Counter(refusals)
     for status, count in outcomes.items():
         counts[_CODES[status]] += count
@@ -145,7 +144,7 @@ def count_sends(outcomes: Mapping[PutStatus, int], refusals: Mapping[int, int]) 
 
 
 def count_topics(store: MessageStore) -> Counter[str]:
-    """Messages by topic, in the order in which the store knows the topics."""
+    """Returns messages by topic, in the store's order of topics."""
     counts: Counter[str] = Counter()
     for topic, queue_id in islice(store.queue_keys(), QUEUES_READ_MAX):
         counts[topic] += store.queue_max(topic, queue_id)
@@ -185,7 +184,7 @@ def _by_code(metric: metrics.Metric, counts: Mapping[int, int]) -> Iterator[Samp
 def read_replication(
     replica: ReplicaRole | ElectedReplica, store: MessageStore, clock: Clock
 ) -> Iterator[Sample]:
-    """All readings of replication, as far as the broker serves slaves or follows a master."""
+    """Yields all readings of replication, for the role of this broker."""
     status, copy = replica.master_status(), replica.slave_status()
     if status is not None:
         yield from _read_master(status, store, clock.now_ms())
@@ -203,10 +202,11 @@ def _read_master(status: MasterStatus, store: MessageStore, now_ms: int) -> Iter
     acknowledged: dict[ReplicaId, int] = {}
     for slave in status.slaves:
         if slave.replica is not None:
-            # One slave may have two connections while its old one has not been noticed dead.
+            # One slave may have two connections until its old one is detected as dead.
             acknowledged[slave.replica] = max(slave.acknowledged, acknowledged.get(slave.replica, 0))
     for gone in status.departed:
-        # Its lag grows; without a series nobody would be told. Another slave of its host may have its id now.
+        # The lag of a departed slave grows, so it keeps its series. Another slave of its host may have its id
+        # now.
         if gone.replica is not None:
             held = acknowledged.get(gone.replica, gone.acknowledged)
             acknowledged[gone.replica] = min(held, gone.acknowledged)
@@ -233,11 +233,11 @@ RENDER_S_MIN = 1.0
 
 
 class MetricsEndpoint:
-    """/metrics for Prometheus and /healthz for a supervisor, on a port of their own; reads the parts of one
-    broker when it is asked to.
+    """Serves /metrics for Prometheus and /healthz for a supervisor on a separate port; reads the broker's
+    parts on request.
 
-    At a bound: the text is made at most once per `RENDER_S_MIN`; whoever asks more often gets the same again,
-                so that scrapers cannot take the loop from the clients.
+    At a bound: the text is rendered at most once per `RENDER_S_MIN`; further requests get the same text, so
+                that scrapers cannot starve clients.
     """
 
     def __init__(self, sources: MetricSources, *, network: Network) -> None:
@@ -249,13 +249,13 @@ class MetricsEndpoint:
         self._server = HttpServer(pages, network=network, clock=sources.clock)
 
     async def start(self, host: str, port: int) -> Address:
-        """The bound address; port 0 picks a free one. Raises OSError when it cannot be bound."""
+        """Returns the bound address; port 0 picks a free one. Raises OSError when it cannot be bound."""
         address = await self._server.start(host, port)
         log.info(events.METRICS_STARTED, extra={"address": address})
         return address
 
     async def stop(self) -> None:
-        """Stop answering."""
+        """Stops serving."""
         await self._server.stop()
 
     def _read_all(self) -> Iterator[Sample]:
@@ -285,7 +285,7 @@ class MetricsEndpoint:
         return HttpAnswer(self._text, CONTENT_TYPE)
 
     def _serve_health(self) -> HttpAnswer:
-        """200 while the store can be trusted, whether it takes sends now or not."""
+        """Returns 200 while the store can be trusted, even if it rejects sends at the moment."""
         facts = self._sources.store.facts()
         if facts.is_failed:
             return HttpAnswer(f"{facts.refusal}\n".encode(), status=503)

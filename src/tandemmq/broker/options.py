@@ -1,9 +1,9 @@
-"""What a broker can be told: its own settings, those of access control, and those of an elected group.
+"""The settings of a broker, of access control, and of an elected group.
 
-Each part is one frozen value with RocketMQ's defaults and units in the names; the RocketMQ key of each field
-stands beside it. Fields marked "ours" have no RocketMQ key: they are bounds that RocketMQ leaves open. The
-role (brokerRole) belongs to the store's options; `broker_id` says the same here (0 master, above 0 slave),
-and `Broker` refuses a pair that disagrees (spec replication 3).
+Each part is one frozen value with RocketMQ's defaults and with units in the names; the comment at each field
+names its RocketMQ key. Fields marked "ours" have no RocketMQ key: they are bounds that RocketMQ leaves open.
+The role (brokerRole) belongs to the store's options. `broker_id` repeats it here (0 master, above 0 slave),
+and `Broker` rejects a pair that disagrees (spec replication 3).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ PERMISSION_MAX = 7
 
 
 class MetricsExporter(Enum):
-    """How the broker tells its metrics (metricsExporterType)."""
+    """The way in which the broker exports metrics (metricsExporterType)."""
 
     DISABLE = "DISABLE"
     PROM = "PROM"
 
 
 class RequestModeName(Enum):
-    """How groups consume topics for which nothing was set (defaultMessageRequestMode)."""
+    """The default consumption mode of groups (defaultMessageRequestMode)."""
 
     PULL = "PULL"
     POP = "POP"
@@ -38,24 +38,25 @@ class RequestModeName(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerOptions:
-    """Settings of one broker; relations to the store's options are checked when the broker is built."""
+    """The settings of one broker; relations to the store's options are checked when the broker is built."""
 
-    # Who it is and where it listens.
+    # Identity and addresses.
     cluster_name: str = "DefaultCluster"  # brokerClusterName
-    broker_name: str = "broker-a"  # brokerName; RocketMQ takes the host's name
+    broker_name: str = "broker-a"  # brokerName; RocketMQ's default is the host's name
     broker_id: int = 0  # brokerId
     broker_permission: int = 6  # brokerPermission
     listen_host: str = "0.0.0.0"  # bindAddress
     listen_port: int = 10911  # listenPort; 0 picks a free one
     fast_listen: bool = True  # fastListen: the second listener at listenPort - 2
-    advertised_host: str = "127.0.0.1"  # brokerIP1: what clients dial
+    advertised_host: str = "127.0.0.1"  # brokerIP1: the address that clients connect to
     ha_advertised_host: str = ""  # brokerIP2; empty: the same as advertised_host
     ha_listen_port: int = 0  # haListenPort; 0: listenPort + 1
-    ha_master_address: str = ""  # haMasterAddress; empty: taken from the name server's answers
-    refuse_second_master: bool = True  # ours, refuseSecondMaster: a name has one master, asked at the start
-    ha_master_remoting_address: str = ""  # haMasterRemotingAddress; where a slave asks while none is told
+    ha_master_address: str = ""  # haMasterAddress; empty: the address that the name server returns
+    refuse_second_master: bool = True  # ours, refuseSecondMaster: checks for another master of the name
+    # haMasterRemotingAddress: the master's address while no name server reports one
+    ha_master_remoting_address: str = ""
     name_servers: tuple[str, ...] = ()  # namesrvAddr, split at ';'
-    controllers: tuple[str, ...] = ()  # controllerAddr, split at ';': only shown, see ElectionOptions
+    controllers: tuple[str, ...] = ()  # controllerAddr, split at ';': only displayed, see ElectionOptions
     register_period_ms: int = 30_000  # registerNameServerPeriod, clamped to 10 s .. 60 s
     register_timeout_ms: int = 24_000  # registerBrokerTimeoutMills
     metrics_exporter: MetricsExporter = MetricsExporter.DISABLE  # metricsExporterType
@@ -76,7 +77,8 @@ class BrokerOptions:
     mixed_message_type_enable: bool = False  # enableMixedMessageType
     auto_create_group: bool = True  # autoCreateSubscriptionGroup
     create_system_groups: bool = True  # enableCreateSysGroup
-    created_per_address_max: int = 1_000  # autoCreatePerAddressMax (ours): by use, in an hour; 0: no bound
+    # autoCreatePerAddressMax (ours): created by use, per hour; 0: no bound
+    created_per_address_max: int = 1_000
     topic_count_max: int = 100_000  # ours
     group_count_max: int = 100_000  # ours
 
@@ -88,7 +90,7 @@ class BrokerOptions:
 
     # Transactions.
     transactions_refused: bool = False  # rejectTransactionMessage
-    transaction_timeout_ms: int = 6_000  # transactionTimeOut: how long a half message is left alone
+    transaction_timeout_ms: int = 6_000  # transactionTimeOut: how long a half message is not checked
     transaction_check_period_ms: int = 30_000  # transactionCheckInterval
     transaction_check_count_max: int = 15  # transactionCheckMax
 
@@ -99,23 +101,24 @@ class BrokerOptions:
     reject_pull_consumers: bool = False  # rejectPullConsumerEnable
     long_polling_enable: bool = True  # longPollingEnable
     short_polling_ms: int = 1_000  # shortPollingTimeMills
-    long_poll_ms_max: int = 120_000  # ours: a client's suspendTimeoutMillis is cut to this
-    connections_max: int = CONNECTIONS_MAX  # ours, of all ports; a process with few descriptors has fewer
+    long_poll_ms_max: int = 120_000  # ours: a client's suspendTimeoutMillis is limited to this
+    connections_max: int = CONNECTIONS_MAX  # ours, over all ports; lower if the process has few descriptors
     frame_bytes_held_max: int = 256 << 20  # ours: of unfinished frames; at the bound connections are closed
     long_poll_count_max: int = 100_000  # ours: at the bound a pull is answered at once instead of being held
     long_poll_count_per_queue_max: int = 4_096  # ours, the same
-    pull_message_count_max: int = 10_000  # ours: a larger maxMsgNums is cut; transfer limits apply below it
+    # ours: a larger maxMsgNums is reduced to this; transfer limits apply below it
+    pull_message_count_max: int = 10_000
 
     # Pulls of old messages.
     cold_control_enable: bool = False  # coldDataFlowControlEnable
-    cold_bytes_per_group_max: int = 3_145_728  # cgColdReadThreshold: of one group within 5 s
-    cold_bytes_max: int = 104_857_600  # globalColdReadThreshold: of all groups within 5 s
+    cold_bytes_per_group_max: int = 3_145_728  # cgColdReadThreshold: per group within 5 s
+    cold_bytes_max: int = 104_857_600  # globalColdReadThreshold: for all groups within 5 s
 
     # Pops.
     pop_poll_count_per_group_max: int = 1_024  # popPollingSize: at the bound a pop is answered POLLING_FULL
     pop_poll_count_max: int = 100_000  # maxPopPollingSize, the same
-    pop_lease_count_max: int = 200_000  # popCkMaxBufferSize: at the bound pops find nothing
-    pop_retry_percent: int = 20  # popFromRetryProbability: how many pops look at the retry topic first
+    pop_lease_count_max: int = 200_000  # popCkMaxBufferSize: at the bound pops return no messages
+    pop_retry_percent: int = 20  # popFromRetryProbability: percentage of pops that read the retry topic first
     pop_retry_v2: bool = False  # enableRetryTopicV2
     pop_reads_retry_v1: bool = True  # retrieveMessageFromPopRetryTopicV1
     pop_returns_retry_topic: bool = False  # popResponseReturnActualRetryTopic
@@ -139,13 +142,14 @@ class BrokerOptions:
     # Clients.
     notify_consumer_ids_changed: bool = True  # notifyConsumerIdsChangedEnable
     notify_at_once: bool = True  # realTimeNotifyConsumerChange
-    notify_period_ms: int = 15_000  # period of the notices when notify_at_once is false
+    notify_period_ms: int = 15_000  # the period of notifications when notify_at_once is false
     channel_expired_ms: int = 120_000  # channelExpiredTimeout
     client_scan_period_ms: int = 10_000  # RocketMQ's fixed scan period
     groups_per_client_max: int = 1_024  # ours
     subscriptions_per_group_max: int = 4_096  # ours
     queue_lock_expired_ms: int = 60_000  # fixed in RocketMQ
-    config_path: Path | None = None  # brokerConfigPath: the file it was started with, kept up to date
+    # brokerConfigPath: the broker's configuration file, which it keeps up to date
+    config_path: Path | None = None
     config_black_list: tuple[str, ...] = ("configBlackList", "brokerConfigPath")  # configBlackList
 
     def __post_init__(self) -> None:
@@ -181,7 +185,9 @@ class BrokerOptions:
 
     @property
     def register_period_clamped_ms(self) -> int:
-        """The period of the registrations; RocketMQ keeps it within 10 s and 60 s (spec semantics 16.3)."""
+        """The registration period in milliseconds; RocketMQ keeps it within 10 s and 60 s (spec semantics
+        16.3).
+        """
         return min(max(self.register_period_ms, 10_000), 60_000)
 
 
@@ -229,7 +235,7 @@ def _check_range(name: str, value: int, low: int, high: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessOptions:
-    """Access control. Both kinds of rules may be on; then a request must pass both."""
+    """The settings of access control. If both kinds of rules are on, a request must pass both."""
 
     acl_enable: bool = False  # aclEnable: the rules of plain_acl.yml
     acl_directory: Path = Path("conf")  # aclConfigDir (ours): holds plain_acl.yml, acl/*.yml and tools.yml
@@ -237,9 +243,10 @@ class AccessOptions:
     authorization_enabled: bool = False  # authorizationEnabled
     authentication_white_codes: frozenset[int] = frozenset()  # authenticationWhitelist: request codes
     authorization_white_codes: frozenset[int] = frozenset()  # authorizationWhitelist
-    first_user: Credentials | None = None  # initAuthenticationUser: a super user, made when it is missing
+    first_user: Credentials | None = None  # initAuthenticationUser: a super user, created if missing
     inner_credentials: Credentials | None = None  # innerClientAuthenticationCredentials
-    weak_signatures: bool = True  # weakSignatureEnable (ours): accept the form of RocketMQ's own clients
+    # weakSignatureEnable (ours): accepts the signatures of RocketMQ's own clients
+    weak_signatures: bool = True
 
     def __post_init__(self) -> None:
         if self.authorization_enabled and not self.authentication_enabled:
@@ -253,13 +260,13 @@ class AccessOptions:
 
 
 OPEN = AccessOptions()
-"""Everybody may do everything."""
+"""The settings without access control: every client may do everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionOptions:
-    """A broker of an elected group (spec controller 8). These settings count with enableControllerMode=true
-    only; brokerId and brokerRole do not count then.
+    """The settings of a broker of an elected group (spec controller 8). They apply with
+    enableControllerMode=true only; brokerId and brokerRole are ignored then.
     """
 
     is_enabled: bool = False  # enableControllerMode
@@ -267,21 +274,25 @@ class ElectionOptions:
     identity_path: Path | None = (
         None  # storePathBrokerIdentity; None: brokerIdentity in the store's directory
     )
-    epoch_path: Path | None = None  # storePathEpochFile; None: epochFileCheckpoint, in the same place
-    heartbeat_ms: int = 300  # brokerHeartbeatInterval; RocketMQ: 1000, which its controllers get
+    epoch_path: Path | None = None  # storePathEpochFile; None: epochFileCheckpoint, in the same directory
+    heartbeat_ms: int = 300  # brokerHeartbeatInterval; RocketMQ: 1000, which RocketMQ's controllers get
     heartbeat_timeout_ms: int = 1_000  # sendHeartbeatTimeoutMillis
     silence_ms_max: int = 1_500  # controllerHeartBeatTimeoutMills; RocketMQ: 10000
     poll_ms: int = 1_000  # syncBrokerMetadataPeriod; RocketMQ: 5000
-    priority: int = 2**31 - 1  # brokerElectionPriority: among equals the smaller one is elected
-    waits_for_all: bool = True  # allAckInSyncStateSet; RocketMQ: false, which may lose what was acknowledged
-    copy_count_min: int = 1  # minInSyncReplicas: sends are refused while the SyncStateSet is smaller
-    lag_ms_max: int = 2_000  # haMaxTimeSlaveNotCatchup: who lags longer leaves the set; RocketMQ: 15000
-    join_ms_max: int = 5_000  # joinSetTimeoutMillis (ours): who has not come to a new master leaves
-    linger_ms: int = 60_000  # handoverLingerMillis (ours): who was master passes sends on for so long
-    is_learner: bool = False  # asyncLearner: copies, and is never elected
+    # brokerElectionPriority: of equal candidates the one with the smaller number is elected
+    priority: int = 2**31 - 1
+    waits_for_all: bool = True  # allAckInSyncStateSet; RocketMQ: false, which may lose acknowledged messages
+    copy_count_min: int = 1  # minInSyncReplicas: sends are rejected while the SyncStateSet is smaller
+    # haMaxTimeSlaveNotCatchup: a slave lagging longer is removed from the set; RocketMQ: 15000
+    lag_ms_max: int = 2_000
+    # joinSetTimeoutMillis (ours): the time for a slave to join a new master before it is removed
+    join_ms_max: int = 5_000
+    linger_ms: int = 60_000  # handoverLingerMillis (ours): how long a former master forwards sends
+    is_learner: bool = False  # asyncLearner: copies the log and is never elected
     from_last_file: bool = False  # syncFromLastFile: an empty slave copies the last file only
-    reapplies_id: bool = False  # ours, reapplyBrokerId: controllers that forgot this broker take it again
-    shared_secret: str = field(default="", repr=False)  # controllerSharedSecret (ours): as the controllers'
+    reapplies_id: bool = False  # ours, reapplyBrokerId: registers anew if the controllers forgot this broker
+    # controllerSharedSecret (ours): the same as the controllers'
+    shared_secret: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         if not self.is_enabled:

@@ -1,5 +1,4 @@
-"""Single messages: by where they are stored (33), by key (12). Source: spec semantics 19, spec remoting
-9.9."""
+"""Single messages: by log offset (33) or by key (12). Source: spec semantics 19, spec remoting 9.9."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ UNIQUE_KEY_COUNT_MAX = 32
 KEY_LENGTH_MAX = 32_767
 TAG_INDEX = "T"
 ANSWER_BYTES_MAX = 8 * 1024 * 1024
-"""Ours: half a frame; a query that finds more answers with the first of it."""
+"""TandemMQ's own limit, half a frame; larger results are cut to the first messages."""
 
 
 class QueryHandlers:
@@ -30,7 +29,7 @@ class QueryHandlers:
         self._topics = topics
 
     def handle_view(self, channel: Channel, command: Command) -> Command | None:
-        """VIEW_MESSAGE_BY_ID (33)."""
+        """Handles VIEW_MESSAGE_BY_ID (33)."""
         log_offset = command.decode(ViewMessageRequest).log_offset
         record = self._store.read_record(log_offset) if log_offset >= 0 else None
         if record is None:
@@ -42,10 +41,11 @@ class QueryHandlers:
         return None
 
     def handle_query(self, channel: Channel, command: Command) -> Command | None:
-        """QUERY_MESSAGE (12): messages with a key or with tags, newest first; clients check the key again.
+        """Handles QUERY_MESSAGE (12): messages with a key or with tags, newest first; clients check the key
+        again.
 
-        The index knows hashes only. A key whose hash is that of another topic's key is easily made, so the
-        topic is checked here: who may read the one may not be allowed to read the other.
+        The index holds hashes only, and a key with the hash of another topic's key is easily constructed. So
+        the topic is checked here: a client with the right to read one topic may lack it for the other.
         """
         header = command.decode(QueryMessageRequest)
         require_topic(self._topics, header.topic)
@@ -86,7 +86,7 @@ class QueryHandlers:
 
 
 def _is_of(record: memoryview, topic: str, tags: str | None) -> bool:
-    """Whether the record is of this topic and has these tags; any tags if None."""
+    """Returns True if the record belongs to this topic and has these tags; with None any tags match."""
     try:
         found = decode_record(record, check_crc=False)
     except RecordError:

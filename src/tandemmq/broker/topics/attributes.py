@@ -1,9 +1,9 @@
-"""Attributes of topics and groups: the known keys, their values, and changes of them (`+key=value`, `-key`).
+"""Attributes of topics and groups: the known keys, their values, and changes to them (`+key=value`, `-key`).
 
-Invariants: a table holds only attributes of these rules, so RocketMQ reads it. Attributes of lite topics are
-            kept and shown, and nothing more: no broker of ours serves lite topics (NOT_SERVED in
-            `tools/compatibility.py`); `priority.factor` likewise.
-Source:     spec semantics 20, spec remoting 8.6.
+Invariants: a table holds only attributes that satisfy these rules, so RocketMQ can read it. Attributes of
+            lite topics are stored and shown but have no effect: TandemMQ does not serve lite topics
+            (NOT_SERVED in `tools/compatibility.py`). The same holds for `priority.factor`.
+Source: spec semantics 20, spec remoting 8.6.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TYPE: Final = "message.type"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttributeRule:
-    """The values of one attribute: one of `values`, or a whole number of `numbers`, or any text."""
+    """The allowed values of one attribute: one of `values`, a whole number within `numbers`, or any text."""
 
     values: tuple[str, ...] = ()
     numbers: tuple[int, int] | None = None
@@ -32,7 +32,7 @@ class AttributeRule:
         """Raises BadRequest naming what is allowed."""
         if self.numbers is not None:
             low, high = self.numbers
-            # A number of more digits is outside, and int() refuses very many.
+            # A longer number is out of range anyway, and int() rejects very long ones.
             is_number = value.removeprefix("-").isdecimal() and value.isascii() and len(value) <= 20
             if not is_number or not low <= int(value) <= high:
                 raise invalid(
@@ -55,7 +55,7 @@ TOPIC_RULES: Final[Mapping[str, AttributeRule]] = {
     "reserve.time": AttributeRule(numbers=(-_LONG_MAX - 1, _LONG_MAX)),
     _EXPIRATION: AttributeRule(numbers=(-1, 43_200)),
 }
-"""BatchCQ queues, COMPACTION and PRIORITY are not served, so a topic cannot ask for them."""
+"""BatchCQ queues, COMPACTION and PRIORITY are not supported, so a topic cannot request them."""
 
 GROUP_RULES: Final[Mapping[str, AttributeRule]] = {
     "priority.factor": AttributeRule(numbers=(0, 100)),
@@ -72,9 +72,9 @@ GROUP_RULES: Final[Mapping[str, AttributeRule]] = {
 def apply_topic_attributes(
     before: Mapping[str, str], changes: str | None, *, is_new: bool, is_mixed_allowed: bool
 ) -> dict[str, str]:
-    """The attributes of a topic after the changes.
+    """Returns the attributes of a topic after the changes.
 
-    Raises:  BadRequest naming the change that is malformed, unknown or not served.
+    Raises:  BadRequest naming the change that is malformed, unknown or not supported.
     """
     after = _apply(before, (changes or "").split(","), TOPIC_RULES, is_new=is_new)
     if after.get(_TYPE) == "MIXED" != before.get(_TYPE) and not is_mixed_allowed:
@@ -85,9 +85,10 @@ def apply_topic_attributes(
 
 
 def apply_group_attributes(before: Mapping[str, str], asked: Mapping[str, str]) -> dict[str, str]:
-    """The attributes of a group after a request, whose keys begin with + or -.
+    """Returns the attributes of a group after a request, whose keys begin with + or -.
 
-    A key without a sign that says what is held is no change: a tool may send back what it was shown.
+    A key without a sign whose value is unchanged is ignored, so that a tool may send back what it was shown.
+
     Raises:  BadRequest naming the change that is malformed or unknown.
     """
     changed = dict(asked.items() - before.items())

@@ -1,4 +1,4 @@
-"""Topics made by use: `TopicCreator` makes them, and `UnsavedTopics` holds the sends that need one until it
+"""Topics created by use: `TopicCreator` creates them, and `UnsavedTopics` holds their sends until the topic
 is on disk.
 """
 
@@ -25,16 +25,16 @@ log = logging.getLogger(__name__)
 HELD_SENDS_MAX = 10_000
 
 Resume = Callable[[OSError | None], None]
-"""Goes on with a held send; with the error when the topic could not be written."""
+"""Resumes a held send; the argument is the error if the topic could not be written."""
 
 
 class UnsavedTopics:
-    """Which topics wait to be written, and which sends wait for them.
+    """The topics that wait to be written, and the sends held for them.
 
-    A message may be acknowledged only when its topic would still be known after a crash; otherwise the
-    message is stored and cannot be read (spec store 18). So the sends to a new topic are held until
-    `topics.json` is written, and then handled as if they had just come, in the order in which they came.
-    Sends to other topics never wait.
+    A message may be acknowledged only if its topic would still be known after a crash; otherwise the message
+    is stored but cannot be read (spec store 18). So sends to a new topic are held until `topics.json` is
+    written, and then handled in order of arrival as if they had just arrived. Sends to other topics never
+    wait.
     """
 
     def __init__(self, saver: TableSaver, file: TableFile) -> None:
@@ -48,12 +48,12 @@ class UnsavedTopics:
         return topic in self._held
 
     def add(self, topic: str) -> None:
-        """The topic was made just now, and its table is marked as changed."""
+        """Adds a topic that was just created and whose table is marked as changed."""
         self._held.setdefault(topic, [])
         self._ask()
 
     def hold(self, topic: str, resume: Resume) -> None:
-        """Has `resume` called once the topic is on disk, or cannot be written.
+        """Calls `resume` once the topic is on disk or cannot be written.
 
         Raises:  Busy when HELD_SENDS_MAX sends wait already.
         """
@@ -76,7 +76,7 @@ class UnsavedTopics:
             if error is None:
                 del self._held[topic]
             else:
-                self._held[topic] = []  # still unsaved: the next send to it asks again
+                self._held[topic] = []  # still unsaved: the next send to it requests another write
         self._held_count -= len(ready)
         if error is None and self._held:
             self._ask()
@@ -89,8 +89,8 @@ UNIT_SUBSCRIPTION_FLAG = 0x2
 
 
 class TopicCreator:
-    """Makes topics that clients need: from a template, for retries, for dead letters (spec semantics 6.2 and
-    7.1). Each is in the table when the call returns.
+    """Creates the topics that clients need: from a template, for retries, for dead letters (spec semantics
+    6.2 and 7.1). Each is in the table when the call returns.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class TopicCreator:
     def create_from_template(
         self, topic: str, *, template_name: str, queue_count: int, is_unit: bool, peer: str
     ) -> TopicConfig | None:
-        """The new topic, or None when the template is missing or may not be inherited from.
+        """Returns the new topic, or None when the template is missing or does not allow inheritance.
 
-        Raises:  NotPermitted when `peer` has made too many (`CreationQuota`); Busy when the table is full.
+        Raises:  NotPermitted when `peer` has created too many (`CreationQuota`); Busy when the table is full.
         """
         template = self._topics.get(template_name)
         if template is None:
@@ -141,9 +141,9 @@ class TopicCreator:
     def create_retry_topic(
         self, group: str, *, peer: str, queue_count: int, is_unit: bool = False, is_ordered: bool = False
     ) -> TopicConfig:
-        """The group's retry topic, made when it is missing.
+        """Returns the group's retry topic, creating it if missing.
 
-        Raises:  what `require_group` raises when the group does not exist.
+        Raises:  the errors of `require_group` when the group does not exist.
         """
         name = retry_topic(group)
         config = self._topics.get(name)
@@ -161,7 +161,7 @@ class TopicCreator:
         return config
 
     def create_dlq_topic(self, group: str) -> TopicConfig:
-        """The group's dead letter topic, made when it is missing: one queue that can be read and written."""
+        """Returns the group's dead letter topic, creating it if missing: one readable and writeable queue."""
         name = dlq_topic(group)
         config = self._topics.get(name)
         if config is None:
@@ -170,7 +170,7 @@ class TopicCreator:
         return config
 
     def create_pop_retry_topic(self, name: str, group: str) -> TopicConfig:
-        """Where popped messages go that nobody acknowledged, made when it is missing: one queue."""
+        """Returns the topic for the group's unacknowledged pops, creating it if missing: one queue."""
         config = self._topics.get(name)
         if config is None:
             config = make_topic(name, 1)

@@ -1,8 +1,9 @@
 """The subscription groups of this broker and their version (spec semantics 16.4, spec store 18).
 
-Also the forbidden table: (group, topic) -> bits, of which bit 2 forbids reading; and which groups were
-deleted and not made again, because one that is merely unknown may be one that a slave has yet to learn of.
-At a bound: a group too many is refused with Busy; of DELETED_MAX deleted groups the one that is known longest
+The table also holds the forbidden pairs, (group, topic) -> bits, of which bit 2 forbids reading. It also
+records groups that were deleted and not created again: a group that is merely unknown may be one a slave has
+yet to learn of.
+At a bound: a group too many is rejected with Busy; of more than DELETED_MAX deleted groups the oldest entry
             is forgotten.
 """
 
@@ -66,10 +67,10 @@ class GroupTable:
         return self._configs.get(group)
 
     def find_or_create(self, group: str, now_ms: int, host: str = "") -> SubscriptionGroupConfig | None:
-        """The group; None when it is missing and may not be made by use. `host`: the address that uses it,
-        empty for the broker itself.
+        """Returns the group, or None if it is missing and may not be created by use. `host`: the address that
+        uses it, empty for the broker itself.
 
-        Raises:  NotPermitted when `host` has made too many; Busy when the table is full.
+        Raises:  NotPermitted when `host` has created too many; Busy when the table is full.
         """
         config = self._configs.get(group)
         if config is not None:
@@ -88,7 +89,7 @@ class GroupTable:
         return config
 
     def put(self, config: SubscriptionGroupConfig, now_ms: int) -> bool:
-        """Add or replace a group; False when it is there exactly so already.
+        """Adds or replaces a group. Returns False if the table already holds it unchanged.
 
         Raises:  Busy when the group is new and the table is full.
         """
@@ -101,7 +102,7 @@ class GroupTable:
         return True
 
     def require_room(self, names: Iterable[str]) -> None:
-        """Raises Busy when not all of these groups, the new among them, fit into the table."""
+        """Raises Busy unless all of these groups, new ones included, fit into the table."""
         new = sum(name not in self._configs for name in set(names))
         if new and len(self._configs) + new > self._count_max:
             raise Busy(
@@ -109,14 +110,14 @@ class GroupTable:
             )
 
     def add_missing(self, groups: Iterable[str], now_ms: int) -> None:
-        """Put those with default settings that are not in the table yet, as one change."""
+        """Adds the missing ones of these groups with default settings, as one change."""
         missing = [group for group in groups if group not in self._configs]
         if missing:
             self._configs.update({group: SubscriptionGroupConfig(name=group) for group in missing})
             self._after_change(self._next_version(now_ms))
 
     def remove(self, group: str, now_ms: int) -> bool:
-        """False when there is no such group."""
+        """Removes a group. Returns False if it does not exist."""
         self._forbidden.pop(group, None)
         if self._configs.pop(group, None) is None:
             return False
@@ -125,13 +126,13 @@ class GroupTable:
         return True
 
     def note_deleted(self, groups: Mapping[str, int]) -> None:
-        """These were deleted, here or at the master; saved with the next change."""
+        """Records groups deleted here or at the master; saved with the next change."""
         self._deleted |= {group: at_ms for group, at_ms in groups.items() if group not in self._configs}
         while len(self._deleted) > DELETED_MAX:
             del self._deleted[next(iter(self._deleted))]
 
     def is_deleted(self, group: str) -> bool:
-        """True when the group was deleted; False also for one that was never heard of."""
+        """Returns True if the group was deleted; False also if it was never known."""
         return group in self._deleted
 
     def is_read_forbidden(self, group: str, topic: str) -> bool:
@@ -139,7 +140,8 @@ class GroupTable:
         return of_group is not None and of_group.get(topic, 0) & FORBIDDEN_READ != 0
 
     def forbid_reading(self, group: str, topic: str, now_ms: int, *, is_forbidden: bool) -> bool:
-        """False when it is so already; what is not forbidden has no entry.
+        """Sets whether the group may read the topic. Returns False if nothing changed. Pairs that are not
+        forbidden have no entry.
 
         Raises:  Busy when `FORBIDDEN_MAX` pairs are forbidden.
         """
@@ -159,13 +161,15 @@ class GroupTable:
         return True
 
     def replace_all(self, configs: Mapping[str, SubscriptionGroupConfig], data_version: DataVersion) -> None:
-        """Become the master's table, version included; the forbidden table stays (spec replication 6.2)."""
+        """Replaces the table by the master's, version included; forbidden pairs stay (spec replication
+        6.2).
+        """
         self._configs = dict(configs)
         self._deleted = {group: at for group, at in self._deleted.items() if group not in configs}
         self._after_change(data_version)
 
     def snapshot(self) -> SubscriptionGroupTable:
-        """The whole table, valid until the next change: encode it before anything else runs."""
+        """Returns the whole table, valid until the next change: encode it before anything else runs."""
         return SubscriptionGroupTable(
             groups=self._configs,
             forbidden=self._forbidden,
@@ -174,11 +178,11 @@ class GroupTable:
         )
 
     def encode(self) -> bytes:
-        """The content of subscriptionGroup.json."""
+        """Returns the content of subscriptionGroup.json."""
         return encode_group_table(self.snapshot())
 
     def load(self, data: bytes) -> None:
-        """Take over the content of subscriptionGroup.json."""
+        """Loads the content of subscriptionGroup.json."""
         table = decode_group_table(data)
         self._configs = dict(table.groups)
         self._forbidden = {group: dict(topics) for group, topics in table.forbidden.items()}
@@ -186,8 +190,8 @@ class GroupTable:
         self.data_version = table.data_version
 
     def _next_version(self, now_ms: int) -> DataVersion:
-        # What a slave makes by itself is a stop-gap: it keeps the master's version, or every synchronisation
-        # would find the tables different.
+        # A group created by a slave itself is temporary. The slave keeps the master's version; otherwise
+        # every synchronisation would find the tables different.
         return self.data_version if self._is_replica else self.data_version.next(now_ms)
 
     def _after_change(self, data_version: DataVersion) -> None:

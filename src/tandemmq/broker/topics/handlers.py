@@ -1,5 +1,4 @@
-"""Topics and groups by request: `TopicHandlers` changes and shows topics, `GroupHandlers` changes and shows
-groups.
+"""Requests about topics and groups: `TopicHandlers` and `GroupHandlers` change and show them.
 
 Source: spec semantics 16.3 and 16.4, spec remoting 8.6.
 """
@@ -52,7 +51,7 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 QUEUE_COUNT_MAX = 65_536
-"""Ours: a queue id has 32 bits, but every queue with messages is a directory and a file."""
+"""TandemMQ's own limit: a queue id has 32 bits, but every queue with messages is a directory and a file."""
 
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
@@ -62,10 +61,10 @@ async def _tell_nobody(_names: Iterable[str]) -> None:
 
 
 class TopicHandlers:
-    """Create or change topics (17, 18), with attributes as `+key=value,-key`; delete (215), show one (351),
-    list the system's (305).
+    """Creates or changes topics (17, 18), with attributes as `+key=value,-key`; deletes (215) and shows one
+    (351); lists the system's (305).
 
-    Each change of the topic table is on disk before it is answered, and a new topic known to the name
+    Each change of the topic table is on disk before it is answered. A new topic is also known to the name
     servers: `wait_told` waits for them, once the broker is registered.
     """
 
@@ -89,11 +88,11 @@ class TopicHandlers:
         self._clock = clock
         self.wait_told: Callable[[Iterable[str]], Awaitable[None]] = _tell_nobody
         self.pass_deletion_on: Callable[[str], Awaitable[None]] | None = None
-        """Of a slave whose master is elected: has that delete the topic."""
+        """Set on a slave whose master is elected: forwards a deletion to the master."""
         self._system_names = system_topic_names(options)
 
     async def handle_create(self, channel: Channel, command: Command) -> Command:
-        """UPDATE_AND_CREATE_TOPIC (17)."""
+        """Handles UPDATE_AND_CREATE_TOPIC (17)."""
         header = command.decode(CreateTopicRequest)
         self._require_master()
         config = TopicConfig(
@@ -113,7 +112,7 @@ class TopicHandlers:
         return command.reply(remark=hidden)
 
     async def handle_create_list(self, channel: Channel, command: Command) -> Command:
-        """UPDATE_AND_CREATE_TOPIC_LIST (18): all of them, or none when one is refused."""
+        """Handles UPDATE_AND_CREATE_TOPIC_LIST (18): all topics are changed, or none if one is rejected."""
         configs = read_body(decode_topic_config_list, command.body)
         self._require_master()
         if not configs:
@@ -127,7 +126,7 @@ class TopicHandlers:
         return command.reply()
 
     def _checked(self, config: TopicConfig, changes: str | None) -> TopicConfig:
-        """The topic as it is to be, attributes changed as asked. Raises BadRequest."""
+        """Returns the resulting topic with its attributes changed as requested. Raises BadRequest."""
         self._check(config)
         before = self._topics.get(config.name)
         attributes = apply_topic_attributes(
@@ -139,9 +138,11 @@ class TopicHandlers:
         return msgspec.structs.replace(config, attributes=attributes)
 
     def _hidden(self, config: TopicConfig) -> str | None:
-        """The unread messages of queues that consumers read no more once the topic is so; None without any.
+        """Describes the unread messages in queues that the change removes from reading; None if there are
+        none.
 
-        The change is made all the same, because mqadmin expects that; tools of ours ask before they shrink.
+        The change is made all the same, because mqadmin expects that; TandemMQ's tools ask before they shrink
+        a topic.
         """
         topic, before = config.name, self._topics.get(config.name)
         gone = range(config.read_queue_count, 0 if before is None else before.read_queue_count)
@@ -149,7 +150,7 @@ class TopicHandlers:
         held = sum(self._store.queue_max(topic, queue_id) - begin for queue_id, begin in begins.items())
         if not held:
             return None
-        unread = {"": held}  # of each group
+        unread = {"": held}  # by group; "" if no group reads the topic
         for group in self._offsets.groups_of(topic):
             queues = self._offsets.committed_queues(group, topic)
             read = sum(max(0, queues[one] - begins[one]) for one in queues.keys() & begins.keys())
@@ -177,12 +178,13 @@ class TopicHandlers:
         return True
 
     async def handle_delete(self, channel: Channel, command: Command) -> Command:
-        """DELETE_TOPIC_IN_BROKER (215): its offsets and queues go too; an unknown topic is not an error.
+        """Handles DELETE_TOPIC_IN_BROKER (215), including the topic's offsets and queues; an unknown topic is
+        not an error.
 
-        mqadmin asks every replica. A slave only agrees: what goes there goes with its master's next tables.
-        One whose master is elected passes it on, because who asks may take it for the master still. A slave
-        that became master may have queues of a topic that no table told it of: they go, or a topic made again
-        would begin with them.
+        mqadmin sends it to every replica. A slave only answers: its topic goes with the master's next tables.
+        A slave with an elected master forwards the request, because the sender may still take it for the
+        master. A slave that became master may have queues of a topic that is in no table; they are deleted as
+        well, or a new topic of that name would begin with them.
         """
         header = command.decode(DeleteTopicRequest)
         topic = header.topic
@@ -197,7 +199,7 @@ class TopicHandlers:
             if self.pass_deletion_on is not None:
                 await self.pass_deletion_on(topic)
             return command.reply()
-        # What was popped of it and came back goes with it, or a new topic of the name would begin with that.
+        # The topic's pop retries are deleted as well, or a new topic of the name would begin with them.
         retries = {
             name
             for group in self._offsets.groups_of(topic)
@@ -213,18 +215,18 @@ class TopicHandlers:
         return command.reply()
 
     def _delete(self, topic: str, peer: Address) -> None:
-        """Its queues are gone already."""
+        """Removes the topic from the tables; its queues are deleted already."""
         self._topics.remove(topic, self._clock.now_ms())
         self._offsets.drop_topic(topic)
         log.info(events.TOPIC_DELETED, extra={"topic": topic, "peer": peer})
 
     def handle_show(self, channel: Channel, command: Command) -> Command:
-        """GET_TOPIC_CONFIG (351)."""
+        """Handles GET_TOPIC_CONFIG (351)."""
         config = require_topic(self._topics, command.decode(TopicConfigRequest).topic)
         return command.reply(body=encode_topic_config(config))
 
     def handle_system_list(self, channel: Channel, command: Command) -> Command:
-        """GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305)."""
+        """Handles GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305)."""
         return command.reply(body=encode_topic_list(sorted(self._system_names)))
 
     def _check(self, config: TopicConfig) -> None:
@@ -259,7 +261,7 @@ _INT32_MAX = 2**31 - 1
 
 
 class GroupHandlers:
-    """Create or change groups (200, 225), delete (207), show one (352), forbid a topic (353).
+    """Creates or changes groups (200, 225), deletes one (207), shows one (352), forbids a topic (353).
 
     Each change of the group table is on disk before it is answered.
     """
@@ -286,7 +288,7 @@ class GroupHandlers:
         self._clock = clock
 
     async def handle_create(self, channel: Channel, command: Command) -> Command:
-        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200)."""
+        """Handles UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200)."""
         config = read_body(decode_group_config, command.body)
         self._require_master()
         if self._groups.put(self._checked(config), self._clock.now_ms()):
@@ -294,7 +296,9 @@ class GroupHandlers:
         return command.reply()
 
     async def handle_create_list(self, channel: Channel, command: Command) -> Command:
-        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225): all of them, or none when one is refused."""
+        """Handles UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225): all are changed, or none if one is
+        rejected.
+        """
         configs = read_body(decode_group_config_list, command.body)
         self._require_master()
         if not configs:
@@ -308,7 +312,9 @@ class GroupHandlers:
         return command.reply()
 
     async def handle_forbid(self, channel: Channel, command: Command) -> Command:
-        """UPDATE_AND_GET_GROUP_FORBIDDEN (353): whether a group may read a topic, changed first if asked."""
+        """Handles UPDATE_AND_GET_GROUP_FORBIDDEN (353): returns whether a group may read a topic, after
+        changing it if requested.
+        """
         header = command.decode(GroupForbiddenRequest)
         group, topic = header.group, header.topic
         if header.is_readable is not None:
@@ -324,7 +330,7 @@ class GroupHandlers:
         return command.reply(body=encode_group_forbidden(answer))
 
     async def handle_delete(self, channel: Channel, command: Command) -> Command:
-        """DELETE_SUBSCRIPTIONGROUP (207); its offsets go when the request says so."""
+        """Handles DELETE_SUBSCRIPTIONGROUP (207); the group's offsets are deleted if the request says so."""
         header = command.decode(DeleteGroupRequest)
         self._require_master()
         drops_offsets = header.cleans_offsets or header.removes_offsets
@@ -334,18 +340,20 @@ class GroupHandlers:
         if self._groups.remove(header.group, now_ms):
             await save_or_reject(self._saver, self._file)
         if drops_offsets:
-            # A group of this name that is made again must not begin where this one was.
+            # A new group of this name must not start at the old group's offsets.
             await save_or_reject(self._saver, self._offset_file)
         return command.reply()
 
     def handle_show(self, channel: Channel, command: Command) -> Command:
-        """GET_SUBSCRIPTIONGROUP_CONFIG (352): the asker is about to use the group, so it is made."""
+        """Handles GET_SUBSCRIPTIONGROUP_CONFIG (352). The client is about to use the group, so it is
+        created.
+        """
         group = command.decode(GroupConfigRequest).group
         config = require_group(self._groups, group, self._clock.now_ms(), channel.peer[0])
         return command.reply(body=encode_group_config(config))
 
     def _checked(self, config: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
-        """The group as it is to be, attributes changed as asked. Raises BadRequest."""
+        """Returns the resulting group with its attributes changed as requested. Raises BadRequest."""
         _check(config)
         held = self._groups.get(config.name)
         before = {} if held is None else held.attributes
@@ -357,7 +365,7 @@ class GroupHandlers:
 
 
 def _check(config: SubscriptionGroupConfig) -> None:
-    """Raises BadRequest for a name or number that no group may have."""
+    """Raises BadRequest for an invalid name or number."""
     fault = group_fault(config.name)
     if fault:
         raise invalid(f"groupName: {fault}")

@@ -1,13 +1,12 @@
-"""A bound on what one address makes by use: topics by sending to them, groups by using them.
+"""A bound on the topics and groups that one address creates by using them.
 
-The tables of topics and groups have bounds of their own, and each entry costs memory, files and a place in
-every registration. Without a bound by address one stranger fills both tables within a minute.
-
-Invariants: an address makes at most `count_max` entries at once, and from then on `count_max` in an hour.
-Not counted: requests from this machine, what tools create expressly, and everything while access control is
-            on, where rights say who may create what.
-At a bound: NotPermitted, naming the address, the bound and the ways out. Of ADDRESSES_MAX addresses the one
-            that made something longest ago is forgotten. IPv6 addresses count by their /64 networks.
+The tables of topics and groups have bounds of their own, and each entry costs memory, files and room in every
+registration. Without a bound per address, one unknown client could fill both tables within a minute.
+Invariants: an address creates at most `count_max` entries at once, and from then on `count_max` per hour.
+            Not counted: requests from this machine, entries that tools create explicitly, and everything
+            while access control is on, because then rights govern creation.
+At a bound: NotPermitted, naming the address, the bound and the ways out. Beyond ADDRESSES_MAX addresses the
+            least recently used one is forgotten. IPv6 addresses count by their /64 networks.
 """
 
 from __future__ import annotations
@@ -23,18 +22,19 @@ ADDRESSES_MAX: Final = 8_192
 
 
 class CreationQuota:
-    """What each address may still make by use."""
+    """The number of entries that each address may still create by use."""
 
     def __init__(self, count_max: int, clock: Clock) -> None:
-        """`count_max` 0: no bound."""
+        """Creates the quota; with `count_max` 0 there is no bound."""
         self._count_max = count_max
         self._clock = clock
-        self._left: dict[str, tuple[float, float]] = {}  # by network: how many, and at which time
+        # by network: creations left, and the time of that count
+        self._left: dict[str, tuple[float, float]] = {}
 
     def take(self, host: str, name: str) -> None:
-        """Count one more creation by `host`.
+        """Counts one more creation by `host`.
 
-        Raises:  NotPermitted when it has made too many; nothing is counted then.
+        Raises:  NotPermitted when `host` has created too many; nothing is counted then.
         """
         if not self._count_max:
             return
@@ -57,7 +57,7 @@ class CreationQuota:
 
 
 def _network_of(host: str) -> str | None:
-    """The address, or the network in whose name it is counted; None for this machine."""
+    """Returns the address or IPv6 network that is counted, or None for this machine."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:

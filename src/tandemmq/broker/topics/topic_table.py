@@ -1,4 +1,4 @@
-"""The topics of this broker and their version, and the topics and groups that it has from its first start.
+"""The topics of this broker and their version, and the topics and groups that exist from the first start.
 
 `system_topics` and `SYSTEM_GROUPS_AT_START` name the latter; `TopicTable` holds all topics.
 Source: spec semantics 16.3, 16.4.
@@ -37,14 +37,14 @@ SYSTEM_GROUPS_AT_START = (
 
 
 def make_topic(name: str, queue_count: int, permission: int = READ_WRITE) -> TopicConfig:
-    """A topic with as many read queues as write queues."""
+    """Returns a topic with equal numbers of read and write queues."""
     return TopicConfig(
         name=name, read_queue_count=queue_count, write_queue_count=queue_count, permission=permission
     )
 
 
 def system_topics(options: BrokerOptions, *, delay_level_count: int) -> list[TopicConfig]:
-    """All topics that are made when they are missing at start."""
+    """Returns all topics that are created at start if missing."""
     cluster, broker = options.cluster_name, options.broker_name
     topics = [
         make_topic(names.SELF_TEST_TOPIC, 1),
@@ -70,7 +70,7 @@ def system_topics(options: BrokerOptions, *, delay_level_count: int) -> list[Top
 
 
 def system_topic_names(options: BrokerOptions) -> frozenset[str]:
-    """Names that count as system topics on this broker, besides those that `topic_names` knows."""
+    """Returns the names of system topics on this broker, including those in `topic_names`."""
     topics = system_topics(options, delay_level_count=1)
     return frozenset(topic.name for topic in topics) | names.SYSTEM_TOPICS
 
@@ -83,12 +83,12 @@ OnTopicsChanged = Callable[[list[str]], None]
 
 
 class TopicTable:
-    """Topic configurations by name (spec store 18: topics.json); `get` is a plain dict look-up. `on_change`
+    """Topic configurations by name (spec store 18: topics.json); `get` is a plain dict lookup. `on_change`
     gets the changed names.
 
-    Invariants: every change bumps the data version once and is told to `on_change` after the table is whole
-                again; a slave takes over the master's version with its table (spec replication 6.2).
-    At a bound: a topic too many is refused with Busy.
+    Invariants: every change raises the data version once and is reported to `on_change` after the table is
+                complete again. A slave adopts the master's version with its table (spec replication 6.2).
+    At a bound: a topic too many is rejected with Busy.
     """
 
     def __init__(self, *, count_max: int = 100_000) -> None:
@@ -112,7 +112,7 @@ class TopicTable:
         return list(self._configs.values())
 
     def put(self, config: TopicConfig, now_ms: int) -> bool:
-        """Add or replace a topic; False when it is there exactly so already.
+        """Adds or replaces a topic. Returns False if the table already holds it unchanged.
 
         Raises:  Busy when the topic is new and the table is full.
         """
@@ -124,7 +124,7 @@ class TopicTable:
         return True
 
     def require_room(self, names: Iterable[str]) -> None:
-        """Raises Busy when not all of these topics, the new among them, fit into the table."""
+        """Raises Busy unless all of these topics, new ones included, fit into the table."""
         new = sum(name not in self._configs for name in set(names))
         if new and len(self._configs) + new > self._count_max:
             raise Busy(
@@ -132,40 +132,40 @@ class TopicTable:
             )
 
     def add_missing(self, configs: list[TopicConfig], now_ms: int) -> None:
-        """Put those whose name is not in the table yet, as one change."""
+        """Adds the missing ones of these topics, as one change."""
         missing = [config for config in configs if config.name not in self._configs]
         if missing:
             self._configs.update({config.name: config for config in missing})
             self._after_change([config.name for config in missing], self.data_version.next(now_ms))
 
     def remove(self, topic: str, now_ms: int) -> bool:
-        """False when there is no such topic."""
+        """Removes a topic. Returns False if it does not exist."""
         if self._configs.pop(topic, None) is None:
             return False
         self._after_change([topic], self.data_version.next(now_ms))
         return True
 
     def renew(self, now_ms: int) -> None:
-        """Tell everybody of all topics again, under a new version: what they are advertised with changed."""
+        """Reports all topics as changed under a new version, because their advertised data changed."""
         self._after_change(self.names, self.data_version.next(now_ms))
 
     def replace_all(self, configs: Mapping[str, TopicConfig], data_version: DataVersion) -> list[str]:
-        """Become the master's table, version included; the topics that were here and are no longer."""
+        """Replaces the table by the master's, version included. Returns the topics that were removed."""
         removed = [topic for topic in self._configs if topic not in configs]
         self._configs = dict(configs)
         self._after_change([*configs, *removed], data_version)
         return removed
 
     def snapshot(self) -> TopicConfigTable:
-        """The whole table, valid until the next change: encode it before anything else runs."""
+        """Returns the whole table, valid until the next change: encode it before anything else runs."""
         return TopicConfigTable(topics=self._configs, data_version=self.data_version)
 
     def encode(self) -> bytes:
-        """The content of topics.json."""
+        """Returns the content of topics.json."""
         return encode_topic_config_table(self.snapshot())
 
     def load(self, data: bytes) -> None:
-        """Take over the content of topics.json; a topic's own name wins over its key."""
+        """Loads the content of topics.json; a topic's own name wins over its key."""
         table = decode_topic_config_table(data)
         self._configs = dict(table.topics)
         self.data_version = table.data_version

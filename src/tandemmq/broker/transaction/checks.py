@@ -1,7 +1,7 @@
-"""Looks after half messages that nobody ended, on the master only: one task asks their producers.
+"""The checks of half messages without a decision, on the master only: one task asks their producers.
 
-`Asker` asks, `OpLog` knows which half messages are done, `TransactionChecks` is the task, and
-`TransactionService` starts and stops it with the role.
+`Asker` asks, `OpLog` records which half messages are done, `TransactionChecks` is the task, and
+`TransactionService` starts and stops it with the broker's role.
 Source: spec semantics 17, spec store 14.
 """
 
@@ -49,11 +49,11 @@ log = logging.getLogger(__name__)
 
 
 class Asker:
-    """Asks producers how their transactions ended, the members of a group in turn: CHECK_TRANSACTION_STATE,
-    oneway (spec semantics 17.6).
+    """Asks producers for the outcome of their transactions, the members of a group in turn:
+    CHECK_TRANSACTION_STATE, oneway (spec semantics 17.6).
 
-    A question shows the message, and anybody may claim to be of the group: only members that may send to its
-    topic are asked.
+    The request contains the message, and any client may claim to belong to the group. So only members with
+    the right to send to the message's topic are asked.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Asker:
         self._turn = 0
 
     def ask(self, half: Record, copy: NewRecord, appended: Appended) -> bool:
-        """False when no member of the group is online; it is asked again in the next round."""
+        """Asks one member. Returns False if no suitable member is online; the next round then tries again."""
         topic = text_of(half, names.REAL_TOPIC)
         members = [
             member
@@ -100,13 +100,13 @@ class Asker:
 
 
 WINDOW_MAX = 1 << 26
-"""Half messages ahead of the progress: 8 MiB of bits. Beyond, op records wait to be read."""
+"""The highest half message ahead of the progress: 8 MiB of bits. Op records beyond it wait to be read."""
 RECORDS_MAX = 1 << 22
-"""Op records that may still be needed: 32 MiB. Beyond, the same."""
+"""The number of op records that may still be needed: 32 MiB. Further records wait to be read."""
 
 
 class OpLog:
-    """The done half messages from `half_offset` on."""
+    """The set of done half messages from `half_offset` on."""
 
     def __init__(self, half_offset: int, op_offset: int) -> None:
         self._base = half_offset & ~7
@@ -120,7 +120,7 @@ class OpLog:
         return self._first + len(self._tops)
 
     def skip_to(self, op_offset: int) -> None:
-        """Records before it are gone: retention deleted them."""
+        """Skips the records before `op_offset`, which retention deleted."""
         missing = op_offset - self.next_op
         if missing > 0:
             self._tops.extend([-1] * min(missing, RECORDS_MAX))
@@ -128,7 +128,7 @@ class OpLog:
                 self._first += missing - RECORDS_MAX
 
     def add(self, half_offsets: Sequence[int]) -> bool:
-        """Take over the next op record; False, and nothing was done, when there is no room."""
+        """Adds the next op record. Returns False and changes nothing if there is no room."""
         top = max(half_offsets, default=-1)
         if top - self._base >= WINDOW_MAX or len(self._tops) >= RECORDS_MAX:
             return False
@@ -147,7 +147,7 @@ class OpLog:
         return 0 <= place >> 3 < len(self._bits) and bool(self._bits[place >> 3] & 1 << (place & 7))
 
     def settle(self, half_offset: int) -> int:
-        """Forget what is behind the progress; the first op record that is needed from then on."""
+        """Forgets half messages below the progress. Returns the first op record that is still needed."""
         passed = (half_offset - self._base) >> 3
         if passed > 0:
             del self._bits[:passed]
@@ -167,24 +167,24 @@ ROUND_S_MAX = 60.0
 RETRY_AFTER_S = 0.1
 SETTLE_PERIOD_S = 1.0
 OPS_PER_TURN = 4_096
-"""Op records read before other work of the loop gets its turn."""
+"""The number of op records read before other tasks of the loop get their turn."""
 
 
 class TransactionChecks:
-    """`run` is the task; `stop` lets it end between two messages.
+    """Checks open transactions. `run` is the task; `stop` ends it between two messages.
 
-    Owns:       how far the half topic is settled, and the op records that are needed from there on. Both are
-                consumer offsets of the group CID_RMQ_SYS_TRANS, so they are saved and copied to slaves with
-                all others, and a Java broker goes on from them.
-    Invariants: everything before the progress has its mark in the log, was discarded, or has a copy further
-                on. What memory says of a transaction (`Decided`) only spares the question: a half message
-                whose end is being stored holds the round up, and one whose end is stored without its mark
-                gets the mark. The progress is told only when the log is safe up to what it relies on
+    Owns: the offset up to which the half topic is settled, and the first op record needed from there on. Both
+          are consumer offsets of the group CID_RMQ_SYS_TRANS, so they are saved and copied to slaves like all
+          others, and a Java broker continues from them.
+    Invariants: every half message before the progress has its mark in the log, was discarded, or has a later
+                copy. The in-memory state of a transaction (`Decided`) only saves a question. A half message
+                whose outcome is being stored holds up the round; one whose outcome is stored without its mark
+                gets the mark. The progress is committed only once the log is safe up to what it relies on
                 (`Progress`), so no transaction is lost with it.
-    Strategy:   every transactionCheckInterval the half topic is walked from the progress to its end; half
-                messages with a mark are passed over without being read. A round takes 60 s at most. What is
-                done is kept as a bit per half message that is not behind the progress, and per op record as
-                the highest half offset it names, to know from which one on a restart has to read.
+    Strategy: every transactionCheckInterval the half topic is scanned from the progress to its end. Half
+              messages with a mark are skipped without being read. A round takes at most 60 s. The state is
+              one bit per half message after the progress and, per op record, the highest half offset it
+              names, which determines where a restart has to read from.
     """
 
     def __init__(
@@ -216,12 +216,12 @@ class TransactionChecks:
         self._told = (-1, -1)
 
     def stop(self) -> None:
-        """`run` returns after the message that it is at."""
+        """Makes `run` return after the current message."""
         self._is_stopping = True
         self._wake.set()
 
     async def run(self) -> None:
-        """Returns after `stop`."""
+        """Runs until `stop` is called."""
         self._load()
         while not self._is_stopping:
             next_round_at = self._clock.monotonic() + self._period_s
@@ -233,7 +233,7 @@ class TransactionChecks:
                 await self.run_round()
 
     def settle(self, safe: int) -> None:
-        """Take over the progress that became valid."""
+        """Commits the progress that became safe."""
         settled = self._progress.settle(safe)
         if settled and settled[-1] != self._told:
             self._told = half_offset, op_offset = settled[-1]
@@ -242,7 +242,7 @@ class TransactionChecks:
             self._offsets.commit(GROUP, OP_HALF_TOPIC, 0, op_offset, now_ms)
 
     async def run_round(self) -> None:
-        """Walk the half topic once."""
+        """Scans the half topic once."""
         end = self._store.queue_max(HALF_TOPIC, 0)
         if self._half_offset >= end or self._progress.is_full:
             return
@@ -256,7 +256,7 @@ class TransactionChecks:
             if not records:
                 if next_offset <= self._half_offset:
                     break
-                self._half_offset = next_offset  # retention deleted what was there
+                self._half_offset = next_offset  # retention deleted these messages
             elif not await self._look_at(records, end):
                 break
         op_offset = self._ops.settle(self._half_offset)
@@ -270,12 +270,12 @@ class TransactionChecks:
         self._told = (self._half_offset, op_offset)
 
     def _offset_of(self, topic: str) -> int:
-        """The saved progress, or the nearest offset that the queue has."""
+        """Returns the saved progress, or the nearest offset that the queue has."""
         low, high = self._store.queue_min(topic, 0), self._store.queue_max(topic, 0)
         return min(max(self._offsets.committed(GROUP, topic, 0) or 0, low), high)
 
     async def _read_ops(self) -> None:
-        """Take over all op records that there are."""
+        """Reads all available op records."""
         read_count = 0
         while True:
             at = self._ops.next_op
@@ -298,7 +298,9 @@ class TransactionChecks:
                 await self._clock.sleep(0)
 
     async def _look_at(self, records: list[Record], end: int) -> bool:
-        """False when the round is over: the next half message is too young, or its end is being stored."""
+        """Settles half messages in order. Returns False if the round is over: the next half message is too
+        young, or its outcome is being stored.
+        """
         for half in records:
             if half.queue_offset >= end or self._is_stopping:
                 return False
@@ -309,15 +311,15 @@ class TransactionChecks:
         return True
 
     async def _settle_half(self, half: Record) -> bool:
-        """Do what lets the progress pass a half message without a mark; False when nothing does yet."""
+        """Settles a half message without a mark. Returns False if it cannot be settled yet."""
         await self._read_ops()
         if self._ops.is_done(half.queue_offset):
             return True
         root = root_of(half)
         if self._decided.is_pending(root):
-            return False  # a failed end leaves it open: the next round sees
+            return False  # if storing the outcome fails, the next round handles the message
         if root in self._decided:
-            # The end marked other copies of it.
+            # The outcome was stored with the marks of other copies only.
             [mark] = make_ops([half.queue_offset], self._store.store_host, self._clock.now_ms())
             await self._append(mark, None)
             return True
@@ -352,7 +354,9 @@ class TransactionChecks:
         return await self._append(copy, root_of(half))
 
     async def _append(self, record: NewRecord, root: int | None) -> Appended | None:
-        """Where the record is; waits as long as the store refuses, None when it can never be stored."""
+        """Appends the record and returns its location. Waits while the store rejects it; returns None if it
+        can never be stored.
+        """
         while True:
             done: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
 
@@ -370,7 +374,7 @@ class TransactionChecks:
                 await self._clock.sleep(RETRY_AFTER_S)
                 continue
             if root is not None:
-                # At once: an end that arrives while the copy is written must mark it, too.
+                # At once: an outcome that arrives while the copy is being written must mark the copy as well.
                 self._decided.note_copy(root, appended.queue_offset)
             if await done not in NOT_STORED:
                 return appended
@@ -381,9 +385,9 @@ STOP_S_MAX = 5.0
 
 
 class TransactionService:
-    """Starts and stops the checks with the role: a slave asks nobody, it copies the progress.
+    """Starts and stops the checks with the broker's role: a slave asks no producers and copies the progress.
 
-    `start` on a master; `stop`, and `settle` once the store is closed. Each may be called again.
+    Call `start` on a master; `stop`, and `settle` once the store is closed. Each may be called again.
     """
 
     def __init__(
@@ -396,7 +400,7 @@ class TransactionService:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to check; does nothing when it runs."""
+        """Starts the checks; does nothing if already running."""
         if self._task is not None:
             return
         on_fatal = self._on_fatal
@@ -407,7 +411,7 @@ class TransactionService:
         self._task = self._scope.start("checks", self._checks.run())
 
     async def stop(self) -> None:
-        """Stop; returns when the last producer was asked."""
+        """Stops the checks and waits for the message in progress."""
         if self._scope is None or self._checks is None or self._task is None:
             return
         self._checks.stop()
@@ -416,6 +420,6 @@ class TransactionService:
         self._scope = self._task = None
 
     def settle(self, flushed: int) -> None:
-        """Take over the progress of all that is on disk."""
+        """Commits the progress of everything on disk."""
         if self._checks is not None:
             self._checks.settle(flushed)

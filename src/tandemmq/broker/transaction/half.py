@@ -1,10 +1,9 @@
-"""A transaction in the log and in memory: its records, what is known of its end, and the verdict on a half
-message that is not done. Pure.
+"""A transaction in the log and in memory: its records, its known outcome, and the verdict on an open half
+message. Pure.
 
-A half message is an ordinary record of the half topic that names its real topic; the end of it is an op
-record with its queue offset; a commit is a copy of it in the real topic. Copies keep the queue offset of the
-first one in TRAN_PREPARED_QUEUE_OFFSET, so that all of them are one transaction. All is stored as RocketMQ
-stores it.
+A half message is an ordinary record of the half topic that names its real topic. Its end is an op record with
+its queue offset; a commit is a copy in the real topic. Copies keep the queue offset of the first one in
+TRAN_PREPARED_QUEUE_OFFSET, so that all of them form one transaction. The format is RocketMQ's.
 Source: spec semantics 17, spec store 14.
 """
 
@@ -32,11 +31,11 @@ _OP_PROPERTIES = encode_properties({names.TAGS: OP_TAG})
 _OP_TAG_HASH = tag_hash_of(_OP_PROPERTIES)
 
 COPY_BYTES = 128
-"""Room that every half message leaves for the properties of its copies."""
+"""The space in bytes that every half message leaves for the properties of its copies."""
 
 
 def make_half(record: NewRecord) -> None:
-    """Turn a message into a half message.
+    """Turns a message into a half message.
 
     Raises:  MessageIllegal without PGROUP, which every later step needs, or when its properties have no room.
     """
@@ -57,9 +56,9 @@ def make_half(record: NewRecord) -> None:
 
 
 def make_commit(half: Record) -> NewRecord | None:
-    """The message for its real topic; None when the half message names none.
+    """Returns the message for its real topic, or None if the half message names none.
 
-    The properties stay as they are, TRAN_MSG and REAL_TOPIC included: that is what RocketMQ stores.
+    The properties stay as they are, TRAN_MSG and REAL_TOPIC included, as RocketMQ stores them.
     """
     topic = text_of(half, names.REAL_TOPIC)
     if not topic or topic == HALF_TOPIC:
@@ -69,7 +68,9 @@ def make_commit(half: Record) -> NewRecord | None:
 
 
 def make_copy(half: Record, *, check_times: int | None = None) -> NewRecord:
-    """The half message once more at the end of its topic; `check_times` None leaves the count as it is."""
+    """Returns another copy of the half message for its topic; `check_times` None leaves the count
+    unchanged.
+    """
     raw = _with(half.raw_properties, names.TRAN_PREPARED_QUEUE_OFFSET, str(root_of(half)))
     if check_times is not None:
         raw = _with(raw, names.TRANSACTION_CHECK_TIMES, str(check_times))
@@ -77,14 +78,14 @@ def make_copy(half: Record, *, check_times: int | None = None) -> NewRecord:
 
 
 def make_discarded(half: Record, topic: str) -> NewRecord:
-    """The half message for the topic of those that nobody decided about."""
+    """Returns the half message for the topic of discarded ones."""
     return _copy(half, topic, 0, half.raw_properties, half.sys_flag, 0)
 
 
 def make_ops(offsets: Iterable[int], store_host: bytes, now_ms: int) -> list[NewRecord]:
-    """The marks that these half messages are done.
+    """Returns the marks that these half messages are done.
 
-    One offset each and no comma behind it: both lines of RocketMQ read that.
+    Each has one offset and no comma after it: both release lines of RocketMQ accept that.
     """
     return [
         NewRecord(
@@ -103,7 +104,7 @@ def make_ops(offsets: Iterable[int], store_host: bytes, now_ms: int) -> list[New
 
 
 def ended_by(op: Record) -> list[int]:
-    """The half queue offsets that an op record marks as done; what is not a number is passed over."""
+    """Returns the half queue offsets that an op record marks as done; other text than numbers is skipped."""
     if op.tags != OP_TAG:
         return []
     parts = (part.strip() for part in op.body.split(b","))
@@ -113,7 +114,7 @@ def ended_by(op: Record) -> list[int]:
 def encode_for_check(
     copy: NewRecord, half: Record, *, queue_offset: int, log_offset: int, at_ms: int
 ) -> bytes:
-    """The message that a producer is asked about: the copy's place, the real topic and queue."""
+    """Returns the encoded message for a check: with the copy's offsets, and the real topic and queue."""
     asked = _copy(
         half, text_of(half, names.REAL_TOPIC), real_queue_id(half), copy.properties, half.sys_flag, 0
     )
@@ -127,23 +128,23 @@ def encode_for_check(
 
 
 def root_of(half: Record) -> int:
-    """The queue offset of the first of all copies."""
+    """Returns the queue offset of the first of all copies."""
     return number_of(half, names.TRAN_PREPARED_QUEUE_OFFSET, half.queue_offset)
 
 
 def real_queue_id(half: Record) -> int:
-    """The queue that a half message is for."""
+    """Returns the queue id for which the half message is meant."""
     return number_of(half, names.REAL_QID, 0)
 
 
 def text_of(half: Record, name: str) -> str:
-    """A property; empty without it."""
+    """Returns a property, or "" if it is missing."""
     value = find_property(half.raw_properties, name.encode())
     return "" if value is None else str(value, "utf-8", "replace")
 
 
 def number_of(half: Record, name: str, missing: int) -> int:
-    """A property that is a whole number of 0 or more; `missing` for anything else."""
+    """Returns a property that is a whole number of 0 or more, or `missing` for anything else."""
     value = find_property(half.raw_properties, name.encode())
     return int(value) if value is not None and value.isdigit() and len(value) < 19 else missing
 
@@ -178,57 +179,57 @@ COUNT_MAX = 65_536
 
 
 class Decided:
-    """Decisions of ended transactions and the newest copies of open ones, in memory: bounded, and never
-    needed.
+    """The decisions of ended transactions and the newest copies of open ones, in memory: bounded, and only an
+    optimisation.
 
-    It spares consumers a second copy when a producer says commit twice, or late for a copy that was passed
-    over; after a restart, or for more than COUNT_MAX at once, such a message may be delivered twice, as in
-    RocketMQ. A decision counts as soon as it is said, but nothing is known of its end until the store has
-    answered: until then it is `pending`, and no progress may rely on it. Every transaction goes by the queue
-    offset of its first half message (`root_of`).
+    They prevent a second delivery when a producer commits twice, or commits late for a skipped copy. After a
+    restart, or with more than COUNT_MAX transactions at once, such a message may be delivered twice, as in
+    RocketMQ. A decision counts as soon as it is received. Until the store has answered it is `pending`, and
+    no progress may rely on it. A transaction is identified by the queue offset of its first half message
+    (`root_of`).
     """
 
     def __init__(self, count_max: int = COUNT_MAX) -> None:
         self._count_max = count_max
         self._decisions: dict[int, int] = {}
         self._newest: dict[int, int] = {}
-        self._pending: set[int] = set()  # bounded by what the store takes in before it answers
+        self._pending: set[int] = set()  # bounded by the number of unanswered appends
 
     def __contains__(self, root: int) -> bool:
         return root in self._decisions
 
     def get(self, root: int) -> int | None:
-        """How the transaction ended, by the wire's number; None when that is not known."""
+        """Returns the transaction's decision, as the number in the protocol; None if unknown."""
         return self._decisions.get(root)
 
     def is_pending(self, root: int) -> bool:
-        """True while an end is being stored: it may yet fail, and then the transaction is open again."""
+        """Returns True while an outcome is being stored; if that fails, the transaction is open again."""
         return root in self._pending
 
     def end(self, root: int, decision: int) -> None:
-        """Remember; the oldest is forgotten at the bound. `settle` or `reopen` must follow."""
+        """Records a decision and forgets the oldest at the bound. `settle` or `reopen` must follow."""
         self._pending.add(root)
         self._decisions[root] = decision
         _trim(self._decisions, self._count_max)
 
     def settle(self, root: int) -> None:
-        """The end is stored, with the marks of all `places`, so the places can be forgotten."""
+        """Records that the outcome is stored with the marks of all `places`, which are no longer needed."""
         self._pending.discard(root)
         self._newest.pop(root, None)
 
     def reopen(self, root: int) -> None:
-        """The end could not be stored; the next one marks the same `places`."""
+        """Forgets a decision that could not be stored; the next one marks the same `places`."""
         self._pending.discard(root)
         self._decisions.pop(root, None)
 
     def note_copy(self, root: int, queue_offset: int) -> None:
-        """The transaction waits at this offset from now on."""
+        """Records the queue offset of the transaction's newest copy."""
         self._newest.pop(root, None)
         self._newest[root] = queue_offset
         _trim(self._newest, self._count_max)
 
     def places(self, root: int, queue_offset: int) -> Iterator[int]:
-        """The half queue offsets to mark when the half message at `queue_offset` ends."""
+        """Yields the half queue offsets to mark when the half message at `queue_offset` ends."""
         yield queue_offset
         newest = self._newest.get(root, queue_offset)
         if newest != queue_offset:
@@ -240,14 +241,13 @@ def _trim(table: dict[int, int], count_max: int) -> None:
         del table[next(iter(table))]
 
 
-# The verdict: what to do with a half message that is not done, decided from what is stored of it (spec
-# semantics 17, row by row).
+# The verdict on an open half message, decided from its stored fields (spec semantics 17, row by row).
 
 _HOUR_MS = 3_600_000
 
 
 class CheckVerdict(Enum):
-    """What becomes of a half message in this round."""
+    """The action for a half message in this round."""
 
     WAIT = "it is young, and so is all behind it"
     RENEW = "it is to be left alone for a time of its own"
@@ -256,7 +256,7 @@ class CheckVerdict(Enum):
 
 
 class CheckLimits(NamedTuple):
-    """transactionTimeOut, transactionCheckMax, fileReservedTime."""
+    """The limits transactionTimeOut, transactionCheckMax and fileReservedTime."""
 
     timeout_ms: int
     count_max: int
@@ -264,7 +264,7 @@ class CheckLimits(NamedTuple):
 
 
 def plan_check(half: Record, now_ms: int, limits: CheckLimits) -> CheckVerdict:
-    """The verdict. A message from the future (its producer's clock is ahead) is asked about."""
+    """Returns the verdict. A half message from the future (its producer's clock is ahead) is checked."""
     age_ms = now_ms - half.born_at_ms
     if check_times(half) >= limits.count_max or age_ms > limits.reserved_hours * _HOUR_MS:
         return CheckVerdict.DISCARD
@@ -277,13 +277,17 @@ def plan_check(half: Record, now_ms: int, limits: CheckLimits) -> CheckVerdict:
 
 
 def is_late(half: Record, now_ms: int, timeout_ms: int) -> bool:
-    """True when the producer itself may no longer decide, but only when it is asked (spec semantics 17)."""
+    """Returns True if the producer may no longer decide by itself, but only when asked (spec semantics
+    17).
+    """
     immunity_ms = immunity_of(half, timeout_ms)
     return immunity_ms is not None and now_ms - half.born_at_ms > max(immunity_ms, timeout_ms)
 
 
 def immunity_of(half: Record, timeout_ms: int) -> int | None:
-    """CHECK_IMMUNITY_TIME_IN_SECONDS in milliseconds; `timeout_ms` for -1 or what is not a number."""
+    """Returns CHECK_IMMUNITY_TIME_IN_SECONDS in milliseconds; None without it, `timeout_ms` if it is -1 or
+    not a number.
+    """
     text = text_of(half, names.CHECK_IMMUNITY_TIME)
     if not text:
         return None
@@ -291,5 +295,5 @@ def immunity_of(half: Record, timeout_ms: int) -> int | None:
 
 
 def check_times(half: Record) -> int:
-    """How often the producer was asked about a half message so far."""
+    """Returns how often the producer was asked about the half message so far."""
     return number_of(half, names.TRANSACTION_CHECK_TIMES, 0)

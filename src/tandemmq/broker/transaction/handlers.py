@@ -1,8 +1,8 @@
 """END_TRANSACTION and RESUME_CHECK_HALF_MESSAGE.
 
-A commit and the mark that its half message is done are one append, so a kill leaves both or neither: what was
-committed is not delivered twice because the broker died in between. A committed message that asked for a
-delay begins to wait with its commit.
+A commit and the mark of its half message are one append, so a kill leaves both or neither, and a committed
+message is not delivered twice because the broker was killed in between. A committed message with a delay
+starts to wait at its commit.
 Source: spec semantics 17, spec store 14, spec remoting 9.7.
 """
 
@@ -38,9 +38,9 @@ from tandemmq.store.outcomes import NOT_STORED, Appended, PutStatus
 
 
 def postpone_commit(commit: NewRecord, delay: DelayRule, now_ms: int) -> None:
-    """Move the message to the topic in which it waits, if it is to wait.
+    """Moves the message to the topic in which it waits, if it has a delay.
 
-    A time that is refused today (too far ahead, timers switched off) counts as none: the transaction is
+    A time that would be rejected now (too far ahead, timers switched off) is ignored: the transaction is
     committed, and its message must not be lost.
     """
     raw = commit.properties
@@ -63,7 +63,7 @@ def postpone_commit(commit: NewRecord, delay: DelayRule, now_ms: int) -> None:
 
 
 class TransactionHandlers:
-    """Ends transactions."""
+    """Handles the end of transactions."""
 
     def __init__(
         self, options: BrokerOptions, *, store: MessageStore, decided: Decided, delay: DelayRule, clock: Clock
@@ -75,7 +75,9 @@ class TransactionHandlers:
         self._clock = clock
 
     def handle_end(self, channel: Channel, command: Command) -> Command | None:
-        """END_TRANSACTION (37). Neither commit nor rollback: nothing is done and nothing answered."""
+        """Handles END_TRANSACTION (37). Neither commit nor rollback: nothing is done and no answer is
+        sent.
+        """
         header = command.decode(EndTransactionRequest)
         self._check_is_master()
         if header.decision not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
@@ -97,7 +99,9 @@ class TransactionHandlers:
         return None
 
     def handle_resume(self, channel: Channel, command: Command) -> Command | None:
-        """RESUME_CHECK_HALF_MESSAGE (323): a half message, or one that was given up, is asked about anew."""
+        """Handles RESUME_CHECK_HALF_MESSAGE (323): restarts the checks of a half message, or of a discarded
+        one.
+        """
         header = command.decode(ResumeCheckRequest)
         self._check_is_master()
         half = self._load(decode_message_id(header.message_id).log_offset)
@@ -105,7 +109,7 @@ class TransactionHandlers:
             raise _failed(f"no half message is stored as {(header.message_id or '')[:64]!r}")
         copy = make_copy(half, check_times=0)
         if half.topic == DISCARD_TOPIC:
-            # Its place there is no place in the half topic: the copy begins a chain of its own.
+            # Its queue offset is not one of the half topic: the copy starts a transaction of its own.
             copy.properties = names.remove_property(
                 copy.properties, names.TRAN_PREPARED_QUEUE_OFFSET.encode()
             )
@@ -122,9 +126,9 @@ class TransactionHandlers:
             )
 
     def _find(self, header: EndTransactionRequest) -> Record:
-        """The half message that the request speaks of.
+        """Returns the half message of the request.
 
-        Raises:  RequestRejected when it is another one, or may no longer be ended without being asked.
+        Raises:  RequestRejected if another message is stored there, or if it may only be ended when asked.
         """
         half = self._load(header.log_offset)
         if half is None or half.topic != HALF_TOPIC:
@@ -154,7 +158,9 @@ class TransactionHandlers:
             return None
 
     def _repeat(self, command: Command, before: int, decision: int) -> Command:
-        """The answer to a producer that says again how a transaction ends."""
+        """Returns the answer to a repeated end of a transaction; raises RequestRejected if the decision
+        differs.
+        """
         if before == decision:
             return command.reply()
         was = "committed" if before == TRANSACTION_COMMIT else "rolled back"
