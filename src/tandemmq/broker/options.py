@@ -275,7 +275,7 @@ class ElectionOptions:
         None  # storePathBrokerIdentity; None: brokerIdentity in the store's directory
     )
     epoch_path: Path | None = None  # storePathEpochFile; None: epochFileCheckpoint, in the same directory
-    heartbeat_ms: int = 300  # brokerHeartbeatInterval; RocketMQ: 1000, which RocketMQ's controllers get
+    heartbeat_ms: int = 300  # brokerHeartbeatInterval; RocketMQ: 1000, also used with its controllers
     heartbeat_timeout_ms: int = 1_000  # sendHeartbeatTimeoutMillis
     silence_ms_max: int = 1_500  # controllerHeartBeatTimeoutMills; RocketMQ: 10000
     poll_ms: int = 1_000  # syncBrokerMetadataPeriod; RocketMQ: 5000

@@ -1,7 +1,7 @@
-"""All handlers of one broker, what only a master does by itself, and which handler serves which request code.
+"""The handlers of one broker, a master's own duties, and the routes from request codes to handlers.
 
-`Parts` builds the handlers in the order of what they need; none of them knows the others. Its list of
-constructor calls stands for the one object that other brokers hand to every handler.
+`Parts` builds the handlers in the order of their dependencies; none of them knows the others. Its list of
+constructor calls replaces the single object that other brokers hand to every handler.
 """
 
 from __future__ import annotations
@@ -264,30 +264,30 @@ class Parts:
             store.on_dispatch(self._count_copies)
 
     def _count_copies(self, _newest: Mapping[tuple[str, int], int]) -> None:
-        """A slave gets its messages by copying: its figures show that it lives."""
+        """Counts the records that a slave copies, so that its figures show activity."""
         count, end = self._copied
         self._copied = self._store.dispatched_count, self._store.dispatched.value
         self.stats.replicated_count += self._copied[0] - count
         self.stats.replicated_bytes += self._copied[1] - end
 
     def _on_settings_changed(self, keys: frozenset[str]) -> None:
-        """What was made from a setting when the broker started follows it."""
+        """Updates objects that were built from a setting when the broker started."""
         self._tables.groups.is_auto_created = self._options.auto_create_group
         if READ_AHEAD_KEY in keys:
             self._store.set_read_ahead(self._store.options.read_ahead_enable)
         if "brokerPermission" in keys:
-            # Name servers and the kept checks of topics know the old permission.
+            # Name servers and the cached topic checks hold the old permission.
             self._tables.topics.renew(self._clock.now_ms())
 
 
 class MasterDuties:
-    """What only a master does by itself: deliver what waited, bring back what was popped, ask about
-    transactions.
+    """The duties of a master beside requests: delivering delayed messages, redelivering popped ones, and
+    checking transactions.
 
-    A slave does none of it; it copies the progress, and goes on from there once it is started as a master.
-    `start` on a master, `stop` while the store still takes appends, `settle` once it is closed. A fenced
-    master that begins to rest may hear of its successor in the same moment: if one stop is under way, a
-    second one returns after it.
+    A slave does none of them; it copies the progress and continues from there once it becomes master.
+    Call `start` on a master, `stop` while the store still accepts appends, and `settle` once it is closed. A
+    fenced master may learn of its successor just as it pauses its duties: a second `stop` returns only after
+    the first.
     Source: spec semantics 14.4 (pop), 17 (transactions), 18 (delay and timers).
     """
 
@@ -322,23 +322,22 @@ class MasterDuties:
         self._stopping = asyncio.Lock()
 
     def start(self) -> None:
-        """Read back where the last master was, and go on from there."""
+        """Reads the previous master's progress and continues from there."""
         self._revive.start(self._on_fatal)
         self._delivery.start()
         self._parts.runtime_info.timers = lambda: self._delivery.timer_figures
         self._transactions.start()
 
     async def stop(self) -> None:
-        """Stop; returns when the last append is done."""
+        """Stops all duties and waits for the last append."""
         async with self._stopping:
             await self._delivery.stop()
             await self._revive.stop()
             await self._transactions.stop()
 
     def settle(self) -> None:
-        """Take over as progress what is on disk: what was done last is safe only once the log is flushed.
-
-        The tables are to be saved afterwards.
+        """Commits the progress that is on disk; the latest work is safe only once the log is flushed. Save
+        the tables afterwards.
         """
         self._delivery.settle()
         self._transactions.settle(self._store.flushed.value)
@@ -362,10 +361,10 @@ class MasterDuties:
         )
 
 
-# The routes: all of a broker's service on one screen.
+# The routes: the whole service of a broker on one screen.
 #
-# Codes of replication (21, 43, 45, 201, 907) come from `replica`; the fast listener serves everything but
-# what may wait (spec remoting 5). A code that is not here is answered REQUEST_CODE_NOT_SUPPORTED.
+# Codes of replication (21, 43, 45, 201, 907) come from `replica`. The fast listener serves everything but
+# requests that may wait (spec remoting 5). Any other code is answered REQUEST_CODE_NOT_SUPPORTED.
 
 _MAIN_PORT_ONLY = frozenset(
     (
@@ -380,7 +379,7 @@ _MAIN_PORT_ONLY = frozenset(
 
 
 def build_routes(parts: Parts) -> dict[int, Handler]:
-    """Handlers of the main port."""
+    """Returns the handlers of the main port."""
     routes: dict[Code, Handler] = {
         Code.SEND_MESSAGE: parts.sends.handle_send,
         Code.SEND_MESSAGE_V2: parts.sends.handle_send_v2,
@@ -460,5 +459,5 @@ def build_routes(parts: Parts) -> dict[int, Handler]:
 
 
 def fast_routes(routes: Mapping[int, Handler]) -> dict[int, Handler]:
-    """Handlers of the fast listener at listenPort - 2."""
+    """Returns the handlers of the fast listener at listenPort - 2."""
     return {code: handler for code, handler in routes.items() if code not in _MAIN_PORT_ONLY}

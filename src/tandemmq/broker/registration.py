@@ -1,9 +1,9 @@
-"""Keeps the name servers informed: all topics at start and every period, changed ones at once.
+"""Registration with the name servers: all topics at start and every period, changed ones at once.
 
-Each name server has a link of its own, so that a slow or dead one holds up no other. A link remembers which
-changes its server has not confirmed yet, because a server that saw a later change takes a full registration
-of the same version for nothing new (spec nameserver 3.5). An unreachable server costs one warning and is
-tried again soon. A server forgets a broker whose connection ended, so that is a reason to register at once.
+Each name server has its own link, so that a slow or dead one delays no other. A link remembers the changes
+its server has not confirmed, because a server that saw a later change ignores a full registration of the same
+version (spec nameserver 3.5). An unreachable server causes one warning and is retried soon. A server forgets
+a broker whose connection ended, so the link then registers at once.
 Source: spec nameserver 3.1, 3.4, 3.5 and 4; spec replication 7.
 """
 
@@ -30,16 +30,16 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 RETRY_S = 2.0
-"""How soon an unreachable name server is tried again; RocketMQ waits for the next period."""
+"""The retry delay for an unreachable name server, in seconds; RocketMQ waits for the next period."""
 
 UNREGISTER_TIMEOUT_S = 3.0
 
 TELL_WAIT_S = 3.0
-"""How long the answer to a creation waits for the name servers; tools wait 5 s for the answer."""
+"""How long a topic creation waits for the name servers, in seconds; tools wait 5 s for the answer."""
 
 
 class Registration:
-    """The links to all name servers. `on_answer` gets what they say about the master, on each answer."""
+    """The links to all name servers. `on_answer` gets the reported master after each answer."""
 
     def __init__(
         self,
@@ -53,8 +53,9 @@ class Registration:
         is_looking: Callable[[], bool] = lambda: False,
         may_register: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
-        """`is_looking`: a slave has no connection to the master that it was told of. `may_register`: asked
-        with the address of a name server before each registration; after a False the link ends.
+        """Creates the links. `is_looking`: returns True on a slave without a connection to its reported
+        master. `may_register`: called with the address of a name server before each registration; if it
+        returns False the link ends.
         """
         self._options = options
         self._is_looking = is_looking
@@ -71,7 +72,7 @@ class Registration:
         topics.on_change.append(self._on_topics_changed)
 
     async def start(self, identity: BrokerIdentity) -> None:
-        """Returns when every name server was tried once."""
+        """Starts the links. Returns when every name server was tried once."""
         for link in self._links:
             link.identity = identity
             self._scope.start(f"register-{link.address}", link.run())
@@ -80,7 +81,7 @@ class Registration:
             await link.first_try_done.wait()
 
     async def stop(self) -> None:
-        """Take this broker out of all routes; the links' tasks are ended by their scope."""
+        """Removes this broker from all routes; the scope ends the links' tasks."""
         if self.is_started:
             self.is_started = False
             for link in self._links:
@@ -88,8 +89,8 @@ class Registration:
             await asyncio.gather(*(link.leave() for link in self._links))
 
     async def wait_told(self, names: Iterable[str]) -> None:
-        """Returns when every name server that is reachable knows these topics, at the latest after
-        `TELL_WAIT_S`: the maker of a topic may ask for its route at once.
+        """Waits until every reachable name server knows these topics, at most `TELL_WAIT_S`: the creator of a
+        topic may request its route at once.
         """
         names = tuple(names)
         is_over = False
@@ -110,15 +111,15 @@ class Registration:
 
     @property
     def has_rivals(self) -> bool:
-        """True when another broker may claim the same place."""
+        """True if another broker may claim the same name."""
         return self._may_register is not None
 
     async def may_register(self, name_server: str) -> bool:
-        """False once another broker has the place for good."""
+        """Returns False once another broker holds the name for good."""
         return self._may_register is None or await self._may_register(name_server)
 
     def on_registered(self) -> None:
-        """One of the servers answered: pass on what the first that knows a master says."""
+        """Processes an answer: passes on the answer of the first server that knows a master."""
         answers = [link.answer for link in self._links if link.answer is not None]
         known = next((answer for answer in answers if answer.master_address), answers[0])
         if not self._options.is_slave:
@@ -126,15 +127,15 @@ class Registration:
         self._on_answer(known)
 
     def lacks_master(self, answer: Registered | None) -> bool:
-        """True on a slave that was told of no master, or of one that it does not reach: it asks again soon,
-        or copies nothing for a period.
+        """Returns True on a slave without a reported master or without a connection to it. It then asks again
+        soon; otherwise it would copy nothing for a whole period.
         """
         if not self._options.is_slave:
             return False
         return answer is None or not answer.master_address or self._is_looking()
 
     def ask_soon(self) -> None:
-        """The master is lost: another may be known by now."""
+        """Registers again soon, because the master is lost and another may be known by now."""
         if self.is_started:
             for link in self._links:
                 link.ask_soon()
@@ -153,7 +154,9 @@ class Registration:
         )
 
     def _advertised(self, config: TopicConfig) -> TopicConfig:
-        """A broker that is not readable and writeable takes its topics' permissions down with it."""
+        """Returns the topic as registered: a broker that is not readable or writeable limits its
+        permissions.
+        """
         allowed = self._options.broker_permission
         if allowed == PERMISSION_DEFAULT:
             return config
@@ -167,14 +170,14 @@ class Registration:
                 self._topics.put(msgspec.structs.replace(config, is_ordered=True), version.timestamp_ms)
 
     def _on_topics_changed(self, names: list[str]) -> None:
-        # Name servers take topics from the master only, so a slave has nothing urgent to say.
+        # Name servers accept topics from the master only, so a slave has no urgent changes.
         if self.is_started and not self._options.is_slave:
             for link in self._links:
                 link.tell_change(names)
 
 
 class NameServerLink:
-    """One name server: its task, and what it has not been told yet."""
+    """The link to one name server: its task, and the changes that are not yet confirmed."""
 
     def __init__(
         self,
@@ -194,12 +197,12 @@ class NameServerLink:
         self._clock = clock
         self._period_s = options.register_period_clamped_ms / 1000
         self._timeout_s = options.register_timeout_ms / 1000
-        self.tried = asyncio.Event()  # set by the end of the next registration
+        self.tried = asyncio.Event()  # replaced, and the old one set, at the end of each registration
         self._unconfirmed: dict[str, None] = {}
         self._telling: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._is_reachable = True
-        self._channel: Channel | None = None  # of the last answer
+        self._channel: Channel | None = None  # the channel of the last answer
         self._answered_at_s = 0.0
         self._is_forgotten = False
         self._is_new_channel = False
@@ -209,22 +212,22 @@ class NameServerLink:
         self._wake.set()
 
     def lacks(self, names: tuple[str, ...]) -> bool:
-        """True while the server can be reached and was not told of all of these changes."""
+        """Returns True while the server is reachable and has not confirmed all of these changes."""
         return self._is_reachable and any(
             name in self._unconfirmed or name in self._telling for name in names
         )
 
     def note_tried(self) -> None:
-        """Wake those that wait for the end of a registration."""
+        """Wakes the tasks that wait for the end of a registration."""
         self.tried.set()
         self.tried = asyncio.Event()
 
     def ask_soon(self) -> None:
-        """Register in full now, for the sake of the answer."""
+        """Registers in full now, because the answer is needed."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Returns only when the owner may register no more."""
+        """Registers again and again. Returns only when the owner may no longer register."""
         is_full = True
         while await self._owner.may_register(self.address):
             self._wake.clear()
@@ -234,7 +237,7 @@ class NameServerLink:
             self.note_tried()
             self.first_try_done.set()
             is_done = is_ok and not self._owner.lacks_master(self.answer)
-            # A server that has just come back may hear of another master next.
+            # A server that has just restarted may soon learn of another master.
             is_settled = not (self._is_new_channel and self._owner.has_rivals)
             period_s = self._period_s if is_done and is_settled else RETRY_S
             is_full = not await self._wait_for_change(period_s) or not is_ok or self._is_forgotten
@@ -242,7 +245,7 @@ class NameServerLink:
         self.first_try_done.set()
 
     async def leave(self) -> None:
-        """Unregister, if the server can be reached; it finds out by the closed connection otherwise."""
+        """Unregisters if the server is reachable; otherwise it notices the closed connection."""
         if self.identity is None or not self._is_reachable:
             return
         try:
@@ -251,13 +254,13 @@ class NameServerLink:
             log.info(events.NAMESERVER_UNREACHABLE, extra={"address": self.address, "reason": str(error)})
 
     async def _register(self, is_full: bool) -> bool:
-        """True when the server confirmed."""
+        """Registers once. Returns True if the server confirmed."""
         assert self.identity is not None
         told, self._unconfirmed = self._unconfirmed, {}
         self._telling = told
         table = self._owner.all_topics() if is_full else self._owner.changed_topics(told)
         if not is_full and not table.topics:
-            return True  # only deletions: a name server is told of those by the tool that deletes
+            return True  # only deletions: the deleting tool reports them to the name servers
         body = RegisterBrokerBody(filter_servers=(), topics=table)
         try:
             answer = await register_broker(
@@ -284,8 +287,8 @@ class NameServerLink:
             channel.on_close.append(self._on_channel_closed)
 
     def _on_channel_closed(self, channel: Channel) -> None:
-        """The server has forgotten this broker (spec nameserver 5). One that breaks every connection is not
-        asked more often than one that takes none.
+        """Schedules a registration, because the server has forgotten this broker (spec nameserver 5). A
+        server that breaks every connection is asked no more often than an unreachable one.
         """
         if channel is self._channel and self._owner.is_started:
             pause_s = self._answered_at_s + RETRY_S - self._clock.monotonic()
@@ -296,7 +299,7 @@ class NameServerLink:
         self._wake.set()
 
     def _note_failure(self, error: TandemError) -> None:
-        """One line per outage, not one per try."""
+        """Logs one line per outage rather than per try."""
         if self._is_reachable:
             event = (
                 events.NAMESERVER_UNREACHABLE if isinstance(error, ClientError) else events.NAMESERVER_REFUSED
@@ -305,7 +308,7 @@ class NameServerLink:
         self._is_reachable = False
 
     async def _wait_for_change(self, delay_s: float) -> bool:
-        """True when topics changed before the time was over."""
+        """Waits for a change. Returns False if none came within `delay_s`."""
         timer = self._clock.call_later(delay_s, self._wake.set)
         try:
             await self._wake.wait()

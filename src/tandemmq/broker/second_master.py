@@ -1,16 +1,16 @@
-"""The rule that one name has one master, without controllers: another master is looked for at the start and
-before every registration with a name server.
+"""The rule that one name has one master, without controllers: the broker checks for another master at the
+start and before every registration with a name server.
 
-`MasterClaim` is asked by `Broker` at the start, by its `Registration` before each registration, and by a
-master that waits for its tail.
+Callers: `Broker` at the start, its `Registration` before each registration, and a master that waits for its
+tail.
 
 Invariants: of two masters that reach each other exactly one yields: both compare the same two pairs of start
-            time and address, and the greater pair yields. A yielded master stays so until it is started
-            again, because the other one has stored messages meanwhile that it lacks.
-Strategy:   a name server gives the place of the master to the last broker that registers, so each of two
-            masters finds the other in that place before its own next registration. The master that started
-            later yields, just as a later master is refused at its start when the first one is known by then.
-At a bound: a master that does not answer is no reason to yield, because it may be dead.
+            time and address, and the greater pair yields. A yielded master stays so until it is restarted,
+            because meanwhile the other one has stored messages that it lacks.
+Strategy: a name server lists the last broker that registered as the master. So each of two masters finds the
+          other listed before its own next registration. The master that started later yields, just as a later
+          master is rejected at its start if the first one is known by then.
+At a bound: a master that does not answer is not a reason to yield, because it may be dead.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S: Final = 3.0
-"""For a name server or another broker."""
+"""The timeout in seconds for a name server or another broker."""
 YIELDED_KEY: Final = "tandemYieldedTo"
-"""In the runtime info of a master that has yielded: the address of the other one."""
+"""The key in the runtime info of a yielded master: the address of the other master."""
 INCARNATION_KEY: Final = "tandemIncarnation"
-"""In the runtime info: a random id of one start of a broker. A name server may list an earlier address of the
-broker itself, and a broker must not yield to itself.
+"""The key in the runtime info of a random id per broker start. A name server may list an earlier address of
+the broker itself, and a broker must not yield to itself.
 """
 
 
@@ -69,22 +69,22 @@ class MasterClaim:
         self._on_yield = on_yield
         self._found = ""
         self.started_at_ms = 0
-        """As `bootTimestamp` of the runtime info says, because the other master compares that one."""
+        """The `bootTimestamp` of the runtime info, because the other master compares that value."""
         self.yielded_to = ""
 
     def facts(self) -> dict[str, str]:
-        """The claim in the runtime info."""
+        """Returns the claim's entries for the runtime info."""
         self._incarnation = self._incarnation or self._chance.token_bytes(8).hex()
         yielded = {YIELDED_KEY: self.yielded_to} if self.yielded_to else {}
         return {INCARNATION_KEY: self._incarnation, **yielded}
 
     @property
     def is_watched(self) -> bool:
-        """False on a slave, and where refuseSecondMaster is off."""
+        """False on a slave, and if refuseSecondMaster is off."""
         return self._options.refuse_second_master and not self._options.is_slave
 
     def refusal(self) -> ServiceNotAvailable:
-        """The answer of a yielded master to everything that would change something."""
+        """Returns a yielded master's answer to every request that would change something."""
         return ServiceNotAvailable(
             f"{self.yielded_to} is the master of {self._options.broker_name}; this one started later and"
             " accepts nothing until it is started again: stop one of the two"
@@ -100,7 +100,9 @@ class MasterClaim:
             )
 
     async def other_master(self, also: Iterable[str] = ()) -> str | None:
-        """The address of another master of this name, of those that name servers list and `also`."""
+        """Returns the address of another master of this name, among those that name servers list and `also`;
+        else None.
+        """
         options = self._options
         if not options.refuse_second_master:
             return None
@@ -112,13 +114,13 @@ class MasterClaim:
         return None
 
     async def known_members(self) -> list[dict[int, str]]:
-        """The brokers of this name by id, as each name server knows them that answers."""
+        """Returns this name's brokers by id, one table per name server that answers."""
         answers = await asyncio.gather(*map(self._members, dict.fromkeys(self._options.name_servers)))
         return [members for members in answers if members is not None]
 
     async def may_register(self, name_server: str) -> bool:
-        """Compares this broker with another master that the name server has in its place; False once this
-        broker has yielded.
+        """Compares this broker with another master that the name server lists in its place. Returns False
+        once this broker has yielded.
         """
         if not self.yielded_to and self.is_watched:
             other = (await self._members(name_server) or {}).get(0)
@@ -141,7 +143,7 @@ class MasterClaim:
         self._on_yield()
 
     async def _members(self, name_server: str) -> dict[int, str] | None:
-        """None when the name server does not answer."""
+        """Returns the members that the name server lists; None when it does not answer."""
         options = self._options
         try:
             return await query_members(
@@ -151,8 +153,8 @@ class MasterClaim:
             return None
 
     async def _ask(self, address: str) -> MasterFacts | None:
-        """The other master at the address; None without an answer, for a broker that is not a master of this
-        name, for one that has yielded, and for this broker itself.
+        """Returns the other master at the address. None without an answer, for a broker that is not a master
+        of this name, for a yielded master, and for this broker itself.
         """
         try:
             text = await query_broker_config(self._client, address, timeout_s=ASK_TIMEOUT_S)

@@ -1,10 +1,10 @@
-"""What a broker counts: counters with rates, and the series that tools are shown (VIEW_BROKER_STATS_DATA).
+"""The statistics of a broker: counters with rates, and the series that tools query (VIEW_BROKER_STATS_DATA).
 Time is passed in.
 
-Handlers add to the counters of `BrokerStats`; its `sample` is called every `SAMPLE_PERIOD_S`, and the samples
-tell the rates over the last 10 s, 1 min and 10 min. Only what must be is counted per message; refusals and
-the ends of pulls are counted by response code. `StatsItems` keeps what each topic and group did in the last
-minute, hour and day.
+Handlers increment the counters of `BrokerStats`. Its `sample` is called every `SAMPLE_PERIOD_S`; the samples
+yield the rates over the last 10 s, 1 min and 10 min. Only the necessary minimum is counted per message;
+rejections and pull results are counted by response code. `StatsItems` keeps the figures of each topic and
+group for the last minute, hour and day.
 Source: spec semantics 22.
 """
 
@@ -32,7 +32,7 @@ GROUPS_COUNTED_MAX = 8_192
 
 
 class TopicCounts:
-    """Messages by topic; a topic that comes when `TOPICS_COUNTED_MAX` are counted is left out."""
+    """Messages by topic; beyond `TOPICS_COUNTED_MAX`, new topics are not counted."""
 
     __slots__ = ("counts",)
 
@@ -48,12 +48,12 @@ class TopicCounts:
             counts[topic] = count
 
     def keep(self, topics: Container[str]) -> None:
-        """Forget the topics that are not among these."""
+        """Forgets all topics but these."""
         self.counts = {topic: count for topic, count in self.counts.items() if topic in topics}
 
 
 class GroupCounts:
-    """[messages, bytes, times] by `topic@group`, bounded as `TopicCounts` are."""
+    """[messages, bytes, times] by `topic@group`, with a bound of `GROUPS_COUNTED_MAX` keys."""
 
     __slots__ = ("rows",)
 
@@ -70,7 +70,7 @@ class GroupCounts:
             self.rows[key] = [count, size, 1]
 
     def keep_topics(self, topics: Container[str]) -> None:
-        """Forget the keys whose topic is not among these."""
+        """Forgets all keys whose topic is not among these."""
         self.rows = {key: row for key, row in self.rows.items() if key.partition("@")[0] in topics}
 
 
@@ -115,25 +115,25 @@ class BrokerStats:
     )
 
     def __init__(self, now_s: float) -> None:
-        self.put_count = 0  # messages handed to the store
+        self.put_count = 0  # messages passed to the store
         self.put_bytes = 0
-        self.replicated_count = 0  # records that a slave copied; no sends
+        self.replicated_count = 0  # records that a slave copied; not sends
         self.replicated_bytes = 0
-        self.send_refusals: dict[int, int] = {}  # sends answered before they came to the store, by code
+        self.send_refusals: dict[int, int] = {}  # sends rejected before they reached the store, by code
         self.got_count = 0  # messages sent to consumers
         self.got_bytes = 0
-        self.found_count = 0  # pulls that found something
+        self.found_count = 0  # pulls that found messages
         self.missed_count = 0
-        self.pull_endings: dict[int, int] = {}  # pulls that got no messages, by code
+        self.pull_endings: dict[int, int] = {}  # pulls answered without messages, by code
         self.topics_out = TopicCounts()
-        self.groups_out = GroupCounts()  # what groups got; times: pulls and pops
-        self.sent_back = GroupCounts()  # what groups handed back to be consumed again
+        self.groups_out = GroupCounts()  # deliveries to groups; times: pulls and pops
+        self.sent_back = GroupCounts()  # messages that groups sent back for a retry
         self.checkpoints = GroupCounts()  # leases: of pops, and of changes of the invisible time
-        self.acks = GroupCounts()  # of popped messages, a change is one, too
+        self.acks = GroupCounts()  # of popped messages; a change of the invisible time counts as one
         self.checkpoint_count = 0
         self.ack_count = 0
         self._day: date | None = None
-        # Users' messages in and out as they stood yesterday and today at midnight; 0 before the start.
+        # Users' messages in and out at midnight yesterday and today; 0 before the start.
         self.put_mornings = self.got_mornings = (0, 0)
         self._samples: deque[Counters] = deque(
             [self._now(now_s)], maxlen=WINDOWS_S[-1] // SAMPLE_PERIOD_S + 1
@@ -141,40 +141,42 @@ class BrokerStats:
 
     @property
     def refused_count(self) -> int:
-        """Sends answered with an error."""
+        """The number of sends answered with an error."""
         return sum(self.send_refusals.values())
 
     def note_send_refusal(self, code: int) -> None:
-        """A send was answered with this code before it came to the store."""
+        """Counts a send that was answered with this code before it reached the store."""
         self.send_refusals[code] = self.send_refusals.get(code, 0) + 1
 
     def note_checkpoint(self, topic: str, group: str) -> None:
-        """A lease was stored: of a pop, or of a change of the invisible time."""
+        """Counts a stored lease, of a pop or of a change of the invisible time."""
         self.checkpoint_count += 1
         self.checkpoints.add(f"{topic}@{group}", 1, 0)
 
     def note_acks(self, topic: str, group: str, count: int) -> None:
-        """Popped messages were acknowledged."""
+        """Counts acknowledged messages that were popped."""
         self.ack_count += count
         self.acks.add(f"{topic}@{group}", count, 0)
 
     def note_pull_ending(self, code: int) -> None:
-        """A pull was answered with this code and no messages."""
+        """Counts a pull that was answered with this code and no messages."""
         self.pull_endings[code] = self.pull_endings.get(code, 0) + 1
 
     def sample(self, now_s: float) -> None:
-        """Keep the counters as they stand, for `rates`; called every `SAMPLE_PERIOD_S`."""
+        """Stores the current counters for `rates`; called every `SAMPLE_PERIOD_S`."""
         self._samples.append(self._now(now_s))
 
     def note_day(self, day: date, put_count: int, got_count: int) -> None:
-        """Called with each sample; at the first one of a new day these counts of users' messages are kept."""
+        """Records the counts of users' messages at the first call of a new day; called with each sample."""
         if self._day is not None and day != self._day:
             self.put_mornings = (self.put_mornings[1], put_count)
             self.got_mornings = (self.got_mornings[1], got_count)
         self._day = day
 
     def rates(self, name: str, now_s: float) -> tuple[float, ...]:
-        """Per second, over each of the windows; a young broker's windows are as long as it is old."""
+        """Returns the rates per second over each window; a young broker's windows are as long as its
+        uptime.
+        """
         now = self._now(now_s)
         rates = []
         for window_s in WINDOWS_S:
@@ -197,17 +199,16 @@ class BrokerStats:
         )
 
 
-# The series of VIEW_BROKER_STATS_DATA, collected every 10 s from counters that exist anyway.
+# The series of VIEW_BROKER_STATS_DATA, collected every 10 s from existing counters.
 #
-# Shape:      a series keeps (time, messages, bytes, times) as they stood, every 10 s for the minute, 10 min
-#             for the hour and 1 h for the day, as RocketMQ does; a figure is the difference of two of them.
-# Strategy:   what came into a topic is read from its queues, which number their messages; the bytes from the
-#             sizes in the new queue entries. So a send pays nothing. What groups got is counted once per
-#             pull.
-# At a bound: `SERIES_MAX` series of each kind, of about 1.5 KiB; a topic or group that comes then has none
-#             until others are forgotten, which happens when the topic is gone or nothing came for a day. The
-#             first `QUEUES_READ_MAX` queues are read; of one that grew by more than `ENTRIES_READ_MAX`
-#             entries the sizes of the newest ones stand for all.
+# Shape: a series keeps samples of (time, messages, bytes, times): every 10 s for the minute, 10 min for the
+# hour and 1 h for the day, as in RocketMQ. A figure is the difference of two samples.
+# Strategy: the messages of a topic are read from its queues, which number them; the bytes from the sizes in
+# new queue entries. A send therefore costs nothing. Deliveries to groups are counted once per pull.
+# At a bound: `SERIES_MAX` series of each kind, about 1.5 KiB each. A further topic or group has no series
+# until another is forgotten, because its topic was deleted or nothing arrived for a day. The first
+# `QUEUES_READ_MAX` queues are read. If a queue grew by more than `ENTRIES_READ_MAX` entries, the sizes of the
+# newest ones are extrapolated.
 
 SERIES_MAX: Final = 8_192
 MINUTE_STEP_S: Final = 10
@@ -220,7 +221,7 @@ _ROW: Final = 4  # time, count, bytes, times
 
 
 class StatsTotals(NamedTuple):
-    """What something did since the broker began to count. `times`: the pulls or sends that it took."""
+    """The totals of a series since counting began. `times`: the number of pulls or sends."""
 
     messages: float = 0
     bytes: float = 0
@@ -228,18 +229,18 @@ class StatsTotals(NamedTuple):
 
 
 class Series:
-    """One topic or group."""
+    """The samples of one topic or group."""
 
     __slots__ = ("_rows", "changed_at_s", "totals")
 
     def __init__(self, at_s: float, totals: StatsTotals) -> None:
-        """`totals`: from where on it counts, as they stood at `at_s`."""
+        """Creates a series that starts with `totals` at `at_s`."""
         self.totals = totals
         self.changed_at_s = at_s
         self._rows = tuple(array("d", (at_s, *totals)) for _ in _WINDOWS)
 
     def note(self, at_s: float, totals: StatsTotals) -> None:
-        """Takes in how the totals stand now; called every `MINUTE_STEP_S`."""
+        """Adds a sample of the current totals; called every `MINUTE_STEP_S`."""
         if totals != self.totals:
             self.totals, self.changed_at_s = totals, at_s
         for rows, (step_s, row_max) in zip(self._rows, _WINDOWS, strict=True):
@@ -250,7 +251,9 @@ class Series:
                     del rows[:_ROW]
 
     def figures(self, *, is_bytes: bool) -> StatsBody:
-        """The three spans up to the last sample; `is_bytes` chooses sizes over counts."""
+        """Returns the figures of the three spans up to the last sample; `is_bytes` selects sizes, not
+        counts.
+        """
         minute, hour, day = (self._figure(rows, is_bytes) for rows in self._rows)
         return StatsBody(minute=minute, hour=hour, day=day)
 
@@ -267,7 +270,9 @@ class Series:
 
 
 class SeriesTable:
-    """The series of one kind, by key. What never grew has none: RocketMQ answers that it is unknown."""
+    """The series of one kind, by key. A key that never grew has none, and is unknown to tools as in
+    RocketMQ.
+    """
 
     def __init__(self, *, count_max: int = SERIES_MAX) -> None:
         self._series: dict[str, Series] = {}
@@ -281,14 +286,13 @@ class SeriesTable:
         return self._series.get(key)
 
     def sample(self, at_s: float, totals: Mapping[str, StatsTotals]) -> None:
-        """As `steps`, all at once."""
+        """Runs `steps` to the end."""
         for _ in self.steps(at_s, totals):
             pass
 
     def steps(self, at_s: float, totals: Mapping[str, StatsTotals]) -> Iterator[None]:
-        """All totals as they stand; a key that is seen for the first time began to count at the last sample.
-
-        Yields where others may run. Totals that went back (a topic deleted and made again) begin anew.
+        """Samples all totals; a key seen for the first time starts at the last sample. Yields where other
+        tasks may run. If totals decreased (the topic was deleted and created again), the series starts anew.
         """
         began_s = at_s if self._last_sample_s is None else self._last_sample_s
         for number, (key, now) in enumerate(totals.items(), start=1):
@@ -306,7 +310,7 @@ class SeriesTable:
         self._last_sample_s = at_s
 
     def keep(self, keys: Container[str], at_s: float) -> None:
-        """Forget what is not among the keys, and what did nothing for a day."""
+        """Forgets keys that are not among these, and series without a change for a day."""
         self._series = {
             key: series
             for key, series in self._series.items()
@@ -321,7 +325,7 @@ QueueKey = tuple[str, int]
 
 
 class StatsItems:
-    """Series by stats name; `steps` is run every 10 s on the loop."""
+    """The series by statistics name; `steps` is run every 10 s on the loop."""
 
     def __init__(
         self, cluster_name: str, *, store: MessageStore, topics: TopicTable, stats: BrokerStats
@@ -359,7 +363,7 @@ class StatsItems:
         return [*self._tables, *_BROKER_ITEMS]
 
     def find(self, name: str, key: str) -> tuple[Series, bool] | None:
-        """The series and whether its bytes are asked; None when it is unknown, or nothing happened yet."""
+        """Returns the series and whether its bytes are requested; None if it is unknown or never grew."""
         if name in _BROKER_ITEMS:
             series = self._broker.get(name) if key == self._cluster_name else None
             return None if series is None else (series, False)
@@ -368,26 +372,26 @@ class StatsItems:
         return None if series is None else (series, is_bytes)
 
     def users_put_count(self) -> int:
-        """Messages that came into other than system topics since the start, at a slave by copying, too."""
+        """Returns the messages stored in user topics since the start, including those a slave copied."""
         keys = [key for key in self._store.queue_keys()[:QUEUES_READ_MAX] if not is_system_topic(key[0])]
         return self._users_stored + sum(max(0, self._grown(key, self._store.queue_max(*key))) for key in keys)
 
     def users_got_count(self) -> int:
-        """Messages that groups got of other than system topics since the start."""
+        """Returns the messages delivered to groups from user topics since the start."""
         return self._forgotten_out + self._users_out()
 
     def tps(self, name: str, key: str) -> float:
-        """Messages per second in the last minute; 0 for what is unknown."""
+        """Returns the messages per second in the last minute; 0 if unknown."""
         found = self.find(name, key)
         return 0.0 if found is None else found[0].figures(is_bytes=found[1]).minute.tps
 
     def sample(self, at_s: float) -> None:
-        """As `steps`, all at once."""
+        """Runs `steps` to the end."""
         for _ in self.steps(at_s):
             pass
 
     def steps(self, at_s: float) -> Iterator[None]:
-        """Takes in how all counters stand; yields where others may run, every few hundred queues or keys."""
+        """Samples all counters; yields where other tasks may run, every few hundred queues or keys."""
         yield from self._read_queues()
         yield from self._by_topic.steps(at_s, self._topics_in)
         yield from self._by_queue.steps(at_s, self._queues_in)
@@ -410,12 +414,12 @@ class StatsItems:
         }
 
     def _users_out(self) -> int:
-        """Messages that groups got of other than system topics, of the rows that are there."""
+        """Returns the messages delivered from user topics, over the rows that still exist."""
         rows = self._stats.groups_out.rows
         return sum(row[0] for key, row in rows.items() if not is_system_topic(key.partition("@")[0]))
 
     def forget(self, at_s: float) -> None:
-        """Drop the counters of topics that are gone; called now and then."""
+        """Forgets the counters of deleted topics; called occasionally."""
         known = set(self._topics.names)
         self._topics_in = {topic: row for topic, row in self._topics_in.items() if topic in known}
         self._queues_in = {
@@ -434,7 +438,9 @@ class StatsItems:
             yield key, self._store.queue_max(*key)
 
     def _read_queues(self) -> Iterator[None]:
-        """What came since the last time; a slave's queues grow by copying, which is not a send."""
+        """Counts the growth of queues since the last call. A slave's queues grow by copying, which is not a
+        send.
+        """
         keys = self._store.queue_keys()[:QUEUES_READ_MAX]
         is_slave = self._store.role is BrokerRole.SLAVE
         after: dict[QueueKey, int] = {}
@@ -452,7 +458,7 @@ class StatsItems:
         self._ends = after
 
     def _grown(self, key: QueueKey, end: int) -> int:
-        """Messages since the queue was last read; a slave's new queue may begin anywhere."""
+        """Returns the queue's growth since it was last read; a slave's new queue may begin at any offset."""
         before = self._ends.get(key)
         return end - (self._store.queue_min(*key) if before is None else before)
 

@@ -1,10 +1,11 @@
-"""The JSON files under `config/`: loading with a fall-back to `.bak`, and saving off the loop.
+"""The JSON files under `config/`: loading with a fallback to `.bak`, and saving off the event loop.
 
-A table changes in memory and marks its file; the file is written once, `delay_ms` later, with everything that
-changed meanwhile. Two writes of one file never overlap. A failed write is a warning and is tried again after
-the same delay: the old file and its `.bak` stay, so nothing is lost but the newest changes (spec store 18).
-Each file ends with a checksum of itself: one turned bit makes another offset of an offset, and another name
-of a name. A file that cannot be believed is kept aside as `.damaged`, because the next save takes its place.
+A table changes in memory and marks its file. The file is written once, `delay_ms` later, with everything that
+changed meanwhile. Two writes of one file never overlap. A failed write is logged as a warning and retried
+after the same delay; the old file and its `.bak` remain, so only the newest changes are at risk (spec store
+18).
+Each file ends with a checksum of itself: a bit flip could otherwise change an offset or a name. A damaged
+file is kept as `.damaged`, because the next save overwrites it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RETRY_DELAY_MS_MIN = 1_000
 
 
 class Loaded(Enum):
-    """Where a table came from."""
+    """The source from which a table was loaded."""
 
     FILE = "file"
     BACKUP = "backup"
@@ -36,11 +37,11 @@ class Loaded(Enum):
 
 
 OnSaved = Callable[[OSError | None], None]
-"""Told when a file's present content is on disk, or why it is not."""
+"""Called when a file's current content is on disk, or with the error that prevented it."""
 
 
 class TableFile:
-    """One file and the function that gives its whole content."""
+    """One file and the function that returns its whole content."""
 
     __slots__ = ("delay_ms", "encode", "is_changed", "is_due", "lock", "path", "waiting")
 
@@ -55,10 +56,10 @@ class TableFile:
 
 
 class TableSaver:
-    """Writes marked files when they are due; `run` is the one task that does it.
+    """Writes marked files when they are due; `run` is the only task that writes.
 
-    `unsaved`: what the saver before, of the same process, could not write, by path: newer than what is on
-    disk.
+    `unsaved`: by path, contents that an earlier saver of this process could not write; they are newer than
+    the files on disk.
     """
 
     def __init__(self, *, disk: Disk, clock: Clock, unsaved: Mapping[Path, bytes] | None = None) -> None:
@@ -77,7 +78,9 @@ class TableSaver:
         return file
 
     def load(self, file: TableFile, apply: Callable[[bytes], None]) -> Loaded:
-        """As `load_table`; what was inherited comes first, and is to be written."""
+        """Loads a table as `load_table` does. An inherited content has precedence and is marked for
+        writing.
+        """
         content = self._inherited.get(file.path)
         if content is None:
             return load_table(file.path, apply, disk=self._disk)
@@ -86,24 +89,26 @@ class TableSaver:
         return Loaded.FILE
 
     def unsaved(self) -> dict[Path, bytes]:
-        """The content of each file that is still to be written, for the next saver."""
+        """Returns the content of each file that is still to be written, for the next saver."""
         return {file.path: file.encode() for file in self._files if file.is_changed}
 
     def mark(self, file: TableFile) -> None:
-        """Have the file written within its delay; cheap when it is already marked."""
+        """Schedules the file to be written within its delay; cheap if it is already marked."""
         if not file.is_changed:
             file.is_changed = True
             self._arm(file, file.delay_ms)
 
     def save_then(self, file: TableFile, on_saved: OnSaved) -> None:
-        """Have the file written as soon as possible; `on_saved` is called once, when what it holds now is."""
+        """Schedules the file to be written as soon as possible; `on_saved` is called once its current content
+        is.
+        """
         file.waiting.append(on_saved)
         self._due(file)
 
     async def save(self, file: TableFile) -> None:
-        """Write the file now when it is marked.
+        """Writes the file now if it is marked.
 
-        Raises:  OSError; the file stays marked and is tried again.
+        Raises:  OSError; the file stays marked and is retried.
         """
         async with file.lock:
             waiting, file.waiting = file.waiting, []
@@ -123,7 +128,9 @@ class TableSaver:
             _tell(waiting, None)
 
     async def run(self) -> None:
-        """Returns after `close`. It must not be cancelled while it writes: the write itself would go on."""
+        """Runs until `close`. It must not be cancelled during a write, because the write itself would
+        continue.
+        """
         self._has_stopped.clear()
         try:
             while not self._is_closing:
@@ -134,7 +141,7 @@ class TableSaver:
             self._has_stopped.set()
 
     async def close(self) -> None:
-        """Write everything that is still marked, after what is being written."""
+        """Waits for the write in progress, then writes all files that are still marked."""
         self._is_closing = True
         self._wake.set()
         await self._has_stopped.wait()
@@ -159,8 +166,8 @@ class TableSaver:
 
 
 def _write(path: Path, data: bytes, *, disk: Disk) -> None:
-    """Raises OSError. The first content is its own backup: a turned bit must not keep the broker from
-    starting.
+    """Writes the file. The first content is also the backup, so that a bit flip cannot keep the broker from
+    starting. Raises OSError.
     """
     disk.write_atomically(path, data, keep_backup=True)
     backup = _backup_of(path)
@@ -178,9 +185,9 @@ def _tell(waiting: list[OnSaved], error: OSError | None) -> None:
 
 
 async def save_or_reject(saver: TableSaver, file: TableFile) -> None:
-    """Write a table whose change is about to be answered.
+    """Writes a table whose change is about to be answered.
 
-    Raises:  RequestRejected when it cannot be written; the change holds in memory and is tried again.
+    Raises:  RequestRejected when it cannot be written; the change stays in memory and the write is retried.
     """
     try:
         await saver.save(file)
@@ -192,12 +199,14 @@ async def save_or_reject(saver: TableSaver, file: TableFile) -> None:
 
 
 def load_table(path: Path, apply: Callable[[bytes], None], *, disk: Disk) -> Loaded:
-    """What was read: the file, its `.bak`, or nothing, when neither exists or both are empty.
+    """Loads the file or its `.bak`. Returns which one was read; NOTHING if neither exists or both are empty.
 
-    Strategy: the main file first; when that is missing, empty or unreadable, `.bak`, with a warning. The
-              unreadable one goes aside then, so that the next save does not make it the backup.
-    Raises:  ConfigError when there is content but none of it can be read: to start with empty tables would
-             forget every topic, which an operator must decide.
+    Strategy: the main file comes first; if it is missing, empty or unreadable, `.bak` is read, with a
+              warning. The unreadable file is moved aside then, so that the next save does not make it the
+              backup.
+
+    Raises:  ConfigError when there is content but none of it can be read: starting with empty tables would
+            forget every topic, and only an operator may decide that.
     """
     backup = _backup_of(path)
     error: Exception | None = None

@@ -28,16 +28,18 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 SAVE_SOON_MS = 100
-"""Topics and groups change rarely and matter much: they are saved as soon as a burst of changes is over."""
+"""The save delay of topics and groups: they change rarely, so they are saved right after a burst of
+changes.
+"""
 
 TIMER_SAVE_MS = 1_000
-"""RocketMQ's timerFlushIntervalMs; after a kill, timer messages of about this time are delivered again."""
+"""RocketMQ's timerFlushIntervalMs: after a kill, about this much of timer messages is delivered again."""
 
 TOLD_LATE_MS_MAX = 60_000
-"""A slave is told of a topic later than it gets the first messages; RocketMQ's as late as 10 s."""
+"""The longest delay with which a slave learns of a topic after its first messages; up to 10 s in RocketMQ."""
 
 TOLD_MAX = 20
-"""So many restored topics are named in the log."""
+"""The highest number of restored topics named in the log."""
 
 
 class Tables:
@@ -53,7 +55,9 @@ class Tables:
         unsaved: Mapping[Path, bytes] | None = None,
         is_guarded: bool = False,
     ) -> None:
-        """`is_guarded`: access control says who may create what, so nothing is counted by address."""
+        """Creates the tables. `is_guarded`: access control governs creation, so it is not counted by
+        address.
+        """
         self._options = options
         self._directory = directory
         self._disk = disk
@@ -93,9 +97,9 @@ class Tables:
         self._not_found: dict[TableFile, Loaded] = {}
 
     def load(self, *, delay_level_count: int) -> None:
-        """Read the files, then add what every broker has from its first start.
+        """Reads the files, then adds the topics and groups that exist from the first start.
 
-        Raises:  ConfigError for a file that cannot be read although it has content.
+        Raises:  ConfigError for a file with content that cannot be read.
         """
         self._disk.make_dirs(self._directory)
         for file, load in (
@@ -120,7 +124,7 @@ class Tables:
         self.request_modes.on_change.append(partial(self.saver.mark, self.mode_file))
         self.orders.on_change.append(partial(self.saver.mark, self._order_file))
         for file in self._not_found:
-            # From its first start on a broker has each of these: one that is missing later was lost.
+            # Every broker has these files from its first start, so a missing one was lost later.
             self.saver.mark(file)
             self.saver.save_then(file, _ignore)
         if not self._options.is_slave:
@@ -129,11 +133,10 @@ class Tables:
             self.groups.add_missing(SYSTEM_GROUPS_AT_START, now_ms)
 
     def follow(self, store: MessageStore) -> None:
-        """Progress is counted in this log from now on. What was saved of it without knowing that its topic
-        was deleted is forgotten: the topic may have been made again, and its first messages were consumed by
-        nobody.
+        """Attaches the tables to this log. Saved progress from before a topic's deletion is dropped: the
+        topic may have been created again, and no group has consumed its first messages.
 
-        Where the log has messages and a file is not there that every broker has, it was lost.
+        If the log has messages but a file that every broker has is missing, the file was lost.
         """
         self.offsets.deleted_topics = lambda: store.deleted_topics
         self.offsets.log_end = lambda: store.accepted_log_offset
@@ -146,22 +149,24 @@ class Tables:
         self._tell_lowered(self.offset_file, self.offsets.forget_deleted())
 
     def begin_life(self, store: MessageStore) -> None:
-        """A master takes up its log: no progress may lie behind the ends of the queues, because what comes
-        there next was consumed by nobody. A log that lost its end, or a slave's that was shorter, is such.
-        A topic that the log has and a lost topics.json had is made again, and so is one of which a slave got
-        messages before it was told of it: its master was lost in between.
+        """Prepares the tables of a master for its log. No progress may be beyond the end of its queue,
+        because the next messages there were consumed by no group. That happens when a log lost its end, or a
+        slave's log was shorter.
+
+        A topic in the log that is missing because topics.json was lost is restored. So is a topic whose
+        messages a slave copied before it learned of the topic, if the master was lost in between.
         """
         store.begin_life()
         self._restore_topics(store)
         self.clamp(store)
 
     def _restore_topics(self, store: MessageStore) -> None:
-        """topics.json was lost, or is older than the log: the queues tell which topics there were. Otherwise
-        messages that were acknowledged lie in the log and nobody can ask for them.
+        """Restores topics from the queues if topics.json was lost or is older than the log. Otherwise
+        acknowledged messages would be in the log but unreadable.
 
-        A topic that is known keeps what is known of it, and lets all its queues be read. What was deleted has
-        no queues, so it does not come back. Where topics.json is as it was left, only queues count that have
-        just begun: others may be of topics that a RocketMQ master has deleted, which tells nobody.
+        A known topic keeps its settings, and all of its queues become readable. A deleted topic has no
+        queues, so it is not restored. If topics.json is intact, only queues count that have just begun:
+        others may belong to topics that a RocketMQ master deleted, which is reported to no slave.
         """
         counts: dict[str, int] = {}
         for topic, queue_id in store.queue_keys():
@@ -191,7 +196,9 @@ class Tables:
             )
 
     def clamp(self, store: MessageStore) -> None:
-        """The queues end where they end now: progress behind that is of records that were cut."""
+        """Lowers progress beyond the current ends of the queues: it belongs to records that were
+        truncated.
+        """
         now_ms = self._clock.now_ms()
         queue_end = store.queue_next
         self.offsets.cut_dropped(store.accepted_log_offset)
@@ -207,8 +214,8 @@ class Tables:
             self._tell_lowered(file, count)
 
     def begin_term(self, epoch: int) -> None:
-        """An elected master takes over the tables: in its term each is newer than in any before, and name
-        servers know by it who is master.
+        """Raises the tables' versions to the term of an elected master: they are newer than in any earlier
+        term, and name servers recognise the master by that.
         """
         now_ms = self._clock.now_ms()
         for file, table in (
@@ -226,7 +233,7 @@ class Tables:
 
     @property
     def replicated(self) -> ReplicaTables:
-        """What a slave copies from its master."""
+        """The tables that a slave copies from its master."""
         return ReplicaTables(
             topics=self.topics,
             groups=self.groups,
@@ -248,4 +255,4 @@ def _has_just_begun(store: MessageStore, topic: str, queue_id: int) -> bool:
 
 
 def _ignore(_error: OSError | None) -> None:
-    """A write that failed is told by the saver, and tried again."""
+    """Ignores the error: the saver logs a failed write and retries it."""
