@@ -1,6 +1,7 @@
-"""Whether the store takes writes now, and what it says when it does not.
+"""Decides if the store accepts writes, and the error if not.
 
-Invariants: `refusal` is None exactly when no reason to refuse stands; the oldest reason speaks.
+Invariants: `refusal` is None exactly when there is no reason to refuse; the oldest reason determines the
+            error.
 Strategy:   the hot path tests one attribute; reasons are kept by name, so that each part lifts only its own.
 """
 
@@ -23,13 +24,13 @@ class Admission:
         self.refusal: Refusal | None = None
 
     def block(self, reason: str, remark: str, error: type[RequestRejected] = ServiceNotAvailable) -> None:
-        """Refuse from now on with `error(remark)`; a second call for the same reason changes its text."""
+        """Refuses appends with `error(remark)`; a second call for the same reason replaces the error."""
         assert remark, reason
         self._reasons[reason] = lambda: error(remark)
         self._choose()
 
     def unblock(self, reason: str) -> None:
-        """This reason no longer stands."""
+        """Removes the reason."""
         if self._reasons.pop(reason, None) is not None:
             self._choose()
 
@@ -42,5 +43,5 @@ class Admission:
 
 
 def overload(remark: str) -> Busy:
-    """The refusal of a full bound; clients know the mark and try another broker."""
+    """Returns the refusal for a full bound; clients recognise its prefix and try another broker."""
     return Busy(f"[OVERLOAD]{remark}")

@@ -1,17 +1,17 @@
-"""The single writer of a master: stages what one turn of the loop brings, writes it once, sheds load while
-writes to the page cache take too long.
+"""The single writer of a master: stages the appends of one turn of the loop, writes them at once, and sheds
+load while writes to the page cache take too long.
 
-Owns:       the tail of the log, the queue offsets that are promised, the time of storing.
-Invariants: between two writes everything staged is memory only; a write that fails takes all of it back, so
-            an append is stored whole or not at all; STORETIMESTAMP never falls; nothing is written while
-            bytes of a failed write may still lie behind the end.
-Strategy:   `append` encodes at once with the final offsets, so the write is one call with the staged buffers;
-            the limit that a record must end below folds the file's end and the bound of the stage into one
-            comparison. Where the bytes go is the `LogTail`'s matter: the files, or the transient pool; what
-            becomes of failed and of slow writes is decided by `FailedWrites` and `WriteSpeed`. Per message:
-            no task, no future, no lock, no log line. One slow write makes the store refuse what arrives next;
-            after a pause one turn's sends try the disk again, and a quick write ends it.
-Knows not:  what sends wait for, what is made of the entries.
+Owns:       the tail of the log, the assigned queue offsets, the store time.
+Invariants: between two writes everything staged is memory only. A failed write undoes all of it, so an append
+            is stored whole or not at all. STORETIMESTAMP never falls. Nothing is written while bytes of a
+            failed write may remain after the end.
+Strategy:   `append` encodes at once with the final offsets, so the write is one call with the staged buffers.
+            The limit for the end of a record combines the file's end and the bound of the stage in one
+            comparison. The `LogTail` decides the destination of the bytes: the files, or the transient pool.
+            `FailedWrites` and `WriteSpeed` handle failed and slow writes. Per message: no task, no future, no
+            lock, no log line. One slow write makes the store refuse the next arrivals; after a pause one
+            turn's sends try the disk again, and a fast write ends the refusal.
+Knows not:  the waits of sends, the tables built from entries.
 Source:     spec store 3.2, 4, 4.1; spec store 11.
 """
 
@@ -44,12 +44,14 @@ from tandemmq.units import Buffer
 log = logging.getLogger(__name__)
 
 BUSY_PAUSE_S = 0.1
-"""After a slow write sends are refused this long; then one turn's sends try the disk again."""
+"""The time in seconds for which sends are refused after a slow write; then one turn's sends try the disk
+again.
+"""
 _PAGE_CACHE_BUSY = "page cache busy"
 
 
 class PlacedBatch(NamedTuple):
-    """What tables need of a batch's records. `log_offsets`, `sizes`: of each."""
+    """The fields of a batch's records that tables need. `log_offsets`, `sizes`: of each record."""
 
     topic: str
     sys_flag: int
@@ -61,30 +63,35 @@ class PlacedBatch(NamedTuple):
 
 
 Unit: TypeAlias = "tuple[ConsumeQueue | None, int, int, NewRecord | RecordCheck | PlacedBatch, int]"
-"""(queue, log_offset, size, record, stored_at_ms): what the dispatcher makes table entries of. A batch is one
-unit, with the sizes of its records together.
+"""(queue, log_offset, size, record, stored_at_ms): the input for table entries.
+
+A batch is one unit, with the total size of its records.
 """
 
 
 def count_records(units: Sequence[Unit]) -> int:
-    """How many records these are."""
+    """Returns the number of records in these units."""
     batches = [unit[3] for unit in units if type(unit[3]) is PlacedBatch]
     return len(units) - len(batches) + sum([len(batch.log_offsets) for batch in batches])
 
 
 class LogTail(Protocol):
-    """Where the bytes of appends go. `end` is where the next one goes, and may be moved by nobody else."""
+    """The destination of appended bytes. `end` is the next position; only the owner of the tail moves it."""
 
     end: int
 
     def room_end(self, position: int) -> int:
-        """The end of the file that takes bytes at `position`; `position` itself when none does yet."""
+        """Returns the end of the file that holds bytes at `position`; `position` itself if no file
+        does yet.
+        """
 
     def open_at(self, offset: int) -> Segment:
-        """The file for byte `offset`, ready to take bytes. Raises OSError, or RequestRejected at a bound."""
+        """Returns the file for byte `offset`, ready for writes. Raises OSError, or RequestRejected at a
+        bound.
+        """
 
     def write(self, offset: int, buffers: Sequence[Buffer]) -> None:
-        """Put bytes at `offset` of a file that is ready. Raises OSError."""
+        """Writes bytes at `offset` of a ready file. Raises OSError."""
 
 
 class Appender:
@@ -117,13 +124,13 @@ class Appender:
         self._speed = WriteSpeed(options.page_cache_busy_ms / 1000, admission)
         self._maker = RecordMaker(options)
         self.stored_at_ms = stored_at_ms  # of the newest record
-        self.written_at_ms = stored_at_ms  # of the newest record that is not only staged
+        self.written_at_ms = stored_at_ms  # of the newest written record, staged ones excluded
         self._is_scheduled = False
         self._is_halted = False
         self._forget_stage()
 
     def _forget_stage(self) -> None:
-        """Begin a new stage at the end of the log."""
+        """Begins a new stage at the end of the log."""
         self._groups: list[tuple[int, list[Buffer]]] = []  # one write each: (log_offset, buffers)
         self._units: list[Unit] = []
         self._sends: Sends = []
@@ -133,7 +140,7 @@ class Appender:
         self._open_group()
 
     def _open_group(self) -> None:
-        # Bytes without a file end at their beginning: then the next file is begun first.
+        # Without a file the end equals the beginning: then the next file is begun first.
         assert self._stage_begin <= self._position <= self._segment_end
         self._buffers = []
         self._groups.append((self._position, self._buffers))
@@ -148,8 +155,10 @@ class Appender:
         self._maker.store_host = value
 
     def restart(self, tail: LogTail, stored_at_ms: int) -> None:
-        """Go on at the end of `tail`, whose newest record was stored at `stored_at_ms`: the store opens, or a
-        slave became master."""
+        """Continues at the end of `tail`, whose newest record was stored at `stored_at_ms`.
+
+        Called when the store opens, or when a slave became master.
+        """
         assert not self._units
         assert not self._sends
         self._tail = tail
@@ -158,7 +167,7 @@ class Appender:
         self._forget_stage()
 
     def append(self, records: Sequence[NewRecord], on_done: OnDone) -> Appended:
-        """Where the records will be; they are written at the end of this turn of the loop.
+        """Stages records and returns their positions; they are written at the end of this turn of the loop.
 
         Raises:  MessageIllegal, ServiceNotAvailable, Busy; then nothing was staged.
         """
@@ -200,7 +209,7 @@ class Appender:
         return Appended(queue_offset, (log_offset,), end, now)
 
     def _append_many(self, records: Sequence[NewRecord], on_done: OnDone) -> Appended:
-        """A batch: one file, one store time, consecutive offsets, all or nothing (spec store 4.1)."""
+        """Appends a batch: one file, one store time, consecutive offsets, all or nothing (spec store 4.1)."""
         assert records, "an append needs a record"
         now = self._next_time()
         first_offset, units, encoded, end = self._encode_many(records, now)
@@ -227,7 +236,7 @@ class Appender:
         return Appended(first_offset, [unit[1] for unit in units], end, now)
 
     def append_batch(self, batch: NewBatch, on_done: OnDone) -> Appended:
-        """As `append`, for messages of one queue that are no transactions."""
+        """Like `append`, for non-transactional messages of one queue."""
         if self._admission.refusal is not None:
             self._refuse()
         assert len(batch), "a batch has a message"
@@ -261,14 +270,16 @@ class Appender:
         return Appended(first_offset, log_offsets, end, now)
 
     def _next_time(self) -> int:
-        """When what comes now is stored: not before what came before."""
+        """Returns the store time of a new record: not before the previous one."""
         return max(self._clock.now_ms(), self.stored_at_ms)
 
     def _encode_many(
         self, records: Sequence[NewRecord], now: int
     ) -> tuple[int, list[Unit], list[Buffer], int]:
-        """The first one's queue offset, the records at the end of what is staged, their bytes, and where they
-        end; their queues have given them offsets. Raises MessageIllegal: then no queue has.
+        """Encodes records at the end of the stage and assigns their queue offsets.
+
+        Returns the first queue offset, the units, their bytes, and their end. Raises MessageIllegal: then no
+        offset is assigned.
         """
         encode, position = self._maker.encode, self._position
         units: list[Unit] = []
@@ -296,16 +307,16 @@ class Appender:
         return first_offset, units, encoded, position
 
     def _make_room(self, records: Sequence[NewRecord], total: int) -> None:
-        """Begin the next file when the staged one cannot take `total` bytes and a BLANK behind them."""
+        """Begins the next file if the staged one cannot hold `total` bytes and a BLANK after them."""
         self._maker.check_size(records, total)
         if self._position + total > self._stage_begin + self._options.staged_bytes_max and self._units:
             raise overload("too many bytes arrived at once, try another broker")
-        # Twice when the pool has no buffer yet for a file that is nearly full.
+        # Twice if the pool has no buffer yet for a file that is nearly full.
         while self._position + total > self._segment_end - BLANK_BYTES:
             self._begin_file()
 
     def _begin_file(self) -> None:
-        """Go on at the end of the staged file's room: in the next file, as a rule."""
+        """Continues at the end of the staged file, usually in the next file."""
         begin = self._segment_end
         try:
             segment = self._tail.open_at(begin)
@@ -329,21 +340,21 @@ class Appender:
             self._clock.call_soon(self.write_staged)
 
     def halt(self) -> None:
-        """Write nothing any more: the store has failed."""
+        """Stops all writes, because the store has failed."""
         self._is_halted = True
 
     def write_staged(self) -> None:
-        """Write everything staged; runs once per turn of the loop, and at the end of the store's life."""
+        """Writes everything staged; runs once per turn of the loop, and when the store closes."""
         self._is_scheduled = False
         if not self._sends:
-            return  # also on a slave, whose log grows without us
+            return  # also on a slave, whose log grows through `ReplicaLog`
         groups, units, sends, end = self._groups, self._units, self._sends, self._position
         if self._is_halted:
             _take_back_offsets(units)
             self._forget_stage()
             self._on_refused(sends, PutStatus.UNKNOWN_ERROR)
             return
-        # Nobody else has moved the end, and what is told to be stored is behind it.
+        # Only this class moves the end, and acknowledged bytes are below it.
         assert self._stage_begin == self._tail.end < end, (self._stage_begin, self._tail.end, end)
         assert units, "each send has a record"
         begun_at = self._clock.monotonic()
@@ -372,7 +383,7 @@ class Appender:
     def _take_back(
         self, groups: list[tuple[int, list[Buffer]]], units: list[Unit], sends: Sends, error: OSError
     ) -> None:
-        """Undo a failed write: nothing of it was promised to anyone but its senders."""
+        """Undoes a failed write, whose records were visible only to its senders."""
         assert groups[0][0] == self._tail.end, "what is stored is never taken back"
         _take_back_offsets(units)
         self._forget_stage()
@@ -380,7 +391,7 @@ class Appender:
         self._failed.take_back(ranges, sends, error)
 
     def _refuse(self) -> None:
-        """Raise the standing refusal, or lift it when the disk may be tried again."""
+        """Raises the current refusal, or lifts it if the disk may be tried again."""
         now = self._clock.monotonic()
         self._speed.retry(now)
         self._failed.retry(now)
@@ -398,7 +409,7 @@ def _take_back_offsets(units: Sequence[Unit]) -> None:
 
 
 class WriteSpeed:
-    """What the last writes took. `is_watching`: tell `note` of quick ones, too."""
+    """The durations of recent writes. `is_watching`: fast ones must be passed to `note`, too."""
 
     __slots__ = ("_admission", "_busy_until", "is_watching", "slow_s")
 
@@ -410,7 +421,7 @@ class WriteSpeed:
         self._busy_until = 0.0
 
     def note(self, took_s: float, now: float) -> None:
-        """A write took so long: a slow one, or one while this is watching."""
+        """Records the duration of a slow write, or of any write while `is_watching`."""
         assert took_s > self.slow_s or self.is_watching, (took_s, self.slow_s)
         if took_s > self.slow_s:
             if not self.is_watching:
@@ -424,6 +435,6 @@ class WriteSpeed:
             log.warning(events.PAGE_CACHE_BECAME_QUICK, extra={"write_ms": round(took_s * 1000)})
 
     def retry(self, now: float) -> None:
-        """A send was refused: let the next ones try the disk, if the pause is over."""
+        """Accepts sends again after a refused one, if the pause is over."""
         if self.is_watching and now >= self._busy_until:
             self._admission.unblock(_PAGE_CACHE_BUSY)

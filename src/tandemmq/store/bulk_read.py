@@ -1,9 +1,8 @@
-"""Reads thousands of messages of a queue at once, for peers that asked for it.
+"""Reads thousands of messages of a queue at once, for peers that request it.
 
-RocketMQ cuts every pull at 32 messages or 256 KiB; a reader that wants everything asks for more by a field of
-ours. The entries of the queue are judged as numpy columns, so the answer costs microseconds per slice of the
-log and not per message. Queues that share the log message by message give one slice per message, which is why
-slices are bounded too.
+RocketMQ limits every pull to 32 messages or 256 KiB; a bulk reader asks for more through an extension field
+of ours. Queue entries are processed as numpy columns, so the cost is microseconds per slice of the log, not
+per message. Queues that alternate in the log yield one slice per message, so slices are bounded, too.
 """
 
 from __future__ import annotations
@@ -23,15 +22,16 @@ from tandemmq.units import MIB
 BULK_COUNT_MAX = 32_768
 BULK_BYTES_MAX = 8 * MIB
 BULK_COLD_BYTES_MAX = MIB
-"""Of what is probably on disk only: the loop waits for the disk while it is sent."""
+"""The most bytes that are probably on disk only: the loop waits for the disk while they are sent."""
 BULK_SLICES_MAX = 1024
 assert BULK_SLICES_MAX <= BULK_COUNT_MAX
 assert BULK_COLD_BYTES_MAX <= BULK_BYTES_MAX
 
 
 class Bulk(NamedTuple):
-    """What was collected: `ranges` of the log that hold `record_count` records, each as [begin, end, queue
-    offset of its first record, beginning of its last one, queue offset of that].
+    """The collected records: `record_count` records in `ranges` of the log.
+
+    A range is [begin, end, queue offset of its first record, begin of its last one, queue offset of that].
     """
 
     next_offset: int
@@ -56,9 +56,9 @@ def collect_bulk(
     tag_hashes: frozenset[int] | None,
     on_doubt: Callable[[ConsumeQueue, int], bool],
 ) -> Bulk | None:
-    """Records from `offset` on, none that begins at `limit` of the log or behind it; None when there are no
-    entries. `near`: where warm data begins. `lost`: entries that are passed over. `on_doubt`: as a `Reader`
-    has it.
+    """Collects records from `offset` on that begin before `limit` of the log; None without entries.
+
+    `near`: the log offset where warm data begins. `lost`: entries to skip. `on_doubt`: as in `Reader`.
     """
     assert queue.min_offset <= offset <= queue.max_offset, (queue, offset)
     entries = _read_entries(queue, offset, min(count_max, BULK_COUNT_MAX))
@@ -90,7 +90,7 @@ def collect_bulk(
     if len(rows):
         fitting_bytes = min(bytes_max, BULK_BYTES_MAX if begins[rows[0]] >= near else BULK_COLD_BYTES_MAX)
         rows = rows[: _fitting(begins[rows], sizes[rows], fitting_bytes, log.segment_bytes)]
-    # With rows left out behind the last one, the next answer begins there.
+    # If rows are left out, the next answer begins after the last included one.
     is_cut = len(rows) < int(is_kept.sum())
     reached = int(rows[-1]) + 1 if is_cut else len(entries)
     assert 0 < reached <= len(entries), (reached, len(entries))
@@ -107,7 +107,7 @@ def collect_bulk(
 
 
 def _read_entries(queue: ConsumeQueue, offset: int, count: int) -> NDArray[np.void]:
-    """Entries of the files and of memory, of one queue file at most."""
+    """Reads entries from the files and from memory, of one queue file at most."""
     end = min(offset + count, queue.file_end(offset), queue.max_offset)
     pieces = []
     while offset < end:
@@ -120,7 +120,7 @@ def _read_entries(queue: ConsumeQueue, offset: int, count: int) -> NDArray[np.vo
 
 
 def _starts(begins: Ints, sizes: Ints, segment_bytes: int) -> NDArray[np.bool_]:
-    """Whether each record begins a slice: it does not follow the one before, or begins a file."""
+    """Returns a mask of records that begin a slice: not adjacent to the previous one, or first in a file."""
     assert len(begins) == len(sizes)
     is_start = np.ones(len(begins), dtype=np.bool_)
     is_start[1:] = (begins[1:] != begins[:-1] + sizes[:-1]) | (begins[1:] % segment_bytes == 0)
@@ -128,7 +128,7 @@ def _starts(begins: Ints, sizes: Ints, segment_bytes: int) -> NDArray[np.bool_]:
 
 
 def _fitting(begins: Ints, sizes: Ints, bytes_max: int, segment_bytes: int) -> int:
-    """How many records fit; at least one."""
+    """Returns how many records fit; at least one."""
     by_bytes = int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right"))
     slices = np.cumsum(_starts(begins, sizes, segment_bytes))
     by_slices = int(np.searchsorted(slices, BULK_SLICES_MAX, side="right"))

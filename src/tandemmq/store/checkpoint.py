@@ -1,8 +1,9 @@
-"""The small files by which a start knows how the last life of the store ended. `Checkpoint` says what is
-known to be on disk, `EpochFile` which master wrote which bytes of the log, `StoreMarks` that the store is in
-use, that it was not closed, or that its end is in doubt.
+"""The small files from which a start learns how the last run of the store ended.
 
-Source: spec store 1, 10, 12; spec replication 12.8; spec controller 4.4.
+`Checkpoint` holds what is known to be on disk. `EpochFile` holds the master that wrote each range of the log.
+`StoreMarks` records that the store is in use, was not closed, or has an unverified end.
+
+Source:  spec store 1, 10, 12; spec replication 12.8; spec controller 4.4.
 """
 
 from __future__ import annotations
@@ -32,17 +33,16 @@ from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
-# The checkpoint: the times up to which files are known to be on disk; they choose where recovery begins to
-# read. Besides, the durable mark: the end of the whole records that are known to be on disk, below which
-# nothing can be torn. And of a store that was closed in order, a digest of its queues and of where each began
-# and ended.
+# The checkpoint holds the times up to which files are known to be on disk; they select the file in which
+# recovery begins to read. It also holds the durable mark: the end of the whole records known to be on disk,
+# below which nothing can be torn. After a clean stop it holds a digest of the queues and their bounds.
 #
 # Invariants: a time only rises, and is raised only after the fsync that makes it true (spec store 21.4); so
 #             does the mark.
-# Strategy:   the mark lies behind RocketMQ's fields, in the same sector. It repeats the first of them: a Java
-#             broker that went on with the log changes that field and leaves the mark as it was, and then the
-#             mark says nothing. So does the digest of the queues behind it. A checksum of both follows: a
-#             turned bit must not make a mark of bytes that never were.
+# Strategy:   the mark follows RocketMQ's fields, in the same sector. It repeats the first of them: a Java
+#             broker that continued the log changes that field but not the mark, which is then void. The
+#             digest of the queues after it works the same way. A checksum of both follows, so that a bit flip
+#             cannot forge a mark for bytes that never existed.
 
 CHECKPOINT_BYTES = 4096
 SAFETY_MS = 3_000
@@ -64,8 +64,8 @@ assert len(_MARK_NAME) == len(_QUEUES_NAME) == len(_SUM_NAME) == 8, "packed as t
 class CheckpointTimes(msgspec.Struct, frozen=True):
     """The fields of the file; times in milliseconds, offsets in bytes of the log.
 
-    `durable_log_offset` is where a whole record ends; everything below it was fsynced. `queues_digest`: of
-    the queues and their bounds, after a clean stop of ours.
+    `durable_log_offset` is the end of a whole record; everything below was fsynced. `queues_digest`: of the
+    queues and their bounds, after a clean stop of ours.
     """
 
     log_stored_at_ms: int = 0  # physicMsgTimestamp
@@ -73,28 +73,29 @@ class CheckpointTimes(msgspec.Struct, frozen=True):
     index_stored_at_ms: int = 0  # indexMsgTimestamp
     master_flushed_offset: int = 0
     confirmed_log_offset: int = 0
-    durable_log_offset: int | None = None  # ours; None: not known
-    queues_digest: int | None = None  # the same
+    durable_log_offset: int | None = None  # ours; None: unknown
+    queues_digest: int | None = None  # ours; None: unknown
 
     @property
     def safe_ms(self) -> int:
-        """Every record stored before this time is on disk and in the queues (RocketMQ: minTimestamp)."""
+        """The time before which every stored record is on disk and in the queues (RocketMQ: minTimestamp)."""
         return max(0, min(self.log_stored_at_ms, self.queues_stored_at_ms) - SAFETY_MS)
 
 
 def queues_digest(queues: Iterable[tuple[str, int, int, int, int]]) -> int:
-    """Of all queues that have entries: topic, queue, where its files begin, where its entries end, and where
-    the newest record of them ends in the log.
+    """Returns a digest of all queues with entries.
+
+    Each item: topic, queue, start of its files, end of its entries, and log end of its newest record.
     """
     lines = (" ".join(map(str, queue)) for queue in sorted(queues) if queue[3])
     return crc32("\n".join(lines).encode())
 
 
 def encode_checkpoint(times: CheckpointTimes) -> bytes:
-    """The whole file."""
+    """Returns the content of the whole file."""
     *fields, durable, digest = msgspec.structs.astuple(times)
     assert min(times.master_flushed_offset, times.confirmed_log_offset) >= 0, times
-    # A mark below 0 would say nothing when it is read.
+    # A negative mark would be ignored when it is read.
     assert min(durable or 0, digest or 0) >= 0, times
     data = _FIELDS.pack(*fields).ljust(_MARK_AT, b"\0")
     if durable is not None:
@@ -109,7 +110,7 @@ def encode_checkpoint(times: CheckpointTimes) -> bytes:
 
 
 def decode_checkpoint(data: bytes) -> CheckpointTimes:
-    """What a file says; a short or absurd one says nothing, which costs recovery only time."""
+    """Decodes a file; a short or invalid one counts as empty, which only costs recovery time."""
     if len(data) < _FIELDS.size:
         return CheckpointTimes()
     fields = _FIELDS.unpack_from(data)
@@ -127,7 +128,7 @@ def _decode_mark(data: bytes, at: int, wanted: bytes, log_stored_at_ms: int) -> 
         return None
     if len(data) >= _SUM_AT + _SUM.size:
         name, checksum = _SUM.unpack_from(data, _SUM_AT)
-        # Older files have no checksum; a damaged name is no older file.
+        # Older files have no checksum; a damaged name is not an older file.
         if any(name) and (name, checksum) != (_SUM_NAME, crc32(data[_MARK_AT:_SUM_AT])):
             return None
     name, stored_at_ms, value = _MARK.unpack_from(data, at)
@@ -145,7 +146,7 @@ class Checkpoint:
         self._saved: CheckpointTimes | None = None
 
     def load(self) -> None:
-        """Read the file; a missing one says nothing."""
+        """Reads the file; a missing one counts as empty."""
         assert self._saved is None, "the file is taken up once"
         if self._disk.exists(self._path):
             self.times = self._saved = decode_checkpoint(self._disk.read_bytes(self._path))
@@ -159,7 +160,7 @@ class Checkpoint:
         confirmed_log_offset: int = 0,
         durable_log_offset: int | None = None,
     ) -> None:
-        """Lift the given times and the mark; the next `write` writes them."""
+        """Raises the given times and the mark; the next `write` writes them."""
         times = self.times
         assert confirmed_log_offset >= 0, confirmed_log_offset
         if durable_log_offset is None or durable_log_offset < (times.durable_log_offset or 0):
@@ -175,11 +176,11 @@ class Checkpoint:
         assert (times.durable_log_offset or 0) <= (self.times.durable_log_offset or 0), (times, self.times)
 
     def replace(self, times: CheckpointTimes) -> None:
-        """Take these fields, even lower ones: recovery found the truth."""
+        """Sets these fields, even to lower values, because recovery determined the true state."""
         self.times = times
 
     def write(self) -> bool:
-        """Write the file and sync it, if anything changed; False if the disk took no write. Blocks.
+        """Writes and syncs the file if anything changed; False if the disk accepted no write. Blocks.
 
         Raises:  OSError when the fsync failed.
         """
@@ -191,7 +192,7 @@ class Checkpoint:
         except OSError:
             return False
         try:
-            # The fields lie in one sector, so a power cut leaves the old or the new ones.
+            # All fields are in one sector, so a power cut leaves either the old or the new ones.
             if not _write_fields(file, times):
                 return False
             file.sync()
@@ -217,15 +218,17 @@ def _write_fields(file: File, times: CheckpointTimes) -> bool:
 
 
 class EpochFile:
-    """The list of terms of one store, in memory as it is on disk: `epochFileCheckpoint`, as RocketMQ has it,
-    and the random ids of the terms in `epochFileCheckpoint.ids`, which RocketMQ does not read.
+    """The list of terms of one store, the same in memory and on disk.
 
-    Invariants: what `save` was given is on disk when it returns; a reader sees all of the old list or all of
-                the new. The content before is kept in `.bak`, which is read where the file is damaged: what
-                it lacks is the newest term, so a copy ends sooner and nothing wrong is kept.
-                The ids are written first, those of the list before included, and each is kept with the epoch
-                and start of its entry: whichever of the two files a kill leaves behind, no entry has the id
-                of another term. An entry without one counts as unknown.
+    `epochFileCheckpoint` has RocketMQ's format; `epochFileCheckpoint.ids` holds the random ids of the terms,
+    which RocketMQ does not read.
+
+    Invariants: the list passed to `save` is on disk when `save` returns; a reader sees either the old or the
+                new list as a whole. The previous content is kept in `.bak`, which is read if the file is
+                damaged. It lacks only the newest term, so a copy ends earlier but keeps nothing wrong. The
+                ids are written first, including those of the previous list, and each is stored with the epoch
+                and start of its entry. Whichever of the two files a kill leaves behind, no entry gets the id
+                of another term. An entry without an id counts as unknown.
     """
 
     def __init__(self, path: Path, disk: Disk) -> None:
@@ -236,7 +239,7 @@ class EpochFile:
         self.epochs = EpochList()
 
     def load(self) -> None:
-        """Read the list; without files it is empty.
+        """Reads the list; without files it is empty.
 
         Raises:  Corrupt when neither the file nor its backup can be read.
         """
@@ -259,7 +262,7 @@ class EpochFile:
         self.epochs = EpochList()
 
     def save(self, epochs: EpochList) -> None:
-        """Make `epochs` the list, on disk first. Blocks.
+        """Makes `epochs` the list, on disk first. Blocks.
 
         Raises:  OSError; the list is unchanged in memory.
         """
@@ -275,7 +278,9 @@ class EpochFile:
         self.epochs = epochs
 
     def _load_ids(self) -> dict[EpochEntry, int]:
-        """Without a file, or with a damaged one, no id is known; logs are compared by their bytes still."""
+        """Returns the ids; empty without a file or with a damaged one. Logs are then compared by
+        bytes only.
+        """
         if not self._disk.exists(self._ids_path):
             return {}
         try:
@@ -286,12 +291,14 @@ class EpochFile:
 
 
 class StoreMarks:
-    """The marks of a store in use: `lock` keeps other processes away, `abort` remembers a crash, `tailDoubt`
-    (ours) keeps a log from being served that may lack acknowledged messages.
+    """The marks of a store in use: `lock`, `abort` and `tailDoubt`.
 
-    Invariants: `abort` exists from before the first change that recovery makes until everything is on disk.
-                It names the machine's boot in which bytes were written that may not be on disk: until
-                recovery has synced what a former life left, that is still the boot of that life.
+    `lock` excludes other processes, `abort` records a crash, `tailDoubt` (ours) prevents serving a log that
+    may lack acknowledged messages.
+
+    Invariants: `abort` exists from before the first change by recovery until everything is on disk. It names
+                the machine's boot in which possibly unsynced bytes were written. Until recovery has synced
+                the bytes of a former run, that is still the boot of that run.
     """
 
     def __init__(self, paths: StorePaths, disk: Disk) -> None:
@@ -300,72 +307,76 @@ class StoreMarks:
         self._lock: Lock | None = None
 
     def take(self) -> None:
-        """Take the lock. Raises StoreLocked; OSError when the directory cannot be written."""
+        """Acquires the lock. Raises StoreLocked; OSError when the directory cannot be written."""
         assert self._lock is None, self._paths.lock
         self._disk.make_dirs(self._paths.root)
         self._lock = self._disk.lock(self._paths.lock)
 
     @property
     def has_abort(self) -> bool:
-        """True when the last run did not end cleanly."""
+        """True if the last run did not end cleanly."""
         return self._disk.exists(self._paths.abort)
 
     @property
     def same_boot(self) -> bool:
-        """True when the life that left `abort` wrote on the present boot of the machine, so that every byte
-        it wrote can be read; False also when that is not known.
+        """True if the run that left `abort` wrote on the present boot, so that every byte it wrote can be
+        read.
+
+        False also if that is unknown.
         """
         boot_id = self._disk.boot_id()
         return bool(boot_id) and self._told_boot_id() == boot_id
 
     def keep_abort(self) -> None:
-        """From now on a crash is noticed. What is left of a former life stays: recovery has not synced it."""
+        """Ensures that a crash is noticed from now on. An existing mark stays, as recovery has not synced
+        those bytes.
+        """
         assert self._lock is not None, "another process may have the store"
         if not self.has_abort:
             self.write_abort()
 
     def write_abort(self, *, is_readable: bool = True) -> None:
-        """What is not on disk was written on this boot; this process's id first, as RocketMQ writes it.
+        """Records that unsynced bytes were written on this boot; the process id comes first, as in RocketMQ.
 
-        `is_readable` False: an fsync has failed, and pages that were written may be gone from memory, too.
-        Then no boot is named, and the next start trusts as little as after a power cut.
+        `is_readable` False: an fsync has failed, and written pages may be gone from memory, too. Then no boot
+        is named, and the next start trusts as little as after a power cut.
         """
         content = f"{os.getpid()} {self._disk.boot_id() if is_readable else ''}".rstrip()
         self._disk.write_atomically(self._paths.abort, content.encode())
 
     def _told_boot_id(self) -> str:
-        """ "" in a file of RocketMQ, which holds the process's id only."""
+        """Returns the boot id in `abort`; empty for a file of RocketMQ, which holds only the process id."""
         if not self.has_abort:
             return ""
         words = self._disk.read_bytes(self._paths.abort).decode("ascii", "replace").split()
         return words[1] if len(words) == 2 else ""
 
     def remove_abort(self) -> None:
-        """Everything is on disk."""
+        """Removes the mark, because everything is on disk."""
         assert self._lock is not None, "another process may have the store"
         if self.has_abort:
             self._disk.remove(self._paths.abort)
 
     @property
     def doubt(self) -> str:
-        """Why the log may lack acknowledged messages; empty when nothing says so."""
+        """The reason why the log may lack acknowledged messages; empty without one."""
         if not self._disk.exists(self._paths.tail_doubt):
             return ""
         return self._disk.read_bytes(self._paths.tail_doubt).decode("utf-8", "replace")
 
     def write_doubt(self, reason: str) -> None:
-        """From now on every start knows it, also one after a clean stop."""
+        """Records the reason for every later start, also after a clean stop."""
         assert self._lock is not None, "another process may have the store"
         assert reason, "an empty one says that there is no doubt"
         self._disk.write_atomically(self._paths.tail_doubt, reason.encode())
 
     def remove_doubt(self) -> None:
-        """The log is what is served from now on."""
+        """Removes the mark, because the log is accepted as it is."""
         if self._disk.exists(self._paths.tail_doubt):
             self._disk.remove(self._paths.tail_doubt)
 
     def release(self) -> None:
-        """Let other processes in."""
+        """Releases the lock to other processes."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None

@@ -1,8 +1,7 @@
-"""What record columns do not hold themselves, for many records at once: the values of their properties and
-the Java hashes of these (`PropertyScan`), numbers for their topics (`TopicNumbers`), some rows of them
-(`take_rows`).
+"""Derives values from record columns, for many records at once: property values and their Java hashes
+(`PropertyScan`), topic numbers (`TopicNumbers`), selected rows (`take_rows`).
 
-Source: spec store 3 (properties string), 5 (tagsCode), 8 (keyHash).
+Source:  spec store 3 (properties string), 5 (tagsCode), 8 (keyHash).
 """
 
 from __future__ import annotations
@@ -19,10 +18,12 @@ from tandemmq.protocol.record_scan import Ints, RecordColumns, gather_texts
 from tandemmq.store.key_index import fold_hashes
 
 _PAD = bytes(8)
-"""In front of the joined properties, so that eight bytes precede any name's end."""
+"""A prefix of the joined properties, so that eight bytes precede the end of any name."""
 assert len(_PAD) == np.dtype(">u8").itemsize, "names are compared as one number"
 SIZE_COUNT_MAX = 8
-"""Texts of so many lengths are hashed length by length, as tables; more in one go over all their bytes."""
+"""The number of distinct lengths up to which texts are hashed as tables per length; more are hashed byte by
+byte.
+"""
 _PAIR_END, _NAME_END, _SPACE, ASCII_MAX = 2, 1, 32, 127
 POWERS = np.cumprod(np.full(PROPERTIES_BYTES_MAX + 1, 31, dtype=np.uint32), dtype=np.uint32)
 POWERS = np.concatenate((np.ones(1, dtype=np.uint32), POWERS))
@@ -30,7 +31,7 @@ POWERS = np.concatenate((np.ones(1, dtype=np.uint32), POWERS))
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Texts by record: bytes `begin` to `end` of the joined properties, ascending, at most one per place."""
+    """Texts by record: bytes `[begin, end)` of the joined properties, ascending, at most one per position."""
 
     row: Ints
     begin: Ints
@@ -40,9 +41,9 @@ class Values:
 class PropertyScan:
     """The properties of the records of one run; all must be valid.
 
-    Invariants: the same values as `find_property` gives: of several non-empty ones the last.
-    Strategy:   the properties are joined; names are found by their separators in arrays. Hashes are sums of
-                bytes times powers of 31; only values that are not ASCII are decoded one by one.
+    Invariants: returns the same values as `find_property`: the last of several non-empty ones.
+    Strategy:   the properties are joined, and names are found in arrays by their separators. Hashes are sums
+                of bytes times powers of 31; only values that are not ASCII are decoded one by one.
     """
 
     def __init__(self, view: memoryview, columns: RecordColumns) -> None:
@@ -59,7 +60,7 @@ class PropertyScan:
         self._words = words[self._marks - 8]  # the ends of all names
 
     def find(self, name: bytes) -> Values:
-        """The value of property `name` in each record that has one."""
+        """Returns the value of property `name` in each record that has one."""
         assert len(name) <= len(_PAD), name
         data, word = self._data, int.from_bytes(name, "big")
         at = self._marks[self._words & ((1 << 8 * len(name)) - 1) == word]
@@ -81,7 +82,7 @@ class PropertyScan:
         return Values(row, begin, end)
 
     def pieces(self, values: Values) -> Values:
-        """The values split at single spaces, without empty pieces."""
+        """Returns the values split at single spaces, without empty pieces."""
         spaces = np.flatnonzero(self._data == _SPACE) if len(values.row) else values.row
         owner = np.searchsorted(values.begin, spaces, side="right") - 1
         is_inside = owner >= 0
@@ -97,7 +98,9 @@ class PropertyScan:
         return Values(row[kept], begin[kept], end[kept])
 
     def hashes(self, values: Values, prefixes: Sequence[str] = ("",), prefix: Ints | None = None) -> Ints:
-        """The Java hash of each value, signed; behind `prefixes[prefix[i]]` when given."""
+        """Returns the Java hash of each value, signed; with `prefix`, the value is prefixed with
+        `prefixes[prefix[i]]`.
+        """
         count = len(values.row)
         if not count:
             return np.zeros(0, dtype=np.int64)
@@ -115,7 +118,7 @@ class PropertyScan:
         return result
 
     def _sums(self, begin: Ints, lengths: Ints) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-        """The hash of each text if it is ASCII, and whether it is not."""
+        """Returns the hash of each text as ASCII, and a mask of the texts that are not ASCII."""
         sizes = np.flatnonzero(np.bincount(lengths)).tolist()
         assert sizes[0] > 0, "an empty text takes the sum of its neighbour"
         if len(sizes) > SIZE_COUNT_MAX:
@@ -130,7 +133,7 @@ class PropertyScan:
         return sums, is_wide
 
     def _sums_of_any(self, begin: Ints, lengths: Ints) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-        """As `_sums`, for texts of many lengths."""
+        """Like `_sums`, for texts of many lengths."""
         total = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
         within = np.arange(total[-1]) - np.repeat(total[:-1], lengths)
         units = self._data[np.repeat(begin, lengths) + within]
@@ -139,12 +142,12 @@ class PropertyScan:
         return sums, np.logical_or.reduceat(units > ASCII_MAX, total[:-1])
 
     def texts(self, values: Values) -> list[bytes]:
-        """The values one by one."""
+        """Returns the values one by one."""
         raw = self._raw
         return [raw[a:b] for a, b in zip(values.begin.tolist(), values.end.tolist(), strict=True)]
 
     def tag_hashes(self) -> Ints:
-        """The hash of TAGS of every record, 0 without."""
+        """Returns the hash of TAGS of every record, 0 without tags."""
         values = self.find(b"TAGS")
         result = np.zeros(len(self._starts) - 1, dtype=np.int64)
         result[values.row] = self.hashes(values)
@@ -153,7 +156,7 @@ class PropertyScan:
     def key_hashes(
         self, topics: Sequence[str], topic: Ints, is_keyed: NDArray[np.bool_]
     ) -> tuple[Ints, Ints]:
-        """The hash of every key in the order of an index, and the row of its record.
+        """Returns the hash of every key in index order, and the row of its record.
 
         `topics[topic[row]]` is the record's topic; records that are not `is_keyed` are left out.
         """
@@ -164,7 +167,7 @@ class PropertyScan:
     def tag_key_hashes(
         self, topics: Sequence[str], topic: Ints, is_keyed: NDArray[np.bool_]
     ) -> tuple[Ints, Ints]:
-        """The hash of the tags as RocketMQ 5.4 and later index them; otherwise as `key_hashes`."""
+        """Returns the hash of the tags as RocketMQ 5.4 and later index them; otherwise like `key_hashes`."""
         heads = [f"{name}#{TAG_KEY_HEAD}" for name in topics]
         return self._index_hashes(((self.find(b"TAGS"), heads),), topic, is_keyed)
 
@@ -179,12 +182,12 @@ class PropertyScan:
             rows.append(values.row)
             hashes.append(self.hashes(values, prefixes, topic[values.row]))
         row = np.concatenate(rows)
-        order = np.argsort(row, kind="stable")  # of one record the unique key comes first
+        order = np.argsort(row, kind="stable")  # the unique key of a record comes first
         return fold_hashes(np.concatenate(hashes)[order].astype(np.int32)), row[order]
 
 
 def hash_texts(texts: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """The Java hash of each row, if it is ASCII.
+    """Returns the Java hash of each row, if it is ASCII.
 
     Shape:   (n, size) -> (n,); `size` is at least 1.
     """
@@ -199,10 +202,10 @@ _OPEN = -2
 
 
 class TopicNumbers:
-    """The topics met so far: `names[number]`.
+    """The topics seen so far: `names[number]`.
 
-    Strategy: a few topics repeat, so the bytes of all records are compared with one known topic after the
-              other; with many topics a dictionary per record is faster.
+    Strategy: a few topics repeat, so the topics of all records are compared with one known topic after the
+              other; with many topics a dictionary lookup per record is faster.
     """
 
     def __init__(self) -> None:
@@ -211,7 +214,9 @@ class TopicNumbers:
         self._numbers: dict[bytes, int] = {}
 
     def read(self, view: memoryview, columns: RecordColumns) -> NDArray[np.int64]:
-        """The number of each record's topic; UNREADABLE where it is no UTF-8. All records must be valid."""
+        """Returns the number of each record's topic; UNREADABLE if it is not UTF-8. All records must be
+        valid.
+        """
         result = np.full(len(columns), _OPEN, dtype=np.int64)
         rest = np.arange(len(columns))
         known = 0
@@ -224,7 +229,7 @@ class TopicNumbers:
                     break
             raw = self._raw[known]
             same_size = (columns.topic_size == len(raw)).nonzero()[0]
-            # Texts of one size are equal byte by byte; numpy compares them so at once.
+            # Texts of one size are equal byte by byte; numpy compares them at once.
             texts = gather_texts(view, columns.topic_position[same_size], len(raw)).view(f"S{len(raw)}")
             result[same_size[(texts == raw).ravel()]] = known
             rest = (result == _OPEN).nonzero()[0]
@@ -254,5 +259,5 @@ _NAMES = tuple(field.name for field in fields(RecordColumns))
 
 
 def take_rows(columns: RecordColumns, rows: slice | NDArray[np.int64]) -> RecordColumns:
-    """The records at `rows`."""
+    """Returns the records at `rows`."""
     return RecordColumns(**{name: getattr(columns, name)[rows] for name in _NAMES})

@@ -1,12 +1,12 @@
-"""Records in a segmented log: write bytes, read one, look at a stretch.
+"""Stores records in a segmented log: writes bytes, reads one record, and returns views of ranges.
 
-Invariants: bytes below `end` are written and never change; a record never spans files; whoever moves `end`
-            has written everything below it. Files behind the one that holds `end` are empty: one made ahead
-            of need, and those whose bytes still wait in the transient pool.
-Strategy:   what readers touch stays mapped into this process until `mapped_bytes_max` came together, counted
-            in blocks that the kernel may map at once; then all of it is let go, which costs a later look a
-            page fault and no read, and leaves views valid.
-Knows not:  queues, watermarks, who waits.
+Invariants: bytes below `end` are written and never change. A record never spans files. The caller that moves
+            `end` has written everything below it. Files after the one that contains `end` are empty: one
+            created ahead of need, and those whose bytes still wait in the transient pool.
+Strategy:   bytes that readers touch stay mapped into this process until `mapped_bytes_max` is reached,
+            counted in blocks that the kernel may map at once. Then all pages are released, which costs a
+            later reader a page fault but no disk read, and leaves views valid.
+Knows not:  queues, watermarks, waiting senders.
 """
 
 from __future__ import annotations
@@ -24,24 +24,29 @@ from tandemmq.store.segmented_log import Segment, SegmentedLog
 from tandemmq.units import MIB, Buffer
 
 AHEAD_SEGMENT_BYTES_MIN = 64 * MIB
-"""Smaller files are made in no time; making them ahead would only add a state."""
+"""The smallest file that is created ahead; smaller ones are created too quickly for this to pay."""
 _STORED_AT = 56  # with an IPv4 born host
 _SYS_FLAG_AT = 36
 _BORN_HOST_V6 = 0x10
 _ZEROS = bytes(MIB)
 BLOCK_SHIFT = 21
-"""A page fault may map a whole huge page of the page cache: 2 MiB (measured on Linux 6, ext4)."""
+"""The block size as a power of two: a page fault may map a huge page of the page cache, 2 MiB (measured on
+Linux 6, ext4).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warmth:
-    """How files made ahead are warmed. `sync_bytes`: after so many an fsync, None: never."""
+    """The warming of files created ahead.
+
+    `sync_bytes`: the number of bytes between fsyncs; None: never.
+    """
 
     sync_bytes: int | None
 
 
 def warm(file: File, warmth: Warmth) -> None:
-    """Fill a new file with zeros, so that later writes find its blocks and pages. Raises OSError.
+    """Fills a new file with zeros, so that later writes find its blocks and pages allocated. Raises OSError.
 
     Source:  spec store 11.
     """
@@ -58,7 +63,7 @@ def warm(file: File, warmth: Warmth) -> None:
 
 
 class LogWindow:
-    """Looks at many places of a log, most of which are in the file of the one before, and in its block."""
+    """A reader of many positions of a log, optimised for neighbours in the same file and block."""
 
     __slots__ = ("_base", "_block_begin", "_block_end", "_log", "_segment", "_stop", "_whole")
 
@@ -66,18 +71,18 @@ class LogWindow:
         self._log = log
         self._segment: Segment | None = None
         self._base = self._stop = 0
-        self._block_begin = self._block_end = 0  # what is in the block that was looked at last, of this file
+        self._block_begin = self._block_end = 0  # the part of this file inside the block read last
         self._whole = memoryview(b"")
 
     def view(self, begin: int, end: int) -> memoryview:
-        """As `CommitLog.view`, up to `end`."""
+        """Like `CommitLog.view`, but for the range `[begin, end)`."""
         if not (self._block_begin <= begin and end <= self._block_end):
             end = self._move(begin, end)
         base = self._base
         return self._whole[begin - base : end - base]
 
     def _move(self, begin: int, end: int) -> int:
-        """Come to another block; where the bytes end that can be looked at, `begin` when there are none."""
+        """Moves to another block. Returns the end of the readable bytes; `begin` if none are readable."""
         log = self._log
         if not self._base <= begin < self._stop:
             if not log.begin <= begin < log.end:
@@ -96,7 +101,7 @@ class LogWindow:
 
 
 class CommitLog:
-    """The log's bytes. `end` is where the next byte goes."""
+    """The bytes of the log; `end` is the offset of the next byte to write."""
 
     __slots__ = (
         "_ahead_for",
@@ -129,12 +134,12 @@ class CommitLog:
 
     @property
     def begin(self) -> int:
-        """The first byte that is kept."""
+        """The offset of the first byte that is kept."""
         segments = self.log.segments
         return segments[0].base if segments else self.end
 
     def begin_at(self, base: int) -> None:
-        """Let the empty log begin at byte `base`, the start of a file."""
+        """Makes the empty log begin at byte `base`, the start of a file."""
         assert self.begin == self.end
         assert base % self.segment_bytes == 0
         assert not self.damaged, "an empty log has no damage"
@@ -143,7 +148,7 @@ class CommitLog:
         assert self.begin == base, (self.begin, base)
 
     def cut_at(self, end: int) -> None:
-        """End the log sooner; what lies behind is the caller's to zero."""
+        """Shortens the log; the caller zeroes the bytes after `end`."""
         assert self.begin <= end <= self.end
         self.release_pages()
         self.damaged.drop_behind(end)
@@ -152,20 +157,20 @@ class CommitLog:
         self._ahead_for = -1
 
     def room_end(self, position: int) -> int:
-        """The end of the file that takes bytes at `position`; `position` itself when there is none."""
+        """Returns the end of the file that holds bytes at `position`; `position` itself if no file does."""
         segment = self.log.find(position)
         return position if segment is None else segment.end
 
     def open_at(self, offset: int) -> Segment:
-        """The file for byte `offset`, made when it is the next one. Raises OSError."""
+        """Returns the file for byte `offset`, created if it is the next one. Raises OSError."""
         return self.log.open_at(offset)
 
     def write(self, offset: int, buffers: Sequence[Buffer]) -> None:
-        """Put bytes at `offset`, within one file that exists.
+        """Writes bytes at `offset`, within one existing file.
 
         Raises:  OSError; any part of the range may then hold new bytes.
         """
-        # What is written never changes.
+        # Written bytes never change.
         assert offset >= self.end, (offset, self.end)
         segment = self.log.find(offset)
         assert segment is not None, offset
@@ -173,7 +178,7 @@ class CommitLog:
         segment.file.pwrite(offset - segment.base, buffers)
 
     def zero(self, offset: int, size: int) -> None:
-        """Overwrite a range of one file with zeros. Raises OSError."""
+        """Overwrites a range of one file with zeros. Raises OSError."""
         assert size >= 0, (offset, size)
         segment = self.log.find(offset)
         if segment is None:
@@ -183,7 +188,7 @@ class CommitLog:
             segment.file.pwrite(at - segment.base, (_ZEROS[: min(len(_ZEROS), end - at)],))
 
     def view(self, log_offset: int, bytes_max: int) -> memoryview:
-        """Written bytes from `log_offset` on, of one file; empty at the end and below the beginning."""
+        """Returns written bytes from `log_offset` on, of one file; empty outside the log."""
         assert bytes_max >= 0, (log_offset, bytes_max)
         if not self.begin <= log_offset < self.end:
             return memoryview(b"")
@@ -195,16 +200,17 @@ class CommitLog:
         return segment.view()[start:stop]
 
     def views(self, places: Iterable[Sequence[int]]) -> list[memoryview]:
-        """As `view` for each place, which begins with where it begins and ends; the fewer lookups, the more
-        neighbours are of one file.
+        """Returns a view for each place; the first two numbers of a place are its begin and end offset.
+
+        Neighbouring places in the same file share a lookup.
         """
         window = LogWindow(self)
         return [window.view(place[0], place[1]) for place in places]
 
     def segment_view(self, log_offset: int) -> tuple[int, memoryview] | None:
-        """First offset and all written bytes of the file that holds `log_offset`; None outside the log.
+        """Returns the first offset and all written bytes of the file that contains `log_offset`.
 
-        It is taken for granted that the caller reads from there to the end.
+        None outside the log. The caller is assumed to read from there to the end.
         """
         return self._segment_view(log_offset, self.end)
 
@@ -218,7 +224,7 @@ class CommitLog:
         return segment.base, view if segment.end <= self.end else view[: self.end - segment.base]
 
     def touch(self, segment: Segment, begin: int, end: int) -> None:
-        """Somebody is about to read these bytes through the map."""
+        """Records that a caller is about to read these bytes through the map."""
         blocks = self._blocks
         first, last = begin >> BLOCK_SHIFT, (end - 1) >> BLOCK_SHIFT
         if first in blocks and last in blocks and last - first < 2:
@@ -231,14 +237,14 @@ class CommitLog:
         self._touched[segment] = None
 
     def release_pages(self) -> None:
-        """Let what was read leave this process's memory; it stays in the page cache, and views stay valid."""
+        """Releases the mapped pages from this process; they stay in the page cache, and views stay valid."""
         for segment in self._touched:
             segment.release_pages()
         self._touched.clear()
         self._blocks.clear()
 
     def sound_view(self, log_offset: int, bytes_max: int) -> memoryview:
-        """As `view`, but ends where damage begins; empty inside a damaged range."""
+        """Like `view`, but stops where damage begins; empty inside a damaged range."""
         view = self.view(log_offset, bytes_max)
         if not self.damaged:
             return view
@@ -246,14 +252,17 @@ class CommitLog:
         return view if damaged is None else view[: max(0, damaged.begin - log_offset)]
 
     def check(self, log_offset: int, *, check_crc: bool = False) -> RecordCheck:
-        """What lies at `log_offset`, compared with the offset that the record says."""
+        """Checks the record at `log_offset`, including the offset stored in it."""
         place = self._place(log_offset)
         if isinstance(place, RecordOutcome):
             return RecordCheck(place)
         return check_record(*place, log_offset=log_offset, check_crc=check_crc)
 
     def _place(self, log_offset: int) -> tuple[memoryview, int] | RecordOutcome:
-        """The written bytes of the file that holds `log_offset`, and where in them it is; or why not."""
+        """Returns the written bytes of the file that contains `log_offset`, and its position in them.
+
+        If no valid bytes exist there, the reason is returned instead.
+        """
         if self.damaged and self.damaged.find(log_offset, log_offset + 1) is not None:
             return RecordOutcome.BAD_CRC
         found = self._segment_view(log_offset, log_offset + 1)
@@ -263,7 +272,7 @@ class CommitLog:
         return view, log_offset - base
 
     def record(self, log_offset: int) -> memoryview | None:
-        """The whole record that begins at `log_offset`; None when none does."""
+        """Returns the whole record that begins at `log_offset`; None if no valid one does."""
         place = self._place(log_offset)
         if isinstance(place, RecordOutcome):
             return None
@@ -276,7 +285,7 @@ class CommitLog:
         return view
 
     def stored_at(self, log_offset: int) -> int:
-        """STORETIMESTAMP of the record at `log_offset`; -1 outside the log and for a damaged one (spec store
+        """Returns STORETIMESTAMP of the record at `log_offset`; -1 outside the log or in damage (spec store
         13.2).
         """
         if not self.begin <= log_offset < self.end:
@@ -292,7 +301,9 @@ class CommitLog:
         return int.from_bytes(head[at : at + 8], "big", signed=True)
 
     def wants_segment_ahead(self) -> bool:
-        """True once per file: when it is four fifths full and the next one is worth making off the loop."""
+        """Returns True once per file: when it is four fifths full and the next file is worth creating off the
+        loop.
+        """
         last = self.log.last
         if last is None or self._ahead_for >= last.end:
             return False
@@ -305,7 +316,7 @@ class CommitLog:
         return True
 
     async def make_segment_ahead(self) -> None:
-        """Create the next file off the loop. A failure is left for the append that needs the file."""
+        """Creates the next file off the loop. A failure is left to the append that needs the file."""
         last = self.log.last
         assert last is not None
         assert self.end <= last.end, (self.end, last)
@@ -314,21 +325,23 @@ class CommitLog:
             file = await self.disk.offload(self._make, path, last.size)
         except OSError:
             return
-        # An append that could not wait may have made it meanwhile; then ours failed with FileExistsError.
+        # An append that could not wait may have created the file; then this attempt failed with
+        # FileExistsError.
         assert self.log.last is last, "nothing was cut, nor another file begun, while this one was made"
         self.log.adopt(last.end, file)
 
     def _make(self, path: Path, size: int) -> File:
         file = self.disk.create(path, size)
         if self._warmth is not None:
-            # What was not warmed is only slower to write; the file is good as it is.
+            # Warming only makes later writes faster; the file is usable without it.
             with suppress(OSError):
                 warm(file, self._warmth)
         return file
 
     def drop_unused_segments(self) -> None:
-        """Delete files behind the end, as RocketMQ does at a clean stop (spec store 2). An empty log that
-        stands behind 0 keeps one: its name remembers where.
+        """Deletes files after the end, as RocketMQ does at a clean stop (spec store 2).
+
+        An empty log that starts after 0 keeps one file, whose name records the start.
         """
         kept_count = 1 if self.end else 0
         while len(self.log.segments) > kept_count and self.log.segments[-1].base >= self.end:
@@ -336,6 +349,6 @@ class CommitLog:
         assert self.log.last is None or self.end <= self.log.last.end, (self.end, self.log.last)
 
     def dirty_segments(self, begin: int, end: int) -> list[Segment]:
-        """The files that hold bytes `begin` to `end`."""
+        """Returns the files that hold bytes `[begin, end)`."""
         assert begin <= end, (begin, end)
         return [segment for segment in self.log.segments if segment.base < end and segment.end > begin]

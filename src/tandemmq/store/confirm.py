@@ -1,15 +1,14 @@
-"""What a reply waits for: pure.
+"""Decides when a send may be answered. Pure: no files, sockets or clock; the caller passes the time.
 
-Owns: the acknowledgements of the replicas, the quorum over them, and the sends that wait for disk or
-      replicas.
-Invariants: positions are kept by ReplicaId, so two sockets of one replica count once; an acknowledgement
-            counts for a range, from where the replica began to its position, and not for what is before; a
-            position beyond the log's end is a diverged replica and counts as nothing (spec replication
-            4.10).
-Strategy:   sends wait first in, first out. A line is ordered by end offset and by deadline alike: ends only
-            grow, and a send is given up no earlier than the one before it, also when a time limit was
-            lowered meanwhile. So a release and an expiry look at heads only, and no wait has a timer.
-Knows not:  files, sockets, the clock: times come in as arguments.
+Owns:       the acknowledgements of the replicas, the quorum over them, and the sends that wait for disk or
+            replicas.
+Invariants: acknowledgements are keyed by `ReplicaId`, so two connections of one replica count once. A replica
+            acknowledges the range `[start, position)`, and nothing below `start`. A position beyond the end
+            of the log means a diverged replica, which counts for nothing (spec replication 4.10).
+Strategy:   sends wait first in, first out. Within a line, end offsets and deadlines never decrease, also when
+            a time limit was lowered meanwhile. Releasing and expiring therefore inspect only the head, and no
+            send needs a timer of its own.
+Knows not:  files, sockets, the clock.
 Source:     spec store 6, spec replication 5.
 """
 
@@ -29,22 +28,21 @@ Answers = list[tuple[OnDone, PutStatus]]
 
 
 class AckTable:
-    """The range of the log that each replica acknowledged, by its name."""
+    """The range of the log that each replica acknowledged, by replica."""
 
     __slots__ = ("_on_report", "_positions", "_starts", "required")
 
     def __init__(self, on_report: Callable[[], None] | None = None) -> None:
         self._positions: dict[ReplicaId, int] = {}
-        self._starts: dict[ReplicaId, int] = {}  # of those that did not begin at 0
+        self._starts: dict[ReplicaId, int] = {}  # of replicas that did not begin at 0
         self._on_report = on_report
         self.required: frozenset[ReplicaId] | None = None
-        """Of whom each must hold what is confirmed; None: any so many."""
+        """The replicas that must all hold a byte to confirm it; None: any replicas, by count."""
 
     def report(self, replica: ReplicaId, offset: int, *, start: int = 0) -> None:
-        """A replica holds everything from `start` to `offset`; a reconnected one may report less than
-        before.
+        """Records that a replica holds `[start, offset)`; after a reconnect it may report less than before.
 
-        `start`: where a file begins, so it never parts a send.
+        `start`: the start of a file, so it never splits a send.
         """
         assert start >= 0, (replica, start)
         assert offset >= 0, (replica, offset)
@@ -57,18 +55,19 @@ class AckTable:
             self._on_report()
 
     def forget(self, replica: ReplicaId) -> None:
-        """The replica is gone; it counts for nothing until it reports again."""
+        """Removes a disconnected replica; it counts for nothing until it reports again."""
         self._positions.pop(replica, None)
         self._starts.pop(replica, None)
 
     def positions(self) -> Mapping[ReplicaId, int]:
-        """Replica to acknowledged offset; a live view."""
+        """Returns a live view from replica to acknowledged offset."""
         return MappingProxyType(self._positions)
 
     def acknowledged(self, count: int, *, log_end: int, since: int | None = None) -> int:
-        """The offset below which `count` replicas hold everything; 0 when there are not so many.
+        """Returns the offset below which `count` replicas hold everything; 0 with fewer replicas.
 
-        `since`: only replicas that began below this offset are counted; None for all.
+        `since`: counts only replicas that began below this offset; None: all. With `required` set, all of
+        those replicas must hold it and `count` is ignored.
         """
         if self.required is not None:
             return self._held_by_all(self.required, log_end, since)
@@ -96,13 +95,13 @@ class AckTable:
         return mark
 
     def in_sync_count(self, *, log_end: int, gap_bytes_max: int) -> int:
-        """How many replicas are less than `gap_bytes_max` behind the end (spec replication 4.8)."""
+        """Returns how many replicas are less than `gap_bytes_max` behind the end (spec replication 4.8)."""
         assert gap_bytes_max > 0, gap_bytes_max
         return sum(0 <= log_end - offset < gap_bytes_max for offset in self._positions.values())
 
 
 class WaitFor(Enum):
-    """What a send waits for after it was written."""
+    """The conditions a send waits for after it was written."""
 
     NOTHING = "nothing"
     FLUSH = "flush"
@@ -111,7 +110,9 @@ class WaitFor(Enum):
 
 
 def plan_wait(*, waits: bool, sync_flush: bool, ack_count: int) -> WaitFor:
-    """What a send waits for, by its own wish, the flush mode and the needed acks (spec replication 5.1)."""
+    """Returns the wait of a send, by its request, the flush mode and the needed acks (spec
+    replication 5.1).
+    """
     assert ack_count >= 0, ack_count
     if not waits:
         return WaitFor.NOTHING
@@ -121,10 +122,10 @@ def plan_wait(*, waits: bool, sync_flush: bool, ack_count: int) -> WaitFor:
 
 
 class _Wait:
-    """One send: `end` of its last record, when it stops waiting, whom to tell.
+    """One waiting send: the `end` of its last record, its deadlines and its callback.
 
-    `since`: a replica holds what is waited for only if it began below this offset. That is `end`, or less for
-    a repeat, which waits at the log's end for a message that lies before it.
+    `since`: only replicas that began below this offset count. It equals `end`, except for a repeated send,
+    which waits at the log's end for an earlier message.
     """
 
     __slots__ = ("ack_deadline", "end", "flush_deadline", "on_done", "since")
@@ -140,12 +141,12 @@ class _Wait:
 
 
 class WaitLines:
-    """The sends that wait, in four lines: flush; flush then acks, before and after the flush; repeats that
-    wait for acks.
+    """The waiting sends, in four lines: flush; flush then acks, before and after the flush; repeats that wait
+    for acks.
 
-    Where a send waits for both, replicas are sent only what is flushed: acks come last, and their time begins
-    with the flush. Repeats have a line of their own, because a replica may hold what comes behind a message
-    and not the message: they keep nobody else waiting, and all of them are looked at each time.
+    Replicas receive only flushed bytes when a send waits for both, so its ack deadline starts with the flush.
+    Repeats have their own line, because a replica may hold the bytes after a message and not the message.
+    They hold up no other send, and all of them are checked each time.
     """
 
     __slots__ = ("_acks", "_both", "_flush", "_repeats")
@@ -164,11 +165,11 @@ class WaitLines:
 
     @property
     def ack_count(self) -> int:
-        """How many of them wait for replicas; the others wait for the disk."""
+        """The number of sends that wait for replicas; the others wait for the disk."""
         return len(self._acks) + len(self._repeats)
 
     def oldest_unacknowledged(self) -> int | None:
-        """The end of the oldest send that waits for replicas; None when none does."""
+        """Returns the end of the oldest send that waits for replicas; None without one."""
         return min((line[0].end for line in (self._acks, self._both) if line), default=None)
 
     def add(
@@ -181,9 +182,9 @@ class WaitLines:
         flush_deadline: float,
         since: int | None = None,
     ) -> None:
-        """Line up a send; `end` is not below that of the one before in its line.
+        """Adds a send; `end` must not be below the previous one of its line.
 
-        `since`: for a repeat, an offset within the message that it waits for.
+        `since`: for a repeated send, an offset within its message.
         """
         assert since is None or 0 < since <= end, (since, end)
         wait = _Wait(end, end if since is None else since, on_done, ack_deadline, flush_deadline)
@@ -204,7 +205,7 @@ class WaitLines:
         line.append(wait)
 
     def demand_acks(self) -> None:
-        """Who waits for the disk only waits for replicas, too, from now on."""
+        """Makes sends that wait only for the disk wait for replicas as well."""
         if not self._flush:
             return
         count = len(self)
@@ -217,10 +218,10 @@ class WaitLines:
         assert len(self) == count, "nobody stops waiting for that"
 
     def release(self, *, flushed: int, acknowledged: Callable[[int], int], ack_deadline: float) -> Answers:
-        """The sends whose wishes are met, oldest first within each line.
+        """Returns the sends whose conditions are met, oldest first within each line.
 
-        `acknowledged`: the mark of the replicas that began below an offset; it rises with the offset.
-        `ack_deadline`: of those that begin to wait for replicas now.
+        `acknowledged`: the offset held by the replicas that began below its argument; it rises with the
+        argument. `ack_deadline`: for sends that start waiting for replicas now.
         """
         ok = PutStatus.PUT_OK
         answers: Answers = []
@@ -248,7 +249,7 @@ class WaitLines:
         return answers
 
     def expire(self, now: float) -> Answers:
-        """The sends whose time is up, with who was late."""
+        """Returns the sends whose deadline has passed; their status says if disk or slave was late."""
         answers: Answers = []
         count = len(self)
         for line in (self._acks, self._repeats):
@@ -263,13 +264,13 @@ class WaitLines:
         return answers
 
     def next_deadline(self) -> float | None:
-        """When the next send's time is up; None when nobody waits."""
+        """Returns the earliest deadline; None without waiting sends."""
         heads = [line[0].ack_deadline for line in (self._acks, self._repeats) if line]
         heads += [line[0].flush_deadline for line in (self._flush, self._both) if line]
         return min(heads, default=None)
 
     def fail_all(self, status: PutStatus) -> Answers:
-        """Every send that waits, with one status: the store can confirm nothing any more."""
+        """Ends every waiting send with one status, because the store can confirm nothing any more."""
         answers: Answers = []
         count = len(self)
         for line in (self._flush, self._both, self._acks, self._repeats):
@@ -280,5 +281,5 @@ class WaitLines:
 
 
 def _is_ordered(line: deque[_Wait]) -> bool:
-    """Whether the heads of a line are the first to be met, as far as its two ends tell."""
+    """Returns True if the two ends of a line are in order."""
     return not line or line[0].end <= line[-1].end

@@ -1,13 +1,14 @@
-"""One queue of one topic: an entry of 20 bytes per message says where its record lies. First come the entries
-as they lie on disk and how far a file of them can be true, then `ConsumeQueue`, which reads and writes them.
+"""One queue of one topic: an entry of 20 bytes per message holds the position of its record.
 
-Invariants: entry n lies at byte 20 * n of the queue's files; `max_offset` entries exist, `next_offset` is
-            what the next append gets (it runs ahead while records wait to be confirmed); entries below
-            `_written` are in the files, those from `tail_start` on are in memory, the two overlap.
-Strategy:   appending is one bytearray +=. Files are written when the tail is long or the flusher comes by;
-            they are derived data, which recovery builds again from the log, so a failed write only
-            postpones them.
-Knows not:  what a record holds beyond the entry's three numbers.
+First come the entries as stored on disk, and checks of how much of a file is valid; then `ConsumeQueue`,
+which reads and writes entries.
+
+Invariants: entry n is at byte 20 * n of the queue's files; `max_offset` entries exist. The next append gets
+            `next_offset`, which is ahead of `max_offset` while records wait to be confirmed. Entries below
+            `_written` are in the files, those from `tail_start` on are in memory; the two ranges overlap.
+Strategy:   appending is one bytearray +=. Files are written when the tail is long or when the flusher runs.
+            They are derived data that recovery rebuilds from the log, so a failed write only postpones it.
+Knows not:  the content of records beyond the three numbers of an entry.
 Source:     spec store 5, 12.
 """
 
@@ -25,7 +26,7 @@ from tandemmq.store.options import QUEUE_OFFSET_MAX, QUEUE_UNIT_BYTES
 from tandemmq.store.segmented_log import OpenFiles, Segment, SegmentedLog
 from tandemmq.units import KIB, MIB, align_down
 
-# The entries: `ENTRY` is their form in arrays; a filler stands for an offset that no record has.
+# The entries: `ENTRY` is the array type; a filler stands for an offset without a record.
 
 UNIT = Struct(">qiq")  # log_offset, size, tag_hash
 FILLER_SIZE = 0x7FFFFFFF
@@ -34,13 +35,13 @@ ENTRY = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("tag_hash", ">i8")])
 assert ENTRY.itemsize == UNIT.size == QUEUE_UNIT_BYTES
 
 SCAN_UNITS = 4096
-"""So many entries are looked at together."""
+"""The number of entries that are read together."""
 TORN_UNITS_MAX = 64
-"""A write that was cut short tears its last entry, a sector the one across its border."""
+"""The most entries that a short write tears at the end: its last entry, and one across a sector border."""
 
 
 def pack_entries(log_offsets: Ints, sizes: Ints, tag_hashes: Ints) -> bytes:
-    """Entries as they lie on disk, one per item."""
+    """Packs entries as stored on disk, one per item."""
     assert len(log_offsets) == len(sizes) == len(tag_hashes)
     units = np.empty(len(log_offsets), dtype=ENTRY)
     units["log_offset"], units["size"], units["tag_hash"] = log_offsets, sizes, tag_hashes
@@ -48,8 +49,10 @@ def pack_entries(log_offsets: Ints, sizes: Ints, tag_hashes: Ints) -> bytes:
 
 
 def units_below(segment: Segment, log_offset: int) -> int:
-    """How many entries of a file, from its start without a gap, are well-formed and of records below; fillers
-    count where such an entry follows.
+    """Returns how many entries from the file's start are contiguous, well-formed and of records below
+    `log_offset`.
+
+    Fillers count if such an entry follows them.
     """
     first, size, _ = UNIT.unpack(segment.file.pread(0, QUEUE_UNIT_BYTES))
     if size <= 0 or (first >= log_offset and size != FILLER_SIZE):
@@ -57,7 +60,7 @@ def units_below(segment: Segment, log_offset: int) -> int:
     units = np.frombuffer(segment.file.pread(0, segment.size), dtype=ENTRY)
     offsets = units["log_offset"].astype(np.int64)
     is_filler = units["size"] == FILLER_SIZE
-    # A torn offset above 4 GiB can look like a small one, but then it is not above those before it.
+    # A torn offset above 4 GiB can look small, but then it is below its predecessors.
     is_falling = offsets < np.maximum.accumulate(offsets)
     is_bad = (offsets < 0) | (units["size"] <= 0) | ((offsets >= log_offset) | is_falling) & ~is_filler
     is_good = ~is_filler[: int(is_bad.argmax()) if is_bad.any() else len(units)]
@@ -67,13 +70,15 @@ def units_below(segment: Segment, log_offset: int) -> int:
 
 
 def head_fillers(segment: Segment) -> int:
-    """How many fillers a file begins with."""
+    """Returns how many fillers a file begins with."""
     is_filler = np.frombuffer(segment.file.pread(0, segment.size), dtype=ENTRY)["size"] == FILLER_SIZE
     return len(is_filler) if is_filler.all() else int(is_filler.argmin())
 
 
 def torn_units(segment: Segment, count: int) -> int:
-    """How many of the last of `count` entries are torn: they name records before those of earlier entries."""
+    """Returns how many of the last of `count` entries are torn: their records precede those of earlier
+    entries.
+    """
     assert 0 <= count * QUEUE_UNIT_BYTES <= segment.size, (segment, count)
     begin = max(0, count - TORN_UNITS_MAX)
     raw = segment.file.pread(begin * QUEUE_UNIT_BYTES, (count - begin) * QUEUE_UNIT_BYTES)
@@ -86,7 +91,9 @@ def torn_units(segment: Segment, count: int) -> int:
 
 
 def valid_units(segment: Segment) -> tuple[int, tuple[int, int, int] | None]:
-    """How many entries of a file are well-formed, from its start without a gap; and the last of them."""
+    """Returns how many entries of a file are well-formed, from its start without a gap; and the last
+    of them.
+    """
     count = 0
     last = None
     for at in range(0, segment.size, SCAN_UNITS * QUEUE_UNIT_BYTES):
@@ -105,7 +112,7 @@ def valid_units(segment: Segment) -> tuple[int, tuple[int, int, int] | None]:
 
 
 def last_log_offset(segment: Segment) -> int:
-    """Where the record of the last entry of a full file lies that is no filler; -1 without one."""
+    """Returns the log offset in the last entry of a full file that is not a filler; -1 without one."""
     for end in range(segment.size, 0, -SCAN_UNITS * QUEUE_UNIT_BYTES):
         begin = max(0, end - SCAN_UNITS * QUEUE_UNIT_BYTES)
         units = np.frombuffer(segment.file.pread(begin, end - begin), dtype=ENTRY)
@@ -115,29 +122,32 @@ def last_log_offset(segment: Segment) -> int:
     return -1
 
 
-# The queue: when its entries are written, and how much of its files recovery reads.
+# The queue: the limits for writing entries and for reading its files in recovery.
 
 TAIL_BYTES_MAX = 32 * KIB
-"""When entries in memory take more than this, they are written; the newer half is kept for readers."""
+"""The limit of entries in memory, in bytes; beyond it they are written, and the newer half is kept for
+readers.
+"""
 TAIL_BYTES_KEPT = align_down(TAIL_BYTES_MAX // 2, QUEUE_UNIT_BYTES)
 assert QUEUE_UNIT_BYTES <= TAIL_BYTES_KEPT < TAIL_BYTES_MAX
 RECOVERY_FILE_COUNT = 3
 RECOVERY_BYTES = 16 * MIB
-"""Recovery looks for the end of the entries in so many last files or bytes, whichever is more (spec store
+"""The last files or bytes, whichever are more, that recovery searches for the end of the entries (spec store
 12).
 
-More than that is never unsynced, because the flusher syncs long queues every second.
+No more than that is ever unsynced, because the flusher syncs long queues every second.
 """
 
 _FILLERS_MAX = TAIL_BYTES_MAX // QUEUE_UNIT_BYTES
-"""How many fillers one write puts before the first entry of a queue."""
+"""The number of fillers that one write puts before the first entry of a queue."""
 
 _pack = UNIT.pack
 
 
 class FilesLeft(OSError):
-    """Files of a former run of the queue cannot be deleted, so its entries stay in memory: no other queue
-    suffers from that.
+    """Raised if files of a former run of the queue cannot be deleted, so its entries stay in memory.
+
+    Other queues are not affected.
     """
 
 
@@ -170,18 +180,18 @@ class ConsumeQueue:
         self.key = key
         self.is_schedule = is_schedule
         self.is_dropped = False
-        self.waits_for_deletion = False  # of its former files, and that was logged
+        self.waits_for_deletion = False  # for the deletion of its former files; that was logged
         self.min_offset = 0
         self.max_offset = 0
         self.next_offset = 0
-        self.life_start = 0  # where the queue ended when this process took up its log as a master
-        self.end_log_offset = -1  # where the record of the last entry ends that is no filler; -1 without one
+        self.life_start = 0  # the end of the queue when this process took over its log as a master
+        self.end_log_offset = -1  # the end of the last entry's record, fillers excluded; -1 without one
         self._log = SegmentedLog(directory, file_bytes, files, sparse=True)
         self._tail = bytearray()
         self.tail_start = 0  # entries from here on are in memory
         self._written = 0
         self._synced = 0
-        self._has_stale = False  # a power cut may bring entries back that were cut off
+        self._has_stale = False  # a power cut may bring back entries that were cut
         self._is_overtaken = False  # entries have changed since the last `unsynced_segments`
 
     def __repr__(self) -> str:
@@ -190,7 +200,7 @@ class ConsumeQueue:
     # Appending.
 
     def put(self, log_offset: int, size: int, tag_hash: int) -> None:
-        """Append the entry of the next message.
+        """Appends the entry of the next message.
 
         Raises:  OSError when a long tail could not be written; the entry is kept in memory all the same.
         """
@@ -202,7 +212,7 @@ class ConsumeQueue:
             self._write_long_tail()
 
     def put_many(self, entries: bytes, end_log_offset: int) -> None:
-        """Append the packed entries of the next messages, the last of which ends at `end_log_offset`.
+        """Appends the packed entries of the next messages, the last of which ends at `end_log_offset`.
 
         Raises:  OSError when a long tail could not be written; the entries are kept in memory all the same.
         """
@@ -216,14 +226,13 @@ class ConsumeQueue:
             self._write_long_tail()
 
     def put_at(self, queue_offset: int, log_offset: int, size: int, tag_hash: int) -> int:
-        """Append the entry that a record names by itself; the number of fillers put before it, negative when
-        the queue begins anew.
+        """Appends an entry at the queue offset stored in its record. Returns the number of fillers put before
+        it, or a negative number if the queue restarts.
 
-        A record that is here already changes nothing. One that leaves a gap is preceded by filler entries,
-        so that no entry ever stands at a wrong place (spec store 5 step 2, 21.5); when the gap is longer than
-        a file, the queue starts anew behind it. In the order of the log a queue offset falls only when the
-        topic was deleted and made again: then the queue starts anew, and its former entries are gone. A
-        number that no queue has changes nothing either.
+        A record that is already present, or has an impossible queue offset, changes nothing. A gap is filled
+        with filler entries, so that no entry is ever at a wrong offset (spec store 5 step 2, 21.5). After a
+        gap longer than a file the queue restarts. In log order a queue offset falls only if the topic was
+        deleted and created again: then the queue restarts, and its former entries are gone.
 
         Raises:  OSError when a file could not be written or deleted; the entry is kept in memory even so.
         """
@@ -238,7 +247,7 @@ class ConsumeQueue:
                 self._tail += FILLER * gap
                 self.max_offset += gap
         finally:
-            # The number is taken even where the entry's file takes no write.
+            # The offset is used up even if the entry's file cannot be written.
             self.next_offset = max(self.next_offset, self.max_offset + 1)
             self.put(log_offset, size, tag_hash)
         assert self.max_offset == queue_offset + 1, (self, queue_offset, gap)
@@ -247,16 +256,15 @@ class ConsumeQueue:
     def restore(
         self, queue_offset: int, log_offset: int, size: int, tag_hash: int, *, replaces: bool = False
     ) -> None:
-        """Put the entry of a record that was damaged in its place, unless another entry stands there and
-        `replaces` is False.
+        """Writes the entry of a formerly damaged record, unless another entry exists and `replaces` is False.
 
-        Raises:  OSError when the file takes no write: the entry is missing until the queue is built anew.
+        Raises:  OSError when the file cannot be written: the entry is missing until the queue is rebuilt.
         """
         if queue_offset >= self.max_offset:
             self.put_at(queue_offset, log_offset, size, tag_hash)
             return
         if self._written < self.tail_start:
-            self.write()  # the fillers that the queue begins with are nowhere yet
+            self.write()  # the fillers that the queue begins with are not stored yet
         old = self.entry(queue_offset)
         if old is None or (old[1] != FILLER_SIZE and not replaces):
             return
@@ -274,7 +282,7 @@ class ConsumeQueue:
         self.min_offset = min(self.min_offset, queue_offset)
 
     def _start_at(self, queue_offset: int) -> None:
-        """Make the queue begin at `queue_offset`; `write` puts fillers before it, from its file's start."""
+        """Makes the queue begin at `queue_offset`; `write` puts fillers before it, from its file's start."""
         assert queue_offset >= 0, queue_offset
         first = align_down(queue_offset, self._log.segment_bytes // QUEUE_UNIT_BYTES)
         self._tail = bytearray()
@@ -297,12 +305,14 @@ class ConsumeQueue:
 
     @property
     def first_offset(self) -> int:
-        """Where the first file begins, or the queue while it has none; retention alone moves it."""
+        """The offset at which the first file begins, or the queue while it has no file; only retention moves
+        it.
+        """
         return self._log.segments[0].base // QUEUE_UNIT_BYTES if self._log.segments else self.max_offset
 
     @property
     def begin_log_offset(self) -> int:
-        """Where the record of the first entry lies that is no filler; -1 without one."""
+        """The log offset of the first entry that is not a filler; -1 without one."""
         return self.first_real(self.min_offset)[1]
 
     @property
@@ -312,16 +322,16 @@ class ConsumeQueue:
 
     @property
     def unsynced_bytes(self) -> int:
-        """What a power cut may change."""
+        """The bytes that a power cut may change."""
         return (self._written - self._synced + self._has_stale) * QUEUE_UNIT_BYTES
 
     def write(self) -> None:
-        """Write every entry to the files. Raises OSError; the next call writes again what is missing."""
+        """Writes every entry to the files. Raises OSError; the next call writes what is missing."""
         assert not self.is_dropped, f"{self}: its files would come back"
-        # What is in memory reaches to the end, and what is in the files to it.
+        # The tail reaches to the end of the queue, and the files reach to the tail.
         assert len(self._tail) == (self.max_offset - self.tail_start) * QUEUE_UNIT_BYTES, self
         if self._written < self.max_offset and not self._log.segments:
-            # Of before a long gap, or of a former life of the topic.
+            # Files from before a long gap, or from before the topic was created again.
             _deleting(self._log.remove_strays)
         while self._written < self.tail_start:
             self._write_fillers()
@@ -341,7 +351,7 @@ class ConsumeQueue:
         self.waits_for_deletion = False
 
     def _write_fillers(self) -> None:
-        """Write fillers before the first entry, a part of them."""
+        """Writes a part of the fillers before the first entry."""
         at = self._written * QUEUE_UNIT_BYTES
         segment = self._log.open_at(at)
         end = min(self.tail_start, segment.end // QUEUE_UNIT_BYTES, self._written + _FILLERS_MAX)
@@ -350,7 +360,9 @@ class ConsumeQueue:
         self._written = end
 
     def unsynced_segments(self) -> tuple[list[Segment], int]:
-        """The files that hold written but not synced entries, and the offset to report to `set_synced`."""
+        """Returns the files that hold written but unsynced entries, and the offset to pass to
+        `set_synced`.
+        """
         assert self._synced <= self._written, (self, self._synced, self._written)
         self._is_overtaken = False
         begin, end = self._synced * QUEUE_UNIT_BYTES, self._written * QUEUE_UNIT_BYTES
@@ -359,8 +371,10 @@ class ConsumeQueue:
         return [s for s in self._log.segments if s.base < end and s.end > begin], self._written
 
     def set_synced(self, queue_offset: int) -> bool:
-        """Entries below `queue_offset` survive a power cut. False when some changed while the files were
-        synced: nobody knows which do, and the next round syncs them again.
+        """Marks entries below `queue_offset` as safe against a power cut.
+
+        Returns False if entries changed during the sync: it is unknown which were synced, so the next round
+        syncs them again.
         """
         if self._is_overtaken:
             return False
@@ -374,7 +388,7 @@ class ConsumeQueue:
         return self._log.segments[-count:]
 
     def drop_tail(self) -> None:
-        """Give the memory of written entries back; for a queue that is idle."""
+        """Releases the memory of written entries, for an idle queue."""
         if self._tail and self._written == self.max_offset:
             tail_bytes = (self.max_offset - self.tail_start) * QUEUE_UNIT_BYTES
             assert self.is_dropped or len(self._tail) == tail_bytes, (self, len(self._tail), tail_bytes)
@@ -384,7 +398,8 @@ class ConsumeQueue:
     # Reading.
 
     def entries(self, queue_offset: int, count_max: int) -> bytes:
-        """Entries from `queue_offset` on, oldest first, as they lie on disk; of one file or of memory only.
+        """Returns entries from `queue_offset` on, oldest first, as stored on disk; from one file or from
+        memory only.
 
         Shape:   20 * n bytes with n <= count_max; empty at the end, below the first file or above the last.
         """
@@ -402,19 +417,19 @@ class ConsumeQueue:
         return segment.file.pread(at - segment.base, size)
 
     def entry(self, queue_offset: int) -> tuple[int, int, int] | None:
-        """(log_offset, size, tag_hash); None where there is none."""
+        """Returns (log_offset, size, tag_hash); None if the entry does not exist."""
         raw = self.entries(queue_offset, 1)
         return UNIT.unpack(raw) if len(raw) == QUEUE_UNIT_BYTES else None
 
     def file_end(self, queue_offset: int) -> int:
-        """The first queue offset of the file after the one that holds `queue_offset`."""
+        """Returns the first queue offset of the file after the one that holds `queue_offset`."""
         per_file = self._log.segment_bytes // QUEUE_UNIT_BYTES
         return align_down(queue_offset, per_file) + per_file
 
     # Start, stop and cleaning.
 
     def load(self, *, stale_bytes_max: int) -> None:
-        """Take up the files; the end of the entries is found by their form (spec store 12)."""
+        """Opens the files; the end of the entries is found by their form (spec store 12)."""
         assert not self._tail, f"{self}: the files are taken up once"
         assert self._written == self.max_offset == 0, f"{self}: the files are taken up once"
         self._log.load()
@@ -426,7 +441,7 @@ class ConsumeQueue:
         for segment in self._recovery_segments():
             count, found = valid_units(segment)
             last = found or last
-            # Else the records that the scan finds would seem to be none of this queue's.
+            # With torn entries kept, the scan would take its records for ones already present.
             count -= torn_units(segment, count)
             end = segment.base + count * QUEUE_UNIT_BYTES
             if end < segment.end:
@@ -438,7 +453,7 @@ class ConsumeQueue:
         assert self.min_offset <= self.max_offset, self
 
     def _cut(self, end_bytes: int, stale_bytes_max: int) -> None:
-        """Everything below `end_bytes` is written, nothing is above."""
+        """Ends the queue at `end_bytes`: everything below is written, nothing is above."""
         assert end_bytes % QUEUE_UNIT_BYTES == 0, (self, end_bytes)
         assert self._log.last is None or end_bytes <= self._log.last.end, (self, end_bytes)
         assert self.first_offset * QUEUE_UNIT_BYTES <= end_bytes or not self._log.segments, (self, end_bytes)
@@ -449,10 +464,10 @@ class ConsumeQueue:
         self._tail = bytearray()
 
     def truncate(self, log_end: int) -> int:
-        """Drop entries whose records end behind `log_end`; how many. All must be in the files.
+        """Drops entries whose records end after `log_end`; returns their number. All must be in the files.
 
-        Fillers before an entry that goes do so, too: what stands for a record that is cut would be in the way
-        of another record. Others keep numbers that were given out (a repair puts them there).
+        Fillers before a dropped entry are dropped too, since a filler for a cut record would block another
+        record. Other fillers keep their offsets, which were assigned and which a repair may use.
         """
         assert self._written == self.max_offset
         before = self.max_offset
@@ -476,20 +491,20 @@ class ConsumeQueue:
         return before - end
 
     def distrust(self, log_offset: int) -> None:
-        """After a crash: drop the entries of records from `log_offset` on, and all that follow them.
+        """Drops, after a crash, the entries of records at or after `log_offset`, and all that follow them.
 
-        Whatever is below was synced long ago. Behind it a power cut may have left any part of what was
-        written: holes, halves of entries, files that had been deleted. All must be in the files.
+        Entries below were synced long ago. Above, a power cut may have left any part of the written data:
+        holes, torn entries, deleted files. All entries must be in the files.
 
-        Fillers say nothing of the records before them, so those behind the last entry that is kept go; the
-        scan puts them there again. Where none is kept, the queue begins behind its first fillers, as before.
+        Fillers prove nothing about the records before them, so those after the last kept entry are dropped;
+        the scan adds them again. If no entry is kept, the queue begins after its first fillers, as before.
         """
         assert self._written == self.max_offset
         segments = self._log.segments
         assert segments or not self.max_offset, f"{self}: entries that are written have a file"
         end = 0
         for segment in reversed(segments):
-            # A first entry lies in one sector, so it is whole or missing; others may be torn.
+            # The first entry is within one sector, so it is whole or missing; others may be torn.
             count = units_below(segment, log_offset)
             if not count and segment is segments[0]:
                 count = head_fillers(segment)
@@ -503,7 +518,7 @@ class ConsumeQueue:
             self._has_stale = True
 
     def _note_end(self) -> None:
-        """Find the last entry that is no filler. All must be in the files."""
+        """Finds the last entry that is not a filler. All must be in the files."""
         assert self._written == self.max_offset, (self, self._written)
         first = self.first_offset
         end = self.max_offset
@@ -516,7 +531,9 @@ class ConsumeQueue:
             end -= 1
 
     def raise_min(self, log_begin: int) -> None:
-        """Let `min_offset` be the first entry whose record is still kept (spec store 5, correctMinOffset)."""
+        """Sets `min_offset` to the first entry whose record is still kept (spec store 5,
+        correctMinOffset).
+        """
         before = self.min_offset
         low, high = before, self.max_offset
         if self._log.segments:
@@ -533,8 +550,8 @@ class ConsumeQueue:
         assert before <= self.min_offset <= self.max_offset, (self, before)
 
     def first_real(self, queue_offset: int, log_begin: int = 0) -> tuple[int, int]:
-        """Queue offset and log offset of the first entry from `queue_offset` on that is no filler, and whose
-        record lies at `log_begin` or behind it.
+        """Returns queue offset and log offset of the first entry at or after `queue_offset` that is not a
+        filler and whose record is at or after `log_begin`.
         """
         while queue_offset < self.max_offset:
             units = np.frombuffer(self.entries(queue_offset, SCAN_UNITS), dtype=ENTRY)
@@ -548,7 +565,7 @@ class ConsumeQueue:
         return self.max_offset, -1
 
     def drop_files_below(self, log_begin: int) -> int:
-        """Delete leading files whose records are all gone, never the last file; how many."""
+        """Deletes leading files whose records are all gone, never the last file; returns their number."""
         dropped = 0
         segments = self._log.segments
         while len(segments) > 1 and segments[0].end <= self._written * QUEUE_UNIT_BYTES:
@@ -560,7 +577,7 @@ class ConsumeQueue:
         return dropped
 
     def remove(self) -> None:
-        """Delete the queue's files and directory; later entries are ignored.
+        """Deletes the queue's files and directory; later entries are ignored.
 
         Raises:  FilesLeft: a new queue of that name deletes them before its first entry is written.
         """

@@ -1,10 +1,9 @@
-"""All ConsumeQueues of a store: find, create, load, drop.
+"""All ConsumeQueues of a store: finds, creates, loads and drops them.
 
-Invariants: `table` holds each queue once, in the order of loading (by name) and then of creation, so every
-            walk over it is the same in each run. What is built from the log has no entries of deleted
-            records. A record that begins a queue anew shows a deletion, which is on disk before the queue is
-            touched.
-Knows not:  the log; who appends or reads.
+Invariants: `table` holds each queue once, ordered by name as loaded and then by creation, so that iteration
+            is reproducible. Queues built from the log have no entries of deleted records. A record that
+            restarts a queue reveals a deletion, which is on disk before the queue is changed.
+Knows not:  the log; readers and writers.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ QueueKey = tuple[str, int]
 
 
 class QueuePlace(NamedTuple):
-    """The entry that a record names by itself."""
+    """The queue entry that a record implies by its own fields."""
 
     queue_offset: int
     log_offset: int
@@ -45,17 +44,17 @@ class QueuePlace(NamedTuple):
 
 
 class Doubts:
-    """While queues are built from the log: records whose number is not the next one of their queue.
+    """Holds back records with an unexpected queue offset while queues are built from the log.
 
-    No checksum covers the number of a record, and one that is believed can make its queue begin anew. So the
-    record waits for the next one of its queue: what that continues is right. A number that is denied costs
-    its own message: a filler stands in its place.
-    Believed at once is what the log explains: number 0, which a topic that was made again begins with;
-    damage, or bytes that are gone, between the queue's last record and this one; numbers that only fillers
-    have; the first record of a queue, where the log has lost its beginning.
-    `is_damaged(begin, end)` says whether bytes between these log offsets are known to be damaged; the log
-    begins at `log_begin`.
-    Source: spec store 3 (what the checksum covers), 5.
+    No checksum covers a record's queue offset, and accepting a wrong one can restart the queue. The record
+    therefore waits for the next one of its queue, which shows the right continuation. A rejected offset costs
+    only its own message: a filler takes its place.
+    An unexpected offset is accepted at once if the log explains it: offset 0 of a recreated topic; damaged or
+    missing bytes between the queue's last record and this one; offsets held only by fillers; the first record
+    of a queue, if the log has lost its beginning.
+    `is_damaged(begin, end)` returns True if bytes of that log range are known to be damaged; the log begins
+    at `log_begin`.
+    Source:  spec store 3 (what the checksum covers), 5.
     """
 
     __slots__ = ("_held", "_is_damaged", "_log_begin")
@@ -67,11 +66,11 @@ class Doubts:
         self._held: dict[ConsumeQueue, QueuePlace] = {}
 
     def __contains__(self, queue: ConsumeQueue) -> bool:
-        """True while a record of the queue waits."""
+        """Returns True while a record of the queue is held back."""
         return queue in self._held
 
     def judge(self, queue: ConsumeQueue, place: QueuePlace) -> Sequence[QueuePlace]:
-        """What is to be put into the queue now, in this order; nothing while the record waits."""
+        """Returns the entries to put into the queue now, in order; none while the record is held back."""
         held = self._held.pop(queue, None)
         if held is None:
             return self._judge_alone(queue, place)
@@ -86,16 +85,16 @@ class Doubts:
         return (place,) if continues_queue else self._judge_alone(queue, place)
 
     def finish(self, queue: ConsumeQueue, gap_max: int) -> Sequence[QueuePlace]:
-        """What is to be put when no more records come, nothing when the number is denied.
+        """Returns the entry to put when no more records come; none if its offset is rejected.
 
-        A gap of up to `gap_max` entries takes nothing away. A larger one is believed where several bits
-        differ: one turned bit does not make it, but records that a repair gave up.
+        A gap of up to `gap_max` entries is harmless. A larger one is accepted if the offsets differ in
+        several bits: records given up by a repair cause that, a single bit flip does not.
         """
         assert gap_max > 0, gap_max
         held = self._held.pop(queue)
         number, end = held.queue_offset, queue.max_offset
         is_turned = 1 in ((number ^ end).bit_count(), (number ^ end + 1).bit_count())
-        # Of two that contradict each other the first one may as well be wrong.
+        # If the first two records contradict each other, either may be wrong.
         is_second = number < end == queue.min_offset + 1
         if is_second or 0 < number - end <= gap_max or (number > end and not is_turned):
             return (held,)
@@ -104,7 +103,7 @@ class Doubts:
 
     @property
     def queues(self) -> Sequence[ConsumeQueue]:
-        """Those of which a record waits."""
+        """The queues with a record held back."""
         return tuple(self._held)
 
     def _judge_alone(self, queue: ConsumeQueue, place: QueuePlace) -> Sequence[QueuePlace]:
@@ -153,9 +152,9 @@ class ConsumeQueues:
         self.deletions = Deletions(paths.deletions, disk)
         self.table: dict[QueueKey, ConsumeQueue] = {}
         self.doubts: Doubts | None = None
-        """While the queues are built from a log of which nobody vouches for each byte."""
+        """Set while the queues are built from a log whose bytes are not verified."""
         self.on_deleted: Callable[[str], None] = lambda _topic: None
-        """Told of a topic that was deleted, as its records show, and made again."""
+        """Called with a topic that was deleted and created again, as its records show."""
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
         return iter(tuple(self.table.values()))
@@ -168,7 +167,9 @@ class ConsumeQueues:
         return self._paths.consume_queues
 
     def load(self, *, stale_bytes_max: int) -> None:
-        """Take up every queue on disk; directories that are no queue number are skipped (spec store 12)."""
+        """Opens every queue on disk; directories whose name is not a queue number are skipped (spec store
+        12).
+        """
         assert not self.table, "the queues are taken up once"
         for topic in self._disk.list(self._paths.consume_queues):
             for name in self._disk.list(self._paths.consume_queues / topic):
@@ -177,7 +178,7 @@ class ConsumeQueues:
                     self.get_or_create((topic, queue_id)).load(stale_bytes_max=stale_bytes_max)
 
     def get_or_create(self, key: QueueKey) -> ConsumeQueue:
-        """The queue; a new one is empty and has no file yet."""
+        """Returns the queue; a new one is empty and has no file yet."""
         queue = self.table.get(key)
         if queue is None:
             topic, queue_id = key
@@ -194,11 +195,10 @@ class ConsumeQueues:
     def put_at(
         self, queue: ConsumeQueue, queue_offset: int, log_offset: int, size: int, tag_hash: int
     ) -> None:
-        """Append the entry that a record names by itself; with `doubts`, when it is believed. A number that
-        no queue has is denied.
+        """Appends the entry of a record at the queue offset stored in it; `doubts` may hold it back.
 
-        A queue that begins anew at 0 shows that its topic was deleted, though nobody has told: what the topic
-        had before goes from its other queues, too.
+        An impossible offset is rejected. A queue that restarts at 0 reveals a deleted topic of which no
+        notice came; the topic's older messages are then dropped from its other queues, too.
         """
         assert not queue.is_dropped, f"{queue}: what is put there nobody finds"
         place = QueuePlace(queue_offset, log_offset, size, tag_hash)
@@ -210,21 +210,23 @@ class ConsumeQueues:
             self._put_all(queue, self.doubts.judge(queue, place))
 
     def is_in_doubt(self, queue: ConsumeQueue) -> bool:
-        """True while a record of the queue waits for the next one."""
+        """Returns True while a record of the queue is held back."""
         return self.doubts is not None and queue in self.doubts
 
     def settle_doubts(self) -> None:
-        """No more records come. Raises OSError as `put_at`."""
+        """Decides on all records held back, as no more records come. Raises OSError as `put_at`."""
         doubts, self.doubts = self.doubts, None
         if doubts is not None:
             gap_max = self._options.consume_queue_file_bytes // QUEUE_UNIT_BYTES
             for queue in doubts.queues:
                 if queue.is_dropped:
-                    continue  # of a former life of its topic
+                    continue  # the queue belongs to an earlier incarnation of its topic
                 self._put_all(queue, doubts.finish(queue, gap_max))
 
     def _put_all(self, queue: ConsumeQueue, places: Sequence[QueuePlace]) -> None:
-        """An entry whose file takes no write is kept in memory, and the next one as well."""
+        """Puts entries in order. If a file cannot be written, its entry stays in memory, and so does the
+        next.
+        """
         if places:
             assert len(places) == 1 or places[0].log_offset < places[1].log_offset, (queue, places)
             try:
@@ -248,8 +250,10 @@ class ConsumeQueues:
                 self.on_deleted(topic)
 
     def _note_deletion(self, anew: ConsumeQueue) -> None:
-        """The topic was deleted behind all that this queue has. What began before that and has not begun anew
-        is of the former life, to its last entry; a queue that began later may be of the new one. Blocks.
+        """Records that the topic was deleted after the last record of this queue. Blocks.
+
+        A queue that began before that point and has not restarted belongs to the old topic, up to its last
+        entry. A queue that began later may belong to the new one.
         """
         topic = anew.key[0]
         deleted = anew.end_log_offset
@@ -266,53 +270,53 @@ class ConsumeQueues:
 
     @property
     def end_log_offset(self) -> int:
-        """Where the newest record that any queue knows ends; -1 when none does (spec store 12)."""
+        """The end of the newest record in any queue; -1 without one (spec store 12)."""
         return max((queue.end_log_offset for queue in self.table.values()), default=-1)
 
     def digest(self) -> int:
-        """Which queues there are, and the bounds of each."""
+        """Returns a digest of the existing queues and their bounds."""
         return queues_digest(
             (*key, queue.first_offset, queue.max_offset, queue.end_log_offset)
             for key, queue in self.table.items()
         )
 
     def distrust(self, log_offset: int) -> None:
-        """After a crash: in every queue, drop the entries of records from `log_offset` on."""
+        """Drops, after a crash, the entries of records at or after `log_offset` in every queue."""
         assert log_offset >= 0, log_offset
         for queue in self:
             queue.write()
             queue.distrust(log_offset)
 
     def truncate(self, log_end: int) -> int:
-        """Drop entries behind the end of the log, in every queue; how many."""
+        """Drops entries beyond the end of the log in every queue; returns their number."""
         assert log_end >= 0, log_end
         return sum(queue.truncate(log_end) for queue in self)
 
     def begin_life(self) -> None:
-        """What the queues have now is what the log kept of an earlier life."""
+        """Records each queue's current end as its start for this broker run."""
         for queue in self:
             assert queue.min_offset <= queue.max_offset, queue
             assert queue.next_offset >= queue.max_offset, queue
             queue.life_start = queue.next_offset
 
     def raise_min(self, log_begin: int) -> None:
-        """Let every queue begin at the first entry whose record is still kept."""
+        """Moves the start of every queue to the first entry whose record is still kept."""
         assert log_begin >= 0, log_begin
         ends = self.deletions.ends
         for queue in self:
             queue.raise_min(max(log_begin, ends.get(queue.key[0], 0)))
 
     def is_deleted(self, topic: str, log_offset: int) -> bool:
-        """True when the record at `log_offset` belongs to a former life of its topic, or to none."""
+        """Returns True if the record at `log_offset` was deleted with its topic."""
         ends = self.deletions.ends
         return bool(ends) and log_offset < ends.get(topic, 0)
 
     def next_offsets(self, topics: Collection[str]) -> dict[QueueKey, int]:
-        """What the next append to each queue of these topics gets."""
+        """Returns the next queue offset of each queue of these topics."""
         return {key: queue.next_offset for key, queue in self.table.items() if key[0] in topics}
 
     def drop_deleted(self) -> None:
-        """Delete the queues that hold entries of deleted records only, and hide such entries of others."""
+        """Deletes queues with only deleted records, and hides the entries of deleted records in others."""
         ends = self.deletions.ends
         for topic in dict.fromkeys(key[0] for key in self.table if key[0] in ends):
             self._drop_deleted_of(topic)
@@ -322,13 +326,15 @@ class ConsumeQueues:
         for key in [key for key in self.table if key[0] == topic]:
             queue = self.table[key]
             queue.raise_min(end)
-            # A torn last entry may name an early record: it does not speak for those before it.
+            # A torn last entry may name an early record; it proves nothing about those before it.
             if queue.min_offset >= queue.max_offset and queue.end_log_offset <= end:
                 _remove(self.table.pop(key))
         self._remove_empty(topic)
 
     def drop_topic(self, topic: str) -> int:
-        """Delete every queue of a topic; how many. Its records stay in the log (spec store 19)."""
+        """Deletes every queue of a topic; returns their number. The records stay in the log (spec
+        store 19).
+        """
         keys = [key for key in self.table if key[0] == topic]
         for key in keys:
             _remove(self.table.pop(key))
@@ -336,7 +342,7 @@ class ConsumeQueues:
         return len(keys)
 
     def remove_all(self) -> None:
-        """Delete every queue: the log that they point into is gone."""
+        """Deletes every queue, because the log they point into is gone."""
         for topic in dict.fromkeys(key[0] for key in self.table):
             self.drop_topic(topic)
         assert not self.table
@@ -348,7 +354,7 @@ class ConsumeQueues:
 
 
 def _remove(queue: ConsumeQueue) -> None:
-    """Delete the queue's files; those that cannot be deleted now are when a queue of that name needs room."""
+    """Deletes the queue's files; a new queue of that name deletes any that remain before its first write."""
     try:
         queue.remove()
     except OSError as error:
@@ -357,13 +363,13 @@ def _remove(queue: ConsumeQueue) -> None:
 
 
 def _begins_anew(queue: ConsumeQueue, queue_offset: int, log_offset: int) -> bool:
-    """Whether the record is the first of a topic that was deleted and made again."""
+    """Returns True if the record is the first of a deleted and recreated topic."""
     return queue_offset == 0 < queue.max_offset and 0 <= queue.end_log_offset <= log_offset
 
 
 def _tell_gap(queue: ConsumeQueue, gap: int, queue_offset: int) -> None:
-    """Say that `gap` fillers were put before the entry at `queue_offset`, unless the queue began there; or
-    that it began anew, when the gap is negative.
+    """Logs that `gap` fillers were put before the entry at `queue_offset`, unless the queue began there; a
+    negative gap is logged as a restart.
     """
     if gap < 0:
         log.info(

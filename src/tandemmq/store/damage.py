@@ -1,10 +1,10 @@
-"""Damaged ranges of the log: which there are, where sound bytes go on behind one, and copies of bytes aside.
+"""The damaged ranges of the log, the search for the next valid bytes, and copies of bytes set aside.
 
-Invariants: ranges are ascending, disjoint, and begin and end where records do; a reader gets no byte of one.
-            Bytes are copied aside, and the copy is on disk, before anybody writes over them.
-At a bound: above `DAMAGED_RANGES_MAX` ranges the log is no log any more (`Corrupt`); copies that are more
-            than `COPIES_BYTES_MAX` together make room, the oldest first.
-Knows not:  how damage was found, or what heals it.
+Invariants: ranges are ascending and disjoint, and begin and end at record boundaries; a reader gets no byte
+            of them. Bytes are copied aside, and the copy is on disk, before they are overwritten.
+At a bound: beyond `DAMAGED_RANGES_MAX` ranges the log is unusable (`Corrupt`). Copies of more than
+            `COPIES_BYTES_MAX` together make room, the oldest first.
+Knows not:  the search for damage, or its repair.
 Source:     spec store 3.3.
 """
 
@@ -37,11 +37,11 @@ from tandemmq.units import GIB, MIB
 DAMAGED_RANGES_MAX = 1024
 COPIES_BYTES_MAX = GIB
 DAMAGED = "damaged"
-"""Why messages are refused while a start has found damage that is there still."""
+"""The reason for refusing messages while damage found at a start remains."""
 BLANK_SOUND_MS = -1
-"""A BLANK has no store time."""
+"""The store time of a BLANK, which has none."""
 SEAL_TOPIC = "TANDEM_DAMAGED_LOG"
-"""The topic that sealed ranges name; nothing is ever in it."""
+"""The topic name in sealed ranges; it never has messages."""
 _SEAL_BYTES_MAX = MIB
 _ROLLED_BACK = 0xC
 _NO_HOST = bytes(8)
@@ -51,7 +51,7 @@ _ZEROS = bytes(MIB)
 
 
 class DamagedRange(NamedTuple):
-    """Bytes `begin` to `end` (exclusive) of the log that are no records, though records were there."""
+    """Bytes `[begin, end)` of the log that are not records any more."""
 
     begin: int
     end: int
@@ -63,7 +63,7 @@ class DamagedRange(NamedTuple):
 
 
 class DamagedRanges:
-    """The ranges that are known of one log."""
+    """The known ranges of one log."""
 
     __slots__ = ("_ranges",)
 
@@ -84,7 +84,7 @@ class DamagedRanges:
         return sum(damaged.size for damaged in self._ranges)
 
     def add(self, damaged: DamagedRange, path: Path) -> bool:
-        """Remember a range; False when all of it is known. One that overlaps others becomes one with them.
+        """Adds a range; False if it is known already. Overlapping ranges are merged.
 
         Raises:  Corrupt at the bound; `path` is the file that it names.
         """
@@ -102,21 +102,21 @@ class DamagedRanges:
         return True
 
     def remove(self, damaged: DamagedRange) -> None:
-        """It is sound again."""
+        """Removes a range that is valid again."""
         self._ranges.remove(damaged)
 
     def drop_below(self, log_begin: int) -> None:
-        """Forget what is not in the log any more."""
+        """Drops ranges that have left the log."""
         self._ranges = [
             damaged._replace(begin=max(damaged.begin, log_begin))
             for damaged in self._ranges
             if damaged.end > log_begin
         ]
-        # The first one tells for all: they are ascending.
+        # Ranges are ascending, so the first one stands for all.
         assert not self._ranges or self._ranges[0].begin >= log_begin, (log_begin, self._ranges[0])
 
     def drop_behind(self, log_end: int) -> None:
-        """Forget what was cut off: other bytes will stand there."""
+        """Drops ranges that were cut, as other bytes will be stored there."""
         self._ranges = [
             damaged._replace(end=min(damaged.end, log_end))
             for damaged in self._ranges
@@ -125,7 +125,7 @@ class DamagedRanges:
         assert not self._ranges or self._ranges[-1].end <= log_end, (log_end, self._ranges[-1])
 
     def find(self, begin: int, end: int) -> DamagedRange | None:
-        """The first range that has bytes between `begin` and `end`."""
+        """Returns the first range with bytes in `[begin, end)`."""
         ranges = self._ranges
         index = bisect_right(ranges, begin, key=lambda damaged: damaged.end)
         if index < len(ranges) and ranges[index].begin < end:
@@ -134,7 +134,7 @@ class DamagedRanges:
 
 
 class Sound(NamedTuple):
-    """A record that says that it lies where it is, or a BLANK that ends at the file's end."""
+    """A record whose stored offset matches its position, or a BLANK that ends at the file's end."""
 
     log_offset: int
     stored_at_ms: int
@@ -143,10 +143,10 @@ class Sound(NamedTuple):
 def next_sound(
     view: memoryview, begin: int, *, base: int, newest_ms: int = 0, check_crc: bool = True
 ) -> tuple[Sound | None, bool]:
-    """The next record or BLANK behind byte `begin` of a whole file that begins at `base` of the log.
+    """Returns the next record or BLANK after byte `begin` of a whole file that begins at `base` of the log.
 
-    Records stored before `newest_ms` are left-overs from behind an earlier end of the log, which RocketMQ
-    does not zero; then the second value is True.
+    Records stored before `newest_ms` are left over from an earlier end of the log, which RocketMQ does not
+    zero; then the second value is True.
     """
     assert -1 <= begin <= len(view), (begin, len(view))
     is_stale = False
@@ -167,9 +167,9 @@ def next_sound(
 
 
 def seal(begin: int, size: int, *, reaches_file_end: bool, stored_at_ms: int) -> bytes:
-    """Bytes that any broker reads over: records without queue and key, at a file's end a BLANK behind them.
+    """Returns bytes that any broker skips: records without queue and key, and a BLANK at a file's end.
 
-    They are those of a transaction that was rolled back, which get an entry in no table (spec store 5, 8).
+    They look like records of a rolled-back transaction, which get no entry in any table (spec store 5, 8).
     """
     blank = b""
     assert reaches_file_end or size >= SEALED_BYTES_MIN, size
@@ -179,7 +179,7 @@ def seal(begin: int, size: int, *, reaches_file_end: bool, stored_at_ms: int) ->
         blank = encode_blank(blank_bytes).ljust(blank_bytes, b"\0")
     sealed = b""
     while left := size - len(blank) - len(sealed):
-        # What is left behind a piece must hold another record.
+        # The rest after a piece must hold another record.
         piece = left if left <= _SEAL_BYTES_MAX + _SEAL_BYTES_MIN else _SEAL_BYTES_MAX
         assert SEALED_BYTES_MIN <= piece <= left, (piece, left)
         empty = _empty_record(SEAL_TOPIC[: max(1, len(SEAL_TOPIC) - max(0, _SEAL_BYTES_MIN - piece))])
@@ -208,16 +208,16 @@ def _empty_record(topic: str) -> NewRecord:
 
 
 SEALED_BYTES_MIN = record_size(_empty_record("T"))
-"""A record is not shorter; so a range between two records is not either."""
+"""The least size of a record, and therefore of a range between two records."""
 _SEAL_BYTES_MIN = record_size(_empty_record(SEAL_TOPIC))
 assert len(SEAL_TOPIC) - 1 == _SEAL_BYTES_MIN - SEALED_BYTES_MIN, "a topic that is cut makes up for each byte"
 assert SEALED_BYTES_MIN + BLANK_BYTES <= _SEAL_BYTES_MAX
 
 
 def find_bytes(view: memoryview, wanted: bytes, start: int) -> int:
-    """Where `wanted` begins next, -1 when nowhere.
+    """Returns the position of the next `wanted`; -1 without one.
 
-    Not mmap.find: that of Python 3.11.2, which Debian 12 has, crashes the process here.
+    mmap.find is not used: that of Python 3.11.2 (Debian 12) crashes the process here.
     """
     assert start >= 0, start
     assert 0 < len(wanted) <= _FIND_BYTES, len(wanted)
@@ -229,7 +229,7 @@ def find_bytes(view: memoryview, wanted: bytes, start: int) -> int:
 
 
 def data_end(view: memoryview, begin: int) -> int:
-    """Behind the last byte from `begin` on that is not zero; `begin` when all are."""
+    """Returns the end of the last non-zero byte from `begin` on; `begin` if all are zero."""
     assert begin >= 0, begin
     for start in range(begin + (len(view) - begin) // MIB * MIB, begin - 1, -MIB):
         part = bytes(view[start : start + MIB])
@@ -241,10 +241,10 @@ def data_end(view: memoryview, begin: int) -> int:
 def copy_aside(
     parts: Iterable[bytes], begin: int, size: int, *, directory: Path, suffix: str, disk: Disk, now_ms: int
 ) -> Path:
-    """Copy `size` bytes of the log from `begin` on to a file of their own, and sync it; its path. Blocks.
+    """Copies `size` bytes of the log from `begin` on to a separate file, synced; returns its path. Blocks.
 
-    `parts` are the bytes in order. What would be more than `COPIES_BYTES_MAX` is left out at the end.
-    Raises:  DiskFull when the disk takes no writes; OSError when it cannot be read, or the fsync failed.
+    `parts` are the bytes in order. Bytes beyond `COPIES_BYTES_MAX` are left out at the end.
+    Raises:  DiskFull when the disk accepts no writes; OSError when it cannot be read, or the fsync failed.
     """
     assert begin >= 0, begin
     assert size > 0, (begin, size)
@@ -275,7 +275,7 @@ def copy_aside(
 
 
 def read_range(log: SegmentedLog, begin: int, end: int) -> Iterator[bytes]:
-    """Bytes of the log, which has all of them, in parts. Raises OSError where a file was shortened since."""
+    """Yields bytes `[begin, end)` of the log in parts. Raises OSError if a file was shortened meanwhile."""
     while begin < end:
         segment = log.find(begin)
         assert segment is not None, begin
@@ -288,7 +288,7 @@ def read_range(log: SegmentedLog, begin: int, end: int) -> Iterator[bytes]:
 
 
 def _make_room(directory: Path, size: int, disk: Disk) -> None:
-    """Delete the oldest copies until `size` more bytes are within the bound. Raises OSError."""
+    """Deletes the oldest copies until `size` more bytes are within the bound. Raises OSError."""
     paths = [directory / name for name in disk.list(directory)]
     kept = sorted(paths, key=lambda path: path.name.partition("-")[2])
     total = sum(disk.size(path) for path in kept)

@@ -1,14 +1,14 @@
-"""Which topics were deleted, and where the log ended then: what is below belongs to no topic any more.
+"""The deleted topics with the log end at their deletion: a topic's records below that offset are deleted.
 
-The records of a deleted topic stay in the log until they expire. Whoever builds queue entries from the log,
-a recovery, a slave, a repair, asks here first, so that deleted messages do not come back.
-Invariants: a deletion is on disk before a queue is touched. It is forgotten once the log begins behind it.
-            One that nobody has told shows in the log, where a queue of the topic begins anew at 0.
-            No record that is appended here lies below one: a recovery that ends the log earlier lowers it, so
-            does a slave that begins to copy a log, which may have gone on in another way than it was told.
-At a bound: the deletion that expires next is forgotten; if the queues of its topic are then built anew, they
-            hold the deleted messages, until the topic is made again.
-Knows not:  topics, groups: a name is a name.
+The records of a deleted topic stay in the log until they expire. Recovery, a slave and a repair build queue
+entries from the log; they check here first, so that deleted messages do not reappear.
+Invariants: a deletion is on disk before a queue is changed, and is dropped once the log begins after it. A
+            deletion without notice shows in the log, where a queue of the topic restarts at 0. No record that
+            is appended here is below a deletion: recovery lowers deletions to an earlier log end. So does a
+            slave that starts to copy a log, whose history may differ from the one reported.
+At a bound: the deletion that expires next is dropped; if the queues of its topic are then rebuilt, they
+            contain the deleted messages until the topic is created again.
+Knows not:  topics, groups: only names.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def read_deletions(path: Path, disk: Disk) -> Ends:
-    """What a store's file says, or its second copy; nothing when there is none.
+    """Returns the deletions in a store's file or its second copy; empty without files.
 
-    Raises:  Corrupt: to go on without it would bring deleted messages back, which an operator must decide.
+    Raises:  Corrupt: ignoring the file would bring deleted messages back, so an operator must decide.
     """
     damage: Exception | None = None
     for copy in (path, _second(path)):
@@ -63,7 +63,7 @@ def read_deletions(path: Path, disk: Disk) -> Ends:
 
 
 class Deletions:
-    """The deletions of one store; `ends` is only read by others."""
+    """The deletions of one store; other parts only read `ends`."""
 
     __slots__ = ("_disk", "_kept", "_lock", "_written", "ends", "path")
 
@@ -71,18 +71,19 @@ class Deletions:
         self.path = path
         self._disk = disk
         self._lock = asyncio.Lock()
-        self._kept: Ends = {}  # what holds even if the record fails that is being written
-        self._written: Ends = {}  # what is on disk
+        self._kept: Ends = {}  # the state if the write in progress fails
+        self._written: Ends = {}  # the state on disk
         self.ends: Ends = {}
 
     def load(self) -> None:
-        """Raises Corrupt."""
+        """Loads the file. Raises Corrupt."""
         self.ends = self._written = read_deletions(self.path, self._disk)
 
     async def record(self, ends: Mapping[str, int], *, log_begin: int) -> None:
-        """Take these over and have them on disk; what expired is forgotten.
+        """Adds deletions and writes them to disk; expired ones are dropped.
 
-        Raises:  OSError when they cannot be written; nothing has changed then but what others changed.
+        Raises:  OSError when they cannot be written; these deletions are then not applied, other changes
+                 remain.
         """
         assert log_begin >= 0, log_begin
         assert min(ends.values(), default=0) >= 0, ends
@@ -95,10 +96,11 @@ class Deletions:
                 raise
 
     def note(self, topic: str, end: int) -> None:
-        """The log shows a deletion at or behind `end`. Blocks, unless a write is under way, which takes it
-        along.
+        """Records a deletion, at or after `end`, that the log revealed.
 
-        Raises:  OSError when it cannot be written; it is known all the same.
+        Blocks, unless a write is in progress, which includes it.
+
+        Raises:  OSError when it cannot be written; the deletion applies in memory all the same.
         """
         self._kept = _merge(self._kept, {topic: end}, log_begin=0)
         if end <= self.ends.get(topic, 0):
@@ -108,8 +110,9 @@ class Deletions:
         self._write_now()
 
     def cut(self, log_end: int) -> None:
-        """The log goes on at `log_end` with records of its own: none of them is deleted. Blocks, unless a
-        write is under way, which takes it along.
+        """Lowers deletions to `log_end`, as new records from there on are not deleted.
+
+        Blocks, unless a write is in progress, which includes it.
 
         Raises:  OSError when the change cannot be written.
         """
@@ -117,23 +120,26 @@ class Deletions:
             self._write_now()
 
     def lower(self, log_end: int) -> bool:
-        """As `cut`, in memory only; True when there is something to `save`."""
+        """Like `cut`, in memory only; returns True if there is something to `save`."""
         assert log_end >= 0, log_end
         self.ends, self._kept = _lowered(self.ends, log_end), _lowered(self._kept, log_end)
         return self.ends != self._written
 
     @property
     def is_behind(self) -> bool:
-        """Whether the disk has something else, because it took no write."""
+        """True if the state on disk differs, because a write failed."""
         return self.ends != self._written
 
     async def save(self) -> None:
-        """Raises:  OSError when they cannot be written."""
+        """Writes the deletions.
+
+        Raises:  OSError when they cannot be written.
+        """
         async with self._lock:
             await self._write()
 
     async def _write(self) -> None:
-        """What changes meanwhile is written, too."""
+        """Writes the current state, including changes made during the write."""
         assert self._lock.locked(), "one write at a time"
         ends = None
         while ends is not self.ends:
@@ -142,7 +148,7 @@ class Deletions:
             self._written = ends
 
     def _write_now(self) -> None:
-        """Two writes at once would take each other's file away."""
+        """Writes at once, unless a write is in progress: two writes would remove each other's file."""
         if not self._lock.locked():
             self._writer()()
             self._written = self.ends
@@ -153,7 +159,9 @@ class Deletions:
 
 
 def _second(path: Path) -> Path:
-    """The same content once more, unlike a backup: an older one would bring deleted messages back."""
+    """Returns the path of the second copy. It is no backup of older content, which would bring deleted
+    messages back.
+    """
     return path.with_name(path.name + ".bak")
 
 

@@ -1,13 +1,14 @@
-"""Feeds the tables derived from the log, ConsumeQueues and key index, with the records below `confirmed`. The
-`Dispatcher` decides which records are next and where their values come from; `BlockDispatch` puts whole
-blocks of them into the tables and finds entries that differ from the log.
+"""Feeds the ConsumeQueues and the key index with the records of the log below `confirmed`.
 
-Invariants: records are dispatched in the order of the log, each once; `dispatched` is the end of the last
-            one. The tables hold the same after a block as after its records one by one.
-Strategy:   what this process appended is known already and waits in `expect`ed batches; what came otherwise
-            (a slave's bytes) is scanned from the log. A queue file that cannot be written keeps its entries
-            in memory and blocks further appends until the flusher got rid of them.
-Knows not:  who waits for messages: they follow `on_dispatch`.
+`Dispatcher` decides which records come next and where their values come from. `BlockDispatch` puts whole
+blocks of records into the tables and finds entries that differ from the log.
+
+Invariants: records are dispatched in log order, each once; `dispatched` is the end of the last one.
+            Dispatching a block leaves the tables as dispatching its records one by one would.
+Strategy:   the values of records that this process appended are known and wait in batches passed to `expect`.
+            Other bytes (copied by a slave) are scanned from the log. A queue file that cannot be written
+            keeps its entries in memory and blocks further appends until the flusher has written them.
+Knows not:  the readers that wait for messages; they subscribe with `on_dispatch`.
 Source:     spec store 5, 6, 8, spec replication 4.9.
 """
 
@@ -42,14 +43,18 @@ from tandemmq.units import KIB, MIB, Buffer
 log = logging.getLogger(__name__)
 
 QUEUE_WRITE_FAILED = "queue write failed"
+"""The reason by which `Admission` identifies unwritable queue entries."""
 UNWRITTEN_BYTES_MAX = 16 * MIB
-"""Entries of one queue that waits for the deletion of its former files: 838,860 messages."""
-"""The reason by which the admission knows that queue entries could not be written."""
+"""The most unwritten entries, in bytes, of a queue that waits for the deletion of its former files: 838,860
+messages.
+"""
 BLOCK_BYTES_MIN = 96 * KIB
-"""From about so many bytes on reading all records at once is quicker than one by one."""
+"""The size in bytes from which reading all records at once is faster than one by one (approximate)."""
 BLOCK_COUNT_MAX = 32_768
 _RUN_MIN = 8
-"""From about so many records of one queue on putting their entries as a block is quicker than one by one."""
+"""The number of records of one queue from which appending their entries as a block is faster
+(approximate).
+"""
 _pack = UNIT.pack
 _queue_of: Callable[[Unit], ConsumeQueue | None] = itemgetter(0)
 
@@ -57,7 +62,7 @@ DispatchListener = Callable[[Mapping[QueueKey, int]], None]
 
 
 class KeySink(Protocol):
-    """Where the keys of dispatched records go; those up to log offset `indexed_to` are there already."""
+    """An index that receives the keys of dispatched records; it already holds those up to `indexed_to`."""
 
     @property
     def indexed_to(self) -> int: ...
@@ -68,7 +73,7 @@ class KeySink(Protocol):
 
 
 class Dispatcher:
-    """Follows `confirmed`, raises `dispatched`."""
+    """Follows `confirmed` and raises `dispatched`."""
 
     def __init__(
         self,
@@ -92,7 +97,7 @@ class Dispatcher:
         self._stopped_at = -1
         self._read: tuple[int, memoryview, RecordColumns] | None = None
         self._limit: int | None = None
-        self._hidden: dict[ConsumeQueue, None] = {}  # have entries that readers do not see yet
+        self._hidden: dict[ConsumeQueue, None] = {}  # queues with entries that are not visible to readers yet
         self._blocks = BlockDispatch(
             queues=queues, keys=keys, delays_ms=options.delay_levels_ms, on_failed=self.block
         )
@@ -100,16 +105,17 @@ class Dispatcher:
         self.stored_at_ms = 0  # of the newest dispatched record
 
     def on_dispatch(self, listener: DispatchListener) -> None:
-        """`listener` is called after each batch with the touched queues and their new max offsets."""
+        """Calls `listener` after each batch with the changed queues and their new max offsets."""
         self._listeners = (*self._listeners, listener)
 
     def forget_listeners(self) -> None:
-        """Nobody follows any more."""
+        """Removes all listeners."""
         self._listeners = ()
 
     def show_below(self, limit: int | None) -> None:
-        """Readers see no record at `limit` or behind it; listeners hear of a hidden record when the limit
-        rises. None: readers see all.
+        """Hides records at or after `limit` from readers; None shows all.
+
+        Listeners are notified of a hidden record when the limit rises.
         """
         assert limit is None or limit >= 0, limit
         self._limit = limit
@@ -117,20 +123,20 @@ class Dispatcher:
         self._tell(hidden)
 
     def expect(self, units: list[Unit], end: int) -> None:
-        """Records up to `end` that this process wrote; they are dispatched once confirmed."""
+        """Registers records up to `end` that this process wrote; they are dispatched once confirmed."""
         before = self._pending[-1][0] if self._pending else self._dispatched.value
         assert before < end, (before, end)
         self._pending.append((end, units))
 
     def cut(self, end: int) -> None:
-        """The log ends at `end` now: what stopped the dispatching there or behind it is gone."""
+        """Adapts to a log that now ends at `end`: a stop at or after `end` is lifted."""
         assert self._dispatched.value <= end, (self._dispatched.value, end)
         if self._stopped_at >= end:
             self._stopped_at = -1
 
     @contextmanager
     def reading(self, log_offset: int, data: Buffer, columns: RecordColumns) -> Iterator[None]:
-        """While bytes for `log_offset` are being written: what was read of them already."""
+        """Offers the already parsed columns of the bytes that are being written at `log_offset`."""
         assert self._read is None, "one write at a time"
         self._read = log_offset, memoryview(data), columns
         try:
@@ -139,7 +145,7 @@ class Dispatcher:
             self._read = None
 
     def advance(self, confirmed: int) -> None:
-        """Dispatch everything below `confirmed`."""
+        """Dispatches every record below `confirmed`."""
         pending = self._pending
         if not pending:
             self._scan(confirmed)
@@ -152,11 +158,11 @@ class Dispatcher:
             self.add_keys(units)
         self._finish(done, touched)
         if not pending and done < confirmed:
-            self._scan(confirmed)  # what was copied behind it, while this store was a slave
+            self._scan(confirmed)  # records that this store copied while it was a slave
 
     def _put(self, units: list[Unit], touched: dict[ConsumeQueue, None]) -> None:
-        # Records that were appended together mostly go to one queue: their entries are put as a block. Single
-        # sends take turns: looking for runs would cost more than their entries.
+        # Records appended together mostly belong to one queue, so their entries are put as a block. Single
+        # sends alternate between queues: searching for runs would cost more than appending each entry.
         if len(units) < _RUN_MIN or not units[0][0] is units[1][0] is units[_RUN_MIN - 1][0]:
             self._put_each(units, touched)
             return
@@ -195,11 +201,11 @@ class Dispatcher:
 
     @property
     def dispatched_end(self) -> int:
-        """Behind the last record that the tables were fed with."""
+        """The end offset of the last record that the tables contain."""
         return self._dispatched.value
 
     def add_keys(self, units: list[Unit]) -> None:
-        """Hand dispatched records to the key index."""
+        """Hands dispatched records to the key index."""
         if units:
             count = count_records(units)
             self.dispatched_count += count
@@ -208,7 +214,9 @@ class Dispatcher:
                 self._keys.add(units, count)
 
     def _due_at(self, record: object, tag: int, stored_at_ms: int) -> int:
-        """When a delayed message is due, which its entry has in place of the tag (spec store 5)."""
+        """Returns the due time of a delayed message; its entry holds it in place of the tag (spec
+        store 5).
+        """
         if isinstance(record, NewRecord):
             level = find_property(record.properties, b"DELAY")
             if level is not None:
@@ -221,7 +229,7 @@ class Dispatcher:
         return delivered_at_ms(int(level), stored_at_ms, self._delays_ms)
 
     def _scan(self, confirmed: int) -> None:
-        """Dispatch the whole records that lie in the log below `confirmed`."""
+        """Dispatches the complete records in the log below `confirmed`."""
         position = max(self._dispatched.value, self._log.begin)
         assert self._stopped_at <= position, (self._stopped_at, position)
         if position >= confirmed or position == self._stopped_at:
@@ -247,11 +255,11 @@ class Dispatcher:
     def _scan_segment(
         self, position: int, base: int, view: memoryview, units: list[Unit], touched: dict[ConsumeQueue, None]
     ) -> int:
-        """The position behind the last whole record (or file) of one file's bytes."""
+        """Returns the end of the last complete record (or of the file) within one file's bytes."""
         assert base <= position < base + len(view), (base, position, len(view))
         while position - base < len(view):
             if len(view) - (position - base) >= BLOCK_BYTES_MIN:
-                # What the block leaves, and why it ends, is found one by one.
+                # The single-record path handles the rest of the block and finds the reason for its end.
                 block = read_block(
                     view, position - base, log_offset=base, check_crc=False, count_max=BLOCK_COUNT_MAX
                 )
@@ -263,7 +271,7 @@ class Dispatcher:
             checked = check_record(view, position - base, log_offset=position, check_crc=False)
             outcome = checked.outcome
             if outcome is RecordOutcome.BLANK:
-                # A part of it may be all that has come yet.
+                # Only a part of the blank may have arrived yet.
                 return base + len(view) if len(view) == self._log.segment_bytes else position
             if outcome is not RecordOutcome.OK:
                 if outcome not in (RecordOutcome.TRUNCATED, RecordOutcome.END):
@@ -279,12 +287,12 @@ class Dispatcher:
         return position
 
     def _put_block(self, block: RecordBlock, touched: dict[ConsumeQueue, None]) -> int:
-        """Dispatch a block; where it ends, in bytes of its view."""
+        """Dispatches a block and returns its end, in bytes of its view."""
         touched.update(dict.fromkeys(self.put_block(block, 0, len(block))))
         return block.end
 
     def put_one(self, checked: RecordCheck, view: memoryview, at: int) -> None:
-        """Feed the tables with the record that lies at `at` of `view`; as `put_block`."""
+        """Feeds the tables with the record at byte `at` of `view`; otherwise like `put_block`."""
         assert checked.outcome is RecordOutcome.OK, checked.outcome
         assert 0 <= at <= len(view) - checked.size, (at, checked.size, len(view))
         queue = None
@@ -294,9 +302,9 @@ class Dispatcher:
         self.add_keys([(queue, checked.log_offset, checked.size, checked, checked.stored_at_ms)])
 
     def put_block(self, block: RecordBlock, begin: int, end: int) -> list[ConsumeQueue]:
-        """Feed the tables with records `begin` to `end` of a block; the queues that they belong to.
+        """Feeds the tables with records `[begin, end)` of a block and returns the queues they belong to.
 
-        What a table has already it skips, by queue offset and log offset.
+        Records that a table already contains are skipped, by queue offset and log offset.
         """
         assert 0 <= begin <= end <= len(block), (begin, end, len(block))
         if end > begin:
@@ -305,15 +313,18 @@ class Dispatcher:
         return self._blocks.put(block, begin, end)
 
     def is_queued(self, checked: RecordCheck) -> bool:
-        """False for what gets no entry: prepared and rolled back transactions (spec store 5), deleted
-        messages.
+        """Returns True if the record gets a queue entry.
+
+        Prepared and rolled-back transactions (spec store 5) and deleted messages get none.
         """
         if checked.sys_flag & TRANSACTION_PREPARED:
             return False
         return not self._queues.is_deleted(checked.topic, checked.log_offset)
 
     def put_checked(self, queue: ConsumeQueue, checked: RecordCheck, view: memoryview, at: int) -> None:
-        """Append the entry of a record that lies at `at` of `view` and names its own queue offset."""
+        """Appends the entry of the record at byte `at` of `view`, at the queue offset stored in the
+        record.
+        """
         tag = checked.tag_hash
         if queue.is_schedule and self._has_own_delays:
             tag = self._own_due_at(view, at, tag)
@@ -325,10 +336,10 @@ class Dispatcher:
     def restore(
         self, view: memoryview, base: int, records: Sequence[RecordCheck], *, replaces: bool = False
     ) -> dict[ConsumeQueue, None]:
-        """Give damaged records their queue entries, where none or a filler stands, or with `replaces`
-        whatever stands there; the queues, to be told of.
+        """Writes the queue entries of formerly damaged records and returns the queues to notify.
 
-        Their bytes are in `view`, which begins at byte `base` of the log.
+        An existing entry is overwritten only if it is a filler, or if `replaces` is True. The bytes of the
+        records are in `view`, which starts at log offset `base`.
         """
         touched: dict[ConsumeQueue, None] = {}
         for checked in records:
@@ -348,7 +359,7 @@ class Dispatcher:
         return touched
 
     def mend(self, block: RecordBlock) -> None:
-        """Put right the queue entries of these sound records that have changed since they were dispatched."""
+        """Repairs queue entries of these valid records that have changed since they were dispatched."""
         for row in self._blocks.find_wrong(block):
             log_offset = int(block.columns.log_offset[row])
             found = self._log.segment_view(log_offset)
@@ -370,7 +381,10 @@ class Dispatcher:
             self.tell_of(self.restore(view, base, [checked], replaces=True))
 
     def _is_of_another(self, checked: RecordCheck) -> bool:
-        """The entry names another record that says the same place of itself: of a later life of its topic."""
+        """Returns True if the entry belongs to another record with the same topic, queue and queue offset.
+
+        That happens when a topic was deleted and created again. Also True if the entry does not exist.
+        """
         queue = self._queues.table.get((checked.topic, checked.queue_id))
         entry = None if queue is None else queue.entry(checked.queue_offset)
         if entry is None:
@@ -383,11 +397,11 @@ class Dispatcher:
         return other.outcome is RecordOutcome.OK and is_same
 
     def tell_of(self, touched: dict[ConsumeQueue, None]) -> None:
-        """Records of these queues can be read that could not before."""
+        """Notifies listeners that records of these queues have become readable."""
         self._tell(touched)
 
     def _own_due_at(self, view: memoryview, at: int, tag: int) -> int:
-        """When the delayed message at `at` is due by the configured levels."""
+        """Returns the due time of the delayed message at `at`, by the configured delay levels."""
         record = decode_record(view, at, check_crc=False)
         level = find_property(record.raw_properties, b"DELAY")
         return tag if level is None else self._level_due_at(level, record.stored_at_ms, tag)
@@ -402,7 +416,9 @@ class Dispatcher:
             self._tell(touched)
 
     def _tell(self, touched: dict[ConsumeQueue, None]) -> None:
-        """Tell of these queues now, and again of those that have more than may be seen."""
+        """Notifies listeners of these queues. Queues with entries at or above the limit are announced again
+        later.
+        """
         limit = self._limit
         if limit is not None:
             self._hidden.update({queue: None for queue in touched if queue.end_log_offset > limit})
@@ -412,9 +428,10 @@ class Dispatcher:
                 listener(changed)
 
     def block(self, queue: ConsumeQueue, error: OSError) -> bool:
-        """The entries of a queue cannot be written: True when sends are refused for that.
+        """Records that the entries of a queue cannot be written. Returns True if sends are refused because of
+        it.
 
-        A queue that waits for the deletion of its former files stops nobody, up to UNWRITTEN_BYTES_MAX.
+        A queue that waits for the deletion of its former files blocks no sends, up to UNWRITTEN_BYTES_MAX.
         """
         facts = {"topic": queue.key[0], "queue_id": queue.key[1], "error": str(error)}
         if isinstance(error, FilesLeft) and queue.unwritten_bytes <= UNWRITTEN_BYTES_MAX:
@@ -428,20 +445,21 @@ class Dispatcher:
         return True
 
     def _stop(self, position: int, outcome: RecordOutcome) -> None:
-        """Foreign bytes: nothing behind them can be dispatched (a slave never skips, spec replication
-        4.9)."""
+        """Stops at foreign bytes: no record behind them can be dispatched (a slave never skips, spec
+        replication 4.9).
+        """
         assert position >= self._dispatched.value, (position, self._dispatched.value)
         self._stopped_at = position
         log.error(events.DISPATCH_STOPPED, extra={"log_offset": position, "reason": outcome.value})
 
 
 class BlockDispatch:
-    """Dispatches blocks of records. `on_failed(queue, error)` is called when a queue file cannot be written;
-    its entries wait in memory.
+    """Dispatches blocks of records.
 
-    Strategy: the records of one queue nearly always continue it, so they are one append; where they do not
-              (a gap, entries that are there already, a topic made again) the queue itself decides at each
-              break.
+    `on_failed(queue, error)` is called when a queue file cannot be written; its entries stay in memory.
+
+    Strategy: the records of one queue nearly always continue it, so they are appended at once. Where they do
+              not (a gap, entries that exist already, a topic created again), the queue decides at each break.
     """
 
     def __init__(
@@ -458,12 +476,12 @@ class BlockDispatch:
         self._on_failed = on_failed
 
     def put(self, block: RecordBlock, begin: int, end: int) -> list[ConsumeQueue]:
-        """Dispatch records `begin` to `end`; the queues that they belong to."""
+        """Dispatches records `[begin, end)` and returns the queues they belong to."""
         touched: list[ConsumeQueue] = []
         position = begin
         while (row := self._find_anew(block, position, end)) is not None:
             assert position <= row < end, (position, row, end)
-            # What this record shows of its topic holds for what lies before it.
+            # If this record restarts its queue, the queue must first hold all records before it.
             touched += self._put_part(block, position, row)
             touched += self._put_part(block, row, row + 1)
             position = row + 1
@@ -475,7 +493,7 @@ class BlockDispatch:
         return touched
 
     def find_wrong(self, block: RecordBlock) -> list[int]:
-        """The rows of records whose entry is not what dispatching them would have put there."""
+        """Returns the rows of records whose entries differ from the ones dispatching would write."""
         columns = block.columns
         deleted = self._queues.deletions.ends
         wrong: list[int] = []
@@ -487,7 +505,7 @@ class BlockDispatch:
             is_kept = (offsets >= queue.first_offset) & (offsets < queue.max_offset)
             rows = found[is_kept & (columns.log_offset[found] >= deleted.get(key[0], 0))]
             while len(rows):
-                # Of one run in one file of the queue, or in its tail.
+                # Compare one contiguous run at a time, within one file of the queue or within its tail.
                 first = int(columns.queue_offset[rows[0]])
                 breaks = np.flatnonzero(np.diff(columns.queue_offset[rows]) != 1)
                 entries = queue.entries(first, int(breaks[0]) + 1 if len(breaks) else len(rows))
@@ -499,13 +517,13 @@ class BlockDispatch:
                 held = np.frombuffer(entries, dtype=ENTRY)
                 is_wrong = held["log_offset"] != columns.log_offset[run]
                 is_wrong |= held["size"] != columns.size[run]
-                if not queue.is_schedule:  # there it is when a message is due
+                if not queue.is_schedule:  # a scheduled entry holds the due time instead
                     is_wrong |= held["tag_hash"] != block.tag_hash[run]
                 wrong += run[is_wrong].tolist()
         return wrong
 
     def _find_anew(self, block: RecordBlock, begin: int, end: int) -> int | None:
-        """The first record that begins a queue anew at 0, if one does."""
+        """Returns the row of the first record that restarts a queue at offset 0; None without one."""
         columns = block.columns
         if columns.queue_offset[begin:end].all():
             return None
@@ -541,7 +559,7 @@ class BlockDispatch:
         return touched
 
     def _put_queues(self, block: RecordBlock, new: list[tuple[ConsumeQueue, Ints]]) -> None:
-        """Append entries to each queue whose records in the block are not all there."""
+        """Appends entries to each queue that lacks records of the block."""
         columns = block.columns
         order = np.concatenate([rows for _, rows in new]) if len(new) > 1 else new[0][1]
         offsets, log_offsets = columns.queue_offset[order], columns.log_offset[order]
@@ -551,7 +569,7 @@ class BlockDispatch:
         last = 0
         for queue, rows in new:
             first, last = last, last + len(rows)
-            # Breaks between queues lie at their ends, others within.
+            # Breaks between queues are at the ends of their ranges, other breaks within.
             is_one_run = breaks.searchsorted(first, side="right") == breaks.searchsorted(last)
             continues = offsets[first] == queue.max_offset and log_offsets[first] >= queue.end_log_offset
             is_sure = not queue.is_schedule and not self._queues.is_in_doubt(queue)
@@ -581,12 +599,12 @@ class BlockDispatch:
                 self._put_many(queue, entries, int(block.ends[rows[last - 1]]))
 
     def _put_at(self, queue: ConsumeQueue, place: tuple[int, int, int, int]) -> bool:
-        """Append one entry at its place; True when the next one continues it."""
+        """Appends one entry at its queue offset. Returns True if the next record continues the queue."""
         try:
             self._queues.put_at(queue, *place)
         except OSError as error:
             self._on_failed(queue, error)
-        # One that waits may have a used number, that of the queue's last entry.
+        # While a topic's state is unverified, the entry may reuse the offset of the queue's last entry.
         return queue.max_offset == place[0] + 1 and not self._queues.is_in_doubt(queue)
 
     def _put_many(self, queue: ConsumeQueue, entries: bytes, end_log_offset: int) -> None:

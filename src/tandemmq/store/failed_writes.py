@@ -1,13 +1,13 @@
-"""What a store does when its own work fails. `FailedWrites` takes back what failed writes may have left
-behind the end of the log; `FailStopClock` brings errors of timers to the owner of the store.
+"""Handles failures of the store's own work. `FailedWrites` zeroes what failed writes may have left after the
+end of the log; `FailStopClock` reports errors of timers to the owner of the store.
 
 Owns:       the ranges that may hold bytes of failed writes, and the sends of these writes.
-Invariants: a send is told SERVICE_NOT_AVAILABLE ("not stored") only when the disk holds zeros where its bytes
-            went; otherwise a power cut could bring a message back that its producer has sent to another
-            broker. Nothing is written behind the end meanwhile: sends are refused.
-Strategy:   the zeros are written at once and fsynced off the loop. An fsync that fails is fatal as any other.
-            When not even zeros can be written the sends end with UNKNOWN_ERROR, and a later send tries again.
-Knows not:  records, who appends.
+Invariants: a send gets SERVICE_NOT_AVAILABLE ("not stored") only when the disk holds zeros in place of its
+            bytes. Otherwise a power cut could bring back a message that its producer has sent to another
+            broker. Nothing is written after the end meanwhile: sends are refused.
+Strategy:   the zeros are written at once and fsynced off the loop. A failed fsync is fatal as any other. If
+            zeros cannot be written either, the sends end with UNKNOWN_ERROR, and a later send tries again.
+Knows not:  records, the appender.
 Source:     spec store 4.
 """
 
@@ -33,7 +33,7 @@ from tandemmq.units import EpochMs
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1.0
-"""After a failed write the disk is left alone this long; producers go to another broker."""
+"""The pause after a failed write, in seconds; producers use another broker meanwhile."""
 _WRITE_FAILED = "write failed"
 
 Range = tuple[int, int]
@@ -41,7 +41,7 @@ Range = tuple[int, int]
 
 
 class FailedWrites:
-    """The writes of one store that failed; `on_failed(error)` is told when an fsync does."""
+    """The failed writes of one store; `on_failed(error)` is called when an fsync fails."""
 
     def __init__(
         self,
@@ -62,19 +62,19 @@ class FailedWrites:
         self._on_refused = on_refused
         self._on_failed = on_failed
         self._dirty: list[Range] = []
-        self._unsynced: dict[Segment, None] = {}  # where zeros were written
-        self._sends: Sends = []  # to be told when these are on disk
+        self._unsynced: dict[Segment, None] = {}  # files in which zeros were written
+        self._sends: Sends = []  # to be answered when the zeros are on disk
         self._task: asyncio.Task[None] | None = None
         self._retry_at = 0.0
         self._is_halted = False
 
     def refuse(self, error: OSError) -> None:
-        """The disk gives no room: refuse sends for a while."""
+        """Refuses sends for a while, because the disk has no room."""
         self._retry_at = self._clock.monotonic() + RETRY_AFTER_S
         self._admission.block(_WRITE_FAILED, f"the disk takes no writes: {error.strerror or error}")
 
     def take_back(self, ranges: Sequence[Range], sends: Sends, error: OSError) -> None:
-        """A write of these ranges failed somewhere; its sends are answered when it is undone."""
+        """Undoes a failed write of these ranges; its sends are answered once that is on disk."""
         assert not self._is_halted, "a store that has failed writes nothing"
         assert ranges[0][0] >= self._log.end, (ranges[0], self._log.end)
         assert all(one[0] + one[1] <= other[0] for one, other in pairwise(ranges)), ranges
@@ -91,7 +91,7 @@ class FailedWrites:
         self._sends += sends
 
     def zero(self) -> bool:
-        """Overwrite what failed writes left, and let it be synced; False when the disk takes no zeros."""
+        """Zeroes the remains of failed writes and starts their sync; False if the disk accepts no zeros."""
         try:
             while self._dirty:
                 log_offset, size = self._dirty[-1]
@@ -108,7 +108,7 @@ class FailedWrites:
         return True
 
     def retry(self, now: float) -> None:
-        """A send was refused: let the next ones try the disk, if it is clean and the pause is over."""
+        """Accepts sends again after a refused one, if no remains are left and the pause is over."""
         if not self._admission.is_blocked(_WRITE_FAILED) or now < self._retry_at or self._is_halted:
             return
         if self._task is not None:
@@ -157,14 +157,15 @@ class FailedWrites:
         self._on_refused(sends, PutStatus.SERVICE_NOT_AVAILABLE)
 
     def halt(self) -> None:
-        """Touch nothing any more: the store has failed."""
+        """Stops all file access, because the store has failed."""
         self._is_halted = True
         sends, self._sends = self._sends, []
         self._on_refused(sends, PutStatus.UNKNOWN_ERROR)
 
     async def settle(self) -> bool:
-        """Undo what is left before the store closes or its log is cut; True when the disk holds nothing of
-        failed writes.
+        """Undoes what is left before the store closes or its log is cut.
+
+        Returns True if no bytes of failed writes are left on disk.
         """
         if not self._is_halted:
             self.zero()
@@ -175,10 +176,11 @@ class FailedWrites:
 
 
 class FailStopClock:
-    """The clock given, but `on_error` gets what its callbacks raise.
+    """A clock that passes the errors of its callbacks to `on_error`.
 
-    Strategy: asyncio hands an error of a callback to the loop's handler, which logs it and goes on, with
-              whatever the callback left half done. Tasks have their scope for that, callbacks have this.
+    Strategy: asyncio passes the error of a callback to the loop's handler, which logs it and continues, with
+              the callback's work half done. Tasks have their scope for such errors; this class covers
+              callbacks.
     """
 
     __slots__ = ("_clock", "_on_error", "monotonic", "now_ms")
@@ -186,7 +188,7 @@ class FailStopClock:
     def __init__(self, clock: Clock, on_error: Callable[[Exception], None]) -> None:
         self._clock = clock
         self._on_error = on_error
-        # Asked for each message, so without a step between.
+        # Called for each message, so there is no wrapper in between.
         self.now_ms: Callable[[], EpochMs] = clock.now_ms
         self.monotonic: Callable[[], float] = clock.monotonic
 

@@ -1,11 +1,11 @@
-"""Makes what was appended survive a power cut: follows `appended`, raises `flushed`.
+"""Makes appended bytes survive a power cut: follows `appended`, raises `flushed`.
 
-Invariants: one flush at a time; `flushed` rises only after the fsync of every file below it; after a failed
-            fsync nothing is flushed ever again, because the kernel may have dropped the pages. A file that
-            cannot be opened for want of descriptors or memory is no failed fsync: the round waits.
-Strategy:   SYNC_FLUSH is a group commit: a flush starts when bytes arrive and none runs, and goes on until it
-            has caught up, so that all sends that came during one fsync share the next. ASYNC_FLUSH looks at
-            the clock. fsync itself runs off the loop.
+Invariants: one flush at a time. `flushed` rises only after the fsync of every file below it. After a failed
+            fsync nothing is flushed again, because the kernel may have dropped the pages. A file that cannot
+            be opened for lack of descriptors or memory is not a failed fsync: the round waits.
+Strategy:   SYNC_FLUSH is a group commit: a flush starts when bytes arrive and none runs, and repeats until it
+            has caught up, so that all sends that arrive during one fsync share the next. ASYNC_FLUSH runs on
+            a timer. fsync itself runs off the loop.
 Source:     spec store 11.
 """
 
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 PAGE_BYTES = 4096
 OPEN_RETRY_S = 0.2
 OPEN_TRIES_MAX = 25
-"""How often a flush at the end of the store's life tries to open its files."""
+"""The number of attempts of a flush to open its files once the flusher is stopped."""
 
 
 class Flusher:
-    """The log's fsyncs. `stored_at()` is the time of the newest appended record."""
+    """The log's fsyncs. `stored_at()` returns the time of the newest appended record."""
 
     def __init__(
         self,
@@ -51,7 +51,9 @@ class Flusher:
         on_waiting: Callable[[OSError], None],
         on_failed: Callable[[FlushFailed], None],
     ) -> None:
-        """`on_waiting` is told each time that a round has to wait, because its files cannot be opened now."""
+        """Creates the flusher. `on_waiting` is called whenever a round waits because a file cannot
+        be opened.
+        """
         self._options = options
         self._log = log
         self._disk = disk
@@ -72,7 +74,7 @@ class Flusher:
         self.flushed_stored_at_ms = 0
 
     def start(self) -> None:
-        """Begin to flush as the options say."""
+        """Starts flushing according to the options."""
         assert self._timer is None, "it is started once"
         if self._options.flush_mode is FlushMode.SYNC_FLUSH:
             self._appended.follow(self._on_appended)
@@ -106,7 +108,7 @@ class Flusher:
 
     @property
     def flushed_end(self) -> int:
-        """Everything below is on disk."""
+        """The offset below which everything is on disk."""
         return self._flushed.value
 
     async def _catch_up(self) -> None:
@@ -121,8 +123,10 @@ class Flusher:
         return not self._is_stopped and self._flushed.value < self._appended.value
 
     async def flush(self) -> None:
-        """One round: everything that is appended now is flushed when it returns, unless an fsync failed.
-        While the files cannot be opened it tries again; once the flusher is stopped, OPEN_TRIES_MAX times.
+        """Runs one round: flushes everything appended so far, unless an fsync fails.
+
+        While the files cannot be opened it retries; once the flusher is stopped, at most OPEN_TRIES_MAX
+        times.
         """
         tries = 0
         while True:
@@ -147,12 +151,13 @@ class Flusher:
         self._on_waiting(error)
 
     async def _flush_once(self) -> bool:
-        """False when the log was cut meanwhile: what stands there now is not what was synced.
+        """Flushes once. Returns False if the log was cut meanwhile, since other bytes than the synced ones
+        may be there.
 
         Raises:  NotOpened: nothing is known to be flushed, and nothing is in doubt.
         """
         if self.is_failed:
-            return True  # the pages that could not be written are clean by now: a second fsync says nothing
+            return True  # the failed pages count as clean by now: a second fsync proves nothing
         target, cut_count = self._appended.value, self._appended.cut_count
         assert self._flushed.value <= target, (self._flushed.value, target)
         assert target <= self._log.end, (target, self._log.end)
@@ -178,7 +183,7 @@ class Flusher:
         return True
 
     def fail(self, error: OSError) -> None:
-        """An fsync failed, here or of a derived table: stop for good and say so once."""
+        """Stops for good after a failed fsync, here or of a derived table, and reports it once."""
         if self.is_failed:
             return
         self.is_failed = True
@@ -187,26 +192,25 @@ class Flusher:
         self._on_failed(FlushFailed(f"fsync failed, the store must be recovered: {error}"))
 
     def halt(self) -> None:
-        """Start no more flushes."""
+        """Starts no more flushes."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     async def stop(self) -> None:
-        """Returns when no flush runs; none will start."""
+        """Starts no more flushes, and waits until none runs."""
         self.halt()
         await run_out(lambda: self._task)
         self._task = None
 
 
 async def sync_segments(disk: Disk, segments: Sequence[Segment]) -> None:
-    """fsync these files off the loop; they stay open meanwhile.
+    """Syncs these files off the loop; they stay open meanwhile.
 
-    Strategy: together, or one at a time where the process has too few descriptors for all.
-    Raises:   NotOpened when one of them, or its directory, could not be opened: call again later. OSError
-    when
-              an fsync failed.
+    Strategy: together, or one at a time if the process has too few descriptors for all.
+    Raises:   NotOpened when a file or its directory could not be opened: call again later. OSError when an
+              fsync failed.
     """
     try:
         await _sync_together(disk, segments)

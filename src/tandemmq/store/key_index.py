@@ -1,10 +1,11 @@
-"""One hash file: from the hash of a key to the log offsets of records with it, newest first.
+"""One hash file of the key index: it maps the hash of a key to the log offsets of its records, newest first.
 
-Invariants: entry 0 is never used; an entry's `previous` is the older one of its chain; offsets rise with the
-            entry number. The header on disk counts only entries that are synced; slots on disk may be newer
-            or torn after a crash, so a crashed file's slots are built again from its entries.
-Strategy:   many keys at once through numpy. Entries are one write; slots stay in memory until a flush,
-            because each is 4 bytes in a random place. Only the file being filled holds its slots in memory.
+Invariants: entry 0 is never used; an entry's `previous` is the next older one of its chain; offsets rise with
+            the entry number. The header on disk counts only synced entries. Slots on disk may be newer or
+            torn after a crash, so they are rebuilt from the entries then.
+Strategy:   many keys at once through numpy. Entries are written at once. Slots are 4 bytes at random
+            positions, so they stay in memory until a flush. Only the file that is being filled holds its
+            slots in memory.
 Source:     spec store 8.
 """
 
@@ -35,11 +36,11 @@ assert _ENTRY.size == ENTRY_BYTES
 assert _SLOT.size == SLOT_BYTES
 _SECONDS_MAX = 2**31 - 1
 _TIME_MS_MAX = 2**63 - 1
-_VALUE_BITS = 63  # of an int64 that is not negative
+_VALUE_BITS = 63  # the value bits of a non-negative int64
 
 
 class IndexHeader(msgspec.Struct):
-    """The first 40 bytes; `next_entry` counts from 1."""
+    """The first 40 bytes of a file; `next_entry` counts from 1."""
 
     begin_ms: int = 0
     end_ms: int = 0
@@ -50,7 +51,7 @@ class IndexHeader(msgspec.Struct):
 
 
 class IndexSnapshot(NamedTuple):
-    """A flush of one file, carried off the loop."""
+    """The data that one flush of one file writes, passed off the loop."""
 
     file: File
     header: bytes
@@ -58,10 +59,10 @@ class IndexSnapshot(NamedTuple):
     pages: NDArray[np.intp]
 
     def write_and_sync(self) -> bool:
-        """Put it on disk; False if the disk took no write. Blocks.
+        """Writes and syncs the snapshot. Returns False if the disk accepted no write. Blocks.
 
-        Slots may be newer than the header by now; a reader takes those for empty, until the next flush. The
-        header goes last, so that it never counts entries that a power cut may take.
+        Slots may be newer than the header meanwhile; a reader takes those for empty until the next flush. The
+        header is written last, so it never counts entries that a power cut may remove.
         Raises:  OSError when an fsync failed.
         """
         try:
@@ -77,7 +78,7 @@ class IndexSnapshot(NamedTuple):
         return True
 
     def _write_slots(self) -> None:
-        """Write the pages of slots that changed, neighbours together."""
+        """Writes the changed pages of slots, neighbouring ones together."""
         if self.slots is None:
             return
         for run in np.split(self.pages, np.flatnonzero(np.diff(self.pages) > 1) + 1):
@@ -89,7 +90,7 @@ class IndexSnapshot(NamedTuple):
 
 
 class KeyIndex:
-    """One file of `slot_count` slots and `entry_count` entries."""
+    """A file of `slot_count` slots and `entry_count` entries."""
 
     def __init__(self, path: Path, slot_count: int, entry_count: int, disk: Disk) -> None:
         assert slot_count > 0, (path, slot_count)
@@ -113,15 +114,15 @@ class KeyIndex:
 
     @property
     def file(self) -> File:
-        """The open file."""
+        """The open file; opened at first use."""
         if self._file is None:
             self._file = self._disk.open(self.path)
         return self._file
 
     def create(self, older: IndexHeader | None) -> None:
-        """Make the file; it inherits times and offsets of the one before until its first entry.
+        """Creates the file. Until its first entry it carries the end time and offset of the previous file.
 
-        Raises:  OSError, and then there is no file.
+        Raises:  OSError, and then no file exists.
         """
         assert self._file is None, self.path
         assert self.header.next_entry == 1, (self.path, self.header)
@@ -131,7 +132,7 @@ class KeyIndex:
             self.header = IndexHeader(older.end_ms, older.end_ms, older.end_log_offset, older.end_log_offset)
 
     def load_header(self) -> bool:
-        """Read the header; False when the file is not of this form."""
+        """Reads the header; False if the size or the header does not fit this form."""
         if self._disk.size(self.path) != self.size_bytes:
             return False
         header = IndexHeader(*HEADER.unpack(self.file.pread(0, HEADER.size)))
@@ -144,7 +145,7 @@ class KeyIndex:
     # Filling.
 
     def put_many(self, hashes: Ints, log_offsets: Ints, stored_at_ms: Ints) -> int:
-        """Add as many of the keys as fit, in order; how many that were.
+        """Adds as many of the keys as fit, in order, and returns their number.
 
         Raises:  OSError, and then nothing was added.
         """
@@ -155,7 +156,7 @@ class KeyIndex:
         hashes, log_offsets, stored_at_ms = hashes[:count], log_offsets[:count], stored_at_ms[:count]
         assert len(log_offsets) == len(stored_at_ms) == count, "each key has a record"
         assert (log_offsets[1:] >= log_offsets[:-1]).all(), "keys come in the order of the log"
-        # Of a file without entries the header may say anything.
+        # The header of a file without entries may hold any offset.
         assert header.next_entry == 1 or log_offsets[0] >= header.end_log_offset, (self.path, header)
         slots = self._loaded_slots()
         numbers = np.arange(header.next_entry, header.next_entry + count, dtype=np.int32)
@@ -204,8 +205,10 @@ class KeyIndex:
         return self._slots
 
     def snapshot(self) -> IndexSnapshot:
-        """What a flush has to write, taken on the loop; changes after it belong to the next flush."""
-        file = self.file  # if it cannot be opened, its pages stay to be written
+        """Returns the data that a flush has to write, taken on the loop; later changes belong to the next
+        flush.
+        """
+        file = self.file  # if opening fails, the pages stay dirty
         pages = np.flatnonzero(self._dirty)
         assert self._slots is not None or not len(pages), f"{self.path} lost slots that were not written"
         self._dirty[pages] = False
@@ -213,14 +216,14 @@ class KeyIndex:
         return IndexSnapshot(file, header, self._slots, pages)
 
     def drop_slots(self) -> None:
-        """The file is full and on disk: its slots are read from there from now on."""
+        """Releases the slots of a full, synced file; from now on they are read from disk."""
         assert not self._dirty.any(), f"{self.path} has slots that were not written"
         self._slots = None
 
     # After a crash.
 
     def rebuild_slots(self) -> bool:
-        """Build the slots from the entries; False when the entries contradict each other."""
+        """Builds the slots from the entries; False if the entries contradict each other."""
         slots = np.zeros(self._slot_count, dtype=np.int32)
         newest = -1
         for first, entries in self._entry_blocks():
@@ -231,7 +234,7 @@ class KeyIndex:
             if not is_rising or bool(((previous < 0) | (previous >= numbers)).any()):
                 return False
             newest = int(offsets[-1])
-            # Of several values for one place numpy keeps the last, which is the newest entry.
+            # numpy keeps the last of several values for one slot, which is the newest entry.
             slots[entries["hash"].astype(np.int64) % self._slot_count] = numbers
         self._slots = slots
         self._dirty[:] = True
@@ -240,7 +243,7 @@ class KeyIndex:
         return True
 
     def cut(self, log_end: int) -> bool:
-        """Forget entries of records from `log_end` on; False when no entry or no sound one is left."""
+        """Drops entries of records at or after `log_end`; False if no valid entry is left."""
         assert log_end >= 0, log_end
         header = self.header
         kept = 0
@@ -257,12 +260,12 @@ class KeyIndex:
         assert kept < header.next_entry, (self.path, kept, header)
         header.next_entry = kept + 1
         header.end_log_offset = int(last["log_offset"])
-        # The sum may be anything: no checksum covers the store times.
+        # The sum may have any value, since no checksum covers the store times.
         header.end_ms = min(header.begin_ms + int(last["seconds"]) * 1000 + 999, _TIME_MS_MAX)
         return self.rebuild_slots()
 
     def _entry_blocks(self) -> Iterator[tuple[int, NDArray[Any]]]:
-        """All entries in blocks, with the number of each block's first."""
+        """Yields all entries in blocks, with the number of each block's first entry."""
         next_entry = self.header.next_entry
         for first in range(1, next_entry, ENTRIES_PER_READ):
             count = min(ENTRIES_PER_READ, next_entry - first)
@@ -270,7 +273,7 @@ class KeyIndex:
             yield first, np.frombuffer(raw, dtype=ENTRY)
 
     def count_at_end(self, log_offset: int) -> int:
-        """How many of the last entries are of the record at `log_offset`."""
+        """Returns how many of the last entries belong to the record at `log_offset`."""
         number = self.header.next_entry
         while number > 1:
             raw = self.file.pread(self._entry_at(number - 1), ENTRY_BYTES)
@@ -282,7 +285,9 @@ class KeyIndex:
     # Reading.
 
     def find(self, key_hash: int, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Log offsets of records with this hash stored from `begin_ms` to `end_ms`, newest first."""
+        """Returns log offsets of records with this hash stored in `begin_ms <= time <= end_ms`,
+        newest first.
+        """
         assert key_hash >= 0, key_hash
         header = self.header
         found: list[int] = []
@@ -308,32 +313,32 @@ class KeyIndex:
         return value
 
     def overlaps(self, begin_ms: int, end_ms: int) -> bool:
-        """True when records of this time may be in the file."""
+        """Returns True if the file may contain records of this time range."""
         return (
             self.header.next_entry > 1 and self.header.begin_ms <= end_ms and begin_ms <= self.header.end_ms
         )
 
     def close(self) -> None:
-        """Close the handle; the next use opens it again."""
+        """Closes the handle; the next use opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def empty(self) -> None:
-        """Let the file on disk hold nothing: a power cut may bring a deleted one back. Raises OSError."""
+        """Clears the header on disk, because a power cut may bring a deleted file back. Raises OSError."""
         self.file.pwrite(0, (bytes(HEADER.size),))
         self.file.sync()
 
     def remove(self) -> None:
-        """Delete the file."""
+        """Deletes the file."""
         self.close()
         self._disk.remove(self.path)
 
 
 def made_at(name: str) -> datetime | None:
-    """When the file of this name was made; None for a name that is no index file's."""
+    """Returns the creation time in the file name; None if the name is not an index file's."""
     try:
-        # With the zeros each field has all its digits, so there is one way to read them.
+        # With the zeros appended every field has all its digits, so the name parses in only one way.
         moment = datetime.strptime(name + "000", "%Y%m%d%H%M%S%f")
     except ValueError:
         return None
@@ -341,7 +346,7 @@ def made_at(name: str) -> datetime | None:
 
 
 def new_name(now_ms: int, names: Iterable[str]) -> str:
-    """The name of a file that is made now, behind those of the `names` that are index files'."""
+    """Returns the name of a file created now, greater than those of the index files among `names`."""
     moment = datetime.fromtimestamp(now_ms / 1000)
     for name in names:
         made = made_at(name)
@@ -355,22 +360,24 @@ def _name_of(moment: datetime) -> str:
 
 
 def fold_hashes(hashes: NDArray[np.int32]) -> NDArray[Any]:
-    """Java's string hashes as the index uses them: absolute, and 0 for the one without a positive twin."""
+    """Converts Java string hashes to index hashes: absolute values, and 0 for the one without a positive
+    twin.
+    """
     folded = np.abs(hashes.astype(np.int64))
     folded[folded > _SECONDS_MAX] = 0
     return folded
 
 
 def stable_order(values: Ints) -> Ints:
-    """The indices that sort `values`; of equal ones the earlier index comes first.
+    """Returns the indices that sort `values`; equal values keep their order.
 
-    For numbers of few bits this is several times quicker than numpy's stable sort.
+    For numbers of few bits this is several times faster than numpy's stable sort.
     """
     count = len(values)
     bits = count.bit_length()
     if not count or int(values.min()) < 0 or int(values.max()) >> (_VALUE_BITS - bits):
         return values.argsort(kind="stable")
-    # With its index below it each value is unique, so the quickest sort will do, and it moves no indices.
+    # With the index in its low bits each value is unique, so the fastest sort is stable and moves no indices.
     packed = values << bits | np.arange(count)
     packed.sort()
     return packed & ((1 << bits) - 1)

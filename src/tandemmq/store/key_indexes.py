@@ -1,9 +1,10 @@
-"""The sequence of key index files: fed by the dispatcher, asked by queries for a key.
+"""The sequence of key index files: filled by the dispatcher, read by queries for a key.
 
-Invariants: files are ordered by name, which is the local time of their making; only the last one is filled.
-Strategy:   dispatched records are only collected; their keys are hashed and put many at once, when enough
-            came, after a moment, or when someone asks. A disk that takes no index writes ends the indexing,
-            not the broker: keys are no part of delivery. The next start finds what is missing in the log.
+Invariants: files are ordered by name, the local time of their creation; only the last one is filled.
+Strategy:   dispatched records are only collected. Their keys are hashed and added many at once: when there
+            are enough, after a delay, or at a query. A disk that accepts no index writes ends the indexing,
+            not the broker, because delivery does not need keys. The next start recovers missing keys from the
+            log.
 Source:     spec store 8.
 """
 
@@ -29,14 +30,14 @@ log = logging.getLogger(__name__)
 
 PENDING_COUNT_MAX = 2048
 LATE_KEYS_MAX = 1_000_000
-"""So many keys wait for a file that cannot be opened now; with one more the index counts as failed."""
+"""The most keys that wait for a file that cannot be opened; beyond it the index counts as failed."""
 PENDING_BYTES_MAX = 8 * MIB
-"""Records wait with their bodies, so they are bounded by bytes too."""
+"""The most bytes of collected records, which are kept with their bodies."""
 BUILD_DELAY_S = 0.2
 
 
 class KeyIndexes:
-    """All files of one store."""
+    """All index files of one store."""
 
     def __init__(self, options: StoreOptions, paths: StorePaths, *, disk: Disk, clock: Clock) -> None:
         self._options = options
@@ -52,13 +53,13 @@ class KeyIndexes:
         self._pending_bytes = 0
         self._timer: TimerHandle | None = None
         self.indexed_to = -1  # records up to this log offset are in the files already
-        self._indexed_key_count = 0  # so many keys of the record at `indexed_to` are; a crash may take others
+        self._indexed_key_count = 0  # keys of the record at `indexed_to` in the files; a crash may lose some
         self.is_broken = False
 
     def load(self, *, has_abort: bool) -> None:
-        """Take up the files; after a crash the last one is put in order.
+        """Opens the files; after a crash the last one is repaired.
 
-        A file of other sizes than configured is left alone and not used.
+        A file whose size differs from the configured one is left alone and not used.
         """
         assert not self._files, "the files are taken up once"
         for name in self._disk.list(self._directory):
@@ -76,20 +77,20 @@ class KeyIndexes:
         self._note_end()
 
     def _repair_end(self) -> None:
-        """Drop files begun since the last flush, build the slots of the one that was being filled.
+        """Drops files begun since the last flush, and rebuilds the slots of the file that was being filled.
 
-        A header counts what is on disk; what it does not count is found in the log again.
+        A header counts the entries on disk; all others are found in the log again.
         """
         while self._files:
             index = self._files[-1]
             if index.header.next_entry > 1 and index.rebuild_slots():
-                # A header may be in memory only, if the flush that wrote it failed.
+                # The header may be in memory only, if the flush that wrote it failed.
                 self._note_unsynced(index)
                 return
             self._delete(self._files.pop())
 
     def cut(self, log_end: int) -> None:
-        """Forget records behind the end of the log, which recovery found."""
+        """Drops entries beyond the end of the log."""
         assert self._syncing is None, f"{self._syncing} is written off the loop"
         assert not self._pending or self._pending[-1][1] < log_end, (self._pending[-1][1], log_end)
         self._late = [
@@ -98,7 +99,7 @@ class KeyIndexes:
         ]
         for index in reversed(tuple(self._files)):
             if index.header.next_entry <= 1:
-                continue  # its header says nothing, and the one before it may have to be cut
+                continue  # its header holds no valid bounds, and the file before it may need a cut
             if index.header.end_log_offset < log_end:
                 break
             if index.cut(log_end):
@@ -109,12 +110,12 @@ class KeyIndexes:
         self._note_end()
 
     def _delete(self, index: KeyIndex) -> None:
-        """Raises OSError."""
+        """Deletes the file. Raises OSError."""
         assert index not in self._files, index.path
         log.warning(events.KEY_INDEX_DELETED, extra={"path": str(index.path)})
         if index in self._unsynced:
             self._unsynced.remove(index)
-        index.empty()  # if it came back as it was, its keys would be of other records
+        index.empty()  # if a power cut brought it back, its keys would be of other records
         index.remove()
 
     def _note_end(self) -> None:
@@ -139,7 +140,7 @@ class KeyIndexes:
     # Filling.
 
     def add(self, units: list[Unit], count: int) -> None:
-        """So many dispatched records, in the order of the log; what is indexed already is left out."""
+        """Collects dispatched records, `count` in all, in log order; those already indexed are left out."""
         if self.is_broken:
             return
         if units[0][1] <= self.indexed_to:
@@ -153,7 +154,9 @@ class KeyIndexes:
             self._timer = self._clock.call_later(BUILD_DELAY_S, self.build)
 
     def add_hashes(self, hashes: Ints, log_offsets: Ints, stored_at_ms: Ints) -> None:
-        """Keys of dispatched records by their hashes, in the order of the log; left out as in `add`."""
+        """Adds keys of dispatched records by their hashes, in log order; those already indexed are
+        left out.
+        """
         assert len(hashes) == len(log_offsets) == len(stored_at_ms), "each key has a record"
         self.build()
         first = int(np.searchsorted(log_offsets, self.indexed_to))
@@ -163,7 +166,7 @@ class KeyIndexes:
             self._put(hashes[first:], log_offsets[first:], stored_at_ms[first:])
 
     def build(self) -> None:
-        """Put the keys of the collected records into the files."""
+        """Puts the keys of the collected records into the files."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -215,7 +218,7 @@ class KeyIndexes:
         self._put_late()
 
     def _put_late(self) -> None:
-        """Put what waits into the files. It goes on waiting while no file can be opened."""
+        """Puts waiting keys into the files; they keep waiting while no file can be opened."""
         waiting, self._late = self._late, []
         for number, (hashes, log_offsets, stored_at_ms) in enumerate(waiting):
             done = 0
@@ -244,7 +247,7 @@ class KeyIndexes:
             self._unsynced.append(index)
 
     def _current(self) -> KeyIndex:
-        """The file to fill; a new one when there is none or it is full. Raises OSError."""
+        """Returns the file to fill; a new one if there is none or it is full. Raises OSError."""
         last = self._files[-1] if self._files else None
         if last is not None and not last.is_full:
             return last
@@ -260,11 +263,10 @@ class KeyIndexes:
         log.error(events.KEY_INDEX_FAILED, extra={"path": str(self._directory), "error": str(error)})
 
     async def flush(self) -> bool:
-        """True when the keys of everything dispatched so far are on disk.
+        """Writes and syncs the files. Returns True if the keys of everything dispatched so far are on disk.
 
-        Raises:  NotOpened when a file could not be opened now: it is synced by the next flush. OSError when
-        an
-                 fsync failed.
+        Raises:  NotOpened when a file could not be opened now: the next flush syncs it. OSError when an fsync
+                 failed.
         """
         self.build()
         if self._late and not self.is_broken:
@@ -296,7 +298,7 @@ class KeyIndexes:
     # Reading.
 
     def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Log offsets of records whose key has this hash, ascending; collisions are among them."""
+        """Returns log offsets of records whose key has this hash, ascending; collisions are among them."""
         self.build()
         wanted = min(count_max, self._options.query_count_max)
         hashed = key_hash(topic, key)
@@ -314,7 +316,9 @@ class KeyIndexes:
     # Cleaning and stop.
 
     def drop_below(self, log_begin: int) -> int:
-        """Delete leading files whose records are gone, never the last; how many (spec store 19)."""
+        """Deletes leading files whose records are gone, never the last; returns their number (spec
+        store 19).
+        """
         dropped = 0
         while len(self._files) > 1 and self._files[0].header.end_log_offset < log_begin:
             if self._files[0] is self._syncing:
@@ -327,11 +331,11 @@ class KeyIndexes:
         return dropped
 
     def halt(self) -> None:
-        """Touch no file any more: the store has failed."""
+        """Stops all file access, because the store has failed."""
         self.is_broken = True
 
     def close(self) -> None:
-        """Close the handles; `flush` comes before."""
+        """Closes the handles; call `flush` first."""
         assert self._syncing is None, f"{self._syncing} is written off the loop"
         if self._timer is not None:
             self._timer.cancel()
@@ -341,7 +345,7 @@ class KeyIndexes:
 
 
 def _keys_of(batch: PlacedBatch) -> tuple[Sequence[str], list[int]]:
-    """The keys of a batch, of one record the unique key first; where its record lies."""
+    """Returns the keys of a batch, the unique key of a record first, and the log offset of each."""
     if all(batch.unique_keys) and not any(batch.keys):
         return batch.unique_keys, batch.log_offsets
     texts, places = [], []

@@ -72,9 +72,9 @@ log = logging.getLogger(__name__)
 
 DELETION_ROUNDS_MAX = 3
 LOST_ENTRIES_MAX = 1024
-"""Beyond so many queue entries whose records were not found none is looked for any more."""
+"""The number of lost queue entries after which no more are searched for."""
 LIMITED_FOR_GOOD = 1 << 63
-"""An offset that no log reaches."""
+"""An offset beyond the end of any log."""
 
 _CLOSED = "closed"
 _FAILED = "failed"
@@ -84,9 +84,9 @@ _FEW_COPIES = "few copies"
 
 
 class MessageStore:
-    """A store directory that is open: append, read, follow its watermarks.
+    """An open store directory: appends, reads, and the watermarks to follow.
 
-    `append` may be called by a master only, `append_raw` by a slave only. All calls come from the loop's
+    `append` may be called on a master only, `append_raw` on a slave only. All calls come from the loop's
     thread.
     """
 
@@ -100,11 +100,13 @@ class MessageStore:
         has_terms: bool,
         epoch_file: Path | None,
     ) -> None:
-        # What the pool has committed, or is committing, would come back behind a cut.
+        # Uncommitted bytes of the pool would reappear after a cut.
         assert not (has_terms and options.uses_transient_pool), "a log that may be cut has no pool"
         self.options = options
         self.has_terms = has_terms
-        """Its master is elected: the log has terms, and its end may be cut by them (enableControllerMode)."""
+        """True if the master is elected: the log has terms, and its end may be cut by them
+        (enableControllerMode).
+        """
         self.role = options.role
         self.appended = Watermark("appended")
         self.flushed = Watermark("flushed")
@@ -122,17 +124,23 @@ class MessageStore:
         self._is_open = False
         self._has_writers = False
         self.may_lack_tail = False
-        """In terms only: this copy may have lost what it acknowledged, until `trust_tail`."""
+        """With terms only: this copy may have lost acknowledged messages, until `trust_tail` is called."""
         self.tail_doubt = ""
-        """Why the log may lack acknowledged messages. Then the store is a slave's until `accept_log`, so that
-        what is missing can be appended as it is; empty when there is no doubt."""
+        """The reason why the log may lack acknowledged messages; empty without doubt.
+
+        Until `accept_log` such a store has the slave role, so that the missing bytes can be copied verbatim.
+        """
         self.on_damaged: Callable[[], None] = lambda: None
-        """Set by the owner: damage was found while the store is open, which another copy may heal."""
+        """Called when damage is found while the store is open; set by the owner, as another copy may
+        heal it.
+        """
         self.on_cut: Callable[[], None] = lambda: None
-        """Set by the owner: the log and its queues were cut, so progress beyond their ends is none."""
+        """Called when the log and its queues were cut, so progress beyond their ends is void; set by the
+        owner.
+        """
         self.confirm_offset = 0
         self._limited_until = 0
-        """Every copy that may be elected holds all bytes below it, as far as we were told; in terms only."""
+        """The offset below which every electable copy holds all bytes, as far as known; with terms only."""
         self._epoch_file = EpochFile(epoch_file or self._paths.epochs, disk)
         self._cut_mark = CutMark(self._paths.pending_cut, disk)
         self._is_cutting = False
@@ -207,13 +215,13 @@ class MessageStore:
         has_terms: bool = False,
         epoch_file: Path | None = None,
     ) -> MessageStore:
-        """The store, recovered and running. `on_fatal` is told once if it can no longer be trusted.
+        """Opens a recovered, running store. `on_fatal` is called once if the store can no longer be trusted.
 
-        `has_terms`: its master is elected (enableControllerMode). `epoch_file`: where its terms are kept
+        `has_terms`: the master is elected (enableControllerMode). `epoch_file`: the file of its terms
         (storePathEpochFile); None: beside the log.
-        Raises:  StoreLocked when another process has it; Corrupt for files that are not ours; ConfigError
-                 when the disk is too small for one log file; StoreError when the directory cannot be read
-                 or written.
+        Raises:  StoreLocked when another process holds the store; Corrupt for foreign files; ConfigError when
+                 the disk is too small for one log file; StoreError when the directory cannot be read or
+                 written.
         """
         store = cls(
             options,
@@ -267,7 +275,7 @@ class MessageStore:
             recovered = await recovery.run(has_abort=has_abort, same_boot=same_boot)
         except (LogMissing, Corrupt):
             if not has_abort:
-                self._marks.remove_abort()  # once the log is back, its last run has still ended in order
+                self._marks.remove_abort()  # the last run still ended cleanly
             raise
         if self._indexes is not None:
             self._indexes.cut(self._log.end)
@@ -277,7 +285,7 @@ class MessageStore:
         self._restore(recovered)
         self._writers = self._build_writers(recovered)
         self._has_writers = True
-        # Entries that the scan added are durable before anything relies on them.
+        # Entries added by the scan are durable before anything relies on them.
         await self._writers.table_flusher.flush(is_thorough=True)
         self._end_cut()
         self._marks.write_abort()
@@ -300,13 +308,13 @@ class MessageStore:
         )
 
     def _note_doubt(self, *, has_abort: bool) -> None:
-        """A machine that went down has lost what was not synced; a slave may hold what was acknowledged of
-        it.
+        """Determines whether acknowledged messages may be lost: a machine restart loses unsynced bytes, which
+        a slave may still hold.
         """
         options, marks = self.options, self._marks
         is_lost = has_abort and not marks.same_boot and options.flush_mode is FlushMode.ASYNC_FLUSH
         if self.has_terms and not options.accept_log:
-            # Its role is decided later, and by those who must know it.
+            # The role is decided later, by the controllers, which need this information.
             if is_lost and not marks.doubt:
                 marks.write_doubt(
                     "the last run did not end in order and the machine has been restarted since: what was"
@@ -328,7 +336,7 @@ class MessageStore:
             self._admission.block(_DOUBT, self.tail_doubt)
 
     def _damage_remark(self) -> str:
-        """What a refused sender is told."""
+        """Returns the message for refused senders."""
         assert self._log.damaged, "nobody is refused without damage"
         damaged = next(iter(self._log.damaged))
         return (
@@ -337,7 +345,7 @@ class MessageStore:
         )
 
     async def _finish_cut(self) -> None:
-        """Cut the files as a former life was about to; recovery then finds a log that ends there."""
+        """Completes on the files a cut that a former run began; recovery then finds a log that ends there."""
         pending = self._cut_mark.read()
         if pending is None:
             return
@@ -346,7 +354,7 @@ class MessageStore:
         self._is_cutting = True
 
     def _end_cut(self) -> None:
-        """All that a cut found at the start has changed is on disk."""
+        """Records that everything changed by a cut completed at the start is on disk."""
         pending = self._cut_mark.read() if self._is_cutting else None
         if pending is not None:
             assert self._log.end <= max(pending.point, self._log.begin), (self._log.end, pending.point)
@@ -357,8 +365,9 @@ class MessageStore:
             self._epoch_file.save(EpochList().append(EPOCH_BEFORE_TERMS, self._log.begin))
 
     def _lower_checkpoint(self, point: int) -> int:
-        """The log ends at `point` now: take back what was said of bytes behind it; since when at least its
-        last record is stored, 0 when that cannot be told.
+        """Lowers the checkpoint to a log that ends at `point`.
+
+        Returns a lower bound of the store time of its last record; 0 if unknown.
         """
         segment = self._log.log.find(max(0, point - 1))
         stored_at_ms = 0
@@ -380,7 +389,7 @@ class MessageStore:
         return stored_at_ms
 
     def _restore(self, recovered: Recovered) -> None:
-        """Set the watermarks and the checkpoint to what recovery found and synced."""
+        """Sets the watermarks and the checkpoint to the state that recovery found and synced."""
         confirmed = max(0, recovered.last_log_offset)
         if self.has_terms:
             told = self._checkpoint.times.confirmed_log_offset
@@ -430,7 +439,7 @@ class MessageStore:
         )
 
     def _connect(self) -> None:
-        """Let each watermark follow the one that it depends on, and start the clocks."""
+        """Connects each watermark to the one it depends on, and starts the timers."""
         assert not self._is_open, "they follow each other once"
         is_sync = self.options.flush_mode is FlushMode.SYNC_FLUSH
         source = self.flushed if is_sync else self.appended
@@ -440,11 +449,10 @@ class MessageStore:
         self._writers.start()
 
     async def close(self) -> None:
-        """Everything accepted is written, flushed and dispatched; then the directory is left as after a
-        clean stop.
+        """Writes, flushes and dispatches everything accepted, and leaves the directory as after a clean stop.
 
-        Sends that still wait for slaves end with UNKNOWN_ERROR. After a failure nothing is written any more
-        and `abort` stays, so that the next start recovers.
+        Sends that still wait for slaves end with UNKNOWN_ERROR. After a failure nothing is written and
+        `abort` stays, so that the next start recovers.
         """
         if not self._is_open:
             return
@@ -474,13 +482,15 @@ class MessageStore:
             if is_clean:
                 try:
                     self._marks.remove_abort()
-                except OSError:  # the next start looks for what a crash left, and finds nothing
+                except OSError:  # the next start recovers as after a crash, and finds nothing to repair
                     is_clean = False
             self._marks.release()
             log.info(events.STORE_CLOSED, extra={"path": str(self._paths.root), "is_clean": is_clean})
 
     async def _settle(self) -> bool:
-        """Put everything on disk; True when nothing is missing, so that `abort` may go (spec store 21.3)."""
+        """Puts everything on disk. Returns True if nothing is missing, so that `abort` may be removed (spec
+        store 21.3).
+        """
         writers = self._writers
         if not await writers.failed_writes.settle() or self._admission.is_blocked(_FAILED):
             return False
@@ -497,7 +507,7 @@ class MessageStore:
             self._queues.end_log_offset,
             self.dispatched.value,
         )
-        # A slave may hold the beginning of a record; it cannot be dispatched, and the next start cuts it.
+        # A slave may hold a partial record at the end; it cannot be dispatched, and the next start cuts it.
         is_complete = is_complete and self.dispatched.value == self.appended.value
         if is_complete:
             assert self.flushed.value == self._log.end, (self.flushed.value, self._log.end)
@@ -507,7 +517,9 @@ class MessageStore:
         return is_complete
 
     def _assert_marks(self) -> None:
-        """The marks stand as the architecture says; asked where the log is moved and not only appended to."""
+        """Asserts the invariants of the watermarks; called where the log is moved and not only
+        appended to.
+        """
         appended = self.appended.value
         assert appended <= self._log.end, (appended, self._log.end)
         assert self.flushed.value <= appended, (self.flushed.value, appended)
@@ -520,14 +532,14 @@ class MessageStore:
         assert self._log.begin <= self._log.end, (self._log.begin, self._log.end)
         damage = tuple(self._log.damaged)
         assert not damage or damage[0].begin >= self._log.begin, (damage[0], self._log.begin)
-        # A log is doubted in one of two ways, by who decides of it.
+        # A log is unverified in one of two ways, depending on how its master is chosen.
         assert not self.tail_doubt or not self.has_terms, self.tail_doubt
         assert not self.may_lack_tail or self.has_terms
 
     def _fail(self, error: BaseException) -> None:
-        """Nothing can be trusted any more: touch no file, refuse everything, tell who waits and the owner.
+        """Fail-stop: writes nothing more, rejects every request, fails all waiters, and notifies `on_fatal`.
 
-        The one exception is the mark by which the next start trusts what this machine's memory holds.
+        The only write is the mark that tells the next start whether to trust the page cache.
         """
         if self._admission.is_blocked(_FAILED):
             return
@@ -563,19 +575,21 @@ class MessageStore:
 
     @property
     def acks(self) -> AckTable:
-        """Where replication reports what slaves hold."""
+        """The table in which replication reports the bytes that slaves hold."""
         return self._replies.acks
 
     @property
     def awaits_acks(self) -> bool:
-        """Whether the sends that come now wait for slaves."""
+        """True if new sends wait for slaves."""
         return self._replies.awaits_acks
 
     def set_role(self, role: BrokerRole) -> None:
-        """Master or slave from now on. A slave that becomes master drops a record it has only in part; a
-        master that becomes slave first commits what is in its pool.
+        """Makes the store a master or a slave.
 
-        Raises:  OSError when the disk takes no writes; the role is unchanged then.
+        A slave that becomes master drops a partial record at its end. A master that becomes slave first
+        commits the bytes in its pool.
+
+        Raises:  OSError when the disk accepts no writes; the role is unchanged then.
         """
         assert not self._is_cutting
         is_master = self._is_open and self.role is not BrokerRole.SLAVE
@@ -587,7 +601,7 @@ class MessageStore:
             self.confirm_offset = min(self.confirm_offset, end)
             self._show()
             self._dispatcher.cut(end)
-            # Queue offsets are assigned behind all that is here, flushed or not.
+            # New queue offsets start after every record in the log, flushed or not.
             self._dispatcher.advance(end)
             self._queues.deletions.cut(end)
         if self.role is not BrokerRole.SLAVE and role is BrokerRole.SLAVE:
@@ -604,7 +618,7 @@ class MessageStore:
         self.role = self._reader.role = role
         self._replies.set_role(role)
         if self.has_terms:
-            self._dispatch()  # a slave holds nothing back, and finds in the log what comes from now on
+            self._dispatch()  # a slave dispatches everything confirmed, and scans later bytes from the log
         if role is BrokerRole.SLAVE:
             self._admission.block(_ROLE, "the broker is a slave, it takes no messages")
         else:
@@ -623,8 +637,10 @@ class MessageStore:
             log.warning(events.SYNC_MASTER_ALONE, extra={"in_sync_replicas": options.in_sync_replicas})
 
     def begin_role(self, role: BrokerRole) -> None:
-        """`set_role` for a broker that is composed anew over the open store: who followed the store for the
-        old one is forgotten, the options tell the new role, and sends that wait still end unconfirmed.
+        """Sets the role for a broker that is rebuilt over the open store.
+
+        Listeners of the old broker are removed, `options.role` becomes the new role, and waiting sends end
+        unconfirmed.
 
         Raises:  as `set_role`; nothing is changed then.
         """
@@ -638,7 +654,7 @@ class MessageStore:
         self.on_damaged = lambda: None
 
     def trust_tail(self) -> None:
-        """Whatever this copy may have lost, it has again, or the group goes on without it."""
+        """Records that this copy has regained its lost bytes, or that the group continues without them."""
         if self.may_lack_tail:
             try:
                 self._marks.remove_doubt()
@@ -647,9 +663,9 @@ class MessageStore:
             self.may_lack_tail = False
 
     def accept_log(self) -> None:
-        """The log is served as it is now: the store takes the role that it was opened for.
+        """Accepts the log as it is: the store takes the role it was opened for.
 
-        Raises:  OSError when the disk takes no writes.
+        Raises:  OSError when the disk accepts no writes.
         """
         if not self.tail_doubt:
             return
@@ -660,11 +676,10 @@ class MessageStore:
         self._admission.unblock(_DOUBT)
 
     async def sync(self) -> None:
-        """Returns when all that is appended now is on disk, unless an fsync failed: then the store has
-        failed.
+        """Returns when everything appended so far is on disk, or the store has failed because of an fsync.
 
-        A caller that is cancelled waits for the end of it: an fsync whose error nobody hears would be
-        followed by one that succeeds and has nothing to write.
+        A cancelled caller still waits for the end. The error of an abandoned fsync would go unnoticed, and
+        the next fsync would succeed with nothing to write.
         """
         if self._tasks.is_closed:
             return  # the store is closed, or one of its tasks has failed
@@ -677,35 +692,36 @@ class MessageStore:
         )
 
     def append(self, records: Sequence[NewRecord], on_done: OnDone) -> Appended:
-        """Where the records will be; `on_done(status)` is called once, when the answer may be given.
+        """Appends records and returns their positions; `on_done(status)` is called once, when the send may be
+        answered.
 
-        One append is all or nothing and lies in one file. Its bytes are written at the end of this turn of
-        the loop; the wait follows the options and the first record's `wait_stored` (spec store 4, 6).
+        One append is all or nothing, and within one file. Its bytes are written at the end of this turn of
+        the loop. The wait follows the options and the first record's `wait_stored` (spec store 4, 6).
         Raises:  MessageIllegal, ServiceNotAvailable, Busy; then nothing was staged and `on_done` is not
                  called.
         """
         return self._writers.appender.append(records, on_done)
 
     def append_batch(self, batch: NewBatch, on_done: OnDone) -> Appended:
-        """As `append`, for messages of one queue that are no transactions."""
+        """Like `append`, for non-transactional messages of one queue."""
         return self._writers.appender.append_batch(batch, on_done)
 
     def confirm(self, log_offset: int, on_done: OnDone) -> None:
-        """`on_done(status)` is called once, when all that was appended so far is as safe as an append that
-        waits; with the same outcomes and limits of time.
+        """Calls `on_done(status)` once everything appended so far is as safe as an append that waits.
 
-        `log_offset`: of the message that is to be confirmed; a slave whose copy begins behind it counts for
-        nothing.
+        The outcomes and time limits are those of an append. `log_offset`: the message to confirm; a slave
+        whose copy begins after it does not count.
         """
         assert 0 <= log_offset < self.accepted_log_offset, (log_offset, self.accepted_log_offset)
         self._replies.confirm(log_offset, self.accepted_log_offset, on_done)
 
     def append_raw(self, log_offset: int, data: Buffer, columns: RecordColumns | None = None) -> None:
-        """Write a master's bytes at the end of the log, which must be `log_offset`.
+        """Writes a master's bytes at `log_offset`, which must be the end of the log.
 
-        An empty log may go on at any later multiple of the file size. A chunk may end in the middle of a
+        An empty log may also start at any later multiple of the file size. A chunk may end in the middle of a
         record.
-        `columns`: what was read of its first records, or all, which spares dispatching a second look.
+        `columns`: the parsed columns of its first records or of all, so that dispatching need not parse them
+        again.
         Raises:  LogDiverged, DiskFull, ServiceNotAvailable; then the log is unchanged.
         """
         if self.role is not BrokerRole.SLAVE:
@@ -725,30 +741,35 @@ class MessageStore:
 
     @property
     def epochs(self) -> EpochList:
-        """Which master wrote which bytes."""
+        """The terms of the log: the master that wrote each range of bytes."""
         return self._epoch_file.epochs
 
     def require_acks(self, replicas: frozenset[ReplicaId] | None) -> None:
-        """A send is confirmed when each of these holds it; None: when as many do as the options say."""
+        """Requires an ack of each of these replicas to confirm a send; None: of as many as the
+        options say.
+        """
         self._replies.require(replicas)
 
     def refuse_for_copies(self, remark: str) -> None:
-        """Refuse every send with this remark and SYSTEM_ERROR (spec replication 5.1); empty: no more."""
+        """Refuses every send with this remark and SYSTEM_ERROR (spec replication 5.1); empty: accepts sends
+        again.
+        """
         if remark:
             self._admission.block(_FEW_COPIES, remark, RequestRejected)
         else:
             self._admission.unblock(_FEW_COPIES)
 
     async def save_epochs(self, epochs: EpochList) -> None:
-        """They are on disk when it returns, also when the caller is cancelled: two lists that are written at
-        once could end in either. Raises OSError.
+        """Saves the terms; they are on disk when the call returns. Raises OSError.
+
+        A cancelled caller still waits for the end: of two concurrent writes either could win.
         """
         epochs = epochs.cut_prefix(self._log.begin)
         if epochs != self.epochs:
             await self._tasks.see_through("save_epochs", self._disk.offload(self._epoch_file.save, epochs))
 
     def raise_confirm_offset(self, log_offset: int) -> None:
-        """It only rises, except by a cut; written with the next checkpoint."""
+        """Raises the confirmed offset, which falls only by a cut; it is written with the next checkpoint."""
         if log_offset > self.confirm_offset:
             before, self.confirm_offset = self.confirm_offset, min(log_offset, self._log.end)
             assert before <= self.confirm_offset, (before, self.confirm_offset)
@@ -757,17 +778,17 @@ class MessageStore:
             self._show()
 
     def limit_reads(self, *, until: int = LIMITED_FOR_GOOD) -> None:
-        """Readers see what is confirmed only, until everything below `until` is; 0: they see all at once.
+        """Restricts readers to confirmed messages until everything below `until` is confirmed; 0: no limit.
 
-        What is behind it may be cut, and its places given to other messages: on a slave, and of what a
-        master holds from before its term.
+        Bytes beyond may be cut, and their offsets reused. That concerns slaves, and the part of a master's
+        log from before its term.
         """
         assert until >= 0, until
         self._limited_until = until
         self._show()
 
     def _show(self) -> None:
-        """Let readers look as far as they may."""
+        """Publishes the read limit to the reader and the dispatcher."""
         if self.confirm_offset >= self._limited_until:
             self._limited_until = 0
         self._reader.limit = self.confirm_offset if self._limited_until else None
@@ -778,8 +799,9 @@ class MessageStore:
         self._dispatcher.show_below(self._reader.limit)
 
     def _dispatch(self) -> None:
-        """Let readers see what may be read: on a master that waits for its set, what all of the set hold.
-        What they lack the next master may lack, and give its place to another message.
+        """Dispatches confirmed records; on a master with required replicas, only what all of them hold.
+
+        Messages not yet on every in-sync replica may be lost in a failover and their offsets reused.
         """
         end = self.confirmed.value
         if self._is_open and self.role is not BrokerRole.SLAVE and self._replies.acks.required is not None:
@@ -787,11 +809,11 @@ class MessageStore:
         self._dispatcher.advance(end)
 
     async def cut(self, point: int, epochs: EpochList, reason: str) -> None:
-        """On a slave that copies nothing at the moment: end the log at `point`, where a record ends.
+        """Ends the log at `point`, the end of a record, on a slave that is not copying.
 
-        What is cut is kept beside the store, within a bound. Nothing of it comes back, whatever happens from
-        now on; `epochs` are the terms when it returns, or after the next start. A caller that is cancelled
-        waits for the end of the cut: what came into the log before would be cut, too.
+        The removed bytes are kept beside the store, within a limit. From now on none of them comes back,
+        whatever happens. `epochs` are the terms when the call returns, or after the next start. A cancelled
+        caller still waits for the end, because bytes copied before the end would be cut as well.
         Raises:  LogDiverged when no record ends at `point`, ServiceNotAvailable, also for a full disk; then
                  nothing is changed.
                  FlushFailed: the store has failed.
@@ -805,8 +827,8 @@ class MessageStore:
 
     async def _cut_and_tell(self, point: int, epochs: EpochList, reason: str) -> None:
         try:
-            await self._writers.failed_writes.settle()  # its files may be gone, once the log is cut
-            if self._segment_task is not None:  # its file may have none before it, once the log is cut
+            await self._writers.failed_writes.settle()  # its files may be gone after the cut
+            if self._segment_task is not None:  # its predecessor may be gone after the cut
                 await asyncio.wait([self._segment_task])
             await self.sync()
             await self._writers.table_flusher.flush_soon()
@@ -852,16 +874,16 @@ class MessageStore:
             except OSError:
                 if self._cut_mark.is_there or copy is None:
                     raise
-                # The copy may have taken the last room, and nobody was told that its bytes are safe.
+                # The copy may have used the last free space, and its bytes were never reported as safe.
                 await self._disk.offload(self._disk.remove, copy)
                 await self._disk.offload(self._cut_mark.write, pending)
         except OSError as error:
             if self._cut_mark.is_there:
                 raise
-            # A full disk: nothing has begun, and the caller may try again.
+            # The disk is full: nothing has begun, and the caller may retry.
             raise ServiceNotAvailable(f"the log cannot be cut at {point} now: {error}") from error
-        await self._writers.table_flusher.idle()  # what is cut now is not being written off the loop
-        # From here on nobody sees what is cut.
+        await self._writers.table_flusher.idle()  # nothing that is cut now is being written off the loop
+        # From here on no reader sees the cut bytes.
         for mark in (self.dispatched, self.confirmed, self.flushed, self.appended):
             mark.truncate_to(min(mark.value, point))
         assert self.appended.value == point, (self.appended.value, point)
@@ -891,7 +913,7 @@ class MessageStore:
         self._log.log.truncate(point, zero_bytes_max=0)
         await self._writers.table_flusher.flush_soon()
         self._require_working()
-        self._lower_checkpoint(point)  # a round that had begun before may have raised it
+        self._lower_checkpoint(point)  # a round that was already running may have raised it
         await self._disk.offload(self._checkpoint.write)
         await self._disk.offload(self._epoch_file.save, epochs)
         await self._disk.offload(self._cut_mark.clear)
@@ -927,14 +949,14 @@ class MessageStore:
             else:
                 committer.wake()
         finally:
-            # Whatever a follower does wrong, the senders are told.
+            # Even if a follower fails, the senders are answered.
             self._replies.written(sends)
         if self._log.wants_segment_ahead():
             self._segment_task = self._tasks.start("make_segment", self._log.make_segment_ahead())
 
     def _on_raw_written(self, end: int) -> None:
         assert end == self._log.end, (end, self._log.end)
-        # No file is made ahead: a send that comes meanwhile is told to try again, a master's bytes cannot be.
+        # No file is created ahead: a send can be told to retry meanwhile, a master's bytes cannot.
         self.appended.raise_to(end)
 
     def _on_refused(self, sends: Sends, status: PutStatus) -> None:
@@ -950,26 +972,29 @@ class MessageStore:
 
     @property
     def max_log_offset(self) -> int:
-        """The end of what is written."""
+        """The end of the written bytes."""
         return self._log.end
 
     @property
     def confirmed_log_offset(self) -> int:
-        """Where what may be read ends; nothing may, where the first bytes of a copy are not on disk yet."""
+        """The end of the bytes that may be read; the log's begin while the first bytes of a copy are not on
+        disk yet.
+        """
         return max(self._log.begin, self.confirmed.value)
 
     @property
     def accepted_log_offset(self) -> int:
-        """The end of what sends were told of; beyond `appended` while it lies in the transient pool."""
+        """The end of the accepted sends; beyond `appended` while bytes are in the transient pool."""
         if self._pool is None or self.role is BrokerRole.SLAVE:
             return self._log.end
         assert self._pool.end >= self._log.end, (self._pool.end, self._log.end)
         return self._pool.end
 
     def log_view(self, log_offset: int, bytes_max: int) -> memoryview:
-        """Written bytes from `log_offset` on, of one file, a BLANK tail included; empty at the end.
+        """Returns written bytes from `log_offset` on, of one file, a BLANK tail included; empty at the end.
 
-        The slice stays valid when its file is deleted. It ends where damage begins, and is empty inside.
+        The slice stays valid when its file is deleted. It ends where damage begins, and is empty inside
+        damage.
         """
         return self._log.sound_view(log_offset, bytes_max)
 
@@ -987,12 +1012,12 @@ class MessageStore:
         is_own: bool = False,
         waits: bool = True,
     ) -> GetResult:
-        """Records of a queue from `offset` on, at most as many as the transfer limits allow.
+        """Returns records of a queue from `offset` on, at most as many as the transfer limits allow.
 
-        Units:   count_max in records; tag_hashes: the hashes to deliver, None for all; record_filter: asked
-                 of what the tags leave; is_bulk: limits of `bulk_read` instead of RocketMQ's; is_own: for the
-                 broker's own tables, which must know what readers do not see yet (`limit_reads`); waits: for
-                 an entry that is being mended, else it is passed over.
+        Units:   count_max in records; tag_hashes: the hashes to deliver, None for all; record_filter: applied
+                 after the tags; is_bulk: the limits of `bulk_read` instead of RocketMQ's; is_own: for the
+                 broker's own tables, which must see messages hidden from readers (`limit_reads`); waits: for
+                 an entry that is being repaired, else the entry is skipped.
         Source:  spec store 13.1.
         """
         return self._reader.get(
@@ -1009,9 +1034,9 @@ class MessageStore:
         )
 
     async def heal(self, fetch: Fetch) -> int:
-        """Put damaged ranges right with the bytes of another copy of this log; how many are left.
+        """Repairs damaged ranges with the bytes of another copy of this log; returns how many are left.
 
-        When none is, sends are taken again.
+        If none is left, sends are accepted again.
         Raises:  what `fetch` raises, at once; Corrupt or DiskFull for the last range that was not healed.
         """
         failure: StoreError | None = None
@@ -1034,13 +1059,15 @@ class MessageStore:
         return len(self._log.damaged)
 
     async def scrub(self, log_offset: int, end: int) -> None:
-        """Read the log again, at once, from the record that `log_offset` lies in up to `end`."""
-        await self.sync()  # nothing else is read again
+        """Re-reads the log at once, from the record that contains `log_offset` up to `end`."""
+        await self.sync()  # only flushed bytes are re-read
         await self._writers.scrubber.look_at(log_offset, end)
 
     def _doubt_entry(self, queue: ConsumeQueue, queue_offset: int) -> bool:
-        """A queue entry does not name its record: that is looked for where it must lie. True: readers wait
-        before it meanwhile; False: it was not found.
+        """Starts a search for the record of a wrong queue entry, in the part of the log where it must be.
+
+        Returns True if readers should wait before the entry, False if an earlier search failed or none can
+        run.
         """
         assert queue.min_offset <= queue_offset < queue.max_offset, (queue, queue_offset)
         is_given_up = (queue.key, queue_offset) in self._lost_entries or not self._has_writers
@@ -1075,7 +1102,9 @@ class MessageStore:
 
     @property
     def refusal(self) -> str:
-        """Why the store takes no messages now; empty while it does, and on a slave, whose duty that is."""
+        """The reason for refusing messages now; empty if accepted, and on a slave, which accepts none by
+        design.
+        """
         if self.role is BrokerRole.SLAVE:
             return ""
         refusal = self._admission.refusal
@@ -1087,70 +1116,75 @@ class MessageStore:
 
     @property
     def damaged_ranges(self) -> Sequence[DamagedRange]:
-        """What is known of the log to be damaged, ascending."""
+        """The known damaged ranges of the log, ascending."""
         return tuple(self._log.damaged)
 
     def read_record(self, log_offset: int) -> memoryview | None:
-        """The whole record that begins at `log_offset`; None when none does.
+        """Returns the whole record that begins at `log_offset`; None without one.
 
-        Also one that a send was told of and that waits in the transient pool: its sender may ask for it,
-        or end its transaction, before it is committed.
+        Accepted records in the transient pool are included: the sender may query its message, or end its
+        transaction, before the commit.
         """
         if self._pool is not None and log_offset >= self._log.end:
             return self._pool.record(log_offset)
         return self._log.record(log_offset)
 
     def queue_min(self, topic: str, queue_id: int) -> int:
-        """The first queue offset whose record is kept; 0 for a queue nobody wrote to."""
+        """Returns the first queue offset whose record is kept; 0 for a queue without messages."""
         queue = self._queues.table.get((topic, queue_id))
         return 0 if queue is None else queue.min_offset
 
     def queue_max(self, topic: str, queue_id: int) -> int:
-        """The queue offset behind the last dispatched record."""
+        """Returns the queue offset after the last dispatched record."""
         queue = self._queues.table.get((topic, queue_id))
         return 0 if queue is None else queue.max_offset
 
     def queue_next(self, topic: str, queue_id: int) -> int:
-        """The queue offset that the next record gets: at least `queue_max`."""
+        """Returns the queue offset of the next record: at least `queue_max`."""
         queue = self._queues.table.get((topic, queue_id))
         assert queue is None or queue.next_offset >= queue.max_offset, queue
         return 0 if queue is None else queue.next_offset
 
     def queue_life_start(self, topic: str, queue_id: int) -> int:
-        """Where the queue ended at the last `begin_life`; 0 for one that is younger."""
+        """Returns the end of the queue at the last `begin_life`; 0 for a newer queue."""
         queue = self._queues.table.get((topic, queue_id))
         return 0 if queue is None else queue.life_start
 
     def begin_life(self) -> None:
-        """From here on this process gives out queue offsets: what it has is what earlier ones left."""
+        """Records each queue's current end as its start for this broker run, which now assigns queue
+        offsets.
+        """
         self._queues.begin_life()
 
     def has_record(
         self, topic: str, queue_id: int, queue_offset: int, log_offset: int, stored_at_ms: int
     ) -> bool | None:
-        """Whether the record at a queue offset lies there in the log and was stored then; None when no record
-        can be read at that queue offset: not yet, not any more, or it is damaged.
+        """Returns True if the record at a queue offset has this log offset and store time.
+
+        None if no record can be read at that queue offset: not yet, not any more, or it is damaged.
         """
         return self._reader.has_record(topic, queue_id, queue_offset, log_offset, stored_at_ms)
 
     def find_record(self, topic: str, queue_id: int, queue_offset: int) -> tuple[int, int] | None:
-        """Where the record at a queue offset lies in the log, and when it was stored; None when no record can
-        be read there.
+        """Returns the log offset and store time of the record at a queue offset; None if none can be read
+        there.
         """
         return self._reader.find_record(topic, queue_id, queue_offset)
 
     def is_far(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Whether the record at a queue offset is probably on disk only; False when there is none."""
+        """Returns True if the record at a queue offset is probably on disk only; False without a record."""
         return self._reader.is_far(topic, queue_id, offset)
 
     def set_read_ahead(self, is_enabled: bool) -> None:
-        """Whether the kernel may read ahead in the log's files: at once, until the store is closed."""
+        """Lets the kernel read ahead in the log's files or forbids it; takes effect at once, until the store
+        closes.
+        """
         self._log.log.advise(Advice.NORMAL if is_enabled else Advice.RANDOM)
 
     def queue_entries(
         self, topic: str, queue_id: int, offset: int, count_max: int
     ) -> list[tuple[int, int, int]]:
-        """(log_offset, size, tag_hash) of each message from `offset` on, as the ConsumeQueue has them."""
+        """Returns (log_offset, size, tag_hash) of each message from `offset` on, as in the ConsumeQueue."""
         queue = self._queues.table.get((topic, queue_id))
         found: list[tuple[int, int, int]] = []
         while queue is not None and len(found) < count_max:
@@ -1162,29 +1196,33 @@ class MessageStore:
         return found
 
     def offset_by_time(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:
-        """The first offset stored at `time_ms` or later; `upper`: the last one stored then or before."""
+        """Returns the first offset stored at `time_ms` or later; `upper`: the last one stored then
+        or before.
+        """
         return self._reader.offset_by_time(topic, queue_id, time_ms, upper=upper)
 
     def stored_at(self, topic: str, queue_id: int, offset: int) -> int:
-        """When the record at a queue offset was stored, in milliseconds; -1 when there is none."""
+        """Returns the store time of the record at a queue offset, in milliseconds; -1 without one."""
         return self._reader.stored_at(topic, queue_id, offset)
 
     @property
     def newest_stored_at_ms(self) -> int:
-        """When the newest record that is in the queues was stored; 0 without one."""
+        """The store time of the newest record in the queues; 0 without one."""
         return self._dispatcher.stored_at_ms
 
     def earliest_stored_at(self, topic: str, queue_id: int) -> int:
-        """When the queue's first record was stored, in milliseconds; -1 when there is none."""
+        """Returns the store time of the queue's first record, in milliseconds; -1 without one."""
         return self._reader.earliest_stored_at(topic, queue_id)
 
     @property
     def has_key_index(self) -> bool:
-        """True when every dispatched record is found by its keys."""
+        """True if every dispatched record can be found by its keys."""
         return self._indexes is not None and not self._indexes.is_broken
 
     def query_keys(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Log offsets of records with this key, ascending; hash collisions are among them (spec store 8)."""
+        """Returns log offsets of records with this key, ascending, hash collisions included (spec
+        store 8).
+        """
         if self._indexes is None:
             return []
         found = self._indexes.query(topic, key, count_max, begin_ms, end_ms)
@@ -1194,30 +1232,32 @@ class MessageStore:
     def query_tags(
         self, topic: str, tags: str, count_max: int, begin_ms: int, end_ms: int
     ) -> tuple[list[int], bool]:
-        """Log offsets of the newest records of a topic whose tags have this hash, ascending, and whether the
-        whole time was searched: see `TAG_SCAN_COUNT_MAX`.
+        """Returns log offsets of a topic's newest records with this tag hash, ascending.
+
+        The second value is True if the whole time range was searched: see `TAG_SCAN_COUNT_MAX`.
         """
         wanted = min(count_max, self.options.query_count_max)
         return self._reader.find_tagged(topic, tag_hash(tags), wanted, begin_ms, end_ms)
 
     @property
     def dispatched_count(self) -> int:
-        """Records that became readable since the store was opened, recovered ones included."""
+        """The number of records that became readable since the store was opened, recovered ones included."""
         return self._dispatcher.dispatched_count
 
     def on_dispatch(self, callback: DispatchListener) -> None:
-        """`callback({(topic, queue_id): max_offset})` is called after each batch that became readable."""
+        """Calls `callback({(topic, queue_id): max_offset})` after each batch that became readable."""
         self._dispatcher.on_dispatch(callback)
 
     async def drop_topics(self, topics: Collection[str]) -> None:
-        """Delete the queues of these topics, all that was sent to them so far; no start and no slave of ours
-        builds them again. Their records stay in the log until they expire.
+        """Deletes the queues of these topics with everything sent so far.
 
-        Strategy: the deletion is on disk before a queue is touched. What was sent meanwhile needs it written
-                  once more; under a stream of sends the last of them may come back after a restart. A caller
-                  that is cancelled waits for the end: two writes at once would take each other's file away.
-        Raises:   OSError when it cannot be written: then nothing is dropped. ServiceNotAvailable of a store
-                  that is closed or fails: then it may be found done when the store is opened again.
+        No restart and no slave rebuilds the queues. The records stay in the log until they expire.
+
+        Strategy: the deletion is on disk before a queue is changed. Messages sent meanwhile require another
+                  write; under constant sends the last of them may reappear after a restart. A cancelled
+                  caller still waits for the end, since two concurrent writes would remove each other's file.
+        Raises:   OSError when it cannot be written: then nothing is dropped. ServiceNotAvailable if the store
+                  is closed or fails: the deletion may then be in effect when the store is opened again.
         """
         self._require_working()
         await self._tasks.see_through("drop_topics", self._drop_topics(topics))
@@ -1249,27 +1289,31 @@ class MessageStore:
 
     @property
     def deleted_topics(self) -> Mapping[str, int]:
-        """Topic -> log offset: records of the topic below it were deleted with it."""
+        """Topic -> log offset: records of the topic below that offset are deleted."""
         return self._queues.deletions.ends
 
     @property
     def done_deletions(self) -> dict[str, int]:
-        """The same for slaves. A deletion that is being written is not told yet: the topic's offsets are
-        still here, and a slave that had dropped its own would take these over.
+        """The deletions to report to slaves; those still being written are left out.
+
+        The topic's offsets still exist here during the write, and a slave that had dropped its own would copy
+        them.
         """
         ends = self.deleted_topics
         return {topic: end for topic, end in ends.items() if topic not in self._being_deleted}
 
     def on_topic_deleted(self, callback: Callable[[str], None]) -> None:
-        """`callback(topic)` is called when records that were copied show that the topic was deleted and made
-        again, and nobody has told of it before.
+        """Calls `callback(topic)` when copied records reveal a deleted and recreated topic of which no notice
+        came.
         """
         self._queues.on_deleted = callback
 
     def begin_copy(self) -> None:
-        """On a slave: from the end of the log on follow a master's bytes. Its log may not be the one of which
-        deletions behind our end were told: a shorter slave has become the master, or the master came back
-        shorter. What it stores there now is of topics made again; it tells its deletions anew.
+        """On a slave: prepares to copy a master's bytes from the end of the log on.
+
+        The new master may have a different history, so deletions reported beyond our log end are discarded.
+        That happens if a shorter slave became master, or the master came back shorter. The master reports its
+        own deletions again.
         """
         assert self.role is BrokerRole.SLAVE, self.role
         if self._queues.deletions.lower(self._log.end):
@@ -1278,14 +1322,14 @@ class MessageStore:
     async def _save_deletions(self) -> None:
         try:
             await self._queues.deletions.save()
-        except OSError as error:  # the next round of the tables tries again
+        except OSError as error:  # the next round of the table flusher retries
             extra = {"path": str(self._paths.deletions), "reason": str(error)}
             log.warning(events.TABLE_SAVE_FAILED, extra=extra)
 
     async def take_deletions(self, deleted: Mapping[str, int]) -> list[str]:
-        """On a slave: drop what its master has deleted; the topics of which that was not known yet. A caller
-        that is cancelled waits for the end, as in `drop_topics`.
+        """On a slave: applies the master's deletions and returns the topics that were not known as deleted.
 
+        A cancelled caller still waits for the end, as in `drop_topics`.
         Raises:  OSError when it cannot be written, ServiceNotAvailable: then nothing is dropped.
         """
         self._require_working()
@@ -1306,23 +1350,24 @@ class MessageStore:
             raise ServiceNotAvailable("the store is closed or has failed")
 
     def clean(self, *, at_any_hour: bool = False) -> int:
-        """Delete expired log files now instead of at the next round; how many (spec store 19). None is while
-        the end of the log is being cut.
+        """Deletes expired log files now instead of in the next round; returns their number (spec store 19).
 
-        Units:   at_any_hour: also outside `deleteWhen`, as an operator asks for it.
+        Nothing is deleted while the end of the log is being cut.
+
+        Units:   at_any_hour: also outside `deleteWhen`, for a request by an operator.
         """
         return self._writers.cleaner.clean(at_any_hour=at_any_hour)
 
     def cut_queues(self) -> None:
-        """Delete queue files whose records are all gone; the numbering of the queues goes on."""
+        """Deletes queue files whose records are all gone; queue offsets continue."""
         self._writers.cleaner.cut_tables()
 
     def queue_keys(self) -> Sequence[tuple[str, int]]:
-        """The (topic, queue_id) of every queue that exists."""
+        """Returns the (topic, queue_id) of every existing queue."""
         return tuple(self._queues.table)
 
     def facts(self) -> StoreFacts:
-        """What a metric or a health check wants to know; the rest is in the watermarks and the recorder."""
+        """Returns the facts for metrics and health checks that watermarks and recorder do not hold."""
         refusal = self._admission.refusal
         lines = self._replies.lines
         pool = None if self.role is BrokerRole.SLAVE else self._pool

@@ -1,7 +1,7 @@
-"""What a store can be told: one frozen value, RocketMQ's defaults, units in the names. And what follows from
-it: the names on disk below the store's root (`StorePaths`).
+"""The settings of a store as one frozen value, with RocketMQ's defaults and units in the names; and the paths
+below the store's root (`StorePaths`).
 
-The RocketMQ key of each field stands beside it (spec store 20). Fields marked "ours" have no RocketMQ key:
+The RocketMQ key of each field is in its comment (spec store 20). Fields marked "ours" have no RocketMQ key:
 they are bounds that RocketMQ leaves open, or facts about the machine that the caller injects.
 """
 
@@ -19,14 +19,14 @@ QUEUE_UNIT_BYTES = 20
 
 
 class FlushMode(Enum):
-    """When a send is answered with regard to the disk (flushDiskType)."""
+    """The moment of answering a send with regard to the disk (flushDiskType)."""
 
     ASYNC_FLUSH = "ASYNC_FLUSH"
     SYNC_FLUSH = "SYNC_FLUSH"
 
 
 class BrokerRole(Enum):
-    """What the store does for its group of replicas (brokerRole)."""
+    """The role of the store in its group of replicas (brokerRole)."""
 
     ASYNC_MASTER = "ASYNC_MASTER"
     SYNC_MASTER = "SYNC_MASTER"
@@ -37,11 +37,11 @@ class BrokerRole(Enum):
 class StoreOptions:
     """Settings of one store directory. Sizes must equal those the directory was written with."""
 
-    # Where.
+    # Location.
     root: Path  # storePathRootDir
     commit_log_dir: Path | None = None  # storePathCommitLog; None: <root>/commitlog
 
-    # Who.
+    # Identity.
     role: BrokerRole = BrokerRole.ASYNC_MASTER  # brokerRole
     store_host: bytes = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"  # brokerIP1 + listenPort, packed to 8 or 20 bytes
 
@@ -71,7 +71,7 @@ class StoreOptions:
     flush_least_pages: int = 4  # flushCommitLogLeastPages
     flush_thorough_interval_ms: int = 10_000  # flushCommitLogThoroughInterval
 
-    # Writing to locked memory first; only with ASYNC_FLUSH, and not while the store is a slave.
+    # Write to locked memory first; only with ASYNC_FLUSH, and not while the store is a slave.
     transient_pool_enable: bool = False  # transientStorePoolEnable
     transient_pool_size: int = 5  # transientStorePoolSize, buffers of commit_log_file_bytes each
     fail_fast_without_buffer: bool = False  # fastFailIfNoBufferInStorePool
@@ -86,11 +86,11 @@ class StoreOptions:
 
     # Waiting for slaves.
     in_sync_replicas: int = 1  # inSyncReplicas, the master counted
-    total_replicas: int = 1  # totalReplicas: how many brokers the group has; what is known of more counts
+    total_replicas: int = 1  # totalReplicas: brokers of the group; a larger number known otherwise counts
     slave_timeout_ms: int = 3_000  # slaveTimeout
     replica_gap_bytes_max: int = 256 * MIB  # haMaxGapNotInSync
-    divergent_bytes_max: int = GIB  # ours, divergentKeepBytes: what was cut at switches; 0: nothing
-    accept_log: bool = False  # ours, acceptLog: a log that may lack acknowledged messages is used as it is
+    divergent_bytes_max: int = GIB  # ours, divergentKeepBytes: of tails cut at switches; 0: none
+    accept_log: bool = False  # ours, acceptLog: accepts a log that may lack acknowledged messages
     sync_master_compat4: bool = False  # ours: in_sync_replicas=1 waits for one slave, as 4.x did
 
     # Reading.
@@ -107,8 +107,8 @@ class StoreOptions:
     # Recovery.
     check_crc_on_recover: bool = True  # checkCRCOnRecover
 
-    # Reading the log again while it is open, so that damage is found early.
-    scrub_bytes_per_second: int = 8 * MIB  # ours, scrubBytesPerSecond; 0: not at all
+    # Re-read the log while it is open, so that damage is found early.
+    scrub_bytes_per_second: int = 8 * MIB  # ours, scrubBytesPerSecond; 0: disabled
     scrub_interval_ms: int = 86_400_000  # ours, scrubInterval: the rest between two rounds
 
     # Retention.
@@ -131,7 +131,7 @@ class StoreOptions:
             raise ConfigError("delay_levels_ms: at least one level is needed")
         for level, delay_ms in enumerate(self.delay_levels_ms, 1):
             if delay_ms >= self.file_reserved_hours * 3_600_000:
-                # Retention would delete what waits there before its time comes.
+                # Retention would delete the waiting messages before they are due.
                 raise ConfigError(
                     f"delay_levels_ms (messageDelayLevel): level {level} waits {delay_ms // 1000} s,"
                     " which must be less than the log is kept"
@@ -152,18 +152,18 @@ class StoreOptions:
 
     @property
     def uses_transient_pool(self) -> bool:
-        """Whether a master writes to locked memory first; with SYNC_FLUSH each send waits for the disk."""
+        """True if a master writes to locked memory first; with SYNC_FLUSH each send waits for the disk."""
         return self.transient_pool_enable and self.flush_mode is FlushMode.ASYNC_FLUSH
 
     @property
     def record_bytes_max(self) -> int:
-        """The longest record that may be stored (spec store 4); a file must hold it and a BLANK behind it."""
+        """The longest record that may be stored (spec store 4); a file must hold it and a BLANK after it."""
         bytes_max = min(self.message_bytes_max + 65_536, self.commit_log_file_bytes - 8)
         assert 0 < bytes_max < self.commit_log_file_bytes, (bytes_max, self.commit_log_file_bytes)
         return bytes_max
 
     def slave_ack_count(self, role: BrokerRole) -> int:
-        """How many slaves must hold a message before it is acknowledged (spec replication 5.2)."""
+        """Returns how many slaves must hold a message before it is acknowledged (spec replication 5.2)."""
         if role is not BrokerRole.SYNC_MASTER:
             return 0
         if self.sync_master_compat4 and self.in_sync_replicas == 1:
@@ -172,7 +172,7 @@ class StoreOptions:
 
     @property
     def memory_window_bytes(self) -> int:
-        """How far behind the log's end a record still counts as being in memory (spec store 13.1)."""
+        """The distance from the log's end within which a record counts as in memory (spec store 13.1)."""
         window = self.memory_bytes * self.access_message_in_memory_ratio // 100
         assert 0 <= window <= self.memory_bytes, (window, self.memory_bytes)
         return window
@@ -232,40 +232,40 @@ assert all(low < high for _, low, high in _RANGES)
 
 FILE_NAME_DIGITS = 20
 FILE_OFFSET_MAX = 2**63 - 2**31
-"""No file begins behind it, so that the offsets in a file of any length fit into eight bytes."""
+"""The largest start of a file, so that the offsets in a file of any length fit into eight bytes."""
 QUEUE_OFFSET_MAX = FILE_OFFSET_MAX // QUEUE_UNIT_BYTES
-"""Behind it a queue has no files; a record that names such a place is damaged."""
+"""The largest offset of a queue that fits its files; a record with a larger one is damaged."""
 assert 10**FILE_NAME_DIGITS > 2**63, "each offset has a name"
 _PATH_SIGNS = frozenset("/\\\0")
 
 
 def offset_file_name(offset: int) -> str:
-    """The name of the file whose first byte is byte `offset` of its log."""
+    """Returns the name of the file whose first byte is byte `offset` of its log."""
     assert 0 <= offset < 2**63, offset
     return f"{offset:020d}"
 
 
 def parse_offset_file_name(name: str) -> int | None:
-    """The offset that a file name says; None for any other name."""
+    """Returns the offset in a file name; None for any other name."""
     if len(name) == FILE_NAME_DIGITS and name.isascii() and name.isdigit() and int(name) <= FILE_OFFSET_MAX:
         return int(name)
     return None
 
 
 def parse_queue_id(name: str) -> int | None:
-    """The queue that a directory below a topic holds; None for any other name."""
+    """Returns the queue id in the name of a directory below a topic; None for any other name."""
     if name.isascii() and name.isdigit() and len(name) <= 10 and str(int(name)) == name:
         return int(name)
     return None
 
 
 def deletions_path(root: Path) -> Path:
-    """The file of deleted topics, beside the tables of the broker."""
+    """Returns the path of the file of deleted topics, beside the tables of the broker."""
     return root / "config" / "deletedTopics.json"
 
 
 class StorePaths:
-    """Where each part of one store lies."""
+    """The paths of the parts of one store."""
 
     __slots__ = (
         "abort",
@@ -300,10 +300,10 @@ class StorePaths:
         self.lock = root / "lock"
 
     def topic(self, topic: str) -> Path:
-        """The directory of a topic's queues.
+        """Returns the directory of a topic's queues.
 
-        Raises:  StoreError for a name that would lead elsewhere. Requests cannot bring one; a record can, of
-                 a log that was tampered with or of a master that is not one.
+        Raises:  StoreError for a name that would lead elsewhere. Requests cannot carry one; a record can, if
+                 the log was tampered with or came from a fake master.
         """
         if not topic or topic in (".", "..") or not _PATH_SIGNS.isdisjoint(topic):
             raise StoreError(
@@ -314,5 +314,5 @@ class StorePaths:
         return path
 
     def consume_queue(self, topic: str, queue_id: int) -> Path:
-        """The directory of one ConsumeQueue's files. Raises as `topic`."""
+        """Returns the directory of one ConsumeQueue's files. Raises as `topic`."""
         return self.topic(topic) / str(queue_id)

@@ -1,4 +1,4 @@
-"""What the store answers: values that callers branch on, never exceptions."""
+"""The results of the store: values that callers branch on, never exceptions."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import msgspec
 
 
 class PutStatus(Enum):
-    """How an accepted append ended; refusals before anything was staged are raised instead (spec store 4)."""
+    """The outcome of an accepted append; refusals before staging are raised instead (spec store 4)."""
 
     PUT_OK = "PUT_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
     FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
     SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
     SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"
-    """The write failed (disk full, I/O error) and was taken back: nothing of it is stored."""
+    """The write failed (disk full, I/O error) and was undone: nothing of it is stored."""
     UNKNOWN_ERROR = "UNKNOWN_ERROR"
-    """The store stopped, or could not take a failed write back: the message may or may not survive."""
+    """The store stopped, or could not undo a failed write: the message may or may not survive."""
 
 
 NOT_STORED = (PutStatus.SERVICE_NOT_AVAILABLE, PutStatus.UNKNOWN_ERROR)
-"""With these the message is not stored, or nobody knows."""
+"""The outcomes with which the message is not stored, or its fate is unknown."""
 
 
 class Appended(msgspec.Struct, gc=False, frozen=True):
-    """Where an append was put; certain only once its callback says so.
+    """The position of an append; final only once its callback reports success.
 
     Units:   queue_offset of the first record; log_offsets one per record; end_offset is exclusive.
     """
@@ -39,7 +39,7 @@ class Appended(msgspec.Struct, gc=False, frozen=True):
 
 
 class GetStatus(Enum):
-    """How a read of a queue ended; the names are RocketMQ's, they travel as remarks (spec store 13.1)."""
+    """The outcome of a queue read; the names are RocketMQ's and travel as remarks (spec store 13.1)."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -53,11 +53,11 @@ class GetStatus(Enum):
 
 
 Packed = bytes
-"""Many numbers in one string."""
+"""Many numbers in one byte string."""
 
 
 class GetResult(msgspec.Struct, frozen=True):
-    """What a read found: whole records as slices of the mapped log, oldest first.
+    """The result of a read: whole records as slices of the mapped log, oldest first.
 
     Shape:   slices hold `count` records of together `bytes` bytes; neighbours in the log share a slice.
     Units:   next_offset, min_offset, max_offset in messages; lag_bytes: last record seen to the log's end.
@@ -73,16 +73,15 @@ class GetResult(msgspec.Struct, frozen=True):
     suggest_slave: bool = False
     lag_bytes: int = 0
     sizes: Packed = b""
-    """Of a bulk read: the size of each record, four bytes, big-endian."""
+    """The sizes of the records of a bulk read, four bytes each, big-endian."""
     rejected_bytes: int = 0
-    """Of the records that a `RecordFilter` looked at and did not want."""
+    """The size of the records that a `RecordFilter` examined and rejected."""
 
 
 class RecordFilter(NamedTuple):
-    """Which records a read delivers, asked of each record's properties for at most `count_max` of them.
+    """A filter on the properties of records, called for at most `count_max` of them per read.
 
-    It is not asked of those whose TAGS has none of `tag_hashes`, because it wants none of these; None: it may
-    want any.
+    Records whose TAGS match none of `tag_hashes` are skipped without a call; None: any record may match.
     """
 
     matches: Callable[[bytes], bool]

@@ -1,13 +1,13 @@
-"""Reads queues: by offset with limits and a tag filter, by time; pure looking, nothing is changed.
+"""Reads queues by offset, with limits and a tag filter, and by time; changes nothing.
 
-Invariants: only dispatched entries are seen, so nothing unconfirmed is read; slices stay valid whatever
-            happens to their file. An entry that names no record, or another queue's, is not believed: a bit
-            of it has turned over, or of the record.
-Strategy:   entries are walked once; those of other tags are passed over together where all around them are
-            ordinary ones, and by tags alone no entry is looked at by itself there. Records that are
-            neighbours in the log become one slice, so a pull of a queue that has the log for itself costs one
-            memoryview. Entries of such a slice confirm each other; the record at its beginning and the last
-            one are looked at.
+Invariants: only dispatched entries are visible, so nothing unconfirmed is read. Slices stay valid whatever
+            happens to their file. An entry that names no record, or one of another queue, is rejected: the
+            entry or the record has a bit flip.
+Strategy:   entries are scanned once. If all entries of a stretch are ordinary, those with other tags are
+            skipped together; a filter by tags alone examines none of them singly. Records that are adjacent
+            in the log become one slice, so a pull from a queue that is alone in its part of the log costs one
+            memoryview. Entries of such a slice confirm each other; only its first and last record are
+            checked.
 Source:     spec store 13.
 """
 
@@ -37,26 +37,29 @@ GET_BYTES_MAX = 134_217_728
 GET_BYTES_MIN = 100
 assert GET_BYTES_MIN <= GET_BYTES_MAX
 FIRST_ENTRIES = 64
-"""Entries fetched first; a scan that goes on (a filter that matches little) fetches more each time."""
+"""The number of entries fetched first; a scan that continues (a filter with few matches) doubles it each
+time.
+"""
 FIRST_ENTRIES_TAGGED = 256
-"""By their tags, so many are looked at together for what a few cost."""
+"""The number of entries fetched first by tags: together they cost little more than a few."""
 TAG_MASK: Final = 0xFFFFFFFF
-"""Of a tag only 32 bits count."""
+"""The significant bits of a tag hash."""
 TAG_SCAN_COUNT_MAX: Final = 4_000_000
-"""Queue entries, 80 MB, that a query by tags reads, shared among the queues of the topic; at the bound the
-query answers with the newest messages that it found.
+"""The most queue entries (80 MB) read by a query by tags, shared among the queues of the topic.
+
+At the bound the query returns the newest messages found so far.
 """
 TAG_SCAN_BLOCK: Final = 16_384
 TAGS_COMPARED_MAX = 16
-"""So many tags are compared one after the other; a search for all of them costs more at first."""
+"""The most tags that are compared one by one; a search for all at once has a higher fixed cost."""
 LOOKS_MAX: Final = 16
-"""So many wrong entries are passed over in one get; it ends before the next one."""
+"""The most wrong entries skipped in one get; it ends before the next one."""
 SHARED_PREFIX: Final = "%LMQ%"
-"""Entries of such topics name records of other topics (RocketMQ's light queues)."""
+"""The prefix of topics whose entries name records of other topics (RocketMQ's light queues)."""
 _HEAD: Final = Struct(">ii4xi4xqq")  # size, magic, queue, queue offset, log offset
 _HEAD_BYTES: Final = _HEAD.size
 _FACTS: Final = Struct(">ii4xi4xqqi44xi")
-"""The same, the system flag, and the body size of a record with addresses of four bytes."""
+"""The fields of `_HEAD`, the system flag, and the body size of a record with addresses of four bytes."""
 _FACTS_BYTES: Final = _FACTS.size
 _NO_FACTS: Final = (-1,) * 7
 _unpack_facts: Final = _FACTS.unpack_from
@@ -64,17 +67,19 @@ _MAGICS: Final = (MAGIC_V1, MAGIC_V2)
 
 
 class _Wrong(NamedTuple):
-    """An entry that names something else than its record; `is_record`: it names one, of another place."""
+    """An entry that does not name its record; `is_record`: it names a record of another queue offset."""
 
     queue_offset: int
     is_record: bool
 
 
 class _Want(NamedTuple):
-    """What a get asks for. `tags`: 32 bits of each; `hints`: those that the filter does not ask records of
-    other tags for; `log_limit`: what begins there or behind it is not shown;
-    `near`: where what is in memory begins, of which `near_max` records and bytes are given, of the rest
-    `far_max`; `scan_end`: behind the last entry that may be looked at.
+    """The parameters of a get.
+
+    `tags`: 32 bits of each wanted tag hash. `hints`: tag hashes outside of which the filter matches nothing.
+    `log_limit`: records at or beyond it are hidden. `near`: the log offset where memory begins; `near_max`
+    bounds records and bytes from there on, `far_max` those before. `scan_end`: the end of the entries to
+    scan.
     """
 
     tags: frozenset[int] | None
@@ -89,7 +94,7 @@ class _Want(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """The entries of neighbours in a queue, by their columns. `last`: where the last record begins."""
+    """The columns of adjacent entries of a queue; `last` is the log offset of the last record."""
 
     begins: Ints
     sizes: Ints
@@ -103,8 +108,9 @@ class _Stretch(NamedTuple):
 
 @dataclass(slots=True)
 class _Batch:
-    """What a get has collected: slices before they are cut from the log, each as [begin, end, queue offset of
-    its first record, beginning of its last one, queue offset of that].
+    """The records collected by a get.
+
+    A range is [begin, end, queue offset of its first record, begin of its last one, queue offset of that].
     """
 
     next_offset: int
@@ -121,10 +127,11 @@ class _Batch:
 def _first_wrong(
     queue: ConsumeQueue, batch: _Batch, views: list[memoryview], kept: Set[int]
 ) -> _Wrong | None:
-    """The first entry of the batch that does not name its record, but for those `kept`."""
+    """Returns the first entry of the batch that does not name its record, except those in `kept`."""
     queue_id = queue.key[1]
     for (begin, end, first, last_begin, last), view in zip(batch.ranges, views, strict=True):
-        # As `_wrong` finds nothing, without the call: queues that share the log have a slice per record.
+        # `_wrong` would find nothing; the call is saved, as queues that share the log have a slice per
+        # record.
         is_one = last == first and len(view) >= _HEAD_BYTES
         if is_one and _HEAD.unpack_from(view) == (end - begin, MAGIC_V1, queue_id, first, begin):
             continue
@@ -139,8 +146,9 @@ def _first_wrong(
 def _wrong(
     queue: ConsumeQueue, queue_offset: int, log_offset: int, size: int | None, view: memoryview
 ) -> _Wrong | None:
-    """What is wrong with the entry there, which names the record that `view` begins with; None: nothing.
-    `size` is None where the next entry confirms it.
+    """Returns the fault of an entry whose record should begin `view`; None without one.
+
+    `size` is None if the next entry confirms it.
     """
     if len(view) < _HEAD_BYTES:
         return _Wrong(queue_offset, is_record=False)
@@ -154,7 +162,7 @@ def _wrong(
 
 
 def _has_tag(tags: Ints, wanted: Set[int]) -> Bools:
-    """Whether each tag is a wanted one."""
+    """Returns a mask of the wanted tags."""
     if len(wanted) > TAGS_COMPARED_MAX:
         return np.isin(tags, np.array(sorted(wanted), dtype=np.int64))
     is_wanted = np.zeros(len(tags), dtype=np.bool_)
@@ -166,7 +174,7 @@ def _has_tag(tags: Ints, wanted: Set[int]) -> Bools:
 def _join(
     begins: Sequence[int], ends: Sequence[int], offsets: Sequence[int], segment_bytes: int
 ) -> list[list[int]]:
-    """The ranges of records that are collected, as `_Batch` has them."""
+    """Returns the ranges of the collected records, in the form of `_Batch`."""
     if begins and begins[0] // segment_bytes == (ends[-1] - 1) // segment_bytes and begins[1:] == ends[:-1]:
         return [[begins[0], ends[-1], offsets[0], begins[-1], offsets[-1]]]
     ranges: list[list[int]] = []
@@ -182,7 +190,7 @@ def _join(
 
 
 class Reader:
-    """Reads of one store."""
+    """The reads of one store."""
 
     def __init__(
         self,
@@ -194,7 +202,11 @@ class Reader:
         role: BrokerRole,
         on_doubt: Callable[[ConsumeQueue, int], bool],
     ) -> None:
-        """`on_doubt(queue, offset)`: the entry there does not name its record; whether readers wait."""
+        """Creates the reader.
+
+        `on_doubt(queue, offset)` is called for an entry that does not name its record; it returns True if
+        readers should wait.
+        """
         self._options = options
         self._memory_window_bytes = options.memory_window_bytes
         self._recorder = recorder
@@ -203,7 +215,7 @@ class Reader:
         self._on_doubt = on_doubt
         self.role = role
         self.limit: int | None = None
-        """What lies at or above it in the log is not shown; None: everything is."""
+        """The log offset at which hidden records begin; None: nothing is hidden."""
 
     def get(
         self,
@@ -219,15 +231,17 @@ class Reader:
         is_own: bool = False,
         waits: bool = True,
     ) -> GetResult:
-        """Records of a queue from `offset` on (spec store 13.1); `is_bulk`: without RocketMQ's limits, unless
-        there is a `record_filter`; `is_own`: all that is dispatched; `waits`: whether an entry is waited for
-        that is being mended.
+        """Returns records of a queue from `offset` on (spec store 13.1).
+
+        `is_bulk`: without RocketMQ's limits, unless there is a `record_filter`. `is_own`: includes everything
+        dispatched. `waits`: waits for an entry that is being repaired.
         """
         queue = self._queues.table.get((topic, queue_id))
         if queue is not None and queue.max_offset < offset <= queue.next_offset:
-            # A slave gave out what waits for our disk here: its reader waits too, and is not sent back.
+            # A slave delivered a message that waits for the disk here: its reader waits, and is not moved
+            # back.
             return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, queue.min_offset, queue.max_offset)
-        # A queue that nobody wrote to exists in RocketMQ, because looking for it creates it.
+        # In RocketMQ a queue without messages exists, because looking it up creates it.
         if queue is None or queue.max_offset == 0:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, self._corrected(offset, 0), 0, 0)
         low, high = queue.min_offset, queue.max_offset
@@ -253,7 +267,7 @@ class Reader:
                 )
             else:
                 batch = self._collect(queue, offset, want, until=until, lost=lost, kept=kept, waits=waits)
-            if batch is None and (until < high or queue.entry(offset) is not None):  # in doubt
+            if batch is None and (until < high or queue.entry(offset) is not None):  # an entry is unverified
                 return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
             if batch is None:
                 next_offset = self._corrected(offset, queue.file_end(offset))
@@ -261,7 +275,7 @@ class Reader:
             assert offset < batch.next_offset <= high, "a reader goes forward, and not beyond the queue"
             views = self._log.views(batch.ranges)
             wrong = batch.wrong
-            # Those in memory cannot have changed, and those that a filter took were looked at.
+            # Entries in memory cannot have changed, and those accepted by a filter were checked.
             if wrong is None and offset < queue.tail_start and record_filter is None:
                 wrong = _first_wrong(queue, batch, views, kept)
             if wrong is None:
@@ -271,13 +285,15 @@ class Reader:
             is_enough = looks > LOOKS_MAX and wrong.queue_offset > offset
             if is_enough or (self._on_doubt(queue, wrong.queue_offset) and waits):
                 until = wrong.queue_offset
-            elif wrong.is_record:  # what it says of itself is wrong
+            elif wrong.is_record:  # the record's own fields are wrong
                 kept |= {wrong.queue_offset}
             else:
                 lost |= {wrong.queue_offset}
 
     def is_right(self, queue: ConsumeQueue, queue_offset: int) -> bool:
-        """Whether the entry there names its record, or one that is known to be damaged, or none at all."""
+        """Returns True if the entry names its record, a record known as damaged, or none (a filler or
+        nothing).
+        """
         entry = queue.entry(queue_offset)
         if entry is None or entry[1] == FILLER_SIZE:
             return True
@@ -289,12 +305,12 @@ class Reader:
         return _wrong(queue, queue_offset, log_offset, size, self._log.view(log_offset, size)) is None
 
     def _is_beyond(self, queue: ConsumeQueue, offset: int, limit: int) -> bool:
-        """Whether the message of this entry is not to be shown: as if the queue ended before it."""
+        """Returns True if the entry's message is hidden, as if the queue ended before it."""
         entry = queue.entry(offset) if queue.end_log_offset > limit else None
         return entry is not None and entry[0] >= limit
 
     def _corrected(self, asked: int, right: int) -> int:
-        """Where the consumer should go on; a slave that may lag behind leaves the decision to its master."""
+        """Returns the corrected offset; a slave that may lag leaves the correction to its master."""
         is_slave = self.role is BrokerRole.SLAVE
         return asked if is_slave and not self._options.offset_check_in_slave else right
 
@@ -308,10 +324,10 @@ class Reader:
         record_filter: RecordFilter | None,
         limit: int | None,
     ) -> _Want:
-        """With RocketMQ's limits: a get reads the entries of one queue file, and at most so many bytes."""
+        """Returns the parameters with RocketMQ's limits: entries of one queue file, and a bound of bytes."""
         options = self._options
         bytes_max = max(min(bytes_max, GET_BYTES_MAX), GET_BYTES_MIN)
-        # A peer that asks in bulk names any count, and entries that a filter is not asked for cost time, too.
+        # A bulk peer may ask for any count, and entries that the filter skips cost time, too.
         scan_count = min(count_max, BULK_COUNT_MAX)
         scan_bytes = max(options.filter_scan_bytes_max, scan_count * QUEUE_UNIT_BYTES)
         hints = None if record_filter is None else record_filter.tag_hashes
@@ -320,7 +336,7 @@ class Reader:
         elif record_filter is not None:
             first_count = FIRST_ENTRIES
         else:
-            first_count = min(max(1, count_max) + 1, FIRST_ENTRIES)  # the last one tells that the get is full
+            first_count = min(max(1, count_max) + 1, FIRST_ENTRIES)  # one extra shows that the get is full
         return _Want(
             None if tag_hashes is None else frozenset([tag & TAG_MASK for tag in tag_hashes]),
             None if hints is None else frozenset([tag & TAG_MASK for tag in hints]),
@@ -350,8 +366,9 @@ class Reader:
         kept: Set[int],
         waits: bool,
     ) -> _Batch | None:
-        """Walk the entries of one queue file, none from `until` on; None when there are none. Those that are
-        `lost` are passed over.
+        """Collects records from the entries of one queue file below `until`; None without entries.
+
+        Entries in `lost` are skipped.
         """
         if want.tags is not None and want.record_filter is None and not lost:
             batch = self._collect_tagged(queue, offset, want, want.tags, until)
@@ -396,7 +413,7 @@ class Reader:
                 batch.was_removing |= not count
                 continue
             if record_filter is not None:
-                # What is no hash says nothing of the tag.
+                # A value that is not a hash says nothing about the tag.
                 if hints is not None and tag & TAG_MASK not in hints and -1 <= tag >> 31 <= 0:
                     continue
                 if asked == record_filter.count_max:
@@ -430,7 +447,7 @@ class Reader:
     def _collect_tagged(
         self, queue: ConsumeQueue, offset: int, want: _Want, tags: Set[int], until: int
     ) -> _Batch | None:
-        """As `_collect` by tags alone, without a look at each entry; None unless all are ordinary."""
+        """Like `_collect`, by tags alone and without examining each entry; None unless all are ordinary."""
         begins: list[int] = []
         ends: list[int] = []
         offsets: list[int] = []
@@ -467,8 +484,9 @@ class Reader:
     def _walk(
         self, queue: ConsumeQueue, offset: int, want: _Want, until: int, lost: Set[int]
     ) -> Iterator[Iterable[tuple[int, tuple[int, int, int]]]]:
-        """Stretches of the entries from `offset` on, each entry with its queue offset; of a stretch of
-        ordinary ones only those of a wanted tag, and the last one.
+        """Yields stretches of entries from `offset` on, each entry with its queue offset.
+
+        A stretch of ordinary entries yields only those with a wanted tag, and the last one.
         """
         end, count = min(want.scan_end, until), want.first_count
         while offset < end:
@@ -483,14 +501,15 @@ class Reader:
     def _wanted(
         self, raw: bytes, offset: int, want: _Want
     ) -> Iterable[tuple[int, tuple[int, int, int]]] | None:
-        """The entries whose tag does not tell that the filter wants no such record, and the last one. None
-        unless all are ordinary.
+        """Returns the entries that the filter may match by their tag, and the last one.
+
+        None unless all are ordinary.
         """
         stretch = None if want.hints is None else self._ordinary(raw, want)
         if want.hints is None or stretch is None:
             return None
         tags = stretch.tags
-        # What is no hash says nothing of the tag.
+        # A value that is not a hash says nothing about the tag.
         is_wanted = _has_tag(tags & TAG_MASK, want.hints) | (tags >> 31 != 0) & (tags >> 31 != -1)
         is_wanted[-1] = True
         rows = is_wanted.nonzero()[0]
@@ -498,8 +517,10 @@ class Reader:
         return zip((rows + offset).tolist(), zip(*columns, strict=True), strict=True)
 
     def _ordinary(self, raw: bytes, want: _Want) -> _Stretch | None:
-        """None unless all entries name records that the log has and that are as near as each other, none of
-        them damaged, and which are too small to fill a get by bytes: then those of other tags count, too.
+        """Returns the columns of a stretch of ordinary entries; None if one is not ordinary.
+
+        Entries are ordinary if their records are in the log, undamaged, below the limit, all near or all far,
+        and too small to fill a get by bytes.
         """
         entries = np.frombuffer(raw, dtype=ENTRY)
         begins = entries["log_offset"].astype(np.int64)
@@ -508,7 +529,7 @@ class Reader:
         first, last, end, size_max = int(begins[0]), int(begins[-1]), int(ends[-1]), int(sizes.max())
         log = self._log
         count_max, bytes_max = want.near_max if first >= want.near else want.far_max
-        count_max = max(count_max, 1)  # a get takes the first record whatever it is limited to
+        count_max = max(count_max, 1)  # a get returns the first record regardless of its limits
         if first < log.begin or last >= want.log_limit or end > log.end or first < want.near <= last:
             return None
         if (ends <= begins).any() or (begins[1:] < ends[:-1]).any():
@@ -532,7 +553,7 @@ class Reader:
         until: int,
         lost: Set[int],
     ) -> _Batch | None:
-        """As `_collect`, for thousands of messages."""
+        """Like `_collect`, for thousands of messages."""
         assert offset <= until, (queue, offset, until)
         near = self._log.end - self._memory_window_bytes
         bulk = collect_bulk(
@@ -585,13 +606,15 @@ class Reader:
         )
 
     def is_far(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Whether the record at a queue offset lies beyond the memory window; False when there is none."""
+        """Returns True if the record at a queue offset is beyond the memory window; False without a
+        record.
+        """
         queue = self._queues.table.get((topic, queue_id))
         entry = queue.entry(offset) if queue is not None and queue.min_offset <= offset else None
         return entry is not None and self._log.end - entry[0] > self._memory_window_bytes
 
     def stored_at(self, topic: str, queue_id: int, offset: int) -> int:
-        """When the record at a queue offset was stored; -1 when there is none (spec store 13.2)."""
+        """Returns the store time of the record at a queue offset; -1 without one (spec store 13.2)."""
         queue = self._queues.table.get((topic, queue_id))
         return -1 if queue is None else self._stored_at(queue, offset)
 
@@ -622,7 +645,7 @@ class Reader:
         return None if held_at_ms == -1 else (entry[0], held_at_ms)
 
     def earliest_stored_at(self, topic: str, queue_id: int) -> int:
-        """When the first record that is kept was stored; -1 for an empty queue."""
+        """Returns the store time of the first kept record; -1 for an empty queue."""
         queue = self._queues.table.get((topic, queue_id))
         return -1 if queue is None else self._stored_at(queue, queue.min_offset)
 
@@ -633,7 +656,8 @@ class Reader:
         return self._log.stored_at(entry[0])
 
     def offset_by_time(self, topic: str, queue_id: int, time_ms: int, *, upper: bool) -> int:
-        """The first offset stored at `time_ms` or later; with `upper` the last one stored then or earlier.
+        """Returns the first offset stored at `time_ms` or later; with `upper` the last one stored then or
+        earlier.
 
         Without such an offset: the queue's max, or its min (spec store 13.2).
         """
@@ -659,8 +683,8 @@ class Reader:
     ) -> tuple[list[int], bool]:
         """See `MessageStore.query_tags`.
 
-        Strategy: the queues hold the hash of every message's tags, so that an index of tags would tell
-                  nothing new, and would cost each send.
+        Strategy: the queues hold the hash of every message's tags; an index of tags would add nothing, and
+                  would cost each send.
         """
         queue_ids = [queue_id for name, queue_id in self._queues.table if name == topic]
         found: list[int] = []
@@ -683,7 +707,7 @@ class Reader:
         return found[-count_max:], is_complete
 
     def _tagged_between(self, queue: ConsumeQueue, begin: int, end: int, tag_hash: int) -> list[int]:
-        """Log offsets of the entries [begin, end) with this tag hash."""
+        """Returns log offsets of the entries `[begin, end)` with this tag hash."""
         found: list[int] = []
         while begin < end:
             raw = queue.entries(begin, end - begin)
@@ -699,10 +723,12 @@ class Reader:
         return found
 
     def _first_stored(self, queue: ConsumeQueue, offset: int) -> tuple[int, int]:
-        """The first queue offset from `offset` on whose record can be read, and when that was stored; the
-        queue's max and -1 without one. Fillers and damaged records say nothing of those around them.
+        """Returns the first readable queue offset from `offset` on, and the store time of its record.
+
+        Returns the queue's max and -1 without one. Fillers and damaged records prove nothing about their
+        neighbours.
         """
-        stored_at_ms = self._stored_at(queue, offset)  # mostly that is it
+        stored_at_ms = self._stored_at(queue, offset)  # usually readable
         if stored_at_ms >= 0:
             return offset, stored_at_ms
         readable = self._log.begin

@@ -1,14 +1,14 @@
-"""Intact records that follow each other, in columns: what recovery and a slave's dispatch read at once; and
-the hashes that queue entries and the key index need of their properties.
+"""Parses consecutive valid records into columns, for recovery and for a slave's dispatch; hashes their
+properties for queue entries and the key index.
 
-Invariants: a record is in a block only if `check_record` finds it OK, and the block says of it what
-            `check_record` and `PropertyScan` say; where one is not, the block ends, and whoever wants the
-            reason looks there.
-Strategy:   everything that is asked of all records is done in numpy; properties are read when first asked
-            for, because most of what a restart reads is in every table already. The records of one producer
-            nearly always have the same properties in the same order and sizes, and differ in the values. They
-            are read as a table of bytes whose columns are known from its first row; rows that do not fit, or
-            with values that take more than a sum, are left to `PropertyScan`.
+Invariants: a block contains only records that `check_record` finds OK, with the same values that
+            `check_record` and `PropertyScan` return. The block ends at the first other bytes; the caller
+            checks there for the reason.
+Strategy:   numpy handles everything needed of all records. Properties are read on first use, because most
+            tables already contain what a restart reads. The records of one producer nearly always have the
+            same properties in the same order and sizes, with different values. They are read as a table of
+            bytes whose columns are known from its first row. Rows that do not fit, or with values that need
+            more than a sum, are left to `PropertyScan`.
 Knows not:  tables.
 Source:     spec store 3 (properties string), 3.3, 5 (tagsCode), 8 (keyHash).
 """
@@ -51,15 +51,17 @@ Bytes = NDArray[np.uint8]
 LAYOUT_COUNT_MAX = 8
 SIZE_COUNT_MAX = 32
 ROW_COUNT_MIN = 16
-"""Fewer records, or records of more layouts and sizes, are not worth a table of their own."""
+"""The least rows for a table; fewer records, or more layouts and sizes, are not worth one."""
 _HASHED = (b"TAGS", b"UNIQ_KEY", b"KEYS")
 _SEPARATOR_MAX, _SPACE = 2, 32
 assert _SEPARATOR_MAX < _SPACE < ASCII_MAX, "a layout tells separators from values by their order"
 
 
 class Layout(NamedTuple):
-    """Records whose properties differ in values only: a row of `texts` each. `places`: begin and end of the
-    hashed values, ASCII and without spaces."""
+    """Records whose properties differ only in values: `texts` has a row for each.
+
+    `places`: begin and end of the hashed values, which are ASCII without spaces.
+    """
 
     rows: Ints
     texts: Bytes
@@ -67,7 +69,7 @@ class Layout(NamedTuple):
 
 
 class PropertyHashes:
-    """Of the records of one run; all must be valid."""
+    """The property hashes of the records of one run; all records must be valid."""
 
     def __init__(self, view: memoryview, columns: RecordColumns) -> None:
         self._count = len(columns)
@@ -75,7 +77,7 @@ class PropertyHashes:
         self._scan = PropertyScan(view, take_rows(columns, self._rest)) if len(self._rest) else None
 
     def tag_hashes(self) -> Ints:
-        """The hash of TAGS of every record, 0 without."""
+        """Returns the hash of TAGS of every record, 0 without tags."""
         result = np.zeros(self._count, dtype=np.int64)
         for layout in self._layouts:
             place = layout.places.get(b"TAGS")
@@ -86,7 +88,7 @@ class PropertyHashes:
         return result
 
     def key_hashes(self, topics: Sequence[str], topic: Ints, is_keyed: Bools) -> tuple[Ints, Ints]:
-        """As `PropertyScan.key_hashes`: by row, of one record the unique key first."""
+        """Like `PropertyScan.key_hashes`: ordered by row, the unique key of a record first."""
         assert len(topic) == len(is_keyed) == self._count, (len(topic), len(is_keyed), self._count)
         heads = np.array([java_hash(name + "#") & 0xFFFFFFFF for name in topics], dtype=np.uint32)
         rows, hashes = [], []
@@ -113,7 +115,7 @@ class PropertyHashes:
 
 
 def _split(view: memoryview, columns: RecordColumns) -> tuple[list[Layout], Ints]:
-    """Tables of records that are alike, and the rows of all others."""
+    """Splits records into tables of the same layout; returns them and the rows of all others."""
     sizes = columns.properties_size
     all_sizes = np.flatnonzero(np.bincount(sizes)).tolist() if len(sizes) else []
     if len(all_sizes) > SIZE_COUNT_MAX:
@@ -137,10 +139,10 @@ def _split(view: memoryview, columns: RecordColumns) -> tuple[list[Layout], Ints
 
 
 def _take_alike(texts: Bytes, rows: Ints) -> tuple[Layout, Ints]:
-    """The rows with the layout of the first, and the others; none at all if the first is not simple."""
+    """Returns the rows with the layout of the first row, and the others; an odd first row matches no row."""
     first = texts[0]
     low, high, places = _read_layout(first)
-    # Unsigned bytes below `low` wrap around, so one comparison tells what lies outside.
+    # Unsigned bytes below `low` wrap around, so one comparison finds everything outside the range.
     is_odd: Bools = (texts - low) > (high - low)
     if b"KEYS" in places:
         begin, end = places[b"KEYS"]
@@ -154,7 +156,9 @@ def _take_alike(texts: Bytes, rows: Ints) -> tuple[Layout, Ints]:
 
 
 def _read_layout(first: Bytes) -> tuple[Bytes, Bytes, dict[bytes, tuple[int, int]]]:
-    """The least and the greatest byte that each place may have, and where the values are that get hashed."""
+    """Returns the least and the greatest byte allowed at each position, and the positions of hashed
+    values.
+    """
     low, high = first.copy(), first.copy()
     places = {}
     begin = 0
@@ -176,7 +180,7 @@ assert 10**LEVEL_DIGITS_MAX <= 2**31, "a level is a number of four bytes"
 
 
 class RecordBlock:
-    """Records of `columns`; `topic` holds the place of each one's name in `names`."""
+    """The records of `columns`; `topic` holds the index of each record's topic in `names`."""
 
     def __init__(self, view: memoryview, columns: RecordColumns, topic: Ints, names: Sequence[str]) -> None:
         assert len(columns) == len(topic), (len(columns), len(topic))
@@ -191,12 +195,12 @@ class RecordBlock:
 
     @property
     def end(self) -> int:
-        """Behind the last record, in bytes of the view; 0 without records."""
+        """The end of the last record, in bytes of the view; 0 without records."""
         return self.columns.end
 
     @cached_property
     def ends(self) -> Ints:
-        """Where each record ends in the log."""
+        """The end offset of each record in the log."""
         result: Ints = self.columns.log_offset + self.columns.size
         return result
 
@@ -216,14 +220,16 @@ class RecordBlock:
         return self.hashes.tag_hashes()
 
     def head(self, count: int) -> RecordBlock:
-        """The first `count` records."""
+        """Returns the first `count` records."""
         assert 0 <= count <= len(self), (count, len(self))
         if count == len(self):
             return self
         return RecordBlock(self._view, self.columns.head(count), self._topic[:count], self._names)
 
     def queues(self, begin: int, end: int) -> list[tuple[QueueKey, Ints]]:
-        """The queues of records `begin` to `end`, by their first record, and the rows with an entry there."""
+        """Returns the queues of records `[begin, end)`, ordered by their first record, with the rows queued
+        there.
+        """
         assert 0 <= begin <= end <= len(self), (begin, end, len(self))
         columns = self.columns
         rows = begin + np.flatnonzero(columns.sys_flag[begin:end] & TRANSACTION_PREPARED == 0)
@@ -242,7 +248,9 @@ class RecordBlock:
         ]
 
     def due_times(self, rows: Ints, delays_ms: Sequence[int] = DELAY_LEVELS_MS) -> Ints:
-        """When messages are due, which entries of the schedule topic have as tag (spec store 5)."""
+        """Returns the due times of messages, stored as the tag in entries of the schedule topic (spec store
+        5).
+        """
         result = self.tag_hash[rows]
         place = {row: index for index, row in enumerate(rows.tolist())}
         assert len(place) == len(rows), "each record is due once"
@@ -254,7 +262,7 @@ class RecordBlock:
         return result
 
     def keys(self, begin: int, end: int) -> tuple[Ints, Ints]:
-        """The hash of every key of records `begin` to `end` in the order of an index, and its row."""
+        """Returns the hash of every key of records `[begin, end)`, in index order, and the row of each."""
         assert 0 <= begin <= end <= len(self), (begin, end, len(self))
         is_keyed = self.columns.sys_flag & TRANSACTION_ROLLBACK != TRANSACTION_ROLLBACK
         is_keyed[:begin] = False
@@ -265,9 +273,9 @@ class RecordBlock:
 def read_block(
     view: memoryview, begin: int = 0, *, log_offset: int, check_crc: bool, count_max: int | None = None
 ) -> RecordBlock:
-    """The intact records from byte `begin` of `view` on, up to the first bytes that are none.
+    """Returns the valid records from byte `begin` of `view` on, up to the first other bytes.
 
-    Units:   `log_offset` is where byte 0 of the view lies in the log.
+    Units:   `log_offset` is the log offset of byte 0 of the view.
     """
     assert 0 <= begin <= len(view), (begin, len(view))
     boundaries = scan_boundaries(view, begin, count_max=count_max)
@@ -276,7 +284,7 @@ def read_block(
 
 
 def block_of(view: memoryview, columns: RecordColumns, *, check_crc: bool) -> RecordBlock:
-    """The records of `columns`, all valid, up to the first whose topic or checksum is wrong."""
+    """Returns the records of `columns`, all valid, up to the first with a bad topic or checksum."""
     assert columns.valid_count == len(columns), (columns.valid_count, len(columns))
     topics = TopicNumbers()
     topic = topics.read(view, columns)

@@ -1,7 +1,7 @@
-"""Makes stored records of new ones, and refuses what must not be stored.
+"""Encodes new records for storage, and refuses illegal ones.
 
-Knows not:  the log; where a record goes it is told.
-Source:     spec store 4.
+Knows not: the log; the caller passes the position of a record.
+Source:    spec store 4.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ZERO_SECTOR = bytes(SECTOR_BYTES)
 
 
 class RecordMaker:
-    """Limits and form of the records of one store. Every method raises MessageIllegal."""
+    """The limits and the encoding of the records of one store. Every method raises MessageIllegal."""
 
     __slots__ = ("_options", "store_host")
 
@@ -29,7 +29,7 @@ class RecordMaker:
         self.store_host = options.store_host
 
     def encode(self, record: NewRecord, queue_offset: int, log_offset: int, stored_at_ms: int) -> bytes:
-        """The bytes of the record for its place."""
+        """Returns the bytes of the record for its position."""
         properties = record.properties
         if properties.endswith(b"\0") or (len(properties) >= SECTOR_BYTES and ZERO_SECTOR in properties):
             raise _refuse_torn()
@@ -45,7 +45,7 @@ class RecordMaker:
             raise MessageIllegal(str(error)) from None
 
     def plan_batch(self, batch: NewBatch) -> list[int]:
-        """What each record of a batch will take."""
+        """Returns the size that each record of a batch will have."""
         if b"\0" in b"".join(batch.properties) and any(map(_seems_torn, batch.properties)):
             raise _refuse_torn()
         try:
@@ -61,7 +61,7 @@ class RecordMaker:
         queue_offset: int,
         stored_at_ms: int,
     ) -> bytes:
-        """The bytes of the records of a batch that was planned, for their places."""
+        """Returns the bytes of the records of a planned batch for their positions."""
         assert len(sizes) == len(log_offsets) == len(batch), (len(sizes), len(log_offsets), len(batch))
         assert queue_offset >= 0, queue_offset
         return encode_batch_records(
@@ -74,7 +74,7 @@ class RecordMaker:
         )
 
     def check_size(self, records: Sequence[NewRecord], total: int) -> None:
-        """Nothing, when records that take `total` bytes are within all limits."""
+        """Checks that records of `total` bytes are within all limits."""
         assert 0 < len(records) <= total, (len(records), total)
         options = self._options
         body_max = options.message_bytes_max
@@ -94,5 +94,8 @@ def _seems_torn(properties: bytes) -> bool:
 
 
 def _refuse_torn() -> MessageIllegal:
-    """No checksum covers them; recovery takes such properties for what a power cut left."""
+    """Returns the error for properties that recovery would take for the result of a power cut.
+
+    No checksum covers properties.
+    """
     return MessageIllegal(f"the properties end in a zero byte, or hold {SECTOR_BYTES} in a row")

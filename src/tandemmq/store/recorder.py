@@ -1,9 +1,9 @@
-"""What a store remembers for its metrics: plain numbers that its parts raise once per batch.
+"""The numbers a store keeps for its metrics, which its parts update once per batch.
 
-Invariants: nothing here is touched per message; a batch that waits is one entry, whatever number of sends it
-            has.
-At a bound: batches that begin to wait while `BATCHES_WATCHED_MAX` do are not measured.
-Knows not:  who reads it.
+Invariants: nothing here is updated per message; a waiting batch is one entry, whatever the number of its
+            sends.
+At a bound: batches that start to wait while `BATCHES_WATCHED_MAX` others do are not measured.
+Knows not:  the readers of the metrics.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BATCHES_WATCHED_MAX = 4096
 
 
 class WaitTimes:
-    """How long batches wait until a log offset is reached, each from `begin` to `reach`."""
+    """The waiting times of batches for a log offset, each from `begin` to `reach`."""
 
     __slots__ = ("_batches", "seconds")
 
@@ -27,28 +27,28 @@ class WaitTimes:
         self._batches: deque[tuple[int, float]] = deque()
 
     def __len__(self) -> int:
-        """How many batches wait."""
+        """The number of waiting batches."""
         return len(self._batches)
 
     def begin(self, end: int, now: float) -> None:
-        """A batch that ends at `end` waits from now on; ends come in ascending order."""
+        """Starts measuring a batch that ends at `end`; ends come in ascending order."""
         assert not self._batches or self._batches[-1][0] <= end, (self._batches[-1][0], end)
         if len(self._batches) < BATCHES_WATCHED_MAX:
             self._batches.append((end, now))
 
     def reach(self, offset: int, now: float) -> None:
-        """Everything below `offset` need not wait any more."""
+        """Ends the wait of all batches that end at or below `offset`."""
         batches = self._batches
         while batches and batches[0][0] <= offset:
             self.seconds.observe(now - batches.popleft()[1])
 
     def forget(self) -> None:
-        """Nothing waits any more, and nothing was reached."""
+        """Drops all waiting batches without measuring them."""
         self._batches.clear()
 
 
 class StoreRecorder:
-    """Durations of one store, and how its appends ended."""
+    """The durations of one store, and the outcomes of its appends."""
 
     __slots__ = (
         "ack_wait",
@@ -70,13 +70,13 @@ class StoreRecorder:
         self.ack_wait = WaitTimes()
         self.outcomes = dict.fromkeys(PutStatus, 0)
         self.read_distance_bytes = 0  # of the last read, from the log's end
-        self.far_read_count = 0  # reads from beyond the memory window
-        self.scrubbed_bytes = 0  # of the log that were read to find damage
+        self.far_read_count = 0  # reads beyond the memory window
+        self.scrubbed_bytes = 0  # of the log, read to find damage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFacts:
-    """A store at one moment, beside its watermarks. `refusal`: why it takes no sends, None while it does."""
+    """The state of a store at one moment, beside its watermarks. `refusal`: the reason for refusing sends."""
 
     is_failed: bool
     refusal: str | None

@@ -1,15 +1,15 @@
-"""Brings the files of a stopped broker into the state in which a store may go on.
+"""Brings the files of a stopped broker into a state from which a store can start.
 
-Afterwards: the log ends behind its last intact record and is zero from there on; every queue has an entry for
-each record of the log that it should have, and none for others; everything is synced. Bytes that were on disk
-once and are no records any more stay as they are: the log knows them as damaged ranges.
+Afterwards the log ends after its last valid record and is zero from there on. Every queue has exactly the
+entries that the records of the log require. Everything is synced. Bytes that were synced once and are no
+longer valid records stay as they are, recorded as damaged ranges of the log.
 
-Invariants: what is done is a decision table, pure; each combination of facts matches exactly one row of it (a
-            test walks them all).
+Invariants: the decision is a pure table; each combination of facts matches exactly one of its rows (a test
+            tries them all).
 Strategy:   facts -> `plan_recovery` -> `recovery_scan` from the chosen file to the log's end, dispatching on
-            the way; what tables have already they skip. What is cut is copied aside first, if there is more
-            of it than the record that the crash tore.
-Knows not:  sends, watermarks; it runs before they exist.
+            the way; tables skip what they already contain. Bytes to be cut are copied aside first, if they
+            are more than the record that the crash tore.
+Knows not:  sends, watermarks; recovery runs before they exist.
 Source:     spec store 12.
 """
 
@@ -39,13 +39,17 @@ from tandemmq.units import KIB
 log = logging.getLogger(__name__)
 
 STALE_BYTES_CLEAN = 64 * KIB
-"""After a clean stop nothing lies behind the end; a foreign store's stale bytes begin right at it."""
+"""The bytes scanned after the end following a clean stop: a foreign store's stale bytes begin right at the
+end.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryFacts:
-    """What is on disk. `has_abort`: the last run did not end cleanly; `had_log`: by the checkpoint, records
-    of a log were fsynced; `has_other_queues`: not those, or not to those ends, that a clean stop left.
+    """The state of the files on disk.
+
+    `has_abort`: the last run did not end cleanly. `had_log`: records of a log were fsynced, by the
+    checkpoint. `has_other_queues`: the queues or their ends differ from those at the clean stop.
     """
 
     has_log: bool
@@ -79,8 +83,10 @@ class RecoveryCase(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
-    """What a case needs. `distrusts_disk`: anything that was not synced may be missing or stale;
-    `distrusts_queues`: so may any entry of a record that is in the log.
+    """The actions that a case needs.
+
+    `distrusts_disk`: any unsynced byte may be missing or stale. `distrusts_queues`: any queue entry may be,
+    too.
     """
 
     case: RecoveryCase
@@ -103,7 +109,7 @@ class RecoveryRule:
     plan: RecoveryPlan
 
     def matches(self, facts: RecoveryFacts) -> bool:
-        """True when every condition holds."""
+        """Returns True if every condition holds."""
         return all(
             wanted is None or wanted == actual
             for wanted, actual in (
@@ -178,7 +184,7 @@ assert all(not row.plan.is_refused or row.plan.scan_from is ScanFrom.NOWHERE for
 
 
 def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
-    """The plan of the one row that matches."""
+    """Returns the plan of the one matching row."""
     plans = [row.plan for row in TABLE if row.matches(facts)]
     assert len(plans) == 1, (facts, plans)
     return plans[0]
@@ -186,7 +192,7 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileHead:
-    """The first record of a log file; `is_valid` False when the file begins with anything else."""
+    """The first record of a log file; `is_valid` is False if the file begins with anything else."""
 
     base: int
     is_valid: bool
@@ -194,10 +200,10 @@ class FileHead:
 
 
 def choose_start(heads: Sequence[FileHead], scan_from: ScanFrom, *, dispatched_end: int, safe_ms: int) -> int:
-    """The index of the file in which to begin; the first one when no later one qualifies.
+    """Returns the index of the file to begin with; the first one if no later one qualifies.
 
-    Units:   dispatched_end is where the newest record known to any queue ends; safe_ms as the checkpoint
-             says.
+    Units:   `dispatched_end` is the end of the newest record in any queue; `safe_ms` comes from the
+             checkpoint.
     """
     assert all(before.base < after.base for before, after in pairwise(heads)), heads
     assert safe_ms >= 0, safe_ms
@@ -205,7 +211,7 @@ def choose_start(heads: Sequence[FileHead], scan_from: ScanFrom, *, dispatched_e
         return 0
     count = len(heads)
     if scan_from is ScanFrom.CHECKPOINT:
-        # No checksum covers a time: an old one behind a newer one says nothing of the files before it.
+        # No checksum covers a time: an old time after a newer one proves nothing about the files before it.
         count = next((index for index, head in enumerate(heads) if head.stored_at_ms > safe_ms), count)
     for index in range(count - 1, 0, -1):
         head = heads[index]
@@ -218,8 +224,10 @@ def choose_start(heads: Sequence[FileHead], scan_from: ScanFrom, *, dispatched_e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """Where the log stands. `stored_at_ms` and `last_log_offset` of its last record, 0 and -1 without one;
-    the queues' entries of all records below `tables_end` are on disk.
+    """The outcome of recovery.
+
+    `stored_at_ms` and `last_log_offset` belong to the last record; 0 and -1 without one. The queue entries of
+    all records below `tables_end` are on disk.
     """
 
     plan: RecoveryPlan
@@ -231,7 +239,7 @@ class Recovered:
 
 
 class Recovery:
-    """One run over one directory whose log files and queues are loaded."""
+    """One recovery run over a directory whose log files and queues are loaded."""
 
     def __init__(
         self,
@@ -255,10 +263,10 @@ class Recovery:
         self._check_crc = check_crc
 
     async def run(self, *, has_abort: bool, same_boot: bool = False) -> Recovered:
-        """Carry out the plan. `same_boot`: the machine runs since before the last process ended.
+        """Carries out the plan. `same_boot`: the machine has not restarted since the last process ended.
 
         Raises:  LogMissing with nothing changed, Corrupt with no byte of the log changed; OSError when the
-                 disk does not let us.
+                 disk fails.
         """
         segments = self._log.log.segments
         self._queues.drop_deleted()
@@ -309,7 +317,7 @@ class Recovery:
                 safe_ms=times.safe_ms,
             )
             if self._has_indexes and times.durable_log_offset is not None:
-                # Keys that the disk did not take are found in the log again.
+                # Keys that were not synced are found in the log again.
                 indexed_ms = max(0, times.index_stored_at_ms - SAFETY_MS)
                 begin = choose_start(
                     self._heads(), ScanFrom.CHECKPOINT, dispatched_end=dispatched_end, safe_ms=indexed_ms
@@ -322,7 +330,7 @@ class Recovery:
             assert scan.last_log_offset < end, (scan.last_log_offset, end)
             await self._keep_copy(plan, scan, end)
             lost_bytes = self._cut(plan, end)
-            tables_end = min(tables_end, end)  # a file whose time is safe may lie behind the cut
+            tables_end = min(tables_end, end)  # a file with a safe time may start after the cut
             if plan.distrusts_disk:
                 self._write_again(scan.unsure_from, end)
             await sync_segments(self._log.disk, [s for s in scanned if s in self._log.log.segments])
@@ -338,7 +346,7 @@ class Recovery:
         )
 
     def _require_files(self, durable_end: int | None) -> None:
-        """The files are there that were on disk, to the last one."""
+        """Requires every file that was on disk by the checkpoint. Raises Corrupt."""
         last = self._log.log.last
         if durable_end is None or last is None or durable_end <= last.end:
             return
@@ -354,7 +362,7 @@ class Recovery:
         return heads
 
     async def _keep_copy(self, plan: RecoveryPlan, scan: RecoveryScan, end: int) -> None:
-        """Copy aside what `_cut` takes away, when it is more than one unfinished record."""
+        """Copies the bytes that `_cut` removes, if they are more than one unfinished record."""
         stop = self._stale_end(plan, end)
         if stop == end or not self._is_worth_a_copy(scan, end, stop):
             return
@@ -367,14 +375,14 @@ class Recovery:
         try:
             path = await disk.offload(copy, parts, end, stop - end)
         except DiskFull as error:
-            # A full disk must not keep the broker down: nobody was told that these bytes are safe.
+            # A full disk must not keep the broker down; these bytes were never acknowledged as safe.
             extra = {"path": str(self._copies), "error": str(error), **facts}
             log.error(events.LOG_COPY_FAILED, extra=extra)
         else:
             log.warning(events.LOG_TAIL_KEPT, extra={"path": str(path), **facts})
 
     def _stale_end(self, plan: RecoveryPlan, end: int) -> int:
-        """Behind the last byte that is cut and is not zero; `end` when there is none."""
+        """Returns the end of the last non-zero byte that is cut; `end` without one."""
         for segment in reversed(self._log.log.segments):
             begin = max(0, end - segment.base)
             if begin >= segment.size:
@@ -394,7 +402,7 @@ class Recovery:
         return stop - end > torn_bytes or scan.sound_behind(end) is not None
 
     def _cut(self, plan: RecoveryPlan, end: int) -> int:
-        """End the log at `end`; how many bytes behind it were not zero."""
+        """Ends the log at `end`; returns how many bytes after it were not zero."""
         last_end = self._log.end
         assert self._log.begin <= end <= last_end, (self._log.begin, end, last_end)
         self._log.end = end
@@ -408,10 +416,10 @@ class Recovery:
         return lost_bytes
 
     def _write_again(self, unsure_from: int, end: int) -> None:
-        """Put the bytes from `unsure_from` on, perhaps never synced, where they are already; -1: none.
+        """Rewrites the bytes from `unsure_from` on in place, as they may be unsynced; -1: none.
 
-        After a failed fsync the page cache may hold what the disk does not, and take it for clean: without
-        this a later fsync succeeds, and a power cut tears a hole into the log.
+        After a failed fsync the page cache may hold bytes that the disk lacks and consider them clean.
+        Without the rewrite a later fsync would succeed, and a power cut would leave a hole in the log.
         """
         position = unsure_from if unsure_from >= 0 else end
         assert self._log.begin <= position <= end, (self._log.begin, position, end)
@@ -422,7 +430,7 @@ class Recovery:
             position += len(raw)
 
     def _settle_queues(self) -> None:
-        """Write what the scan added, drop what the log lost, find the first entry that is kept."""
+        """Writes the entries added by the scan, drops those the log lost, and finds the first kept entry."""
         for queue in self._queues:
             queue.write()
         self._queues.truncate(self._log.end)

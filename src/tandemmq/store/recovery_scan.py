@@ -1,13 +1,13 @@
-"""Recovery's walk over the log: where it ends, and what in it is damaged; dispatches records on the way.
+"""Scans the log for recovery: finds its end and its damaged ranges, and dispatches records on the way.
 
-Invariants: sound records are dispatched in the order of the log. What was on disk once is never taken for a
-            tail that a crash tore: it is a damaged range, and the walk goes on behind it.
-Strategy:   a file is read in blocks, whose records are judged and dispatched at once in numpy, about two
-            microseconds each; what a block cannot tell (its end, damage, a record longer than a block) is
-            looked at one by one in the mapped file. Blocks are read, not mapped, so that a restart leaves no
-            gibibytes in this process. Behind bytes that are no record the next one is searched that says
-            that it lies there.
-Knows not:  which case of recovery it serves, what becomes of the bytes behind the end.
+Invariants: valid records are dispatched in log order. Bytes that were once on disk are never mistaken for a
+            tail torn by a crash: they become a damaged range, and the scan continues after them.
+Strategy:   a file is read in blocks, whose records are checked and dispatched at once in numpy, about two
+            microseconds each. Whatever a block cannot decide (its end, damage, a record longer than a block)
+            is checked singly in the mapped file. Blocks are read, not mapped, so that a restart leaves no
+            gibibytes mapped in this process. After invalid bytes the scan searches for the next record whose
+            stored offset matches its position.
+Knows not:  the case of recovery, the fate of the bytes after the end.
 Source:     spec store 3.3, 12.
 """
 
@@ -34,17 +34,21 @@ from tandemmq.units import MIB, align_up
 log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 8 * MIB
-"""Twice the longest message of the default settings; a block and its columns take three times as much."""
+"""The block size: twice the longest message of the default settings; a block with its columns takes three
+times as much.
+"""
 
 TAIL_HOLE_BYTES = 3
-"""Of the four bytes of a size, so many are zero at most."""
+"""The most leading zero bytes in the four bytes of a size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distrust:
-    """After a crash. Entries of records stored until `safe_ms` are on disk and right; what was stored from
-    `unsure_ms` on may never have been synced. `same_boot`: only the process died, so every byte that it wrote
-    is there, in the order in which it was written.
+    """The limits of trust after a crash.
+
+    Entries of records stored until `safe_ms` are on disk and right. Records stored from `unsure_ms` on may
+    never have been synced. `same_boot`: only the process died, so every byte it wrote exists, in the order of
+    writing.
     """
 
     safe_ms: int
@@ -53,8 +57,10 @@ class Distrust:
 
 
 class RecoveryScan:
-    """One walk. `distrust` None: the last run ended cleanly; `durable_end`: whole records up to there were
-    on disk, None when nobody noted it.
+    """One scan.
+
+    `distrust` None: the last run ended cleanly. `durable_end`: whole records up to there were on disk; None:
+    unknown.
     """
 
     def __init__(
@@ -82,7 +88,7 @@ class RecoveryScan:
         self.unsure_from = -1  # the first record that no successful fsync may have covered
 
     async def run(self, position: int) -> int:
-        """Walk from the start of a file on; where the log ends.
+        """Scans from the start of a file on; returns the end of the log.
 
         Raises:  OSError; Corrupt when too much is damaged.
         """
@@ -112,7 +118,7 @@ class RecoveryScan:
         return position
 
     def _damage_from(self, segment: Segment, position: int) -> int | None:
-        """Where the damage at `position` ends; None when the log ends here, perhaps in a torn tail."""
+        """Returns the end of the damage at `position`; None if the log ends here, perhaps in a torn tail."""
         durable_end = None
         if self._durable_end is not None:
             durable_end = min(self._durable_end, self._log.end)
@@ -121,8 +127,8 @@ class RecoveryScan:
                 return durable_end if behind is None else min(behind.log_offset, durable_end)
         distrust = self._distrust
         if distrust is None:
-            # Nothing is torn after a clean stop. Of our own log the end is known, so this is garbage behind
-            # it; of a log that another broker left only a record that follows tells.
+            # Nothing is torn after a clean stop. The end of our own log is known, so this is garbage after
+            # it; in a log of another broker only a following record proves damage.
             behind = self.sound_behind(position) if durable_end is None else None
         elif distrust.same_boot and not self._is_zero(segment, position):
             behind = self.sound_behind(position)
@@ -133,9 +139,9 @@ class RecoveryScan:
         return None if behind is None else behind.log_offset
 
     def _was_synced(self, sound: Sound, unsure_ms: int) -> bool:
-        """True for what an fsync covered: then it covered all before it, too.
+        """Returns True if an fsync covered the record, and therefore everything before it.
 
-        A BLANK has no store time; the next record behind it has, in whatever file that is.
+        A BLANK has no store time; the next record after it has one, in whatever file.
         """
         dated: Sound | None = sound
         while dated is not None and dated.stored_at_ms == BLANK_SOUND_MS:
@@ -144,13 +150,15 @@ class RecoveryScan:
 
     @staticmethod
     def _is_zero(segment: Segment, position: int) -> bool:
-        """True where the file was never written, or was cut: a cut that a crash ended leaves bytes behind."""
+        """Returns True if the bytes were never written or were cut; an interrupted cut leaves other bytes
+        behind.
+        """
         return not any(segment.file.pread(position - segment.base, BLANK_BYTES))
 
     def sound_behind(self, position: int) -> Sound | None:
-        """The next sound record (or BLANK) behind the unsound bytes at `position`, in any file.
+        """Returns the next valid record (or BLANK) after the invalid bytes at `position`, in any file.
 
-        Nothing that is older than the last sound record: RocketMQ does not zero what lies behind an end.
+        Records older than the last valid record are skipped: RocketMQ does not zero the bytes after an end.
         """
         segment = self._log.log.find(position)
         begin = 0 if segment is None else position - segment.base
@@ -162,11 +170,11 @@ class RecoveryScan:
                     assert sound.log_offset > position, (sound, position)
                     return sound
             segment = self._log.log.find(segment.end)
-            begin = -1  # there the first byte may begin one
+            begin = -1  # in the next file a record may begin at the first byte
         return None
 
     def _note_damage(self, segment: Segment, begin: int, end: int) -> None:
-        """Take down bytes that were on disk and are no records any more."""
+        """Records a damaged range of bytes that were once valid and on disk."""
         assert self.last_log_offset < begin < end <= self._log.end, (self.last_log_offset, begin, end)
         checked = self._check(segment, begin - segment.base)
         damaged = DamagedRange(begin, end, checked.outcome.value)
@@ -188,7 +196,9 @@ class RecoveryScan:
         )
 
     async def _scan_segment(self, segment: Segment, at: int) -> tuple[int, bool]:
-        """Where the sound records of one file from `at` on end, and whether they lead on to the next file."""
+        """Scans one file from `at`; returns the end of its valid records, and True if the next file continues
+        them.
+        """
         while at < segment.size:
             raw = segment.file.pread(at, min(BLOCK_BYTES, segment.size - at))
             block = read_block(memoryview(raw), log_offset=segment.base + at, check_crc=self._check_crc)
@@ -211,9 +221,10 @@ class RecoveryScan:
         return segment.end, True
 
     def _sound_count(self, block: RecordBlock, raw: bytes, *, phase: int, is_file_end: bool) -> int:
-        """How many records from the first on are whole in every sector, as far as the block can tell.
+        """Returns how many leading records are intact in every sector, as far as the block shows.
 
-        `phase`: how far behind the start of a sector the block begins; sectors lie where the file has them.
+        `phase`: the distance of the block's start from the start of its sector; sectors are aligned to the
+        file.
         """
         assert 0 <= phase < SECTOR_BYTES, phase
         view = memoryview(raw)
@@ -235,7 +246,7 @@ class RecoveryScan:
         return count
 
     def _take(self, block: RecordBlock) -> None:
-        """Dispatch all records of a block."""
+        """Dispatches all records of a block."""
         columns = block.columns
         begin = 0
         assert self.last_log_offset < int(columns.log_offset[0]), "records are taken in the order of the log"
@@ -254,7 +265,7 @@ class RecoveryScan:
         assert self.unsure_from <= self.last_log_offset, (self.unsure_from, self.last_log_offset)
 
     def _check(self, segment: Segment, at: int) -> RecordCheck:
-        """What lies at `at` of the file; a torn record is none."""
+        """Checks the record at `at` of the file; a torn record counts as invalid."""
         view = segment.view()
         checked = check_record(view, at, log_offset=segment.base + at, check_crc=self._check_crc)
         if checked.outcome is not RecordOutcome.OK:
@@ -268,7 +279,7 @@ class RecoveryScan:
         return self._distrust is not None and checked.stored_at_ms >= self._distrust.unsure_ms
 
     def _take_one(self, segment: Segment, at: int) -> RecordCheck:
-        """What lies at `at` of the file; dispatched if it is a sound record."""
+        """Checks the record at `at` of the file and dispatches a valid one."""
         position = segment.base + at
         assert self.last_log_offset < position, (self.last_log_offset, position)
         checked = self._check(segment, at)
@@ -285,9 +296,10 @@ class RecoveryScan:
         return checked
 
     def _leave_safety(self, position: int) -> None:
-        """The checkpoint does not vouch for entries of records from here on: they are made again.
+        """Drops queue entries of records from here on, which the checkpoint does not cover; they are created
+        again.
 
-        Nor for those of damaged records right in front, whose times nobody knows.
+        That includes damaged records directly before, whose store times are unknown.
         """
         assert self._is_safe, "entries are distrusted once"
         assert self._damage_end <= position, (self._damage_end, position)
@@ -296,10 +308,11 @@ class RecoveryScan:
 
 
 def _is_torn(view: memoryview, at: int, size: int) -> bool:
-    """True for a last record whose topic or properties end in zeros: the checksum covers the body only.
+    """Returns True if the topic or properties of a last record end in zeros: the checksum covers only the
+    body.
 
-    Asked of the last record alone, because a message in the middle may well have such properties, and ending
-    the log there would lose what follows.
+    Only the last record is tested, because a message in the middle may have such properties, and ending the
+    log there would lose the following ones.
     """
     end = at + size
     if view[end - 1] or any(view[end : end + BLANK_BYTES]):
@@ -309,11 +322,11 @@ def _is_torn(view: memoryview, at: int, size: int) -> bool:
 
 
 def _has_hole(view: memoryview, at: int, size: int, phase: int) -> bool:
-    """True for a record of whose properties a whole sector is zeros: a power cut took it.
+    """Returns True if a whole sector of the record's properties is zero, as after a power cut.
 
-    The store takes no record whose properties look like that. `phase`: how far behind the start of a sector
-    the view begins. A record may end up to `TAIL_HOLE_BYTES` before the sector does, because there the next
-    one begins with the zeros of a small number, its size: then nearly a sector of zeros ends the properties.
+    The store accepts no record with such properties. `phase`: the distance of the view's start from the start
+    of its sector. A record may end up to `TAIL_HOLE_BYTES` before its sector, because the next record begins
+    with the zeros of a small size: then nearly a sector of zeros ends the properties.
     """
     end = at + size
     assert 0 <= at < end <= len(view), (at, size, len(view))

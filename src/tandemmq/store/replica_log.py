@@ -1,9 +1,8 @@
-"""The single writer of a slave: its master's bytes, verbatim, each at the offset it has there.
+"""The single writer of a slave: writes the master's bytes verbatim, at the same offsets.
 
-Invariants: bytes go to the end of the log and nowhere else; a chunk never reaches into a second file; an
-            empty slave may go on at any later file start, because an old-style master sends it only its last
-            file.
-Knows not:  records: a chunk may end in the middle of one (the dispatcher waits for its rest).
+Invariants: bytes go only to the end of the log. A chunk never spans two files. An empty slave may start at
+            any later file start, because an old-style master sends it only its last file.
+Knows not:  records: a chunk may end in the middle of one (the dispatcher waits for the rest).
 Source:     spec store 9, spec replication 4.5.
 """
 
@@ -36,27 +35,27 @@ class ReplicaLog:
         self._recorder = recorder
         self._on_written = on_written
         self._is_closed = False
-        self._has_strays = False  # files of a beginning that failed, which could not be deleted
-        self._torn_end = 0  # up to here bytes of failed writes may lie that could not be zeroed
+        self._has_strays = False  # files of a failed start that could not be deleted
+        self._torn_end = 0  # bytes of failed writes that could not be zeroed may exist up to here
 
     def close(self) -> None:
-        """Refuse everything from now on."""
+        """Refuses everything from now on."""
         self._is_closed = True
 
     def cut_partial(self, whole_end: int) -> int:
-        """Take back the beginning of a record that nobody will complete; where the whole ones end.
+        """Zeroes an incomplete record at the end of the log; returns the end of the complete ones.
 
-        Records are whole up to `whole_end` at least, which a copy that began later may not have reached yet.
-        Raises OSError.
+        Records are known to be complete up to `whole_end`, which a copy that started later may not have
+        reached yet. Raises OSError.
         """
         assert whole_end <= self._log.end, (whole_end, self._log.end)
         self._remove_strays()
         end = max(whole_end, self._log.begin)
         while (checked := self._log.check(end)).outcome in (RecordOutcome.OK, RecordOutcome.BLANK):
-            if end + checked.size > self._log.end:  # a BLANK says its size in its head
+            if end + checked.size > self._log.end:  # a BLANK states its size in its head
                 break
             end += checked.size
-        # Foreign bytes may have come in any number of files.
+        # Foreign bytes may span any number of files.
         stale_end = max(self._log.end, self._torn_end)
         for segment in self._log.dirty_segments(end, stale_end):
             begin = max(end, segment.base)
@@ -66,11 +65,11 @@ class ReplicaLog:
         return end
 
     def append(self, log_offset: int, data: Buffer) -> None:
-        """Write the master's bytes from `log_offset` on.
+        """Writes the master's bytes at `log_offset`.
 
         Raises:  LogDiverged when they do not continue this log or do not fit into its file; DiskFull when the
-                 disk takes no writes, and then nothing was kept; ServiceNotAvailable when the store is no
-                 slave or stops.
+                 disk accepts no writes, and then nothing was kept; ServiceNotAvailable when the store is
+                 closed.
         """
         if self._is_closed:
             raise ServiceNotAvailable("the store is closed")
@@ -96,7 +95,7 @@ class ReplicaLog:
         except OSError as error:
             if self._log.end == end:
                 self._zero(log_offset, size)
-            else:  # it begins nowhere yet, and by now its master may begin elsewhere
+            else:  # the log has no start yet, and its master may start elsewhere next time
                 self._log.end = end
                 self._has_strays = True
                 with suppress(OSError):
@@ -115,8 +114,8 @@ class ReplicaLog:
             self._has_strays = False
 
     def _zero(self, log_offset: int, size: int) -> None:
-        """A torn chunk may stay until the store leads: the master sends the same bytes again, and they are
-        written over it.
+        """Zeroes a failed chunk if possible. It may remain until the store becomes master, since the same
+        bytes are sent again and overwrite it.
         """
         try:
             self._log.zero(log_offset, size)

@@ -1,7 +1,7 @@
-"""Answers the sends: at once after the write, or when disk and replicas have what the options ask for.
+"""Answers the sends: at once after the write, or when disk and replicas hold what the options require.
 
-Owns: the waiting sends (`confirm.WaitLines`), the acknowledgements and the one timer for all deadlines.
-Invariants: each send is told exactly once; a callback that raises does not cost the others their answer.
+Owns:       the waiting sends (`confirm.WaitLines`), the acknowledgements and the one timer for all deadlines.
+Invariants: each send is answered exactly once; a callback that raises does not cost the others their answer.
 Knows not:  records, files, sockets.
 """
 
@@ -29,7 +29,7 @@ _TOO_MANY = "too many sends wait"
 
 
 class Replies:
-    """Who is told what, and when."""
+    """The waiting sends of one store, and their answers."""
 
     def __init__(
         self,
@@ -56,7 +56,9 @@ class Replies:
         self.set_role(options.role)
 
     def set_role(self, role: BrokerRole) -> None:
-        """From the next write on, wait for as many acks as this role needs (spec replication 5.2)."""
+        """Sets the number of acks that sends require from the next write on, by role (spec
+        replication 5.2).
+        """
         options = self._options
         self._role = role
         required = self.acks.required
@@ -68,12 +70,13 @@ class Replies:
 
     @property
     def awaits_acks(self) -> bool:
-        """Whether the sends that come now wait for replicas."""
+        """True if new sends wait for replicas."""
         return self._ack_count > 0
 
     def require(self, replicas: frozenset[ReplicaId] | None) -> None:
-        """From the next write on, wait for each of these; None: for as many as the role needs. Who waits
-        already waits for them, too.
+        """Requires each of these replicas from the next write on; None: as many as the role needs.
+
+        Sends that already wait for the disk then wait for these replicas, too.
         """
         if replicas != self.acks.required:
             self.acks.required = replicas
@@ -83,7 +86,7 @@ class Replies:
             self._release()
 
     def end_role(self) -> None:
-        """What waits now is stored and no more is promised: its log may go on otherwise."""
+        """Ends all waiting sends as stored but unconfirmed, because the log may continue differently."""
         answers = self.lines.fail_all(PutStatus.FLUSH_SLAVE_TIMEOUT)
         assert not self.lines, "a send would wait for another role"
         self._count(answers)
@@ -91,7 +94,7 @@ class Replies:
         self.tell(answers)
 
     def written(self, sends: Sends) -> None:
-        """These sends are in the log; tell those that need not wait, line up the others."""
+        """Handles sends that are in the log: answers those that need not wait, queues the others."""
         ok = PutStatus.PUT_OK
         if self._failed is not None:
             self.end_all(sends, self._failed)
@@ -114,13 +117,14 @@ class Replies:
             else:
                 at_once.append((on_done, PutStatus.SLAVE_NOT_AVAILABLE))
         if self.lines:
-            self._after_change()  # nobody can have what was written just now
+            self._after_change()  # no replica can hold the bytes written just now
         self._count(at_once)
         self.tell(at_once)
 
     def confirm(self, log_offset: int, end: int, on_done: OnDone) -> None:
-        """A repeat: told when everything below `end` is as safe as a send that waits, and when the replicas
-        that count hold the message at `log_offset`, too.
+        """Queues a repeated send until everything below `end` is as safe as a send that waits.
+
+        The replicas that count must also hold the message at `log_offset`.
         """
         assert 0 <= log_offset <= end, (log_offset, end)
         if self._failed is not None or self._wait_for is WaitFor.NOTHING or not self._has_slave():
@@ -138,17 +142,19 @@ class Replies:
         self._release()
 
     def _deadlines(self, now: float) -> tuple[float, float]:
-        """Until when what waits from now on waits for replicas, and for the disk."""
+        """Returns the deadlines for replicas and for the disk of a wait that starts now."""
         options = self._options
         return now + options.slave_timeout_ms / 1000, now + options.sync_flush_timeout_ms / 1000
 
     def end_all(self, sends: Sends, status: PutStatus) -> None:
-        """Tell all of them the same."""
+        """Answers all sends with one status."""
         self._recorder.outcomes[status] += len(sends)
         self.tell([(on_done, status) for _, on_done, _ in sends])
 
     def fail(self, status: PutStatus) -> None:
-        """Nothing can be confirmed any more: every waiting and every later send ends with `status`."""
+        """Ends every waiting and every later send with `status`, because nothing can be confirmed
+        any more.
+        """
         self._failed = status
         if self._timer is not None:
             self._timer.cancel()
@@ -159,9 +165,9 @@ class Replies:
         self.tell(answers)
 
     def tell(self, answers: Answers) -> None:
-        """Call them in order; what one raises costs no other its answer.
+        """Calls the callbacks in order; an error of one does not cost others their answer.
 
-        A failed assertion is raised at the end; other errors are the caller's own, as in its handlers.
+        A failed assertion is raised at the end; other errors belong to the callback, as in its handlers.
         """
         failed: AssertionError | None = None
         for on_done, status in answers:
@@ -169,13 +175,13 @@ class Replies:
                 on_done(status)
             except AssertionError as error:
                 failed = failed or error
-            except Exception as error:  # whatever it is, the store is not in doubt
+            except Exception as error:  # whatever the error is, the store is intact
                 log.error(events.ANSWER_FAILED, exc_info=error)
         if failed is not None:
             raise failed
 
     def _has_slave(self) -> bool:
-        """Whether a send may wait for replicas at all."""
+        """Returns True if a send may wait for replicas at all."""
         if not self._asks_slave:
             return True
         gap = self._options.replica_gap_bytes_max
@@ -185,7 +191,7 @@ class Replies:
         self._release()
 
     def _watch(self, end: int, now: float) -> None:
-        """Measure how long this batch waits."""
+        """Measures the waiting time of this batch."""
         if self._wait_for is not WaitFor.ACKS:
             self._recorder.flush_wait.begin(end, now)
         if self._wait_for is not WaitFor.FLUSH:
@@ -206,7 +212,7 @@ class Replies:
             ack_deadline=self._deadlines(now)[0],
         )
         if not answers and not self.lines:
-            return  # only what timed out before was reached
+            return  # only sends that had timed out were reached
         recorder.outcomes[PutStatus.PUT_OK] += len(answers)
         self._after_change()
         self.tell(answers)
@@ -225,10 +231,10 @@ class Replies:
         self._count(answers)
         self._after_change()
         self.tell(answers)
-        self._release()  # a replica that began late may hold what is the oldest now
+        self._release()  # a replica that began late may hold what is now the oldest send
 
     def _after_change(self) -> None:
-        """Keep the bound on waiting sends, and the timer at the earliest deadline."""
+        """Keeps the bound on waiting sends, and the timer at the earliest deadline."""
         if len(self.lines) >= self._options.waiting_sends_max:
             self._admission.block(_TOO_MANY, f"[OVERLOAD]{_TOO_MANY}, try another broker", Busy)
         else:

@@ -1,10 +1,10 @@
-"""Deletes log files that are old or in the way, and lets the tables follow.
+"""Deletes log files that are expired or take needed space, and trims the tables accordingly.
 
-Invariants: the last file is never deleted, nor one that is not yet flushed with its entries in the queues;
-            oldest first, and not beyond the first that must stay, or that cannot be deleted: the log has no
-            gap. Views that readers hold stay valid.
-Strategy:   facts -> `plan_cleaning` (pure) -> files deleted, queues and key index cut at the new beginning.
-            A file's age is that of the first records behind it, which, unlike its mtime, a copy keeps.
+Invariants: the last file is never deleted, nor a file that is not flushed or whose queue entries are not.
+            Files go oldest first, and not beyond the first that must stay or cannot be deleted: the log has
+            no gap. Views that readers hold stay valid.
+Strategy:   facts -> `plan_cleaning` (pure) -> files deleted, queues and key index cut at the new beginning. A
+            file's age is that of the first records after it, which, unlike its mtime, survives copying.
 Source:     spec store 19.
 """
 
@@ -36,18 +36,20 @@ log = logging.getLogger(__name__)
 
 HOUR_MS = 3_600_000
 RECORDS_ASKED = 3
-"""How many records at the beginning of a file tell when the one before it was full."""
+"""The number of records read at the beginning of a file to date the end of the previous file."""
 USE_UNKNOWN = -1
-"""Then files that are old enough go, but none is forced out (spec store 19)."""
+"""The disk use if unknown: then expired files are deleted, but none is forced out (spec store 19)."""
 _DISK_FULL = "disk full"
 
 
 LOG_FILES_MIN: Final = 3
-"""With room for fewer a log that is full can neither go on nor drop its oldest file for long."""
+"""The least number of files the disk should hold: with fewer, a full log soon can neither continue nor drop
+its oldest file.
+"""
 
 
 def require_room(options: StoreOptions, disk: Disk, directory: Path) -> None:
-    """Checks that the disk of an empty log can hold what its settings ask for, before the broker is ready.
+    """Checks that the disk of an empty log can hold what its settings require, before the broker is ready.
 
     Raises:  ConfigError when not even one log file fits: no message could ever be stored.
     """
@@ -65,7 +67,7 @@ def require_room(options: StoreOptions, disk: Disk, directory: Path) -> None:
 
 
 def no_room_for_first_file(options: StoreOptions, disk: Disk, directory: Path) -> str:
-    """Why an empty log cannot take its first message now; empty when it can, or nobody knows."""
+    """Returns the reason why an empty log cannot accept its first message; empty if it can, or if unknown."""
     with suppress(OSError):
         total, free = disk.usage(directory)
         if total > 0 and free < options.commit_log_file_bytes:
@@ -78,12 +80,14 @@ def no_room_for_first_file(options: StoreOptions, disk: Disk, directory: Path) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleaningPlan:
-    """`delete_count` oldest files go; while `is_disk_full` messages are refused."""
+    """A decision: the `delete_count` oldest files are deleted; while `is_disk_full` messages are refused."""
 
     delete_count: int
     is_disk_full: bool
     early_count: int = 0
-    """Of these the last ones are younger than fileReservedTime: the disk forces them out."""
+    """The number of these files, the last ones, that are younger than fileReservedTime: the full disk forces
+    them out.
+    """
 
 
 def plan_cleaning(
@@ -95,9 +99,10 @@ def plan_cleaning(
     left_at_ms: Sequence[int],
     at_any_hour: bool = False,
 ) -> CleaningPlan:
-    """What to delete now.
+    """Returns the files to delete now.
 
-    Units:   left_at_ms: per file that may go, oldest first, when the log left it; hour is local, 0..23.
+    Units:   left_at_ms: per deletable file, oldest first, the time when the log left it; hour is local,
+             0..23.
     """
     assert used_percent >= USE_UNKNOWN, used_percent
     assert 0 <= hour < 24, hour
@@ -137,9 +142,11 @@ class Cleaner:
         tables_end: Callable[[], int],
         is_held: Callable[[], bool],
     ) -> None:
-        """`tables_end`: the entries of all records below are on disk. Without its record an entry can never
-        be made again, and a queue whose file is lost with the power would begin at 0. `is_held`: the end of
-        the log is being cut, and no file may go meanwhile: the cut may be at the beginning of one.
+        """Creates the cleaner.
+
+        `tables_end`: the queue entries of all records below are on disk. An entry cannot be rebuilt without
+        its record, and a queue whose file is lost in a power cut would begin at 0. `is_held`: the end of the
+        log is being cut; no file may be deleted meanwhile, since the cut may be at the beginning of one.
         """
         self._options = options
         self._log = log
@@ -155,7 +162,7 @@ class Cleaner:
         self._timer: TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin the rounds; a disk that is full already takes no message until the first one."""
+        """Starts the rounds; with a disk that is already full no message is accepted until the first one."""
         assert self._timer is None, "the rounds begin once"
         self._set_full(self._used_percent() > self._options.disk_warning_percent)
         self._timer = self._clock.call_later(self._options.clean_first_delay_ms / 1000, self._tick)
@@ -165,14 +172,16 @@ class Cleaner:
         self.clean()
 
     def stop(self) -> None:
-        """No more rounds."""
+        """Ends the rounds."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def clean(self, *, at_any_hour: bool = False) -> int:
-        """One round; how many log files were deleted. None while the log is being cut, or when a file that
-        must be read cannot be: the next round tries again.
+        """Runs one round and returns how many log files were deleted.
+
+        None is deleted while the log is being cut, or if a file that must be read cannot be: the next round
+        retries.
         """
         if self._is_held():
             return 0
@@ -199,7 +208,7 @@ class Cleaner:
                 assert segment.end <= self._tables_end(), (segment, self._tables_end())
                 deleted += 1
                 if deleted > plan.delete_count - plan.early_count:
-                    # What waits in it (delayed and timer messages, open transactions) is lost as well.
+                    # Its pending delayed and timer messages and open transactions are lost as well.
                     hours = self._options.file_reserved_hours
                     log.error(
                         events.SEGMENT_DELETED_EARLY,
@@ -208,14 +217,14 @@ class Cleaner:
                 else:
                     log.info(events.SEGMENT_DELETED, extra={"path": str(segment.path)})
         except OSError as error:
-            # The log begins with this file still; the next round tries again.
+            # The log still begins with this file; the next round retries.
             log.warning(events.SEGMENT_DELETE_FAILED, extra={"error": str(error)})
         if deleted:
             self.cut_tables()
         return deleted
 
     def cut_tables(self) -> None:
-        """Delete the files of queues and key indexes that point only below the log."""
+        """Deletes the files of queues and key indexes that point only below the log."""
         begin = self._log.begin
         assert begin <= self._log.end, (begin, self._log.end)
         self._log.damaged.drop_below(begin)
@@ -230,11 +239,14 @@ class Cleaner:
             try:
                 step(begin)
             except OSError as error:
-                # A table's file that stays costs room only, until a later round; the other tables follow now.
+                # A remaining table file only costs space until a later round; the other tables are trimmed
+                # now.
                 log.warning(events.SEGMENT_DELETE_FAILED, extra={"error": str(error)})
 
     def _used_percent(self) -> int:
-        """Of the fuller one of the disks of log and queues; `USE_UNKNOWN` when the system does not tell."""
+        """Returns the use of the fuller disk of log and queues; `USE_UNKNOWN` if the system does not report
+        it.
+        """
         used = USE_UNKNOWN
         for directory in self._directories:
             with suppress(OSError):
@@ -246,7 +258,7 @@ class Cleaner:
     def _left_at(self) -> list[int]:
         safe = min(self._flushed.value, self._tables_end())
         candidates = islice(pairwise(self._log.log.segments), self._options.delete_file_count_max)
-        # A file behind which a damaged record begins is as young as the next one, which the plan asks about.
+        # A file followed by a damaged record counts as young as the next one, which the plan checks.
         times = [
             self._left_for(segment, after)
             for segment, after in candidates
@@ -261,10 +273,10 @@ class Cleaner:
         return times
 
     def _left_for(self, segment: Segment, after: Segment) -> int:
-        """When the log left the file for the one after it; -1 when that begins with damage.
+        """Returns the time when the log left the file for the one after it; -1 if that begins with damage.
 
-        No checksum covers a time: of three records the middle one counts, so that a turned bit makes no file
-        old before its time, nor keeps it for ever. Where fewer are behind the file its own first one helps.
+        No checksum covers a time: the middle one of three records counts, so that a bit flip neither ages a
+        file nor keeps it for ever. With fewer records after the file, its own first one is used as well.
         """
         assert segment.end == after.base, (segment, after)
         times = self._first_times(after, RECORDS_ASKED)

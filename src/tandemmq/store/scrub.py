@@ -1,7 +1,8 @@
-"""Finds damage in the files of a store and puts it right. The `Scrubber` reads what lies there again and
-again, so that damage is found before the bytes are needed: in the log, and in the entries of the queues,
-which are mended by what the log says. The `Healer` puts damaged ranges of the log right with the bytes of
-another copy.
+"""Finds and repairs damage in the files of a store.
+
+The `Scrubber` re-reads the log in rounds, so that damage is found before the bytes are needed. It also
+compares queue entries with the log and repairs them. The `Healer` restores damaged ranges of the log from the
+bytes of another copy.
 """
 
 from __future__ import annotations
@@ -34,19 +35,24 @@ log = logging.getLogger(__name__)
 
 BLOCK_BYTES: Final = MIB
 FIRST_DELAY_S: Final = 60.0
-"""A start has read the last file itself, and has other things to do."""
+"""The delay of the first round: a start has just read the last file, and has other work."""
 HEAL_BYTES_MAX = 256 * MIB
 AROUND_BYTES = 4 * KIB
-"""So much on either side must be the same in both logs."""
+"""The bytes on either side of a range that must be the same in both logs."""
 
 _T = TypeVar("_T")
 
 Fetch = Callable[[int, int], Awaitable[bytes]]
-"""(log_offset, size): the other copy's bytes, all of them. Raises a TandemError when it lacks some."""
+"""(log_offset, size): returns the other copy's bytes, all of them. Raises a TandemError when it
+lacks some.
+"""
 
 
 class _Look(NamedTuple):
-    """Sound records reach up to byte `end` of the file; `reason`: what lies there is none."""
+    """The result of one read: valid records reach up to byte `end` of the file.
+
+    `reason`: the defect at `end`; empty without one.
+    """
 
     end: int
     read_bytes: int
@@ -55,25 +61,26 @@ class _Look(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """Where the next look begins, and how many bytes this one read."""
+    """The position of the next read, and the number of bytes this one read."""
 
     position: int
     read_bytes: int
 
 
 class Scrubber:
-    """The rounds of one store. `on_damaged` is called when a range was added to those of the log; `mend` puts
-    right what the queues say of sound records.
+    """The rounds of one store.
 
-    Invariants: looked at is what is flushed and dispatched: whole records, which never change. Bytes are
-                damage only when a second look finds no record either, in a file that is still the log's.
-                Where the log was cut meanwhile, records begin elsewhere: the file is looked at again from
-                its start. Sends go on.
+    `on_damaged` is called when a range was added to those of the log; `mend` repairs the queue entries of
+    valid records.
+
+    Invariants: only flushed and dispatched bytes are read: whole records, which never change. Bytes are
+                damaged only if a second read finds no record either, in a file that still belongs to the log.
+                After a cut, records begin elsewhere, so the file is read again from its start. Sends continue
+                meanwhile.
     Strategy:   one block at a time, off the loop, then a rest that keeps to the speed; oldest first. Bytes
-                are read, not mapped, so a sector that cannot be read is an error and no signal. What a block
-                cannot tell (a longer record, the end of a file, damage) is looked at in the map, once it was
-                read. Where the log was found to differ from another copy's, it is looked at once and in one
-                go.
+                are read, not mapped, so an unreadable sector is an error and not a signal. Whatever a block
+                cannot decide (a longer record, the end of a file, damage) is checked in the map after it was
+                read. A part found to differ from another copy's log is read at once and without rests.
     At a bound: with `DAMAGED_RANGES_MAX` ranges known the round ends.
     """
 
@@ -103,26 +110,26 @@ class Scrubber:
         self._dispatched = dispatched
         self._on_damaged = on_damaged
         self._mend = mend
-        self._position = 0  # where the next look begins
-        self._cut_count = 0  # how often the log had been cut when that was a boundary of records
+        self._position = 0  # where the next read begins
+        self._cut_count = 0  # cuts of the log when `_position` was a record boundary
         self._timer: TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
 
     def start(self) -> None:
-        """Begin the rounds, unless the options switch them off."""
+        """Starts the rounds, unless the options disable them."""
         if self._bytes_per_second:
             self._rest(FIRST_DELAY_S)
 
     def halt(self) -> None:
-        """Look at nothing any more."""
+        """Stops reading."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     async def stop(self) -> None:
-        """Returns when nothing is being read."""
+        """Stops reading, and waits until no read runs."""
         self.halt()
         if self._task is not None:
             await asyncio.wait([self._task])
@@ -138,7 +145,7 @@ class Scrubber:
             self._task = self._tasks.start("scrub", self._go_on())
 
     async def _go_on(self) -> None:
-        """One look, and the rest behind it; behind the last one of a round a long one."""
+        """Runs one read and schedules the next, after a longer rest at the end of a round."""
         if self._cut_count != self._flushed.cut_count:
             self._position = align_down(self._position, self._log.segment_bytes)
             self._cut_count = self._flushed.cut_count
@@ -154,7 +161,7 @@ class Scrubber:
             self._rest(self._interval_s if step is None else step.read_bytes / self._bytes_per_second)
 
     async def look_at(self, log_offset: int, end: int) -> None:
-        """Look now, at full speed, at the record that `log_offset` lies in and all below `end`."""
+        """Reads now, at full speed, from the record that contains `log_offset` up to `end`."""
         segment = self._log.log.find(log_offset)
         if segment is None:
             return
@@ -171,8 +178,10 @@ class Scrubber:
             position = step.position
 
     async def _look(self, position: int) -> _Step | None:
-        """Look at the block at `position`, or at the next one; None at the end of what is looked at."""
-        position = max(position, self._log.begin)  # retention may have overtaken us
+        """Reads the block at `position` or the next valid one; returns None at the end of the
+        readable part.
+        """
+        position = max(position, self._log.begin)  # retention may have deleted the position
         while (known := self._log.damaged.find(position, position + 1)) is not None:
             position = known.end
         segment = self._log.log.find(position)
@@ -198,15 +207,15 @@ class Scrubber:
         return None if next_position is None else _Step(next_position, look.read_bytes)
 
     async def _judge(self, segment: Segment, at: int, reason: str) -> int | None:
-        """Bytes `at` of a file are no record; where the next look begins, None when the round ends here.
+        """Judges invalid bytes at `at` of a file; returns the next read position, None to end the round.
 
         Raises:  OSError.
         """
         begin = segment.base + at
         if self._is_gone(segment) or self._log.damaged.find(begin, begin + 1) is not None:
-            return begin  # the next look begins behind it
+            return begin  # the next read begins after it
         if not _sound_end(segment.view(), at, segment.base)[1]:
-            return begin  # it was healed meanwhile, or the memory erred
+            return begin  # it was healed meanwhile, or memory had an error
         limit, cut_count = self._limit(segment), self._flushed.cut_count
         found_at = await self._off_loop(segment, _find_sound, at, limit)
         if self._flushed.cut_count != cut_count:
@@ -214,7 +223,7 @@ class Scrubber:
         if self._is_gone(segment):
             return begin
         if found_at is None and limit < segment.size and self._flushed.value < self._dispatched.value:
-            return None  # whether a record ends at `limit` is not known: next time
+            return None  # it is unknown if a record ends at `limit`: next time
         end = segment.base + (limit if found_at is None else found_at)
         assert begin < end, "sound bytes lie behind the unsound ones"
         assert end <= min(segment.end, self._log.end), (segment, end, self._log.end)
@@ -240,7 +249,9 @@ class Scrubber:
         return damaged.end
 
     async def _off_loop(self, segment: Segment, look: Callable[..., _T], *facts: int) -> _T:
-        """`look(file, view, base, *facts)`, which blocks; the file stays open meanwhile."""
+        """Runs `look(file, view, base, *facts)`, which blocks, off the loop; the file stays open
+        meanwhile.
+        """
         file = segment.pin()
         try:
             return await self._disk.offload(look, file, segment.view(), segment.base, *facts)
@@ -248,7 +259,7 @@ class Scrubber:
             segment.unpin()
 
     def _limit(self, segment: Segment) -> int:
-        """The byte of the file at which what is looked at ends; only a cut of the log lowers it."""
+        """Returns the end of the readable part of the file; only a cut of the log lowers it."""
         return min(segment.size, min(self._flushed.value, self._dispatched.value) - segment.base)
 
     def _is_gone(self, segment: Segment) -> bool:
@@ -260,7 +271,7 @@ class Scrubber:
 
 
 def _look_at(file: File, view: memoryview, base: int, at: int, limit: int) -> _Look:
-    """Sound records from byte `at` of a file on, as far as one block shows. Raises OSError."""
+    """Reads valid records from byte `at` of a file on, up to one block. Raises OSError."""
     assert at < limit <= len(view), (base, at, limit)
     raw = memoryview(file.pread(at, min(BLOCK_BYTES, limit - at)))
     block = read_block(raw, log_offset=base + at, check_crc=True)
@@ -278,7 +289,7 @@ def _look_at(file: File, view: memoryview, base: int, at: int, limit: int) -> _L
 
 
 def _sound_end(view: memoryview, at: int, base: int) -> tuple[int, str]:
-    """Behind the record or BLANK at byte `at` of a whole file; or `at`, and why neither is there."""
+    """Returns the end of the record or BLANK at byte `at` of a whole file; or `at`, and the defect."""
     assert 0 <= at < len(view), (base, at, len(view))
     found = check_record(view, at, log_offset=base + at)
     if found.outcome is RecordOutcome.OK:
@@ -289,9 +300,9 @@ def _sound_end(view: memoryview, at: int, base: int) -> tuple[int, str]:
 
 
 def _find_sound(file: File, view: memoryview, base: int, at: int, limit: int) -> int | None:
-    """Where in the file sound bytes go on behind the unsound ones at `at`; None: not below `limit`.
+    """Returns the position of the next valid bytes after the invalid ones at `at`; None: not below `limit`.
 
-    Nothing there is a left-over from behind an earlier end of the log. Raises OSError.
+    No bytes there are left over from an earlier end of the log. Raises OSError.
     """
     assert 0 <= at <= limit <= len(view), (base, at, limit)
     _read(file, at, limit)
@@ -302,7 +313,7 @@ def _find_sound(file: File, view: memoryview, base: int, at: int, limit: int) ->
 
 
 def _read(file: File, begin: int, end: int) -> None:
-    """So that what cannot be read is an error here, and not a signal where the mapped bytes are touched."""
+    """Reads a range, so that unreadable bytes raise an error here and not a signal in the mapped file."""
     for at in range(begin, end, BLOCK_BYTES):
         file.pread(at, min(BLOCK_BYTES, end - at))
 
@@ -310,15 +321,15 @@ def _read(file: File, begin: int, end: int) -> None:
 class Healer:
     """The heals of one store; one at a time.
 
-    Invariants: nothing is written before the other copy's bytes are a run of sound records that fills the
-                range exactly, and its bytes around the range are the same as ours: so it is the same log.
-                What was there is copied aside, and on disk, before. A range is sound again only after the
-                fsync; a heal that a crash ended is found by the next start, as damage.
-    Strategy:   first the queue entries that are missing, and on disk: nobody looks for them later. Readers
-                pass over them while the range is damaged. The key index stays as it is: it takes keys in the
-                order of the log only.
-    At a bound: a range of more than `HEAL_BYTES_MAX` is left to a person.
-    Knows not:  who has the other copy.
+    Invariants: nothing is written before two checks: the other copy's bytes are valid records that fill the
+                range exactly, and its bytes around the range equal ours, so it is the same log. The old bytes
+                are copied aside, and the copy is on disk, before they are overwritten. A range is valid again
+                only after the fsync; the next start finds a heal interrupted by a crash as damage.
+    Strategy:   missing queue entries are written first and flushed, because nothing restores them later.
+                Readers skip them while the range is damaged. The key index is unchanged, since it accepts
+                keys only in log order.
+    At a bound: a range of more than `HEAL_BYTES_MAX` is left to an operator.
+    Knows not:  the source of the other copy.
     """
 
     def __init__(
@@ -337,7 +348,7 @@ class Healer:
         self._clock = clock
 
     async def heal(self, damaged: DamagedRange, fetch: Fetch) -> None:
-        """The range is sound again when this returns.
+        """Heals the range; it is valid again when the call returns.
 
         Raises:  what `fetch` raises; Corrupt when the other bytes do not fit here; DiskFull; OSError when an
                  fsync failed.
@@ -350,7 +361,7 @@ class Healer:
         records = list(self._records(damaged, data))
         await self._compare_around(damaged, fetch)
         if damaged not in self._log.damaged:
-            return  # retention or a cut took it, or it grew meanwhile
+            return  # retention or a cut removed it, or it grew meanwhile
         touched = self._dispatcher.restore(memoryview(data), damaged.begin, records)
         steps: tuple[Callable[[], Awaitable[object]], ...] = (
             self._flush_tables,
@@ -369,7 +380,7 @@ class Healer:
         )
 
     def _records(self, damaged: DamagedRange, data: bytes) -> Iterator[RecordCheck]:
-        """The records that fill the range, file by file. Raises Corrupt."""
+        """Yields the records that fill the range, file by file. Raises Corrupt."""
         if len(data) != damaged.size:
             raise self._misfit(damaged, f"{len(data)} bytes came")
         view = memoryview(data)
@@ -391,7 +402,7 @@ class Healer:
             raise self._misfit(damaged, f"the other copy's records end at {position}")
 
     async def _compare_around(self, damaged: DamagedRange, fetch: Fetch) -> None:
-        """Raises Corrupt where the other log is not ours."""
+        """Compares the bytes around the range. Raises Corrupt if the other log differs from ours."""
         before = max(damaged.begin - AROUND_BYTES, self._log.begin)
         compared = 0
         for begin, end in ((before, damaged.begin), (damaged.end, damaged.end + AROUND_BYTES)):
@@ -407,7 +418,7 @@ class Healer:
             raise self._misfit(damaged, "no sound byte lies around it that could be compared")
 
     def _sound_part(self, begin: int, end: int, *, is_before: bool) -> tuple[int, memoryview] | None:
-        """Sound bytes that touch the range, of one file; None without any."""
+        """Returns valid bytes adjacent to the range, of one file; None without any."""
         if is_before:
             segment = self._log.log.find(end - 1)
             begin = begin if segment is None else max(begin, segment.base)
@@ -423,7 +434,7 @@ class Healer:
         try:
             old = [*read_range(self._log.log, damaged.begin, damaged.end)]
         except OSError:
-            old = [bytes(damaged.size)]  # a sector that cannot be read holds nothing to keep
+            old = [bytes(damaged.size)]  # an unreadable sector holds nothing to keep
         assert sum(map(len, old)) == damaged.size, damaged
         await disk.offload(copy, old, damaged.begin, damaged.size)
 

@@ -1,9 +1,9 @@
-"""The ordered files of one log, `SegmentedLog`: find by offset, roll, truncate, drop the oldest. A `Segment`
-is one file; `OpenFiles` bounds how many of them are open.
+"""The ordered files of one log: `SegmentedLog` finds by offset, rolls, truncates and drops the oldest. A
+`Segment` is one file; `OpenFiles` bounds the number of open files.
 
-Invariants: equal sizes, names are the offsets of their first bytes, no gap between neighbours; files are zero
-            behind the data, also after a truncation (spec store 21.11).
-Knows not:  where the data ends, or what it is: its owners do.
+Invariants: files have equal sizes, are named by the offset of their first byte, and leave no gap. They are
+            zero after the data, also after a truncation (spec store 21.11).
+Knows not:  the end of the data, or its content: the owners do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ZEROS = bytes(MIB)
 
 
 class SegmentedLog:
-    """Files of `segment_bytes` each in `directory`, created when asked for."""
+    """Files of `segment_bytes` each in `directory`, created on demand."""
 
     __slots__ = ("_advice", "_files", "_sparse", "directory", "segment_bytes", "segments")
 
@@ -48,13 +48,13 @@ class SegmentedLog:
         self._advice = advice
 
     def advise(self, advice: Advice) -> None:
-        """How the files are read from now on, those that come later, too."""
+        """Sets the read advice for present and later files."""
         self._advice = advice
         for segment in self.segments:
             segment.advise(advice)
 
     def load(self) -> None:
-        """Take up the files that are there; an unused last file that a crash left short is deleted.
+        """Opens the existing files; an unused last file that a crash left short is deleted.
 
         Raises:  Corrupt for another length than configured, or a gap between the files.
         """
@@ -99,7 +99,7 @@ class SegmentedLog:
         return self.segments[-1] if self.segments else None
 
     def find(self, offset: int) -> Segment | None:
-        """The file that holds byte `offset`; None when there is none."""
+        """Returns the file that holds byte `offset`; None without one."""
         segments = self.segments
         if not segments:
             return None
@@ -107,7 +107,7 @@ class SegmentedLog:
         return segments[index] if 0 <= index < len(segments) else None
 
     def open_at(self, offset: int) -> Segment:
-        """The file for byte `offset`, created when it is the next one (or the first of all).
+        """Returns the file for byte `offset`, created if it is the next one (or the first of all).
 
         Raises:  OSError when it cannot be created; nothing is left behind then.
         """
@@ -122,11 +122,11 @@ class SegmentedLog:
         return self.adopt(base, file)
 
     def path_of(self, base: int) -> Path:
-        """The name of the file that begins at byte `base`."""
+        """Returns the path of the file that begins at byte `base`."""
         return self.directory / offset_file_name(base)
 
     def adopt(self, base: int, file: File) -> Segment:
-        """Take in a file that was just created for `base`."""
+        """Adds a file that was just created for `base`."""
         assert base % self.segment_bytes == 0, (self.directory, base)
         assert file.size == self.segment_bytes, (file.path, file.size)
         assert not self.segments or self.segments[-1].end == base, (self.directory, base)
@@ -135,12 +135,13 @@ class SegmentedLog:
         return segment
 
     def truncate(self, end: int, *, zero_bytes_max: int) -> int:
-        """Cut at `end`: later files are deleted, the rest of its file is zeroed; how many bytes were.
+        """Cuts at `end`: deletes later files and zeroes the rest of its file; returns how many bytes were
+        zeroed.
 
-        The first file is kept even when nothing is left in it: its name remembers where the log stands.
+        The first file is kept even when it is empty: its name records the position of the log.
 
-        Strategy: stale data begins right at the cut; `zero_bytes_max` bounds how far behind it is searched
-        for, because a reserved gibibyte that was never written need not be read on a clean start.
+        Strategy: stale data begins right at the cut; `zero_bytes_max` bounds the search for it, because a
+                  reserved gibibyte that was never written need not be read on a clean start.
         """
         assert zero_bytes_max >= 0, (self.directory, zero_bytes_max)
         while len(self.segments) > 1 and self.segments[-1].base >= end:
@@ -151,10 +152,10 @@ class SegmentedLog:
         return zero_stale(segment, end - segment.base, min(segment.size, end - segment.base + zero_bytes_max))
 
     def drop_oldest(self) -> Segment:
-        """Delete the first file; views of it stay valid.
+        """Deletes the first file; views of it stay valid.
 
-        Raises:  OSError when it cannot be deleted: then the log begins with it still. Without it, later files
-                 could go, and the next start would find it in front of a gap.
+        Raises:  OSError when it cannot be deleted: then the log still begins with it. Otherwise later files
+                 could go, and the next start would find it before a gap.
         """
         assert len(self.segments) > 1, "the last file is never dropped"
         segment = self.segments[0]
@@ -164,9 +165,9 @@ class SegmentedLog:
         return segment
 
     def remove_all(self) -> None:
-        """Delete every file, and the directory when nothing else is in it.
+        """Deletes every file, and the directory if nothing else is in it.
 
-        Raises:  OSError when one cannot be deleted; it is a file of the log still.
+        Raises:  OSError when one cannot be deleted; it still is a file of the log.
         """
         while self.segments:
             self.segments[-1].remove()
@@ -176,7 +177,7 @@ class SegmentedLog:
             disk.remove(self.directory)
 
     def begin_anew(self) -> None:
-        """As `remove_all`, but the log has no file afterwards in any case: `remove_strays` comes before the
+        """Like `remove_all`, but the log has no file afterwards in any case: call `remove_strays` before the
         next one.
 
         Raises:  OSError when a file cannot be deleted.
@@ -187,7 +188,7 @@ class SegmentedLog:
             self.segments.clear()
 
     def remove_strays(self) -> None:
-        """Delete what is left of former files of a log that has none: its first one may lie before them.
+        """Deletes former files of a log that has none, since its first file may precede them.
 
         Raises:  OSError when one cannot be deleted.
         """
@@ -199,7 +200,7 @@ class SegmentedLog:
 
 
 def zero_stale(segment: Segment, begin: int, end: int) -> int:
-    """Zero the parts of bytes `begin` to `end` of a file that are not zero; how many bytes were written."""
+    """Zeroes the non-zero parts of bytes `[begin, end)` of a file; returns how many bytes were written."""
     assert begin >= 0, (segment, begin)
     assert begin <= end, (segment, begin, end)
     assert end <= segment.size, (segment, end)
@@ -215,9 +216,9 @@ def zero_stale(segment: Segment, begin: int, end: int) -> int:
 
 
 class Segment:
-    """One preallocated file of a log: bytes `base` to `end` (exclusive) of it.
+    """One preallocated file of a log: bytes `[base, end)` of it.
 
-    Invariants: its length never changes; its handle is opened on first use and may be closed behind its back
+    Invariants: its length never changes. Its handle is opened on first use and may be closed by `OpenFiles`
                 when too many are open, but never while it is pinned (a flush runs on it off the loop). Views
                 outlive the handle.
     """
@@ -280,43 +281,43 @@ class Segment:
         self._files.add(self)
 
     def advise(self, advice: Advice) -> None:
-        """How it is read from now on; what is not open now is told when it is."""
+        """Sets the read advice; a file that is not open receives it when opened."""
         self._advice = advice
         if self._file is not None:
             self._file.advise(advice)
 
     def view(self) -> memoryview:
-        """The whole file, read-only; slices of it stay valid after the segment is closed or removed."""
+        """Returns the whole file, read-only; slices stay valid after the segment is closed or removed."""
         return self._files.opening(self.file.view, keeps=self)
 
     def release_pages(self) -> None:
-        """Let its mapped pages leave this process's memory; views stay valid."""
+        """Releases the mapped pages from this process; views stay valid."""
         if self._file is not None:
             self._file.advise(Advice.IDLE)
 
     def pin(self) -> File:
-        """The open file, kept open until `unpin`: for work off the loop."""
+        """Returns the open file, kept open until `unpin`: for work off the loop."""
         file = self.file
         self._pins += 1
         return file
 
     @property
     def is_pinned(self) -> bool:
-        """Whether work off the loop needs the open file."""
+        """True if work off the loop needs the open file."""
         return self._pins > 0
 
     def unpin(self) -> None:
-        """End of one `pin`."""
+        """Ends one `pin`."""
         assert self._pins > 0
         self._pins -= 1
         if self._is_doomed and self._pins == 0:
             self.shut()
 
     def remove(self) -> None:
-        """Delete the file; who still holds a view keeps its bytes.
+        """Deletes the file; existing views keep its bytes.
 
-        Raises:  OSError when it cannot be deleted; it can be used as before then. One that somebody else has
-                 deleted is gone as well.
+        Raises:  OSError when it cannot be deleted; it remains usable then. A file already deleted by others
+                 counts as deleted.
         """
         assert not self._is_doomed, f"{self} is removed twice"
         with suppress(FileNotFoundError):
@@ -329,27 +330,27 @@ class Segment:
         assert self._file is None or self._pins > 0, f"{self} is open though nobody works on it"
 
     def is_closable(self, newest: Segment) -> bool:
-        """One step of the eviction: False spends the second chance."""
+        """Returns True if eviction may close the handle; False uses up the second chance."""
         if self._used or self._pins or self is newest:
             self._used = False
             return False
         return True
 
     def make_room(self) -> None:
-        """Close handles of other files that nobody works on: something else found no descriptor."""
+        """Closes idle handles of other files, because no descriptor was free."""
         self._files.close_some()
 
     def shut(self) -> None:
-        """Close the handle; the next use opens it again."""
+        """Closes the handle; the next use opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 class OpenFiles:
-    """Handles of segments, at most about `count_max` at a time, and fewer when the system gives no more.
+    """The handles of segments, at most about `count_max` at a time, and fewer if the system allows no more.
 
-    Strategy: second chance: each use sets a flag, eviction clears flags in a circle and closes the first
+    Strategy: second chance: each use sets a flag; eviction clears flags in a circle and closes the first
               segment without one.
     """
 
@@ -365,14 +366,14 @@ class OpenFiles:
         return len(self._segments)
 
     def release_pages(self) -> None:
-        """Let the mapped pages of all files leave this process's memory."""
+        """Releases the mapped pages of all files from this process."""
         for segment in self._segments:
             segment.release_pages()
 
     def add(self, segment: Segment) -> None:
-        """Count a handle that was just opened; closes others above the bound."""
+        """Adds a handle that was just opened; closes others above the bound."""
         self._segments.append(segment)
-        # Twice around clears every flag; what is then still open is pinned, and the bound gives way.
+        # Two passes clear every flag; handles still open then are pinned, and exceed the bound.
         for _ in range(2 * len(self._segments)):
             if len(self._segments) <= self._count_max:
                 return
@@ -383,10 +384,12 @@ class OpenFiles:
                 self._segments.append(candidate)
 
     def opening(self, act: Callable[[], T], *, keeps: Segment | None = None) -> T:
-        """What `act` returns, which opens a file or a map: once more, with half of the unpinned handles
-        closed, when the process has no descriptor or memory left. On the loop only.
+        """Calls `act`, which opens a file or a map, and returns its result. On the loop only.
 
-        Raises:  NotOpened when closing helps no more; what `act` raises.
+        If the process has no descriptor or memory left, half of the idle handles are closed and the call is
+        repeated.
+
+        Raises:  NotOpened when closing does not help any more; what `act` raises.
         """
         while True:
             try:
@@ -396,7 +399,7 @@ class OpenFiles:
                     raise
 
     def close_some(self, keeps: Segment | None = None) -> bool:
-        """Close half of the handles that nobody works on, the oldest first; False when there are none."""
+        """Closes half of the idle handles, the oldest first; False without any."""
         idle = [segment for segment in self._segments if not (segment.is_pinned or segment is keeps)]
         for segment in idle[: (len(idle) + 1) // 2]:
             self._segments.remove(segment)
@@ -404,10 +407,10 @@ class OpenFiles:
         return bool(idle)
 
     def forget(self, segment: Segment) -> None:
-        """A segment closed its handle by itself."""
+        """Removes a segment that closes its own handle."""
         self._segments.remove(segment)
 
     def close(self) -> None:
-        """Close every handle."""
+        """Closes every handle."""
         while self._segments:
             self._segments.popleft().shut()

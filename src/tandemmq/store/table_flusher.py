@@ -1,9 +1,10 @@
-"""Writes the derived tables to their files now and then, and keeps the checkpoint true.
+"""Writes the derived tables to their files periodically, and keeps the checkpoint true.
 
-Invariants: one round at a time; the checkpoint's times are those from before the fsyncs that they vouch for.
-Strategy:   every second entries in memory are written, queues with enough new bytes are synced; once a minute
-            and at the end everything is, which is when the checkpoint's times for the tables may rise. A
-            broker under load does that sooner, because a restart after a crash reads what came since.
+Invariants: one round at a time; the checkpoint's times were read before the fsyncs that they depend on.
+Strategy:   every second, entries in memory are written and queues with enough new bytes are synced. A
+            thorough round, once a minute and at the end, syncs everything; only then may the checkpoint's
+            times for the tables rise. A broker under load runs thorough rounds sooner, because a restart
+            after a crash reads everything since the last one.
 Source:     spec store 10, 11.
 """
 
@@ -30,20 +31,21 @@ log = logging.getLogger(__name__)
 
 QUEUES_PER_TURN = 64
 QUEUES_PER_SYNC = 256
-"""Their files are open at once: a process may open some thousand, and a store may have more queues."""
+"""The number of queues synced together: their files are open at once, and descriptors are limited."""
 BACKLOG_BYTES_MAX = 512 * MIB
 BACKLOG_COUNT_MAX = 500_000
-"""So much of the log, or so many records, dispatched since the last thorough round ask for the next: each is
-about a second of a restart after a crash."""
+"""The dispatched bytes or records since the last thorough round that trigger the next: each is about a second
+of a restart after a crash.
+"""
 REST_FACTOR = 4
-"""Rounds asked for in this way take at most one part in five of the time."""
+"""The factor of rest: rounds triggered by load take at most one part in five of the time."""
 
 
 class IndexTables(Protocol):
-    """The key index as the flusher sees it."""
+    """The part of the key index that the flusher uses."""
 
     async def flush(self) -> bool:
-        """True when the keys of everything dispatched so far are on disk."""
+        """Flushes; returns True if the keys of everything dispatched so far are on disk."""
 
 
 class TableFlusher:
@@ -66,7 +68,7 @@ class TableFlusher:
     ) -> None:
         assert tables_end >= 0, tables_end
         self.tables_end = tables_end
-        """The entries of all records below are on disk."""
+        """The log offset below which the queue entries of all records are on disk."""
         self._options = options
         self._queues = queues
         self._indexes = indexes
@@ -80,14 +82,14 @@ class TableFlusher:
         self._task: asyncio.Task[None] | None = None
         self._timer: TimerHandle | None = None
         self._thorough_at = clock.monotonic()
-        self._thorough_s = 0.0  # how long the last thorough round took
+        self._thorough_s = 0.0  # the duration of the last thorough round
         self._thorough_end = dispatcher.dispatched_end
         self._thorough_count = dispatcher.dispatched_count
-        self._whole_end = dispatcher.dispatched_end  # may become the durable mark once it is flushed
+        self._whole_end = dispatcher.dispatched_end  # becomes the durable mark once it is flushed
         self._is_stopped = False
 
     def start(self) -> None:
-        """Begin the rounds."""
+        """Starts the rounds."""
         self._timer = self._clock.call_later(self._options.queue_flush_interval_ms / 1000, self._tick)
 
     def _tick(self) -> None:
@@ -105,7 +107,7 @@ class TableFlusher:
         self._task = self._tasks.start("flush_tables", self._round(is_thorough))
 
     def _is_far_behind(self) -> bool:
-        """True when a restart after a crash would have much to do again."""
+        """Returns True if a restart after a crash would have much to redo."""
         dispatcher = self._dispatcher
         assert self._thorough_end <= dispatcher.dispatched_end, self._thorough_end
         assert self._thorough_count <= dispatcher.dispatched_count, "what is dispatched is counted once"
@@ -115,7 +117,7 @@ class TableFlusher:
         )
 
     async def flush_soon(self) -> None:
-        """Returns when a thorough round is over that began after the call, or the flusher is halted."""
+        """Waits for a thorough round that began after the call, or until the flusher is halted."""
         await self.idle()
         if not self._is_stopped:
             self._task = self._tasks.start("flush_tables", self._round(is_thorough=True))
@@ -125,7 +127,7 @@ class TableFlusher:
         try:
             await self.flush(is_thorough=is_thorough)
         except NotOpened as error:
-            # Nothing counts as synced, and the next round tries again.
+            # Nothing counts as synced, and the next round retries.
             log.error(events.TABLE_FLUSH_POSTPONED, extra={"error": str(error)})
         except OSError as error:
             self._flusher.fail(error)
@@ -133,7 +135,7 @@ class TableFlusher:
             self._task = None
 
     async def flush(self, *, is_thorough: bool) -> bool:
-        """One round; True when it was thorough and every entry is on disk now.
+        """Runs one round. Returns True if it was thorough and every entry is on disk now.
 
         Raises:  NotOpened when a file could not be opened now; OSError when an fsync failed.
         """
@@ -178,8 +180,9 @@ class TableFlusher:
         return is_complete
 
     async def _save_deletions(self) -> bool:
-        """What a write that failed has left to do: a start would hide what was stored since. False when it
-        cannot be done now.
+        """Retries a failed write of the deletions, since otherwise a restart would hide newer messages.
+
+        Returns False if it fails again.
         """
         deletions = self._queues.deletions
         if not deletions.is_behind:
@@ -192,9 +195,9 @@ class TableFlusher:
         return True
 
     def _flushed_whole_end(self) -> int | None:
-        """Where a record ends below which everything is flushed; None when there is nothing new to say.
+        """Returns the end of a record below which everything is flushed; None without a new one.
 
-        A slave may have flushed the beginning of a record; what is dispatched is whole.
+        A slave may have flushed a partial record; dispatched records are whole.
         """
         flushed, dispatched = self._flusher.flushed_end, self._dispatcher.dispatched_end
         assert self._whole_end <= dispatched, (self._whole_end, dispatched)
@@ -204,8 +207,8 @@ class TableFlusher:
         return dispatched if dispatched <= flushed else durable
 
     def _write(self, queue: ConsumeQueue, *, is_idle: bool) -> bool | None:
-        """Write the entries that are in memory only: None when that is done, else whether sends are refused
-        for that.
+        """Writes entries that are in memory only. Returns None on success, else True if sends are refused for
+        it.
         """
         if queue.is_dropped or not queue.unwritten_bytes:
             if is_idle:
@@ -213,14 +216,16 @@ class TableFlusher:
             return None
         try:
             queue.write()
-        except OSError as error:  # not kept: it holds a view of the entries
+        except OSError as error:  # not stored: it references a view of the entries
             return self._dispatcher.block(queue, error)
         return None
 
     async def _sync(self, queues: list[ConsumeQueue]) -> bool:
-        """False when entries changed meanwhile: what is on disk of those is not known."""
+        """Syncs the files. Returns False if entries changed meanwhile, since their state on disk is
+        unknown.
+        """
         ends = []
-        # While they are synced they stay open, whatever else needs descriptors.
+        # The files stay open while they are synced, whatever else needs descriptors.
         count = max(1, min(QUEUES_PER_SYNC, self._options.open_file_count_max // 2))
         for first in range(0, len(queues), count):
             segments = []
@@ -235,31 +240,31 @@ class TableFlusher:
         return not overtaken
 
     def cut(self, end: int) -> None:
-        """The log ends sooner: behind that, records of another master will end elsewhere."""
+        """Lowers the marks to an earlier log end: records of another master will end elsewhere."""
         assert end >= 0, end
         self._whole_end = min(self._whole_end, end)
         self._thorough_end = min(self._thorough_end, end)
         self.tables_end = min(self.tables_end, end)
 
     async def idle(self) -> None:
-        """Returns when no round runs; none begins before the next await."""
+        """Waits until no round runs; none begins before the next await."""
         await run_out(lambda: self._task)
         self._task = None
 
     def halt(self) -> None:
-        """Start no more rounds."""
+        """Starts no more rounds."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
 
     async def stop(self) -> None:
-        """Returns when no round runs; none will start."""
+        """Starts no more rounds, and waits until none runs."""
         self.halt()
         await self.idle()
 
 
 async def next_turn(clock: Clock) -> None:
-    """Let the loop serve others before going on."""
+    """Lets the loop serve others before continuing."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     wake: Callable[[], None] = lambda: None if done.done() else done.set_result(None)  # noqa: E731
     clock.call_soon(wake)

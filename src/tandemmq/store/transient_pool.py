@@ -1,15 +1,15 @@
-"""The tail of the log in locked memory: appends go to the `TransientPool`, the `Committer` carries them to
-the files and raises `appended`.
+"""The tail of the log in locked memory: appends go to the `TransientPool`; the `Committer` writes them to the
+files and raises `appended`.
 
-Invariants: bytes from the log's `end` to the pool's `end` are in buffers and nowhere else; a file of the log
-            takes appends only while it has a buffer of the pool; a buffer returns when every byte of its file
-            is committed, and never while a commit reads it. `appended` rises only when the bytes are in the
-            page cache.
-At a bound: without a free buffer the next file is not begun and the send is refused: nothing is ever accepted
-            that has no way to the disk.
-Strategy:   buffers are made when they are first needed, and the one returned last is lent first, so that as
-            much memory is used as there are files in the making.
-Knows not:  what records mean, who waits.
+Invariants: bytes from the log's `end` to the pool's `end` are in buffers and nowhere else. A file of the log
+            accepts appends only while it has a buffer of the pool. A buffer is returned once every byte of
+            its file is committed, and never while a commit reads it. `appended` rises only when the bytes are
+            in the page cache.
+At a bound: without a free buffer the next file is not begun and the send is refused: nothing is accepted that
+            cannot reach the disk.
+Strategy:   buffers are created on demand, and the one returned last is lent first, so that memory use follows
+            the number of files being filled.
+Knows not:  the meaning of records, the waiting senders.
 Source:     spec store 11, spec replication 10.
 """
 
@@ -38,10 +38,10 @@ from tandemmq.units import Buffer
 log = logging.getLogger(__name__)
 
 CREATE_FILE_FAILED = 1
-"""SYSTEM_ERROR, which a send gets when no file can be made for it (spec store 4)."""
+"""SYSTEM_ERROR, the code for a send if no file can be created for it (spec store 4)."""
 RETRY_AFTER_S = 1.0
 LAST_ATTEMPTS = 10
-"""How often a store that stops tries to commit the rest (spec store 11)."""
+"""The number of final commit attempts of a closing store (spec store 11)."""
 _COMMIT_FAILED = "commit failed"
 
 Write: TypeAlias = "tuple[File, int, Buffer]"
@@ -56,7 +56,7 @@ class PooledBytes(NamedTuple):
 
 
 class _Lent:
-    """A buffer that belongs to one file; what lies behind `written` is of the file it served before."""
+    """A buffer assigned to one file; bytes after `written` belong to the file it served before."""
 
     __slots__ = ("memory", "written")
 
@@ -66,7 +66,7 @@ class _Lent:
 
 
 class TransientPool:
-    """Where appends are kept until they are committed. `end` is where the next byte goes."""
+    """The memory that holds appends until they are committed. `end` is the offset of the next byte."""
 
     def __init__(
         self, options: StoreOptions, log: CommitLog, allocate: Callable[[int], LockedMemory] = LockedMemory
@@ -83,7 +83,7 @@ class TransientPool:
 
     @property
     def free_count(self) -> int:
-        """How many more files may be begun now."""
+        """The number of files that may still be begun now."""
         assert len(self._lent) <= self._count_max, (len(self._lent), self._count_max)
         return self._count_max - len(self._lent)
 
@@ -92,25 +92,27 @@ class TransientPool:
         return self.end - self._log.end
 
     def restart(self) -> None:
-        """Go on at the end of the log, which others moved; everything must be committed."""
+        """Continues at the end of the log, which moved without the pool; everything must be committed."""
         assert self.end <= self._log.end, f"{self.uncommitted_bytes} bytes would be lost"
-        # A commit may still read from them; whoever reads last frees them.
+        # A commit may still read from the buffers; the last reference frees them.
         self._lent.clear()
         self.end = self._log.end
         assert len(self._free) <= self._count_max, (len(self._free), self._count_max)
 
-    # What the appender asks for.
+    # The methods for the appender.
 
     def room_end(self, position: int) -> int:
-        """The end of the file that takes bytes at `position`; `position` itself when none does yet."""
+        """Returns the end of the file that holds bytes at `position`; `position` itself if no file
+        does yet.
+        """
         segment = self._log.log.find(position)
         return position if segment is None or segment.base not in self._lent else segment.end
 
     def open_at(self, offset: int) -> Segment:
-        """The file for byte `offset`, with a buffer.
+        """Returns the file for byte `offset`, with a buffer.
 
-        Raises:  Busy, or code SYSTEM_ERROR if told to fail fast, when every buffer is in use; OSError when
-                 the file cannot be made.
+        Raises:  Busy, or code SYSTEM_ERROR if configured to fail fast, when every buffer is in use; OSError
+                 when the file cannot be created.
         """
         assert offset >= self.end, (offset, self.end)
         if not self.free_count:
@@ -123,7 +125,7 @@ class TransientPool:
         return segment
 
     def write(self, offset: int, buffers: Sequence[Buffer]) -> None:
-        """Keep bytes for `offset`, within one file that was opened."""
+        """Stores bytes for `offset`, within one file that was opened."""
         base = offset - offset % self._log.segment_bytes
         lent = self._lent[base]
         view = lent.memory.view
@@ -137,10 +139,10 @@ class TransientPool:
         assert at <= len(view), (base, at, len(view))
         lent.written = at
 
-    # What readers ask for.
+    # The method for readers.
 
     def record(self, log_offset: int) -> memoryview | None:
-        """A copy of the uncommitted record that begins at `log_offset`; None when none does."""
+        """Returns a copy of the uncommitted record that begins at `log_offset`; None without one."""
         base = log_offset - log_offset % self._log.segment_bytes
         lent = self._lent.get(base)
         if lent is None or not self._log.end <= log_offset < self.end:
@@ -152,12 +154,12 @@ class TransientPool:
         # The buffer serves another file as soon as this one is committed.
         return memoryview(bytes(written[log_offset - base : log_offset - base + checked.size]))
 
-    # What the committer asks for.
+    # The methods for the committer.
 
     def pieces(self, begin: int, end: int) -> list[PooledBytes]:
-        """The bytes from `begin` to `end`, file by file; valid until `release_below` a file's end.
+        """Returns the bytes `[begin, end)`, file by file; valid until `release_below` reaches a file's end.
 
-        Behind a BLANK nothing was written; the files are zero there.
+        Nothing was written after a BLANK; the files are zero there.
         """
         assert self._log.end <= begin <= end <= self.end, (self._log.end, begin, end, self.end)
         found = []
@@ -171,14 +173,14 @@ class TransientPool:
         return found
 
     def release_below(self, committed: int) -> None:
-        """Take back the buffers of files that end at or below `committed`."""
+        """Frees the buffers of files that end at or below `committed`."""
         assert committed <= self._log.end, (committed, self._log.end)
         for base in [base for base in self._lent if base + self._log.segment_bytes <= committed]:
             self._free.append(self._lent.pop(base).memory)
             self._is_exhausted = False
 
     def close(self) -> None:
-        """Give all memory back; what is not committed is lost."""
+        """Releases all memory; uncommitted bytes are lost."""
         self._free.clear()
         self._lent.clear()
 
@@ -207,11 +209,11 @@ class Committer:
     """The commits of one store. `written_at_ms()` is the store time of the newest record in the pool.
 
     Invariants: one commit at a time; a commit ends where a write of the appender ended, so readers and slaves
-                never see a part of a record.
-    Strategy:   a put starts a commit when enough pages wait or the last commit is long ago; otherwise a timer
-                comes back to it. The copy runs off the loop, so a page cache that stalls delays readers, not
-                producers. A failed commit changes nothing: the same bytes go to the same place again later,
-                and meanwhile sends are refused.
+                never see a partial record.
+    Strategy:   a put starts a commit if enough pages wait or the last commit is long ago; otherwise a timer
+                starts it later. The copy runs off the loop, so a stalled page cache delays readers, not
+                producers. A failed commit changes nothing: the same bytes are written to the same position
+                later, and sends are refused meanwhile.
     """
 
     def __init__(
@@ -248,7 +250,7 @@ class Committer:
         self.committed_stored_at_ms = 0  # of the newest record in the files
 
     def wake(self) -> None:
-        """Something was put into the pool."""
+        """Starts or schedules a commit after a put into the pool."""
         if self._is_stopped or self._task is not None:
             return
         if self._is_due():
@@ -281,7 +283,7 @@ class Committer:
             self.wake()
 
     async def commit(self) -> bool:
-        """Carry what is in the pool now to the files; False if the disk took no write."""
+        """Writes the present content of the pool to the files; False if the disk accepted no write."""
         target, stored_at_ms = self._pool.end, self._written_at_ms()
         begun_at = self._clock.monotonic()
         pinned: list[Segment] = []
@@ -292,7 +294,7 @@ class Committer:
                 pinned.append(segment)
             await self._disk.offload(_write_all, writes)
         except OSError as error:
-            if target > self._log.end:  # else `commit_now` was quicker, and no commit would lift the refusal
+            if target > self._log.end:  # else `commit_now` was faster, and no commit would lift the refusal
                 self._block(error)
             return False
         finally:
@@ -304,7 +306,7 @@ class Committer:
         return True
 
     def commit_now(self) -> None:
-        """The same at once, on the loop: before the role changes.
+        """Commits at once, on the loop, before the role changes.
 
         Raises:  OSError; everything is still in the pool then.
         """
@@ -321,7 +323,7 @@ class Committer:
             self._admission.unblock(_COMMIT_FAILED)
             log.warning(events.COMMIT_RESUMED, extra={"log_offset": target})
         if target <= self._log.end:
-            return  # `commit_now` was quicker
+            return  # `commit_now` was faster
         assert target <= self._pool.end, (target, self._pool.end)
         self.committed_stored_at_ms = max(self.committed_stored_at_ms, stored_at_ms)
         self._log.end = target
@@ -338,14 +340,14 @@ class Committer:
         self._admission.block(_COMMIT_FAILED, f"the disk takes no writes: {error.strerror or error}")
 
     def halt(self) -> None:
-        """Start no more commits: the store has failed."""
+        """Starts no more commits, because the store has failed."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     async def stop(self) -> bool:
-        """Commit the rest; True when nothing is left. None will start afterwards."""
+        """Commits the rest and starts no more commits. Returns True if nothing is left."""
         is_halted = self._is_stopped
         self.halt()
         await run_out(lambda: self._task)
@@ -353,7 +355,7 @@ class Committer:
         for _ in range(0 if is_halted else LAST_ATTEMPTS):
             if self._pool.end <= self._log.end or await self.commit():
                 break
-        # On a slave the log has gone on without the pool.
+        # On a slave the log has grown without the pool.
         lost_bytes = max(0, self._pool.end - self._log.end)
         if lost_bytes:
             log.error(events.POOL_ABANDONED, extra={"log_offset": self._log.end, "lost_bytes": lost_bytes})

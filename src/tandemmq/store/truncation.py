@@ -1,13 +1,15 @@
-"""Takes back the end of a log that its master does not have: a deposed master's tail, so that it can follow.
-Copies of such tails are kept; `list_kept` and `read_kept` show an operator the messages in them.
+"""Cuts the end of a log that its master does not have, so that a deposed master can follow again.
 
-Owns:       the mark `truncate.pending`, the copies of what was cut.
-Invariants: once the mark is on disk the cut happens, by this life or the next; until it is undone nothing is
-            appended. Cut bytes are zeros on disk before the mark goes, files behind the cut included:
-            whatever a power cut brings back, no cut record does.
-Strategy:   copy the tail; mark; zeros; the list of terms; an empty mark, because the removal of a file may
-            not last. A disk that is full is met before the mark, when nothing is changed yet.
-Knows not:  queues, watermarks: the store cuts them, or the recovery at its start does.
+Copies of the removed tails are kept; `list_kept` and `read_kept` show an operator the messages in them.
+
+Owns:       the mark `truncate.pending`, and the copies of removed tails.
+Invariants: once the mark is on disk, this run or the next completes the cut; nothing is appended before that.
+            Cut bytes, also in the files after the cut, are zero on disk before the mark is cleared. A power
+            cut therefore brings back no record that was cut.
+Strategy:   copy the tail; write the mark; write zeros; write the list of terms; clear the mark by emptying
+            it, because the removal of a file may not be durable. A full disk is detected before the mark,
+            when nothing has changed yet.
+Knows not:  queues, watermarks: the store cuts them, or recovery does at its start.
 Source:     spec controller 4.6, 10.9.
 """
 
@@ -41,10 +43,10 @@ log = logging.getLogger(__name__)
 
 
 class PendingCut(msgspec.Struct, frozen=True, rename="camel"):
-    """The log is to end at `point`, and `epochs` to be its terms, as text of their file.
+    """A request to end the log at `point` and to set its terms to `epochs`, the text of their file.
 
-    `epoch`: of the term that wrote what is cut, its first byte at least. `ids`: the ids of the terms, as text
-    of their file.
+    `epoch`: the term that wrote at least the first byte of the tail. `ids`: the ids of the terms, as text of
+    their file.
     """
 
     point: Annotated[int, msgspec.Meta(ge=0)]
@@ -55,20 +57,20 @@ class PendingCut(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def terms(self) -> EpochList:
-        """Raises ValueError for text that cannot be read."""
+        """The terms with their ids. Raises ValueError for unreadable text."""
         ids = decode_ids(self.ids.encode("ascii")) if self.ids else {}
         return decode_terms(self.epochs).with_ids(ids)
 
 
 class CutMark:
-    """The mark of a cut that has begun and may not have ended."""
+    """The mark of a cut that has begun and may not be complete."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path = path
         self._disk = disk
 
     def read(self) -> PendingCut | None:
-        """None when no cut is under way. Raises Corrupt."""
+        """Returns the pending cut; None without one. Raises Corrupt."""
         if not self._disk.exists(self._path):
             return None
         data = self._disk.read_bytes(self._path)
@@ -82,21 +84,21 @@ class CutMark:
         return pending
 
     def damage(self, reason: str) -> Corrupt:
-        """The error for a mark that makes no sense."""
+        """Returns the error for an invalid mark."""
         remedy = "copy the log anew from the master"
         return Corrupt(self._path, 0, f"the mark of a cut of the log {reason}; {remedy}")
 
     @property
     def is_there(self) -> bool:
-        """Whether the next start would find it."""
+        """True if the next start would find the mark."""
         return self._disk.exists(self._path)
 
     def write(self, pending: PendingCut) -> None:
-        """Blocks. Raises OSError."""
+        """Writes the mark. Blocks. Raises OSError."""
         self._disk.write_atomically(self._path, msgspec.json.encode(pending))
 
     def clear(self) -> None:
-        """The cut is on disk. Blocks. Raises OSError."""
+        """Removes the mark after the cut is on disk. Blocks. Raises OSError."""
         self._disk.write_atomically(self._path, b"")
         self._disk.remove(self._path)
 
@@ -125,12 +127,14 @@ def keep_tail(
     bytes_max: int,
     disk: Disk,
 ) -> Path | None:
-    """The file `<epoch>-<begin>-<end>`: a copy of `size` bytes from `begin` on, synced; None where there is
-    no room for it. Blocks.
+    """Copies `size` bytes from `begin` on to the file `<epoch>-<begin>-<end>`, synced, and returns its path.
+    Blocks.
 
-    `bytes_max`: of all copies together; the oldest make room, and what alone is more is left out at its end.
+    `bytes_max`: the limit for all copies together. The oldest copies make room; a tail that is larger alone
+    is shortened at its end.
 
-    A full disk must not keep the broker from following: nobody was told that these bytes are safe.
+    Returns None if the disk has no room. A full disk must not keep the broker from following, and these bytes
+    were never reported as safe.
     Raises:  OSError when the fsync fails.
     """
     assert size >= 0, (begin, size)
@@ -142,7 +146,7 @@ def keep_tail(
         return None
     try:
         if disk.exists(path):
-            disk.remove(path)  # of an attempt before this one
+            disk.remove(path)  # left by an earlier attempt
         _make_room(directory, size, bytes_max, disk)
         file = disk.create(path, size)
     except OSError as error:
@@ -169,7 +173,7 @@ def keep_tail(
 
 
 def _make_room(directory: Path, size: int, bytes_max: int, disk: Disk) -> None:
-    """Delete the oldest copies until `size` more bytes are within the bound. Raises OSError."""
+    """Deletes the oldest copies until `size` more bytes fit the limit. Raises OSError."""
     assert 0 < size <= bytes_max, (size, bytes_max)
     paths = sorted((directory / name for name in disk.list(directory)), key=_age)
     total = sum(map(disk.size, paths))
@@ -180,13 +184,13 @@ def _make_room(directory: Path, size: int, bytes_max: int, disk: Disk) -> None:
 
 
 def _age(path: Path) -> tuple[int, ...]:
-    """Terms are numbered in the order of time; what somebody else put there is the oldest."""
+    """Returns the sort key of a copy: terms are numbered in time order; foreign names are the oldest."""
     words = path.name.split("-")
     return tuple(map(int, words)) if all(word.isdecimal() for word in words) else ()
 
 
 def zero_behind(segments: Iterable[Segment], point: int, end: int) -> int:
-    """Zero what these pinned files hold from `point` to `end`, and sync them; how many bytes. Blocks.
+    """Zeroes and syncs the bytes `[point, end)` in these pinned files; returns their number. Blocks.
 
     Raises:  OSError.
     """
@@ -201,9 +205,9 @@ def zero_behind(segments: Iterable[Segment], point: int, end: int) -> int:
 
 
 async def finish_cut(mark: CutMark, pending: PendingCut, log_: CommitLog) -> None:
-    """At the start: do again, on files that nobody uses yet, what a former life may have begun. The tail was
-    copied before the mark.
+    """Repeats a cut that a former run began, at the start, before the files are in use.
 
+    The tail was copied before the mark was written.
     Raises:  Corrupt for a point outside the log, with nothing changed; OSError.
     """
     assert not log_.end, "the log is not open yet"
@@ -226,8 +230,9 @@ async def finish_cut(mark: CutMark, pending: PendingCut, log_: CommitLog) -> Non
 
 @dataclass(frozen=True, slots=True)
 class KeptTail:
-    """A file that `keep_tail` made. `begin` and `end`: the offsets in the log of what was cut; the file may
-    hold less of it.
+    """A file created by `keep_tail`.
+
+    `[begin, end)` is the cut range of the log; the file may hold less of it.
     """
 
     path: Path
@@ -238,7 +243,7 @@ class KeptTail:
 
 
 def list_kept(directory: Path, disk: Disk) -> list[KeptTail]:
-    """The files of a store's `divergent` directory, oldest first; names that are not ours are passed over."""
+    """Returns the copies in a store's `divergent` directory, oldest first; foreign names are skipped."""
     found = []
     for name in disk.list(directory):
         words = name.split("-")
@@ -250,7 +255,7 @@ def list_kept(directory: Path, disk: Disk) -> list[KeptTail]:
 
 
 def read_kept(tail: KeptTail, disk: Disk) -> Iterator[Record]:
-    """The messages of the file in the order of the log; damage ends it, as does a copy that is short.
+    """Yields the messages of the file in log order, up to the first damage or a truncated end.
 
     Raises:  StoreError when the file cannot be read.
     """

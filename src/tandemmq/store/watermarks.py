@@ -1,8 +1,8 @@
-"""A log offset that only rises, and the one way to wait for it.
+"""A log offset that only rises, and the only way to wait for it.
 
-Owns: the value, its followers and its waiters. Followers are called synchronously, in the order in which they
-came, on each raise; they must be short and must not raise. Truncation is the one way down: it ends every
-waiter whose target is gone with `Truncated`. Knows nothing of files, replicas or messages.
+Owns:    the value, its followers and its waiters. Followers are called synchronously on each raise, in the
+         order of their registration; they must be short and must not raise. Only truncation lowers the value:
+         it fails every waiter above the cut with `Truncated`. Knows nothing of files, replicas or messages.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Watermark:
         self.name = name
         self.value = value
         self.cut_count = 0
-        """How often it was lowered."""
+        """The number of times the value was lowered."""
         self._followers: tuple[Follower, ...] = ()
         self._waiters: list[tuple[int, asyncio.Future[int]]] = []
         self._closed = False
 
     def raise_to(self, value: int) -> None:
-        """Lift the mark and tell followers and waiters; a value not above the mark changes nothing."""
+        """Raises the mark and notifies followers and waiters; a value not above the mark changes nothing."""
         if value <= self.value:
             return
         self.value = value
@@ -42,7 +42,7 @@ class Watermark:
             self._release(value)
 
     def follow(self, callback: Follower) -> Callable[[], None]:
-        """A function that ends the following; `callback(value)` runs on each raise until then."""
+        """Calls `callback(value)` on each raise; returns a function that removes the callback."""
         self._followers = (*self._followers, callback)
 
         def unfollow() -> None:
@@ -51,7 +51,7 @@ class Watermark:
         return unfollow
 
     async def wait_for(self, value: int) -> int:
-        """The mark, once it is at least `value`.
+        """Waits until the mark is at least `value`, and returns the mark.
 
         Raises:  Truncated when the log is cut below `value`; StoreClosed when the store ends first.
         """
@@ -64,7 +64,7 @@ class Watermark:
         return await future
 
     def truncate_to(self, value: int) -> None:
-        """Lower the mark; waiters above it end with Truncated."""
+        """Lowers the mark; waiters above it end with Truncated."""
         assert 0 <= value <= self.value, f"{self.name}: truncation to {value}, it stands at {self.value}"
         self.value = value
         self.cut_count += 1
@@ -72,7 +72,7 @@ class Watermark:
         assert all(target <= value for target, _ in self._waiters), f"{self.name}: one waits for what is cut"
 
     def close(self) -> None:
-        """End all waiters with StoreClosed; followers are forgotten."""
+        """Ends all waiters with StoreClosed and removes all followers."""
         self._closed = True
         self._followers = ()
         self._fail(StoreClosed(f"{self.name}: the store is closed"), above=-1)

@@ -1,9 +1,9 @@
-"""The parts of a store that write, built when recovery has told where the log ends, and started, stopped and
-halted together.
+"""Builds the writing parts of a store once recovery knows the end of the log; starts, stops and halts them
+together.
 
-Strategy:   here each part gets what it needs and no more; none of them knows the others but by the calls that
-            are handed in.
-Source:     spec store 4, 10, 12, 19.
+Strategy: each part receives only what it needs here. The parts know each other only through the callbacks
+          passed in.
+Source:   spec store 4, 10, 12, 19.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from tandemmq.store.watermarks import Watermark
 
 
 class Writers:
-    """Appends, the log's flushes and commits, the tables' flushes, retention, and the search for damage."""
+    """The appender, the flusher and committer of the log, the flusher of the tables, retention and the
+    scrubber.
+    """
 
     def __init__(
         self,
@@ -155,21 +157,21 @@ class Writers:
         )
 
     def start(self) -> None:
-        """Start what goes by the clock."""
+        """Starts the parts that run on timers."""
         self.flusher.start()
         self.table_flusher.start()
         self.cleaner.start()
         self.scrubber.start()
 
     async def stop(self) -> None:
-        """What goes by the clock has ended; everything can still be called."""
+        """Stops the parts that run on timers; every part can still be called."""
         self.cleaner.stop()
         await self.scrubber.stop()
         await self.flusher.stop()
         await self.table_flusher.stop()
 
     def halt(self) -> None:
-        """Touch no file any more: the store has failed."""
+        """Stops all file access, because the store has failed."""
         self.appender.halt()
         self.failed_writes.halt()
         if self.committer is not None:
@@ -182,7 +184,7 @@ class Writers:
             self._indexes.halt()
 
     def _newest_stored_at(self) -> int:
-        """The time of the newest record below `appended`."""
+        """Returns the store time of the newest record below `appended`."""
         committer = self.committer
         written = self.appender.written_at_ms if committer is None else committer.committed_stored_at_ms
         return max(written, self._dispatcher.stored_at_ms)

@@ -1,4 +1,4 @@
-"""Looks at a store directory without opening it as a store: checks it, builds its derived files again."""
+"""Inspects a store directory without opening it as a store: checks it, and rebuilds its derived files."""
 
 from __future__ import annotations
 

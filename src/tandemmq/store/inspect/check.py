@@ -1,8 +1,8 @@
-"""Checks a whole store directory without changing anything in it: `check_store`; and the small files of a
-store one by one: checkpoint, abort, the JSON files under `config`.
+"""Checks a whole store directory without changing it (`check_store`), and its small files one by one:
+checkpoint, abort, the JSON files under `config`.
 
-Strategy: the log is walked once, and the ConsumeQueues are compared with it on the way; key index, checkpoint
-          and config are judged afterwards, when it is known where the log ends.
+Strategy: the log is scanned once, and the ConsumeQueues are compared with it on the way. Key index,
+          checkpoint and config are judged afterwards, when the end of the log is known.
 Source:   spec store 1, 10, 18.
 """
 
@@ -45,22 +45,22 @@ from tandemmq.units import MIB
 
 CONFIG_BYTES_MAX = 256 * MIB
 INDEX_SLACK_MS = 999
-"""A key index that was cut knows the time of its end in whole seconds only."""
+"""The tolerance for a key index that was cut: it stores the time of its end in whole seconds."""
 _CHECKPOINT = Struct(">qqqqq")
 assert _CHECKPOINT.size <= CHECKPOINT_BYTES
 _TIMES = ("physicMsgTimestamp", "logicsMsgTimestamp", "indexMsgTimestamp")
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being read, how many bytes of it are done, and of how many."""
+"""Called with the name of the part being read, its bytes done, and its total bytes."""
 
 
 def no_progress(_what: str, _done: int, _total: int) -> None:
-    """Nobody looks."""
+    """Ignores the progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectOptions:
-    """What the files do not tell. `index_layout` None: guessed from the files' length."""
+    """Facts that the files do not contain. `index_layout` None: guessed from the files' length."""
 
     root: Path
     commit_log_dir: Path | None = None
@@ -75,7 +75,7 @@ class InspectOptions:
 
 @dataclass(slots=True, kw_only=True)
 class StoreReport:
-    """What was looked at and what was found."""
+    """The inspected amounts, and the findings."""
 
     findings: Findings
     log_files: int = 0
@@ -94,9 +94,9 @@ class StoreReport:
 
 
 def check_store(options: InspectOptions, on_progress: Progress = no_progress) -> StoreReport:
-    """Everything that is wrong with the store.
+    """Returns everything that is wrong with the store.
 
-    Raises:  StoreLocked when a broker runs on it; StoreError when there is no store; OSError for a file that
+    Raises:  StoreLocked when a broker runs on it; StoreError when no store exists; OSError for a file that
              cannot be read.
     """
     require_store(options.root, options.log_dir)
@@ -242,10 +242,10 @@ def _index_bytes(path: Path) -> int:
 
 
 def report_log_damage(walk: LogWalk, findings: Findings, *, has_abort: bool) -> None:
-    """The damaged ranges of the log as findings.
+    """Reports the damaged ranges of the log as findings.
 
-    An unfinished record at the end is what a crash leaves; the next start cuts it off. A whole one whose
-    checksum is wrong is damage all the same.
+    A crash leaves an unfinished record at the end, which the next start cuts. A whole record with a wrong
+    checksum is damage all the same.
     """
     for damage in walk.damages:
         assert 0 <= damage.begin <= damage.end, damage
@@ -268,7 +268,7 @@ def report_log_damage(walk: LogWalk, findings: Findings, *, has_abort: bool) -> 
 
 
 def check_checkpoint(path: Path, walk: LogWalk, findings: Findings) -> None:
-    """A checkpoint must not claim more than the log has: it chooses where recovery begins to read."""
+    """Checks that a checkpoint claims no more than the log has; it selects where recovery begins to read."""
     if not path.is_file():
         findings.note(StorePart.CHECKPOINT, path, "there is none: a start after a crash reads the whole log")
         return
@@ -289,7 +289,7 @@ def check_checkpoint(path: Path, walk: LogWalk, findings: Findings) -> None:
 
 
 def check_abort(path: Path, findings: Findings) -> bool:
-    """True when the last run did not end cleanly."""
+    """Returns True if the last run did not end cleanly."""
     if not path.exists():
         return False
     text = path.read_bytes()[:64].decode("latin-1").strip()
@@ -302,7 +302,7 @@ def check_abort(path: Path, findings: Findings) -> bool:
 
 
 def check_config(directory: Path, findings: Findings) -> dict[str, Any]:
-    """The readable JSON files by name; an unreadable one is damage unless it is only a `.bak`."""
+    """Returns the readable JSON files by name; an unreadable one is damage unless it is only a `.bak`."""
     values: dict[str, Any] = {}
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         if not path.is_file() or path.name == "timercheck" or path.name.endswith((".tmp", ".properties")):
@@ -330,13 +330,13 @@ def _read_json(path: Path, findings: Findings) -> Any:
     if isinstance(value, dict):
         return value
     reason = "is empty" if value is None else "holds no JSON object"
-    # RocketMQ leaves an empty file for an empty table; brokers read the backup then.
+    # RocketMQ leaves an empty file for an empty table; brokers then read the backup.
     findings.report(StorePart.CONFIG, path, reason, is_expected=is_backup or value is None)
     return None
 
 
 def known_topics(config: Mapping[str, Any]) -> frozenset[str] | None:
-    """The topics that `topics.json` names; None when it cannot be read."""
+    """Returns the topics in `topics.json`; None if it cannot be read."""
     table = config.get("topics.json", config.get("topics.json.bak", {})).get("topicConfigTable")
     return frozenset(table) if isinstance(table, dict) else None
 
@@ -351,7 +351,7 @@ def deleted_topics(config: Mapping[str, Any]) -> dict[str, int]:
 def check_consumer_offsets(
     directory: Path, config: Mapping[str, Any], ends: Mapping[tuple[str, int], int], findings: Findings
 ) -> None:
-    """Notes where a group says that it consumed more than the queue has."""
+    """Notes each group whose committed offset is beyond the end of the queue."""
     path = directory / "consumerOffset.json"
     table = config.get(path.name, {}).get("offsetTable", {})
     for key, offsets in table.items() if isinstance(table, dict) else ():

@@ -1,8 +1,8 @@
-"""Files of a store directory, opened for reading only: files named by offsets, the ConsumeQueues in them
-(`QueueFiles`), and the lock that keeps brokers away meanwhile.
+"""Files of a store directory, opened read-only: files named by offsets, ConsumeQueues (`QueueFiles`), and the
+lock that keeps brokers away meanwhile.
 
-Invariants: nothing is created, changed or locked for longer than the inspection; sizes come from the files'
-            lengths, because the settings that the store was written with may not be at hand.
+Invariants: nothing is created or changed, and nothing stays locked after the inspection. Sizes come from the
+            files' lengths, because the settings of the store may not be available.
 Source:     spec store 1, 5.
 """
 
@@ -35,7 +35,7 @@ Entries = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetFile:
-    """One file of a log: bytes `base` to `end` of it, as its name and length say."""
+    """One file of a log: bytes `[base, end)` of it, by its name and length."""
 
     path: Path
     base: int
@@ -48,14 +48,14 @@ class OffsetFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetFiles:
-    """The files of one directory by offset, and the other names that lie in it."""
+    """The files of one directory by offset, and files with other names."""
 
     directory: Path
     files: tuple[OffsetFile, ...]
     strangers: tuple[Path, ...]
 
     def find(self, offset: int) -> OffsetFile | None:
-        """The file that holds byte `offset`."""
+        """Returns the file that holds byte `offset`; None without one."""
         assert offset >= 0, offset
         low, high = 0, len(self.files)
         while low < high:
@@ -71,7 +71,7 @@ class OffsetFiles:
 
 
 def list_offset_files(directory: Path) -> OffsetFiles:
-    """The files of a log directory, ascending; none when it does not exist."""
+    """Returns the files of a log directory, ascending; none if it does not exist."""
     files = []
     strangers = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
@@ -85,13 +85,13 @@ def list_offset_files(directory: Path) -> OffsetFiles:
 
 
 def usual_size(files: Sequence[OffsetFile]) -> int:
-    """The length that most of the files have, the longest of several; 0 without files."""
+    """Returns the most frequent file length, the longest of several; 0 without files."""
     counts = Counter(file.size for file in files if file.size)
     return max(counts, key=lambda size: (counts[size], size), default=0)
 
 
 def map_file(path: Path) -> mmap.mmap:
-    """The whole file, read-only; unmapped when the last slice of it goes. The file must not be empty."""
+    """Maps the whole file read-only; it is unmapped with its last slice. The file must not be empty."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
@@ -101,15 +101,16 @@ def map_file(path: Path) -> mmap.mmap:
 
 
 def read_range(path: Path, offset: int, size: int) -> bytes:
-    """Bytes of a file; shorter at its end."""
+    """Returns bytes of a file; fewer at its end."""
     assert min(offset, size) >= 0, (path, offset, size)
     with open(path, "rb", buffering=0) as file:
         return os.pread(file.fileno(), size, offset)
 
 
 def data_limit(path: Path) -> int:
-    """Behind the last byte that the file system has stored for a file; what follows was prepared only, and is
-    zero. The file's length where the file system does not tell.
+    """Returns the end of the last byte that the file system has stored for a file.
+
+    Later bytes were only reserved, and are zero. The file's length if the file system does not report holes.
     """
     with open(path, "rb", buffering=0) as file:
         limit = 0
@@ -122,9 +123,9 @@ def data_limit(path: Path) -> int:
 
 @contextmanager
 def shared_lock(path: Path) -> Iterator[None]:
-    """Keep brokers from starting on the directory while it is read; a missing lock file is not made.
+    """Keeps brokers from starting on the directory while it is read; a missing lock file is not created.
 
-    A shared record lock on the byte that brokers lock exclusively (spec store 1) needs no right to write.
+    A shared record lock on the byte that brokers lock exclusively (spec store 1) needs no write permission.
     Raises:  StoreLocked when a broker runs there.
     """
     try:
@@ -143,7 +144,7 @@ def shared_lock(path: Path) -> Iterator[None]:
 
 
 def require_store(root: Path, log_dir: Path) -> None:
-    """Raises StoreError when there is nothing to look at."""
+    """Checks that a store exists. Raises StoreError."""
     if not root.is_dir():
         raise StoreError(f"{root} is no directory")
     if not log_dir.is_dir():
@@ -151,15 +152,15 @@ def require_store(root: Path, log_dir: Path) -> None:
 
 
 def holds_files(directory: Path) -> bool:
-    """True when a file lies anywhere below the directory."""
+    """Returns True if any file exists below the directory."""
     return any(path.is_file() for path in directory.rglob("*"))
 
 
 class QueueFiles:
-    """The entries `first` to `end` (exclusive) of (topic, queue_id), over file borders.
+    """The entries `[first, end)` of (topic, queue_id), across file borders.
 
-    Invariants: the queue ends behind its last entry that is not all zero, wherever a broker would stop at an
-                entry that is none.
+    Invariants: the queue ends after its last entry that is not all zero, even if a broker would stop earlier
+                at an invalid entry.
     """
 
     def __init__(self, key: tuple[str, int], directory: Path) -> None:
@@ -178,7 +179,7 @@ class QueueFiles:
 
     @staticmethod
     def _data_end(file: OffsetFile) -> int:
-        """The queue offset behind the file's last entry that is not all zero."""
+        """Returns the queue offset after the file's last entry that is not all zero."""
         step = ENTRIES_PER_READ * QUEUE_UNIT_BYTES
         for at in range(data_limit(file.path) // step * step, -1, -step):
             part = read_range(file.path, at, step)
@@ -189,7 +190,7 @@ class QueueFiles:
 
     @property
     def end_log_offset(self) -> int:
-        """Where the record of the last entry ends that is no filler; -1 without one."""
+        """The log end of the record of the last entry that is not a filler; -1 without one."""
         for end in range(self.end, self.first, -ENTRIES_PER_READ):
             begin = max(self.first, end - ENTRIES_PER_READ)
             entries = self.read(begin, end - begin)
@@ -199,14 +200,14 @@ class QueueFiles:
         return -1
 
     def place(self, queue_offset: int) -> tuple[Path, int]:
-        """The file and the byte at which an entry lies, or would lie."""
+        """Returns the file and the byte of an entry, even if the entry does not exist."""
         assert queue_offset >= 0, (self.key, queue_offset)
         at = queue_offset * QUEUE_UNIT_BYTES
         file = self.all.find(at)
         return (self.directory, at) if file is None else (file.path, at - file.base)
 
     def read(self, queue_offset: int, count: int) -> Entries:
-        """Entries from `queue_offset` on; zeros where no file holds them."""
+        """Returns entries from `queue_offset` on; zeros if no file holds them."""
         assert count > 0, (self.key, queue_offset, count)
         assert queue_offset >= 0, (self.key, queue_offset, count)
         parts = bytearray()
@@ -227,8 +228,10 @@ class QueueFiles:
         return np.frombuffer(parts, dtype=ENTRY)
 
     def blocks(self, first: int, end: int) -> Iterator[tuple[int, Entries]]:
-        """The entries `first` to `end` of which a file has bytes, in blocks, with the queue offset of each
-        block's first. Where files are missing nobody knows how many entries there were.
+        """Yields the entries `[first, end)` that have bytes in a file, in blocks with their first queue
+        offset.
+
+        If files are missing, the number of their entries is unknown.
         """
         for file in self.all.files:
             first = max(first, file.base // QUEUE_UNIT_BYTES)
@@ -239,21 +242,21 @@ class QueueFiles:
 
 
 def is_filler(entries: Entries) -> NDArray[np.bool_]:
-    """Which entries only fill the place of messages that this broker never had."""
+    """Returns a mask of the fillers, which stand for messages that this broker never had."""
     result: NDArray[np.bool_] = entries["size"] == FILLER_SIZE
     return result
 
 
 def is_expired(entries: Entries, log_begin: int) -> NDArray[np.bool_]:
-    """Which entries are of records in front of the log's first byte."""
-    # An offset may be anything: with the size added it might not fit.
+    """Returns a mask of the entries whose records are before the log's first byte."""
+    # An offset may have any value: adding the size could overflow.
     before_log = entries["log_offset"] <= log_begin - entries["size"].astype(np.int64)
     result: NDArray[np.bool_] = before_log & (entries["size"] > 0) & (entries["log_offset"] >= 0)
     return result
 
 
 def list_queues(directory: Path) -> dict[tuple[str, int], QueueFiles]:
-    """Every queue below `consumequeue`, by topic and number."""
+    """Returns every queue below `consumequeue`, by topic and number."""
     queues = {}
     for topic in sorted(directory.iterdir()) if directory.is_dir() else ():
         for path in sorted(topic.iterdir()) if topic.is_dir() else ():

@@ -1,8 +1,8 @@
-"""What an inspection found: damaged ranges of files and remarks about them (`Finding`, `Findings`); and of a
-damaged range of the CommitLog, what can still be said about the record in it (`Damage`).
+"""The findings of an inspection: damaged ranges of files, and remarks (`Finding`, `Findings`); and the
+readable facts about a damaged record of the CommitLog (`Damage`).
 
-Invariants: damage is what a broker or a reader would stumble over; a note is normal in the state that the
-            store is in (a crash leaves `abort` and an unfinished tail), or cannot be judged.
+Invariants: damage is something that would disturb a broker or a reader. A note is normal in the state of the
+            store (a crash leaves `abort` and an unfinished tail), or cannot be judged.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tandemmq.store.inspect.files import OffsetFile
 from tandemmq.units import MIB
 
 FINDING_COUNT_MAX = 10_000
-"""More are counted, not kept."""
+"""The most findings that are listed; more are only counted."""
 _LOG_OFFSET_AT = 28
 _READ_BYTES_MAX = 64 * MIB
 assert PREFIX.size <= _LOG_OFFSET_AT <= RECORD_BYTES_MIN - 8, "the shortest record says where it lies"
 
 
 class Severity(Enum):
-    """Whether the store is damaged by it."""
+    """The severity of a finding: damage to the store, or only a note."""
 
     DAMAGE = "damage"
     NOTE = "note"
@@ -61,14 +61,14 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     queue_offset: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The finding in plain values, as `--json` prints it."""
+        """Returns the finding in plain values, as `--json` prints it."""
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         values |= {"severity": self.severity.value, "part": self.part.value, "path": str(self.path)}
         return {name: value for name, value in values.items() if value is not None}
 
 
 class Findings:
-    """All findings of one inspection, in the order in which they came."""
+    """All findings of one inspection, in the order of discovery."""
 
     def __init__(self) -> None:
         self.listed: list[Finding] = []
@@ -76,7 +76,7 @@ class Findings:
         self.note_count = 0
 
     def add(self, finding: Finding) -> None:
-        """Count it, and keep it while there is room."""
+        """Counts a finding, and lists it while there is room."""
         assert min(finding.offset, finding.size_bytes) >= 0, finding
         if finding.severity is Severity.DAMAGE:
             self.damage_count += 1
@@ -86,15 +86,15 @@ class Findings:
             self.listed.append(finding)
 
     def damage(self, part: StorePart, path: Path, reason: str, **facts: Any) -> None:
-        """Something is broken."""
+        """Adds damage."""
         self.add(Finding(severity=Severity.DAMAGE, part=part, path=path, reason=reason, **facts))
 
     def note(self, part: StorePart, path: Path, reason: str, **facts: Any) -> None:
-        """Something is worth knowing."""
+        """Adds a note."""
         self.add(Finding(severity=Severity.NOTE, part=part, path=path, reason=reason, **facts))
 
     def report(self, part: StorePart, path: Path, reason: str, *, is_expected: bool, **facts: Any) -> None:
-        """Damage, or only a note when the state of the store explains it."""
+        """Adds damage, or only a note if the state of the store explains it."""
         (self.note if is_expected else self.damage)(part, path, reason, **facts)
 
     @property
@@ -107,10 +107,10 @@ class Findings:
 
 @dataclass(slots=True, kw_only=True)
 class Damage:
-    """Bytes `begin` to `end` of a file; `lost` instead names bytes of the log that are in no file.
+    """Bytes `[begin, end)` of a file; `lost` instead names bytes of the log that are in no file.
 
-    `is_whole`: the record's lengths fit together, only its content is wrong. `is_tail`: nothing intact
-    follows in the log. `is_stale`: left-overs from behind an earlier end of the log.
+    `is_whole`: the record's lengths are consistent, only its content is wrong. `is_tail`: nothing intact
+    follows in the log. `is_stale`: bytes left over from an earlier end of the log.
     """
 
     file: OffsetFile
@@ -135,10 +135,10 @@ class Damage:
 
 
 def describe_damage(file: OffsetFile, view: memoryview, begin: int, end: int, *, is_stale: bool) -> Damage:
-    """The damage between two records, with what its bytes still tell.
+    """Returns the damage between two records, with the facts its bytes still show.
 
-    Strategy: where the next record begins tells how long the damaged one must be; with its size, magic and
-              offset put right, often only one field was wrong and the topic can be read.
+    Strategy: the start of the next record determines the length of the damaged one. With size, magic and
+              offset corrected, often only one field was wrong and the topic can be read.
     """
     assert 0 <= begin <= end <= len(view), (file, begin, end, len(view))
     log_offset = file.base + begin
@@ -161,7 +161,7 @@ def describe_damage(file: OffsetFile, view: memoryview, begin: int, end: int, *,
 
 
 def _name_record(damage: Damage, view: memoryview, size: int) -> None:
-    """Read topic and queue of the record after putting right the fields that are known."""
+    """Reads topic and queue of the record after correcting the fields that are known."""
     said_size = PREFIX.unpack_from(view, damage.begin)[0]
     raw = bytearray(view[damage.begin : damage.end])
     assert len(raw) == size >= RECORD_BYTES_MIN, (damage, size)
@@ -181,7 +181,7 @@ def _name_record(damage: Damage, view: memoryview, size: int) -> None:
 
 
 def damage_at(damages: Sequence[Damage], log_offset: int) -> Damage | None:
-    """The damage that holds a byte of the log."""
+    """Returns the damage that contains a byte of the log."""
     assert log_offset >= 0, log_offset
     for damage in damages:
         if damage.log_offset <= log_offset < damage.log_end:

@@ -1,8 +1,8 @@
 """Checks key index files: header, slots, chains, and that each entry's record has a key with its hash.
-`KeyHashes` looks the records up.
+`KeyHashes` looks up the records.
 
-Strategy: entries are read in blocks; the slots that they must give are built on the way, as a broker would
-          fill them, and compared with the file's. Records are looked up many at once.
+Strategy: entries are read in blocks. The expected slots are built on the way, as a broker would fill them,
+          and compared with the file's. Records are looked up many at once.
 Source:   spec store 8.
 """
 
@@ -28,12 +28,11 @@ from tandemmq.store.key_index import ENTRY, ENTRY_BYTES, HEADER, SLOT_BYTES, Ind
 
 ENTRIES_PER_BLOCK = 16_384
 SLOTS_PER_ENTRY_DEFAULT = 4
-"""RocketMQ's defaults are four entries per slot; other files need to be told."""
-"""Both transaction bits: the record has no keys in the index."""
+"""The entries per slot in RocketMQ's defaults; for other files the layout must be given."""
 
 
 class IndexLayout(msgspec.Struct, frozen=True):
-    """How many slots and entries the files of a store have."""
+    """The number of slots and entries in each file of a store."""
 
     slot_count: int
     entry_count: int
@@ -48,7 +47,7 @@ class IndexLayout(msgspec.Struct, frozen=True):
 
 
 def guess_layout(size_bytes: int) -> IndexLayout | None:
-    """The layout of a file of this length, if it has four entries per slot as by default."""
+    """Returns the layout of a file of this length if it has four entries per slot, the default; else None."""
     per_slot = SLOT_BYTES + SLOTS_PER_ENTRY_DEFAULT * ENTRY_BYTES
     slot_count, rest = divmod(size_bytes - HEADER.size, per_slot)
     if rest or slot_count <= 0:
@@ -59,13 +58,13 @@ def guess_layout(size_bytes: int) -> IndexLayout | None:
 
 
 def list_index_files(directory: Path) -> list[Path]:
-    """The files of the index, oldest first."""
+    """Returns the files of the index, oldest first."""
     paths = sorted(directory.iterdir()) if directory.is_dir() else []
     return [path for path in paths if made_at(path.name) is not None]
 
 
 class IndexCheck:
-    """One file after the other; `is_expected`: a crash explains what is stale in the last one."""
+    """Checks one file after the other; `is_expected`: a crash explains stale data in the last one."""
 
     def __init__(self, layout: IndexLayout, keys: KeyHashes, walk: LogWalk, findings: Findings) -> None:
         self._layout = layout
@@ -75,7 +74,7 @@ class IndexCheck:
         self.entry_count = 0
 
     def check(self, path: Path, *, is_expected: bool, on_progress: Progress) -> None:
-        """Report what is wrong with one file."""
+        """Reports the faults of one file."""
         size = path.stat().st_size
         if size != self._layout.size_bytes:
             reason = f"the file must have {self._layout.size_bytes} bytes, it has {size}"
@@ -129,7 +128,7 @@ class _OneFile:
         self._ends: list[int] = []  # log offsets of the first and the last entry
 
     def take_block(self, first: int, count: int) -> NDArray[np.void]:
-        """Entries `first` on, after comparing their chains."""
+        """Returns entries from `first` on, after checking their chains."""
         assert 1 <= first < first + count <= self._header.next_entry, (self._path, first, count)
         at = self._layout.entries_at + ENTRY_BYTES * first
         assert at + count * ENTRY_BYTES <= self._layout.size_bytes, (self._path, at, count)
@@ -149,7 +148,9 @@ class _OneFile:
         return entries
 
     def _chain(self, places: Ints, numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-        """The older entry of each entry's chain; `_slots` then holds the newest of each."""
+        """Returns the previous entry in each entry's chain, and stores the newest of each chain in
+        `_slots`.
+        """
         assert len(places) == len(numbers), (self._path, len(places), len(numbers))
         assert int(places.min()) >= 0, self._path
         order = np.argsort(places, kind="stable")
@@ -160,14 +161,14 @@ class _OneFile:
         previous[order[1:]] = numbers[order[:-1]]
         previous[order[is_first]] = self._slots[ordered[is_first]]
         assert (previous < numbers).all(), "a chain leads to older entries"
-        self._slots[ordered] = numbers[order]  # of several values for a place numpy keeps the last
+        self._slots[ordered] = numbers[order]  # numpy keeps the last of several values for a slot
         assert (self._slots[places] >= numbers).all(), "a slot names the newest entry of its chain"
         return previous
 
     def report_entries(
         self, first: int, is_bad: NDArray[np.bool_], what: str, *, is_expected: bool = False
     ) -> None:
-        """Report the marked entries, neighbours together."""
+        """Reports the marked entries, neighbours together."""
         assert first + len(is_bad) <= self._header.next_entry, (self._path, first, len(is_bad))
         bad = np.flatnonzero(is_bad)
         if not len(bad):
@@ -185,7 +186,7 @@ class _OneFile:
             )
 
     def finish(self) -> None:
-        """Compare the slots and the header with what the entries give."""
+        """Compares the slots and the header with the entries."""
         raw = read_range(self._path, HEADER.size, SLOT_BYTES * self._layout.slot_count)
         slots = np.frombuffer(raw, dtype=">i4")
         bad = np.flatnonzero(slots != self._slots)
@@ -224,13 +225,13 @@ class _OneFile:
 
 
 def has_keys(columns: RecordColumns) -> NDArray[np.bool_]:
-    """Which records' keys are indexed."""
+    """Returns a mask of the records whose keys are indexed."""
     result: NDArray[np.bool_] = columns.sys_flag & TRANSACTION_ROLLBACK != TRANSACTION_ROLLBACK
     return result
 
 
 class KeyHashes:
-    """The records of a log and their keys, by log offset; keeps the file of the last look-up mapped."""
+    """The records of a log and their keys, by log offset; keeps the last file mapped."""
 
     def __init__(self, files: OffsetFiles) -> None:
         self._files = files
@@ -248,7 +249,7 @@ class KeyHashes:
         return file.base, memoryview(self._mapped)
 
     def record_at(self, log_offset: int) -> RecordCheck:
-        """What lies at a log offset; END outside the log."""
+        """Checks the record at a log offset; END outside the log."""
         found = self._view(log_offset)
         if found is None:
             return RecordCheck(RecordOutcome.END)
@@ -256,7 +257,7 @@ class KeyHashes:
         return check_record(view, log_offset - base, log_offset=log_offset, check_crc=False)
 
     def match(self, log_offsets: Ints, hashes: Ints) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Whether a record lies at each offset, and whether one of its keys has that hash."""
+        """Returns two masks: offsets with a record, and those whose record has a key with that hash."""
         assert len(log_offsets) == len(hashes), (len(log_offsets), len(hashes))
         has_record = np.zeros(len(log_offsets), dtype=np.bool_)
         has_key = np.zeros(len(log_offsets), dtype=np.bool_)
@@ -279,12 +280,12 @@ class KeyHashes:
     def _match(
         self, view: memoryview, base: int, log_offsets: Ints, hashes: Ints
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """The same for offsets of one file, ascending."""
+        """Like `match`, for ascending offsets of one file."""
         assert base <= int(log_offsets[0]) <= int(log_offsets[-1]) < base + len(view), (base, log_offsets)
         distinct, number = np.unique(log_offsets, return_inverse=True)
         bounds = Boundaries(positions=distinct - base, end=len(view), outcome=RecordOutcome.OK)
         all_columns = read_columns(view, bounds, log_offset=base)
-        # A file that was cut short may end in the middle of the last one.
+        # A truncated file may end in the middle of the last record.
         is_whole = all_columns.is_valid & (all_columns.position + all_columns.size <= len(view))
         valid = np.flatnonzero(is_whole)
         columns = take_rows(all_columns, valid)

@@ -1,10 +1,11 @@
-"""Walks every file of a CommitLog: hands out runs of whole records, collects what is damaged.
+"""Scans every file of a CommitLog: yields runs of whole records, and collects damage.
 
-Invariants: each byte of the log is in a run, in a BLANK, behind the end, or in a `Damage`; foreign bytes
-            never raise. Behind damage the walk goes on at the next record that says that it lies there.
-Strategy:   boundaries are walked by size and magic, everything else is judged in numpy columns; only damage
-            is looked at one by one.
-Knows not:  ConsumeQueues and key indexes: they take the runs.
+Invariants: each byte of the log is in a run, in a BLANK, after the end, or in a `Damage`; foreign bytes never
+            raise. After damage the scan continues at the next record whose stored offset matches its
+            position.
+Strategy:   boundaries are found by size and magic, everything else is checked in numpy columns; only damage
+            is examined one by one.
+Knows not:  ConsumeQueues and key indexes, which consume the runs.
 Source:     spec store 3, 3.2, 3.3.
 """
 
@@ -29,7 +30,7 @@ from tandemmq.store.inspect.findings import Damage, Findings, StorePart, describ
 
 RECORDS_PER_RUN = 8192
 CLOCK_STEP_MS_MAX = 3_600_000
-"""A store time that falls by less is a clock that was set back, by more a damaged field."""
+"""The limit in milliseconds for a falling store time: less is a clock set back, more is a damaged field."""
 SEAL_AT = 20
 _SEAL_NAME = int.from_bytes(b"__CRC32#", "big")
 assert SEAL_AT == SEAL_BYTES < RECORD_BYTES_MIN, "a record's seal lies in it"
@@ -42,7 +43,7 @@ Progress = Callable[[int], None]
 class Run:
     """Whole records of one file; `topic` holds numbers of `TopicNumbers`.
 
-    Where `is_intact` is False the body does not match its checksum; all other fields fit together.
+    If `is_intact` is False, the body does not match its checksum; all other fields are consistent.
     """
 
     file: OffsetFile
@@ -53,12 +54,12 @@ class Run:
 
     @cached_property
     def properties(self) -> PropertyScan:
-        """The records' properties, read when first asked for."""
+        """The records' properties, read on first use."""
         return PropertyScan(self.view, self.columns)
 
 
 class LogWalk:
-    """One walk; the attributes describe the log once `runs` is exhausted."""
+    """One scan; the attributes describe the log once `runs` is exhausted."""
 
     def __init__(
         self,
@@ -78,15 +79,15 @@ class LogWalk:
         self.damages: list[Damage] = []
         self.sealed: list[tuple[int, int]] = []  # ranges that an operator gave up
         self.begin = files[0].base if files else 0
-        self.intact_end = self.begin  # where the last intact record, or the BLANK behind it, ends
+        self.intact_end = self.begin  # the end of the last intact record, or of the BLANK after it
         self.last_record_at = -1
         self.stored_at_ms = 0  # of the newest intact record
         self.record_count = 0
-        self._before_last = (-1, 0)  # the same two of the record before
-        self._reported = 0  # bytes of the present file that `on_progress` was told of
+        self._before_last = (-1, 0)  # the same two values of the previous record
+        self._reported = 0  # bytes of the present file already reported to `on_progress`
 
     def runs(self) -> Iterator[Run]:
-        """The records in the order of the log."""
+        """Yields the records in log order."""
         assert self.record_count == len(self.damages) == 0, "the log is walked once"
         used = used_count(self._files)
         for file in self._files[used:]:
@@ -97,7 +98,7 @@ class LogWalk:
         for index, file in enumerate(self._files[:used]):
             if file.base != end:
                 self._lost_files(file, end)
-            # What is there twice is read once: records come in the order of the log.
+            # Bytes that exist twice are read once, since records come in log order.
             begin, end = max(0, end - file.base), max(end, file.end)
             yield from self._walk_file(file, begin, is_last=index == used - 1)
             assert self._reported == 0, (file, self._reported)
@@ -149,7 +150,7 @@ class LogWalk:
     # Whole records.
 
     def _judge(self, file: OffsetFile, view: memoryview, columns: RecordColumns) -> Run:
-        """The run of these records, and damage where a checksum, topic or store time is wrong."""
+        """Returns the run of these records; records damage for wrong checksums, topics or store times."""
         topic = self._topics.read(view, columns)
         is_intact = columns.is_valid.copy()
         if self._check_crc:
@@ -211,9 +212,9 @@ class LogWalk:
     def _is_finished(
         self, file: OffsetFile, view: memoryview, stored: memoryview, position: int, *, is_last: bool
     ) -> bool:
-        """True when the file ends here as it should: with a BLANK, or with zeros at the end of the log.
+        """Returns True if the file ends here properly: with a BLANK, or with zeros at the end of the log.
 
-        `stored` is the view without what the file system only keeps room for; here and below.
+        `stored` is the view without space that the file system has only reserved; the same applies below.
         """
         found = check_record(view, position, log_offset=file.base + position, check_crc=False)
         remaining = len(view) - position
@@ -225,7 +226,7 @@ class LogWalk:
                 self._findings.note(StorePart.LOG, file.path, reason, offset=position, size_bytes=remaining)
             return True
         if not is_last:
-            # Behind a record that ends with its file the next file tells whether bytes are missing.
+            # After a record that ends with its file, the next file shows if bytes are missing.
             return remaining == 0
         if data_end(stored, position) > position:
             return False
@@ -233,7 +234,9 @@ class LogWalk:
         return True
 
     def _check_last(self, file: OffsetFile, view: memoryview) -> None:
-        """A power cut can tear the last record where no checksum covers it: in its properties."""
+        """Checks the last record for zeros left by a power cut in its properties, which no checksum
+        covers.
+        """
         begin = self.last_record_at - file.base
         parsed = parse_record(view, begin) if begin >= 0 else None
         if isinstance(parsed, tuple) and parsed[3].endswith(b"\0"):
@@ -250,7 +253,7 @@ class LogWalk:
     def _skip_damage(
         self, file: OffsetFile, view: memoryview, stored: memoryview, position: int, *, is_last: bool
     ) -> int:
-        """Take down the damage at `position`; where the walk goes on, the file's end when nowhere."""
+        """Records the damage at `position`; returns where the scan continues, the file's end if nowhere."""
         newest_ms = self.stored_at_ms if is_last else 0
         sound, is_stale = next_sound(view, position, base=file.base, newest_ms=newest_ms, check_crc=False)
         end = len(view) if sound is None else sound.log_offset - file.base
@@ -261,7 +264,7 @@ class LogWalk:
 
 
 def used_count(files: Sequence[OffsetFile]) -> int:
-    """How many files hold data: those at the end that are all zero were only prepared."""
+    """Returns how many files hold data; trailing files of zeros were only prepared."""
     count = len(files)
     while count:
         size = files[count - 1].size
@@ -274,7 +277,7 @@ def used_count(files: Sequence[OffsetFile]) -> int:
 
 
 def _good_seals(view: memoryview, columns: RecordColumns) -> NDArray[np.bool_]:
-    """False where a record ends with a checksum over all of it that does not match."""
+    """Returns a mask; False for records whose trailing checksum over the whole record does not match."""
     assert 0 < columns.end <= len(view), (columns.end, len(view))
     result = np.ones(len(columns), dtype=np.bool_)
     words: NDArray[np.uint64] = np.ndarray((len(view) - 7,), ">u8", buffer=view, strides=(1,))

@@ -1,12 +1,14 @@
-"""Compares ConsumeQueues with the records of the log (`QueueCheck`): `EntryReader` makes the entries that a
-run of records should have, `Leftovers` judges the entries that no record accounted for.
+"""Compares ConsumeQueues with the records of the log.
 
-Invariants: a record's entry must say where it lies, how long it is and its tag; an entry that no record of
-            its queue accounts for must be a filler, or of a record that has expired.
-Strategy:   each run's entries are compared with the files' in arrays; which entries were accounted for is
-            remembered as intervals, and the others are judged at the end, when the log's ends and damages are
-            known. Fillers and entries of expired records are as they should be; one that points into damage
-            tells which queue the damaged record belongs to; the others point to nothing of this queue.
+`EntryReader` derives the entries that a run of records should have, `QueueCheck` compares them, and
+`Leftovers` judges the entries without a record.
+
+Invariants: a record's entry must hold its log offset, size and tag hash. An entry that no record of its queue
+            accounts for must be a filler, or belong to an expired record.
+Strategy:   each run's entries are compared with the files' in arrays. Matched entries are remembered as
+            intervals; the others are judged at the end, when the log's bounds and damage are known. Fillers
+            and entries of expired records are correct. An entry that points into damage identifies the queue
+            of the damaged record. All others point to nothing of this queue.
 Source:     spec store 5, 5.2, 6, 12, 15.
 """
 
@@ -31,11 +33,10 @@ from tandemmq.store.inspect.findings import Findings, StorePart, damage_at
 from tandemmq.store.inspect.log_walk import LogWalk, Run
 from tandemmq.store.options import QUEUE_UNIT_BYTES
 
-"""Prepared and rolled back transactions have no entry."""
 INNER_BATCH = 0x80
-"""Their entries lie in `batchconsumequeue`, which only RocketMQ has."""
+"""The flag of records whose entries are in `batchconsumequeue`, which only RocketMQ has."""
 EXT_ADDRESS_MAX = -(2**31) - 1
-"""A tag at or below this is an address into `consumequeue_ext`, which only RocketMQ writes (spec store 7)."""
+"""The largest tag that is an address into `consumequeue_ext`, which only RocketMQ writes (spec store 7)."""
 LIGHT_QUEUE = "%LMQ%"
 _WRONG_OFFSET, _WRONG_SIZE, _WRONG_TAG, _EMPTY = 1, 2, 4, 8
 _FAULTS = {
@@ -49,17 +50,17 @@ assert sum(_FAULTS) == _WRONG_OFFSET | _WRONG_SIZE | _WRONG_TAG | _EMPTY, "each 
 Key = tuple[str, int]
 
 RecordAt = Callable[[int], RecordCheck]
-"""What lies at a log offset; END outside the log."""
+"""Returns the check of the record at a log offset; END outside the log."""
 
 Judged = tuple[int, int, str, bool]
-"""First and end queue offset, what is wrong with these entries, whether a crash explains it."""
+"""First and end queue offset, the fault of these entries, and True if a crash explains it."""
 
 
 class QueueCheck:
     """All queues of one store.
 
-    `has_abort`: the store was not closed, so queues may lag behind the log or be ahead of it: the next start
-    puts that right.
+    `has_abort`: the store was not closed, so queues may lag behind the log or be ahead of it; the next start
+    repairs that.
     """
 
     def __init__(
@@ -80,13 +81,13 @@ class QueueCheck:
         self.entry_count = 0
 
     def ends(self) -> dict[Key, int]:
-        """The queue offset behind the newest record of each queue."""
+        """Returns the queue offset after the newest record of each queue."""
         return {key: max(state.next_offset, 0) for key, state in self._states.items()}
 
-    # During the walk.
+    # During the scan.
 
     def take(self, rows: QueueRows) -> None:
-        """Compare the entries of these records."""
+        """Compares the entries of these records."""
         state = self._states.get(rows.key)
         if state is None:
             state = self._states[rows.key] = _State(None)
@@ -98,7 +99,7 @@ class QueueCheck:
             self._take_dense(state, rows.part(begin, end))
 
     def _take_dense(self, state: _State, rows: QueueRows) -> None:
-        """Records whose queue offsets follow each other."""
+        """Compares records with consecutive queue offsets."""
         first = int(rows.queue_offset[0])
         if state.next_offset >= 0 and first != state.next_offset:
             if first == 0:
@@ -112,7 +113,7 @@ class QueueCheck:
             self._compare(state, first, rows)
 
     def _restart(self, state: _State, rows: QueueRows) -> None:
-        """The topic was deleted and made again; entries of its former life are gone for good."""
+        """Restarts the queue of a deleted and recreated topic; its earlier entries are gone for good."""
         state.faults.clear()
         state.jumps.clear()
         state.covered.clear()
@@ -147,10 +148,10 @@ class QueueCheck:
             for run in np.split(bad, breaks):
                 state.add_fault(first + int(run[0]), first + int(run[-1]) + 1, int(faults[run[0]]))
 
-    # After the walk.
+    # After the scan.
 
     def finish(self, walk: LogWalk, record_at: RecordAt) -> None:
-        """Report every queue."""
+        """Reports the faults of every queue."""
         for key, state in self._states.items():
             self._report_jumps(key, state, walk)
             self._report_faults(key, state)
@@ -233,14 +234,14 @@ class QueueCheck:
 
 @dataclass(slots=True)
 class _State:
-    """What is known of one queue so far."""
+    """The state of one queue so far."""
 
     files: QueueFiles | None
     next_offset: int = -1
-    previous_at: int = -1  # where the newest record of the queue lies
+    previous_at: int = -1  # the log offset of the queue's newest record
     covered: list[tuple[int, int]] = field(default_factory=list)
     faults: list[tuple[int, int, int]] = field(default_factory=list)  # (first, end, what)
-    jumps: list[tuple[int, int, int, int]] = field(default_factory=list)  # offsets and places around a gap
+    jumps: list[tuple[int, int, int, int]] = field(default_factory=list)  # queue and log offsets at a gap
     behind: tuple[int, int] | None = None  # queue offset and log offset of the first record without entry
     behind_count: int = 0
 
@@ -261,7 +262,7 @@ class _State:
 
 
 def _find_faults(entries: Entries, rows: QueueRows) -> NDArray[np.int64]:
-    """Per entry the bits of what is wrong with it; 0 when it is right."""
+    """Returns the fault bits of each entry; 0 if it is right."""
     assert len(entries) == len(rows.queue_offset), (len(entries), len(rows.queue_offset))
     tag = entries["tag_hash"]
     faults = (entries["log_offset"] != rows.log_offset) * _WRONG_OFFSET
@@ -269,14 +270,14 @@ def _find_faults(entries: Entries, rows: QueueRows) -> NDArray[np.int64]:
     faults |= ((tag != rows.tag_hash) & (tag > EXT_ADDRESS_MAX)) * _WRONG_TAG
     is_empty = (entries["log_offset"] == 0) & (entries["size"] == 0) & (tag == 0)
     faults = np.where(is_empty, _EMPTY, faults)
-    # A repair leaves out what cannot be read.
+    # A repair writes fillers for unreadable records.
     result: NDArray[np.int64] = np.where(is_filler(entries) & ~rows.is_intact, 0, faults)
     return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRows:
-    """The records of one queue in a run, in the order of the log; one array item each."""
+    """The records of one queue in a run, in log order; one array item each."""
 
     key: tuple[str, int]
     queue_offset: Ints
@@ -286,7 +287,7 @@ class QueueRows:
     is_intact: NDArray[np.bool_]
 
     def part(self, begin: int, end: int) -> QueueRows:
-        """Some of the rows."""
+        """Returns rows `[begin, end)`."""
         assert 0 <= begin <= end <= len(self.queue_offset), (self.key, begin, end)
         return QueueRows(
             key=self.key,
@@ -299,8 +300,9 @@ class QueueRows:
 
 
 class EntryReader:
-    """Makes entries of runs. `delays_ms`: the broker's delay levels; `deleted`: where the log ended when a
-    topic was deleted.
+    """Derives entries from runs.
+
+    `delays_ms`: the broker's delay levels. `deleted`: the log end at the deletion of each deleted topic.
     """
 
     def __init__(
@@ -316,7 +318,7 @@ class EntryReader:
         self.inner_batch_count = 0
 
     def read(self, run: Run) -> Iterator[QueueRows]:
-        """The entries by queue; records without one are left out."""
+        """Yields the entries by queue; records without one are left out."""
         assert len(run.topic) == len(run.is_intact) == len(run.columns), "each record has been judged"
         flags = run.columns.sys_flag
         is_batch = flags & INNER_BATCH != 0
@@ -345,14 +347,14 @@ class EntryReader:
                 tag_hash=tag,
                 is_intact=run.is_intact[rows[group]],
             )
-            # A queue's records stand in the order of the log.
+            # A queue's records come in log order.
             assert (np.diff(queue_rows.log_offset) > 0).all(), key
             gone = int(queue_rows.log_offset.searchsorted(self._deleted.get(key[0], 0)))
             if gone < len(group):
                 yield queue_rows.part(gone, len(group))
 
     def _due_times(self, run: Run, rows: Ints, tags: Ints) -> Ints:
-        """In place of the tag a delayed message's entry says when it is due."""
+        """Replaces the tags of delayed messages by their due times, as their entries do."""
         result = tags.copy()
         place = {row: index for index, row in enumerate(rows.tolist())}
         assert len(place) == len(rows) == len(tags), (len(place), len(rows), len(tags))
@@ -374,7 +376,7 @@ class Leftovers:
         self._has_abort = has_abort
 
     def judge(self, covered: Sequence[tuple[int, int]]) -> Iterator[Judged]:
-        """What is wrong with the entries outside `covered`, neighbours with the same fault together."""
+        """Yields the faults of entries outside `covered`, neighbours with the same fault together."""
         at = self._files.first
         for begin, end in [*sorted(covered), (self._files.end, self._files.end)]:
             assert 0 <= begin <= end <= self._files.end, (self._files.key, begin, end)

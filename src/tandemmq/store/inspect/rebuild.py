@@ -1,7 +1,7 @@
-"""Builds ConsumeQueues and key index anew from runs of records, in directories beside the old ones.
+"""Rebuilds ConsumeQueues and key index from runs of records, in directories beside the old ones.
 
-Invariants: the same bytes as a broker that recovers the log without these files would write: its own classes
-            write them. Nothing of the old files is touched.
+Invariants: the files have the same bytes as those of a broker that recovers the log without them, because the
+            broker's classes write them. The old files are not touched.
 Source:     spec store 5, 8.
 """
 
@@ -43,7 +43,7 @@ class QueueBuilder:
         self.restarted: list[Key] = []
 
     def add(self, rows: QueueRows) -> None:
-        """The entries of these records, but those that are damaged; fillers stand in their place."""
+        """Adds the entries of these records; damaged records get fillers."""
         queue = self.queues.get_or_create(rows.key)
         for queue_offset, log_offset, size, tag_hash, is_good in zip(
             rows.queue_offset.tolist(),
@@ -56,15 +56,15 @@ class QueueBuilder:
             if not is_good or queue_offset < 0:
                 continue
             if queue_offset < queue.max_offset:
-                # The topic was deleted and made again: only its new life has messages that can be reached.
+                # The topic was deleted and recreated: only messages of the new one are reachable.
                 self.restarted.append(rows.key)
             queue.put_at(queue_offset, log_offset, size, tag_hash)
         assert 0 <= queue.min_offset <= queue.max_offset, queue
 
     def keep(self, old: QueueFiles, log_begin: int) -> bool:
-        """Carry over a queue without records, so that its offsets go on; True when something was kept.
+        """Copies a queue without records, so that its offsets continue; True if something was kept.
 
-        Only entries of expired records, and those before them, are worth it.
+        Only entries up to the last expired record are worth keeping.
         """
         assert old.key not in self.queues.table, old.key
         end = _expired_end(old, log_begin)
@@ -85,8 +85,10 @@ class QueueBuilder:
         return True
 
     def fill(self, key: Key, end: int, count_max: int) -> None:
-        """Let the queue end at `end` at least, by entries of no message; not when it never had so many that
-        `count_max` of them are too few.
+        """Extends the queue to `end` with fillers.
+
+        Nothing is done if more than `count_max` fillers would be needed, since the queue never had so many
+        messages.
         """
         assert end > 0, (key, end)
         queue = self.queues.get_or_create(key)
@@ -98,7 +100,7 @@ class QueueBuilder:
             queue.put(0, FILLER_SIZE, 0)
 
     def finish(self, log_end: int) -> None:
-        """Everything is written and synced. Raises OSError."""
+        """Writes and syncs everything. Raises OSError."""
         for queue in self.queues:
             queue.write()
             if queue.end_log_offset > log_end:
@@ -114,7 +116,7 @@ class QueueBuilder:
 
 
 def _expired_end(old: QueueFiles, log_begin: int) -> int:
-    """The queue offset behind the last entry of an expired record."""
+    """Returns the queue offset after the last entry of an expired record."""
     end = old.first
     for first, entries in old.blocks(old.first, old.end):
         rows = np.flatnonzero(is_expired(entries, log_begin))
@@ -125,18 +127,18 @@ def _expired_end(old: QueueFiles, log_begin: int) -> int:
 
 
 def _last_file_start(old: QueueFiles, end: int) -> int:
-    """The queue offset with which the file of the last kept entry begins."""
+    """Returns the first queue offset of the file of the last kept entry."""
     file = old.all.find((end - 1) * QUEUE_UNIT_BYTES)
     return end - 1 if file is None else file.base // QUEUE_UNIT_BYTES
 
 
 NAMED_YEAR_MAX = 9000
-"""Later times name no file: behind them must be room for the names of the files that follow."""
+"""The last year used in a file name, so that names for the following files remain."""
 _NAMED_MS = range(int(datetime(NAMED_YEAR_MAX, 1, 1, tzinfo=UTC).timestamp() * 1000))
 
 
 class IndexBuilder:
-    """New key index files in `directory`, named like the `old` ones as far as those go."""
+    """New key index files in `directory`, named like the `old` ones as far as those suffice."""
 
     def __init__(self, directory: Path, layout: IndexLayout, old: Sequence[Path], disk: Disk) -> None:
         assert min(layout.slot_count, layout.entry_count - 1) > 0, layout
@@ -149,13 +151,13 @@ class IndexBuilder:
         self.key_count = 0
 
     def add(self, run: Run, topics: Sequence[str]) -> None:
-        """The keys of the run's intact records. Raises OSError."""
+        """Adds the keys of the run's intact records. Raises OSError."""
         is_keyed = has_keys(run.columns) & run.is_intact
         hashes, rows = run.properties.key_hashes(topics, run.topic, is_keyed)
         self.add_keys(hashes, run.columns.log_offset[rows], run.columns.stored_at_ms[rows])
 
     def add_keys(self, hashes: Ints, log_offsets: Ints, stored_at_ms: Ints) -> None:
-        """Keys by hash, record and the record's store time, in the order of the log. Raises OSError."""
+        """Adds keys by hash, record and the record's store time, in log order. Raises OSError."""
         assert len(hashes) == len(log_offsets) == len(stored_at_ms), "each key has a record"
         done = 0
         while done < len(hashes):
@@ -184,17 +186,17 @@ class IndexBuilder:
             name = self._names.pop(0)
             if name > newest:
                 return name
-        # No checksum covers the store time: what is no date counts as the earliest one.
+        # No checksum covers the store time: an invalid date counts as the earliest one.
         return new_name(stored_at_ms if stored_at_ms in _NAMED_MS else 0, [newest])
 
     def finish(self, log_end: int) -> int:
-        """Everything is written and synced; the store time of the newest key, 0 without keys."""
+        """Writes and syncs everything; returns the store time of the newest key, 0 without keys."""
         while self.files:
             last = self.files[-1]
             if last.header.end_log_offset < log_end or last.cut(log_end):
                 _settle(last)
                 return last.header.end_ms
-            # All of its keys are of records behind the log's end.
+            # All of its keys belong to records beyond the log's end.
             self.files.pop().remove()
         return 0
 

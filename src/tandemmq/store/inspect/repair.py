@@ -1,10 +1,10 @@
-"""Builds ConsumeQueues, key index and checkpoint of a stopped store anew from its CommitLog.
+"""Rebuilds ConsumeQueues, key index and checkpoint of a stopped store from its CommitLog.
 
-Invariants: no byte of the CommitLog is written, but for damaged ranges that the operator gives up: they
-            are copied aside, then sealed, so that every broker reads over them. New files are complete and on
-            disk before they take the place of the old ones, each directory in one step; so a kill leaves old
-            or new files, which the log both explains, and another run finishes.
-Strategy:   one walk over the log feeds the builders; what turns out equal to the old files is not replaced.
+Invariants: no byte of the CommitLog is written, except in damaged ranges that the operator gives up. Those
+            are copied aside, then sealed, so that every broker skips them. New files are complete and on disk
+            before they replace the old ones, each directory in one step. A kill therefore leaves old or new
+            files, which are both consistent with the log, and another run finishes.
+Strategy:   one scan of the log feeds the builders; results equal to the old files replace nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tandemmq.store.record_maker import BLANK_BYTES
 from tandemmq.units import MIB
 
 QUEUE_FILE_BYTES = 6_000_000
-"""RocketMQ's default, for a store that has no queue file left to tell."""
+"""The file length for a store without queue files: RocketMQ's default."""
 INDEX_LAYOUT = IndexLayout(5_000_000, 20_000_000)
 assert QUEUE_FILE_BYTES % QUEUE_UNIT_BYTES == 0
 assert guess_layout(INDEX_LAYOUT.size_bytes) == INDEX_LAYOUT, "what is made here is known again"
@@ -56,8 +56,10 @@ assert guess_layout(INDEX_LAYOUT.size_bytes) == INDEX_LAYOUT, "what is made here
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairOptions:
-    """`accepts_damage`: go on although records in the middle of the log are lost. `skips_damaged`: and write
-    records that nobody reads over what is damaged, so that the log is whole again.
+    """The options of a repair.
+
+    `accepts_damage`: continue although records in the middle of the log are lost. `skips_damaged`: also
+    overwrite damaged ranges with records that no reader sees, so that the log is whole again.
 
     `has_index` None: as the store has it now. `queue_file_bytes` None: as long as the files are now.
     """
@@ -71,7 +73,7 @@ class RepairOptions:
 
 @dataclass(slots=True, kw_only=True)
 class RepairReport:
-    """`is_refused`: the log is damaged in its middle, so nothing was changed."""
+    """The result of a repair. `is_refused`: the log is damaged in its middle, so nothing was changed."""
 
     findings: Findings
     is_refused: bool = False
@@ -84,10 +86,10 @@ class RepairReport:
 
 
 def repair_store(options: RepairOptions, disk: Disk, on_progress: Progress = no_progress) -> RepairReport:
-    """What was changed, or why nothing was.
+    """Repairs a store; returns the changes, or the reason for making none.
 
-    Raises:  StoreLocked when a broker runs on the store; StoreError when there is none or its form is not
-             known; OSError when the disk does not let us: the old files are still there then.
+    Raises:  StoreLocked when a broker runs on the store; StoreError when none exists or its form is unknown;
+             OSError when the disk fails: the old files still exist then.
     """
     inspect = options.inspect
     require_store(inspect.root, inspect.log_dir)
@@ -99,7 +101,7 @@ def repair_store(options: RepairOptions, disk: Disk, on_progress: Progress = no_
 
 
 class _Repair:
-    """One repair of one directory whose lock we hold."""
+    """One repair of one directory, whose lock is held."""
 
     def __init__(self, options: RepairOptions, disk: Disk, on_progress: Progress) -> None:
         self._options = options
@@ -189,7 +191,7 @@ class _Repair:
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
-        """Leave nothing beside the old files."""
+        """Removes the working directories beside the old files at the end."""
         try:
             yield
         finally:
@@ -199,9 +201,9 @@ class _Repair:
     # Sealing.
 
     def _seal_damage(self) -> None:
-        """Write over every damaged range that was on disk once; what a crash tore is the next start's matter.
+        """Seals every damaged range that was on disk once; a tail torn by a crash is left to the next start.
 
-        Each range is on disk before the next; a run that was killed is finished by another.
+        Each range is on disk before the next; another run finishes the work of a killed one.
         """
         walk = LogWalk(
             self._log.files, topics=TopicNumbers(), findings=Findings(), on_progress=lambda _: None
@@ -215,7 +217,7 @@ class _Repair:
                 raise StoreError(f"{damage.reason}: bytes that are in no file cannot be skipped")
             end = damage.log_end
             if damage.is_tail:
-                # Nothing sound follows in its file, so one seal takes all of that up to the mark.
+                # No valid byte follows in its file, so one seal covers all of it up to the mark.
                 is_sealed = bool(self._sealed) and damage.log_offset < self._sealed[-1][1]
                 if is_sealed or damage.log_offset >= durable_end:
                     continue
@@ -251,8 +253,9 @@ class _Repair:
         )
 
     def _keep_numbers(self, queues: QueueBuilder) -> None:
-        """Let no queue give a number again that the old entries gave to a message that is sealed; where an
-        earlier repair sealed it, a filler stands there.
+        """Keeps queues from reusing the offsets of sealed messages.
+
+        For messages sealed by an earlier repair the old entry is a filler.
         """
         sealed = self._sealed + self._walk.sealed
         count_max = sum(stop - begin for begin, stop in sealed) // SEALED_BYTES_MIN
@@ -338,7 +341,7 @@ class _Repair:
                 self._report.changes.append(change)
 
     def _write_checkpoint(self, index_ms: int) -> None:
-        """Last, because it vouches for the others."""
+        """Writes the checkpoint, last, because it vouches for the other files."""
         stored_at_ms = self._walk.stored_at_ms
         is_there = self._checkpoint.is_file()
         queues = list_queues(self._queue_dir)
@@ -362,7 +365,7 @@ class _Repair:
 
 
 def _stored_around(view: memoryview, at: int, end: int) -> int:
-    """The store time of the record in front of `at` of a file, or of the one from `end` on: times rise."""
+    """Returns the store time of the record before `at` of a file, or of the one at `end`: times rise."""
     assert 0 <= at <= end <= len(view), (at, end, len(view))
     position = stored_at_ms = 0
     while position < at:
@@ -375,7 +378,7 @@ def _stored_around(view: memoryview, at: int, end: int) -> int:
 
 
 def compare_queues(old: Mapping[Key, QueueFiles], new: Mapping[Key, QueueFiles], log_begin: int) -> list[str]:
-    """One line per queue that differs; empty when the old queues may stay."""
+    """Returns one line per queue that differs; empty if the old queues may stay."""
     lines = []
     for key in sorted(old.keys() | new.keys()):
         name = f"{key[0]}/{key[1]}"
@@ -397,7 +400,7 @@ def _compare_queue(old: QueueFiles, new: QueueFiles, log_begin: int) -> str:
     for first in range(new.first, common, ENTRIES_PER_READ):
         count = min(ENTRIES_PER_READ, common - first)
         before, after = old.read(first, count), new.read(first, count)
-        # Where the new queue has fillers the old one may still say where expired records were.
+        # Where the new queue has fillers, old entries may still name expired records.
         changed += int(((before != after) & ~(is_filler(after) & is_expired(before, log_begin))).sum())
     assert 0 <= changed <= max(0, common - new.first), (old.key, changed, common, new.first)
     parts = []
@@ -413,7 +416,7 @@ def _compare_queue(old: QueueFiles, new: QueueFiles, log_begin: int) -> str:
 
 
 def compare_indexes(old: Path, new: Path) -> str:
-    """What is different about the key index; empty when the files are equal."""
+    """Returns the difference of the key index; empty if the files are equal."""
     olds, news = list_index_files(old), list_index_files(new)
     if len(olds) == len(news) and all(map(_is_equal, olds, news)):
         return ""
