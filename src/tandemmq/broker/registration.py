@@ -35,7 +35,7 @@ RETRY_S = 2.0
 UNREGISTER_TIMEOUT_S = 3.0
 
 TELL_WAIT_S = 3.0
-"""How long a topic creation waits for the name servers, in seconds; tools wait 5 s for the answer."""
+"""The longest wait of a topic creation for the name servers, in seconds; tools wait 5 s for the answer."""
 
 
 class Registration:

@@ -1,8 +1,8 @@
-"""Access rules of 5.x: policies, users, and the file that keeps both.
+"""Access rules of 5.x: policies, users, and the file that stores both.
 
-First come the policies: what a subject may do with which resources, and from where; they are pure. Behind
-them `AuthTable` holds users and their policies, which are saved in config/auth.json (the file is ours;
-RocketMQ keeps them in RocksDB).
+The policies come first: the rights of a subject on resources, by source address; they are pure. `AuthTable`
+holds users and their policies, which are saved in config/auth.json (TandemMQ's own file; RocketMQ stores them
+in RocksDB).
 Source: spec semantics 21.3.
 """
 
@@ -23,10 +23,10 @@ from tandemmq.protocol.codes import ResponseCode
 
 # Policies.
 #
-# Of the entries that fit a need, those of the most specific resource decide: a named type before Any, a
-# literal name before a prefix before `*`, a longer prefix before a shorter one. Among equals one Deny is
-# enough to refuse, which is stricter than RocketMQ (spec decisions 5). Entries of type CUSTOM decide before
-# those of type DEFAULT; when nothing fits, the answer is no.
+# Of the entries that match a need, those of the most specific resource decide: a named type before Any, a
+# literal name before a prefix before `*`, a longer prefix before a shorter one. Among equals a single Deny
+# denies, which is stricter than RocketMQ (spec decisions 5). Entries of type CUSTOM decide before those of
+# type DEFAULT; if none matches, the need is denied.
 
 ANY: Final = "Any"
 KINDS: Final = (ANY, "Cluster", "Namespace", "Topic", "Group")
@@ -38,19 +38,21 @@ DENY: Final = "Deny"
 SUBJECT_PREFIX: Final = "User:"
 
 _LITERAL: Final = 1 << 20
-"""Ranks above any prefix: names are shorter."""
+"""The rank of a literal name, above that of any prefix: names are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """`name` is a literal, a prefix (`is_prefix`), or with is_prefix and "" every name."""
+    """A resource: `name` is a literal, or a prefix if `is_prefix`; the prefix "" matches every name."""
 
     kind: str
     name: str
     is_prefix: bool
 
     def rank(self, need: Need) -> tuple[bool, int] | None:
-        """How specific it is for the need, the higher the more; None when it does not fit."""
+        """Returns how specific the resource is for the need (higher is more specific); None if it does not
+        match.
+        """
         if self.kind not in (ANY, need.kind):
             return None
         if not self.is_prefix:
@@ -62,7 +64,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class PolicyLine:
-    """One line of a policy: resource, action bits, networks (none: from anywhere), allowed or denied."""
+    """One line of a policy: resource, action bits, networks (empty: any address), allowed or denied."""
 
     resource: Resource
     actions: int
@@ -70,7 +72,7 @@ class PolicyLine:
     is_allowed: bool
 
     def fits(self, need: Need, host: str) -> bool:
-        """Whether it speaks of one of the actions and of the caller's address."""
+        """Returns True if the line covers one of the actions and the caller's address."""
         if not self.actions & need.actions:
             return False
         if not self.networks:
@@ -83,7 +85,7 @@ class PolicyLine:
 
 
 def decide(policies: Sequence[Sequence[PolicyLine]], need: Need, host: str) -> bool:
-    """Whether the need is allowed; `policies` are the entries of CUSTOM, then those of DEFAULT."""
+    """Returns True if the need is allowed; `policies` are the CUSTOM entries, then the DEFAULT ones."""
     if not need.actions:
         return True
     for entries in policies:
@@ -101,7 +103,7 @@ def decide(policies: Sequence[Sequence[PolicyLine]], need: Need, host: str) -> b
 
 
 def parse_resource(text: str) -> Resource:
-    """`Topic:orders`, `Group:app-*`, `Cluster:*`, `*`.
+    """Parses `Topic:orders`, `Group:app-*`, `Cluster:*` or `*`.
 
     Raises:  ConfigError saying what is allowed.
     """
@@ -118,12 +120,12 @@ def parse_resource(text: str) -> Resource:
 
 
 def render_resource(resource: Resource) -> str:
-    """As tools write it: `Type:name`, `Type:start*` or `Type:*`."""
+    """Returns the resource in the form that tools use: `Type:name`, `Type:start*` or `Type:*`."""
     return f"{resource.kind}:{resource.name}{'*' if resource.is_prefix else ''}"
 
 
 def parse_entry(info: EntryInfo) -> PolicyLine:
-    """The rule that a tool's entry states.
+    """Parses a tool's entry into a policy line.
 
     Raises:  ConfigError naming what is wrong.
     """
@@ -140,7 +142,7 @@ def parse_entry(info: EntryInfo) -> PolicyLine:
 
 
 def parse_policy_type(text: str | None) -> str:
-    """CUSTOM when nothing is said.
+    """Returns the policy type; CUSTOM if the text is missing.
 
     Raises:  ConfigError naming what is allowed.
     """
@@ -151,7 +153,7 @@ def parse_policy_type(text: str | None) -> str:
 
 
 def parse_subject(text: str) -> str:
-    """The user name of `User:name`.
+    """Returns the user name of `User:name`.
 
     Raises:  ConfigError for any other subject.
     """
@@ -175,7 +177,7 @@ DISABLE: Final = "disable"
 
 
 class User(Body, frozen=True, kw_only=True):
-    """One user. The password is the secret key of the signature, so it is kept as it is."""
+    """A user. The password is the secret key of the signature, so it is stored unhashed."""
 
     is_enabled: bool = True
     is_super: bool = False
@@ -194,7 +196,7 @@ class _StoredUsers(Body, frozen=True, kw_only=True):
 class AuthTable:
     """Users by name, policies by user name and type; `on_change` is called after each change.
 
-    At a bound: a new user or entry is refused with Busy.
+    At a bound: a new user or entry is rejected with Busy.
     """
 
     def __init__(self, *, user_count_max: int = 100_000, entry_count_max: int = 10_000) -> None:
@@ -208,22 +210,22 @@ class AuthTable:
     def __len__(self) -> int:
         return len(self._users)
 
-    # Asking
+    # Queries.
 
     def user(self, name: str) -> User | None:
         return self._users.get(name)
 
     def policies(self, name: str) -> Sequence[Sequence[PolicyLine]]:
-        """The entries of a user: CUSTOM, then DEFAULT."""
+        """Returns the entries of a user: CUSTOM, then DEFAULT."""
         return self._compiled.get(name, ())
 
     def users(self, name_part: str | None) -> list[UserInfo]:
-        """Those whose name holds the part, as tools see them."""
+        """Returns the users whose name contains the part, in the form for tools."""
         names = sorted(name for name in self._users if not name_part or name_part in name)
         return [render_user(self._users[name]) for name in names]
 
     def acl(self, name: str) -> AclInfo | None:
-        """All policies of a user; None when there are none."""
+        """Returns all policies of a user, or None if there are none."""
         stored = self._stored.get(name)
         if not stored:
             return None
@@ -233,7 +235,7 @@ class AuthTable:
         return AclInfo(subject=SUBJECT_PREFIX + name, policies=policies)
 
     def acls(self, subject_part: str | None, resource_part: str | None) -> list[AclInfo]:
-        """The policies whose subject and resource hold these parts."""
+        """Returns the policies whose subject and resource contain these parts."""
         found = []
         for name in sorted(self._stored):
             acl = self.acl(name)
@@ -245,10 +247,13 @@ class AuthTable:
                 found.append(AclInfo(subject=acl.subject, policies=kept))
         return found
 
-    # Changing
+    # Changes.
 
     def create_user(self, info: UserInfo, name: str) -> None:
-        """Raises RequestRejected for a name that is taken or a user without password."""
+        """Creates a user.
+
+        Raises:  RequestRejected for an existing name or a user without name or password; Busy at the bound.
+        """
         if name in self._users:
             raise RequestRejected(f"the user {name} exists already", code=ResponseCode.INVALID_PARAMETER)
         if not name or not info.password:
@@ -258,18 +263,21 @@ class AuthTable:
         self._put(_changed(User(username=name, password=info.password), info))
 
     def update_user(self, info: UserInfo, name: str) -> None:
-        """Changes what the info names. Raises RequestRejected USER_NOT_EXIST."""
+        """Changes the fields that the info names. Raises RequestRejected USER_NOT_EXIST."""
         self._put(_changed(self._user_or_reject(name), info))
 
     def delete_user(self, name: str) -> None:
-        """The user and its policies; unknown users are ignored."""
+        """Deletes the user and its policies; unknown users are ignored."""
         self._users.pop(name, None)
         self._stored.pop(name, None)
         self._compiled.pop(name, None)
         self._after_change()
 
     def create_acl(self, acl: AclInfo, subject: str) -> None:
-        """Adds entries; one for a resource that has one of the same type takes its place."""
+        """Adds entries; an entry replaces one of the same type and resource.
+
+        Raises:  RequestRejected for an unknown user or an invalid entry; Busy at the bound.
+        """
         name = _name_of(subject)
         self._user_or_reject(name)
         stored = dict(self._stored.get(name, {}))
@@ -283,14 +291,16 @@ class AuthTable:
         self._put_policies(name, stored)
 
     def update_acl(self, acl: AclInfo, subject: str) -> None:
-        """Like `create_acl`, but for a subject that has policies. Raises POLICY_NOT_EXIST."""
+        """Adds entries as `create_acl` does, to a subject that has policies. Raises POLICY_NOT_EXIST
+        otherwise.
+        """
         name = _name_of(subject)
         if name not in self._stored:
             raise RequestRejected(f"{subject} has no policies", code=ResponseCode.POLICY_NOT_EXIST)
         self.create_acl(acl, subject)
 
     def delete_acl(self, subject: str, policy_type: str | None, resource: str | None) -> None:
-        """All policies of a subject, those of one type, or the entries of one resource."""
+        """Deletes all policies of a subject, those of one type, or the entries of one resource."""
         name = _name_of(subject)
         stored = self._stored.get(name)
         if not stored:
@@ -310,16 +320,16 @@ class AuthTable:
         }
         self._put_policies(name, {other: entries for other, entries in kept.items() if entries})
 
-    # The file
+    # File.
 
     def encode(self) -> bytes:
-        """The content of auth.json."""
+        """Returns the content of auth.json."""
         return encode_body(_StoredUsers(users=tuple(self._users.values()), policies=self._stored))
 
     def load(self, data: bytes) -> None:
-        """Take over the content of auth.json.
+        """Loads the content of auth.json.
 
-        Raises:  RemoteProtocolError, ConfigError for what cannot be read: rules are never guessed.
+        Raises:  RemoteProtocolError, ConfigError for invalid content: rules are never guessed.
         """
         stored = decode_body(data, _StoredUsers)
         compiled = {name: _compile(policies) for name, policies in stored.policies.items()}
@@ -351,8 +361,8 @@ class AuthTable:
 
 
 def render_user(user: User) -> UserInfo:
-    """What tools see of a user. The password is part of it, as in RocketMQ, whose copyUser needs it: it is
-    for super users and the user himself.
+    """Returns a user in the form for tools. It includes the password, as in RocketMQ, whose copyUser needs
+    it: only super users and the user itself may see it.
     """
     return UserInfo(
         username=user.username,
@@ -380,7 +390,7 @@ def _one_of(text: str, what: str, *allowed: str) -> str:
 
 
 def _checked(policy: PolicyInfo) -> tuple[str, tuple[EntryInfo, ...]]:
-    """The policy's type and its entries, resources in one spelling. Raises BadRequest."""
+    """Returns the policy's type and its entries, resources in canonical form. Raises BadRequest."""
     try:
         kind = parse_policy_type(policy.policy_type)
         parsed = [parse_entry(info) for info in policy.entries]

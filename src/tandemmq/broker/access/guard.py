@@ -1,10 +1,9 @@
-"""Guard: decides before the handler whether a request may be served.
+"""The guard: decides before the handler whether a request may be served.
 
-A guard is built only when access control is on. Its order: who it is (white addresses, access key,
-signature), then what it needs, resource by resource. What was allowed is remembered by who, from where and
-what, so that the next message of a producer costs the signature and one look-up; every change of the rules
-forgets it.
-
+A guard exists only while access control is on. It first authenticates (white addresses, access key,
+signature), then checks the needed rights, resource by resource. A permission is cached by name, host and
+needs, so that a producer's next message costs the signature and one lookup; every change of the rules clears
+the cache.
 Source: spec semantics 21, spec remoting 7.
 """
 
@@ -42,8 +41,8 @@ Allows = Callable[[Need], bool]
 
 
 class Guard:
-    """`check` is called with every request. `rules` of the 4.x kind are set from outside, and so is
-    `read_record`, the store's, before the first request.
+    """Guards the requests of one broker; `check` is called with every request. The 4.x `rules` are set from
+    outside, and so is the store's `read_record`, before the first request.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Guard:
         self._is_white: dict[str, bool] = {}
         self._allowed: set[tuple[str, str, Needs, int]] = set()
         self._clients: dict[Channel, str] = {}
-        """Whose last heartbeat came over which connection."""
+        """By connection: the name under which its last heartbeat was sent."""
         users.on_change.append(self.forget)
 
     @property
@@ -78,14 +77,14 @@ class Guard:
         self.forget()
 
     def forget(self) -> None:
-        """Forget what earlier rules allowed."""
+        """Clears the cache of earlier permissions."""
         self._allowed.clear()
         self._is_white.clear()
 
     def check(self, channel: Channel, command: Command) -> None:
-        """Returns when the request may be served.
+        """Checks a request. Returns if it may be served.
 
-        Raises:  NotPermitted telling the peer why not; RemoteProtocolError for what cannot be read.
+        Raises:  NotPermitted with the reason for the peer; RemoteProtocolError for a malformed request.
         """
         host = channel.peer[0]
         is_known = True
@@ -99,7 +98,7 @@ class Guard:
             if command.code == RequestCode.HEART_BEAT:
                 self._note_client(channel, _who(command))
         except Exception as error:
-            # It could not be read, so the resource is not known. It was refused all the same.
+            # The request is malformed, so its resource is unknown; it was still denied.
             if not isinstance(error, _Denied):
                 self._audit.denied(_who(command), channel.peer, command.code, "", str(error))
                 raise
@@ -107,7 +106,7 @@ class Guard:
             raise NotPermitted(error.remark) from None
 
     def may(self, channel: Channel, need: Need) -> bool:
-        """Whether the client that sends heartbeats over this connection may do this, by the rules of now."""
+        """Returns True if the client that sends heartbeats over this connection has this right now."""
         host, name = channel.peer[0], self._clients.get(channel)
         if name is None or (self._inner is not None and name == self._inner.username):
             return name is not None
@@ -119,7 +118,7 @@ class Guard:
         if not (options.authentication_enabled and options.authorization_enabled):
             return True
         if RequestCode.HEART_BEAT in options.authentication_white_codes:
-            return True  # nobody says who he is
+            return True  # heartbeats are unauthenticated, so the name is unknown
         user = self._users.user(name)
         if user is None or not user.is_enabled:
             return False
@@ -133,7 +132,7 @@ class Guard:
     def _forget_client(self, channel: Channel) -> None:
         self._clients.pop(channel, None)
 
-    # Rules of plain_acl.yml
+    # Rules of plain_acl.yml.
 
     def _check_plain(self, channel: Channel, command: Command, host: str) -> None:
         rules = self._rules
@@ -162,10 +161,10 @@ class Guard:
         is_white = self._is_white[host] = self._rules.is_white(host)
         return is_white
 
-    # Users and policies
+    # Users and policies.
 
     def _check_user(self, channel: Channel, command: Command, host: str) -> bool:
-        """False for a request that anybody may send: it does not say who it is."""
+        """Authenticates a request. Returns False if its code needs no authentication."""
         if command.code in self._options.authentication_white_codes:
             return False
         name = command.fields.get(ACCESS_KEY)
@@ -193,7 +192,9 @@ class Guard:
             raise _Denied(f"access key {name}: {fault}")
 
     def _stored_needs(self, command: Command) -> Needs:
-        """Nothing when nothing is stored there: the handler says so."""
+        """Returns the rights needed for the stored message; none if no record is stored there, which the
+        handler reports.
+        """
         log_offset = place_of(command)
         raw = None if log_offset is None or log_offset < 0 else self.read_record(log_offset)
         return (
@@ -226,7 +227,7 @@ class Guard:
 
 
 class _Denied(TandemError):
-    """Why a request is refused, and for which resource."""
+    """A denial: its reason and its resource."""
 
     def __init__(self, remark: str, resource: str = "") -> None:
         super().__init__(remark)
@@ -239,7 +240,7 @@ def _super_user(credentials: Credentials) -> User:
 
 
 def _origin_topic(command: Command) -> Needs:
-    """In 4.x a consumer that hands a message back must be allowed to write to the topic it came from."""
+    """Returns the right of 4.x for sending a message back: writing to the topic it came from."""
     topic = command.fields.get("originTopic")
     return (Need(TOPIC, topic, PUB),) if topic else ()
 

@@ -1,14 +1,11 @@
-"""What a request needs to be allowed: actions and their names, then the needs of every code that a broker is
-asked.
+"""The rights that requests need: actions and their names, then the needs of every request code of a broker.
 
-One table serves both kinds of rules. The 4.x rules know PUB, SUB and administrators: `Pub` and `Sub` stand
-for themselves; a need of only Create, Update or Delete is an administrator's, and so is any need of the
-cluster; Get and List of a topic or group need no more than an account. A code without a row needs every right
-on the cluster, so nothing is open by being forgotten.
-
-A request that names a message by its place in the log is judged by the message that is stored there
-(`needs_of_stored`), whatever topic it claims.
-
+One table serves both kinds of rules. The 4.x rules know PUB, SUB and administrators. `Pub` and `Sub` map to
+these. A need with only Create, Update or Delete requires an administrator, and so does any need on the
+cluster. Get and List of a topic or group need just an account. A code without a row needs every right on the
+cluster, so that nothing is open by omission.
+A request that names a message by its log offset is judged by the message stored there (`needs_of_stored`),
+whatever topic the request claims.
 Source: spec semantics 21.2, 21.3.
 """
 
@@ -30,7 +27,7 @@ from tandemmq.protocol.requests.send import EndTransactionRequest, SendBackReque
 from tandemmq.protocol.topic_names import RETRY_PREFIX, holds_other_topics, is_system_topic, retry_topic
 from tandemmq.units import Buffer
 
-# Actions on resources, as bits and by their names.
+# Actions on resources, as bits and by name.
 
 PUB, SUB, CREATE, UPDATE, DELETE, GET, LIST = (1 << number for number in range(7))
 ALL: Final = 127
@@ -48,7 +45,7 @@ _BY_FOLDED: Final = {"all": ALL, "any": ALL, **{name.lower(): bit for name, bit 
 
 
 def parse_action(name: str) -> int:
-    """The bit of an action's name, in any case; All and Any are every one.
+    """Returns the bit of an action's name, in any case; All and Any mean every action.
 
     Raises:  ConfigError naming what is allowed.
     """
@@ -59,12 +56,12 @@ def parse_action(name: str) -> int:
 
 
 def render_actions(bits: int) -> str:
-    """The names of the bits, joined by `|`."""
+    """Returns the names of the bits, joined by `|`."""
     return "|".join(name for name, bit in NAMES.items() if bits & bit) or "none"
 
 
 def is_administrative(bits: int) -> bool:
-    """Only changes: no producer or consumer asks for it."""
+    """Returns True if the actions are changes only, which no producer or consumer requests."""
     return bool(bits) and not bits & (PUB | SUB | GET | LIST)
 
 
@@ -74,7 +71,7 @@ CLUSTER: Final = "Cluster"
 
 
 class Need(NamedTuple):
-    """One of the `actions` (bits) on one resource; a name of "" is that of no resource."""
+    """A need: one of the `actions` (bits) on one resource; the name "" matches no resource."""
 
     kind: str
     name: str
@@ -83,21 +80,21 @@ class Need(NamedTuple):
 
 Needs = tuple[Need, ...]
 Rule = Callable[[Mapping[str, str], Command, str], Needs]
-"""(fields, request, own cluster's name) -> all that must be allowed."""
+"""(fields, request, own cluster's name) -> all needs of the request."""
 
 
 def needs_of(command: Command, cluster: str) -> Needs:
-    """What this request needs.
+    """Returns the needs of this request.
 
-    Raises:  RemoteProtocolError for a body that cannot be read.
+    Raises:  RemoteProtocolError for a malformed body.
     """
     return NEEDS.get(command.code, _UNLISTED)(command.fields, command, cluster)
 
 
 def place_of(command: Command) -> int | None:
-    """The place in the log that the request names; None for a request that names none.
+    """Returns the log offset that the request names, or None if it names none.
 
-    Raises:  BadRequest for a header that cannot be read.
+    Raises:  BadRequest for a malformed header.
     """
     match command.code:
         case Code.VIEW_MESSAGE_BY_ID:
@@ -116,10 +113,11 @@ def place_of(command: Command) -> int | None:
 
 
 def needs_of_stored(command: Command, raw: Buffer, log_offset: int, cluster: str) -> Needs:
-    """What a request needs that names the message stored at `log_offset`.
+    """Returns the needs of a request that names the message stored at `log_offset`.
 
-    What waits in a system topic (half, delayed, timer messages) is judged by the topic that it is for. Bytes
-    in the middle of a message may look like one: what is not an intact record is for administrators.
+    A message that waits in a system topic (half, delayed, timer messages) is judged by its real topic. Bytes
+    within a message may look like a record, so only administrators may name an offset without an intact
+    record.
     """
     try:
         record = decode_record(raw, log_offset=log_offset)
@@ -142,8 +140,8 @@ def needs_of_stored(command: Command, raw: Buffer, log_offset: int, cluster: str
 
 
 def of_broker(need: Need, cluster: str) -> Need:
-    """The need itself, or an administrator's: messages of every topic wait in the broker's own topics, and
-    what is written there is delivered, cancelled or acknowledged for every topic.
+    """Returns the need itself, or an administrator's for the broker's own topics. Messages of every topic
+    wait there, and records written there are delivered, cancelled or acknowledged for every topic.
     """
     if need.kind == TOPIC and need.actions & (PUB | SUB) and holds_other_topics(need.name):
         return Need(CLUSTER, cluster, UPDATE)
@@ -151,21 +149,21 @@ def of_broker(need: Need, cluster: str) -> Need:
 
 
 def _topic(name: str | None, actions: int) -> Need:
-    """A group's retry topic is part of the group, and written by who consumes."""
+    """Returns a need on the topic; a retry topic counts as part of its group, and consumers write to it."""
     if name is not None and name.startswith(RETRY_PREFIX):
-        group, _, _ = name[len(RETRY_PREFIX) :].partition("+")  # pops: %RETRY%group+topic
+        group, _, _ = name[len(RETRY_PREFIX) :].partition("+")  # pop retries: %RETRY%group+topic
         return Need(GROUP, group, SUB if actions & PUB else actions)
     return Need(TOPIC, name or "", actions)
 
 
 def _beside_group(group: str, topic: str, actions: int) -> Needs:
-    """What a topic needs beside the right to the group: nothing for the group's own retry topics."""
+    """Returns the needs on a topic in addition to its group's: none for the group's own retry topics."""
     own = retry_topic(group)
     if topic == own or topic.startswith(own + "+"):
         return ()
     if topic.startswith(own + "_"):
-        # Pops of the first form: %RETRY%group_topic. It may as well be the retry topic of a group with a
-        # longer name, so the right to the topic is needed, too.
+        # Pop retries of the first form: %RETRY%group_topic. The name may also be the retry topic of a group
+        # with a longer name, so the right to the topic is needed as well.
         return (Need(TOPIC, topic[len(own) + 1 :], actions),)
     return (_topic(topic, actions),)
 
@@ -183,7 +181,7 @@ def _on_cluster(actions: int) -> Rule:
 
 
 def _on_both(group_field: str, actions: int, *topic_fields: str) -> Rule:
-    """The group and each topic that is named; retry topics go with the group."""
+    """Returns a rule for the group and each named topic; retry topics count with the group."""
 
     def rule(fields: Mapping[str, str], _command: Command, _cluster: str) -> Needs:
         group = fields.get(group_field) or ""
@@ -196,7 +194,7 @@ def _on_both(group_field: str, actions: int, *topic_fields: str) -> Rule:
 
 
 def _end_transaction(fields: Mapping[str, str], _command: Command, cluster: str) -> Needs:
-    """The topic of the half message counts (`needs_of_stored`); clients of 4.9 do not even name one."""
+    """The topic of the stored half message decides (`needs_of_stored`); clients of 4.9 name no topic."""
     return (_topic(fields["topic"], PUB),) if fields.get("topic") else (Need(CLUSTER, cluster, 0),)
 
 
@@ -242,7 +240,7 @@ def _body_group_and_topic(group_key: str, actions: int) -> Rule:
 
 
 def _batch_ack(_fields: Mapping[str, str], command: Command, _cluster: str) -> Needs:
-    """Each entry names its own group."""
+    """Returns the needs of all entries; each entry names its own group."""
     needs: dict[Need, None] = {}
     for ack in _list_of(_body(command), "acks"):
         group = _text_of(ack, "c")
@@ -252,7 +250,7 @@ def _batch_ack(_fields: Mapping[str, str], command: Command, _cluster: str) -> N
 
 
 def _listed(kind: str, list_key: str, name_key: str, actions: int) -> Rule:
-    """Each entry of a body's list; an empty list asks for nothing and gets no further."""
+    """Returns a rule for each entry of a body's list; an empty list needs a right on the name ""."""
 
     def rule(_fields: Mapping[str, str], command: Command, _cluster: str) -> Needs:
         names = [_text_of(item, name_key) for item in _list_of(_body(command), list_key)]
@@ -303,7 +301,7 @@ NEEDS: Final[dict[int, Rule]] = {
     Code.PULL_MESSAGE: _on_both("consumerGroup", SUB),
     Code.LITE_PULL_MESSAGE: _on_both("consumerGroup", SUB),
     Code.QUERY_MESSAGE: _on_topic("topic", SUB | GET),
-    # By its place in the log: see `needs_of_stored`.
+    # By its log offset: see `needs_of_stored`.
     Code.VIEW_MESSAGE_BY_ID: _on_cluster(0),
     # Pops.
     Code.POP_MESSAGE: _on_both("consumerGroup", SUB),
@@ -379,29 +377,29 @@ NEEDS: Final[dict[int, Rule]] = {
     Code.GET_TIMER_CHECK_POINT: _SHOW_CLUSTER,
     Code.GET_TIMER_METRICS: _SHOW_CLUSTER,
     Code.GET_BROKER_HA_STATUS: _SHOW_CLUSTER,
-    # The sum of one byte is that byte.
+    # The checksum of a single byte reveals that byte.
     Code.TANDEM_READ_LOG_CHECKSUM: _CHANGE_CLUSTER,
-    # Messages of every topic as they are: for replicas and administrators, whatever an account may see.
+    # Raw messages of every topic: for replicas and administrators, whatever an account's rights.
     Code.TANDEM_READ_LOG: _CHANGE_CLUSTER,
     Code.TANDEM_ACCEPT_LOG: _CHANGE_CLUSTER,
     Code.TANDEM_HAND_OVER: _CHANGE_CLUSTER,
     Code.TANDEM_VOUCH: _CHANGE_CLUSTER,
     Code.TANDEM_HISTORY: _CHANGE_CLUSTER,
     Code.TANDEM_AWAIT_TABLES: _SHOW_CLUSTER,
-    # Of whoever copies: it is shown and never acted on, and comes too often for the audit of changes.
+    # The state is only displayed, and the request is too frequent for the audit of changes.
     Code.TANDEM_TELL_SLAVE_STATE: _SHOW_CLUSTER,
     Code.EXCHANGE_BROKER_HA_INFO: _CHANGE_CLUSTER,
     Code.RESET_MASTER_FLUSH_OFFSET: _CHANGE_CLUSTER,
     Code.NOTIFY_MIN_BROKER_ID_CHANGE: _CHANGE_CLUSTER,
     Code.GET_BROKER_EPOCH_CACHE: _SHOW_CLUSTER,
-    # A hint: a broker that refuses it learns the same from the answer to its next heartbeat.
+    # A hint: a broker that rejects it learns the same from the answer to its next heartbeat.
     Code.NOTIFY_BROKER_ROLE_CHANGED: _CHANGE_CLUSTER,
     # Access control.
     Code.UPDATE_AND_CREATE_ACL_CONFIG: _CHANGE_CLUSTER,
     Code.DELETE_ACL_CONFIG: _CHANGE_CLUSTER,
     Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: _CHANGE_CLUSTER,
     Code.GET_BROKER_CLUSTER_ACL_INFO: _SHOW_CLUSTER,
-    # These three show secrets, as RocketMQ's do.
+    # These three return secrets, as in RocketMQ.
     Code.GET_BROKER_CLUSTER_ACL_CONFIG: _CHANGE_CLUSTER,
     Code.AUTH_CREATE_USER: _CHANGE_CLUSTER,
     Code.AUTH_UPDATE_USER: _CHANGE_CLUSTER,

@@ -1,11 +1,11 @@
-"""The rules of 4.x (spec semantics 21.2): patterns of addresses, accounts, and the files that hold them.
+"""The rules of 4.x (spec semantics 21.2): address patterns, accounts, and the files that contain them.
 
 Patterns and accounts are pure. `PlainFiles` reads plain_acl.yml and acl/**/*.yml, watches them, and changes
 them for tools.
-
-Patterns of addresses: blank: nobody. `*` in every place: everybody. `10.0.0.{1,7}`: these.
-`10.0.0.1,10.0.0.9`: these. `10.0.0.*`, `10.0.1-9.*`: ranges from the second place on. Anything else: one
-address. IPv6 likewise with `:` and hexadecimal numbers; a `*` there ends the pattern.
+Address patterns: blank matches no address; `*` in every position matches all. `10.0.0.{1,7}` and
+`10.0.0.1,10.0.0.9` list addresses. `10.0.0.*` and `10.0.1-9.*` are ranges, allowed from the second position
+on. Anything else is a single address. IPv6 is analogous, with `:` and hexadecimal numbers; a `*` there ends
+the pattern.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _CHOICE: Final = re.compile(r"(.+[.:])\{([^{}]+)\}")
 
 
 def make_matcher(pattern: str) -> Matcher:
-    """Tells whether an address is one of the pattern.
+    """Returns a function that returns True if an address matches the pattern.
 
-    Raises:  ConfigError quoting a pattern that is none.
+    Raises:  ConfigError quoting an invalid pattern.
     """
     text = pattern.strip()
     if not text:
@@ -66,7 +66,7 @@ def _one_of(texts: list[str], pattern: str) -> Matcher:
 
 
 def _in_ranges(text: str, pattern: str) -> Matcher:
-    """Every place a number or a range; after the first range only `*` may follow."""
+    """Returns a matcher: each position is a number or a range; after the first range only `*` may follow."""
     is_v6 = ":" in text
     count, largest, base = (8, 0xFFFF, 16) if is_v6 else (4, 255, 10)
     places = _places_v6(text) if is_v6 else text.split(".")
@@ -91,7 +91,7 @@ def _in_ranges(text: str, pattern: str) -> Matcher:
 
 
 def _places_v6(text: str) -> list[str]:
-    """The places of an IPv6 pattern; `::` stands for the zeros that are missing."""
+    """Returns the positions of an IPv6 pattern; `::` stands for the missing zeros."""
     if "::" not in text:
         return text.split(":")
     head, _, tail = text.partition("::")
@@ -118,7 +118,7 @@ def _numbers(address: IPv4Address | IPv6Address) -> list[int]:
 
 
 def _parse_address(address: str) -> IPv4Address | IPv6Address | None:
-    """None for what is not an address; an IPv4 address in IPv6 clothes is taken as what it is."""
+    """Parses an address; an IPv4-mapped IPv6 address becomes IPv4. Returns None if it is invalid."""
     try:
         parsed = ip_address(address.partition("%")[0])
     except ValueError:
@@ -158,7 +158,7 @@ _PERMISSIONS: Final = {"PUB": PUB, "SUB": SUB, "PUB|SUB": PUB | SUB, "SUB|PUB": 
 class Account:
     """One account; permissions are PUB and SUB bits, 0 is DENY.
 
-    Groups stand in `group_permissions` by their own name, not by that of their retry topic.
+    `groups` is keyed by the group's own name, not by that of its retry topic.
     """
 
     access_key: str
@@ -171,7 +171,7 @@ class Account:
     groups: Mapping[str, int]
 
     def allows(self, need: Need) -> bool:
-        """Whether the account may do this. An administrator without permissions by name may do anything."""
+        """Returns True if the need is allowed. An administrator without named permissions may do anything."""
         if not need.actions or (self.is_admin and not self.topics and not self.groups):
             return True
         if need.kind == CLUSTER:
@@ -190,7 +190,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainRules:
-    """All accounts by access key, and addresses from which everything is allowed."""
+    """All accounts by access key, and the addresses from which everything is allowed."""
 
     accounts: Mapping[str, Account]
     global_matchers: Sequence[Matcher]
@@ -203,9 +203,10 @@ NO_RULES: Final = PlainRules(accounts={}, global_matchers=())
 
 
 def build_rules(documents: Mapping[str, Any]) -> PlainRules:
-    """The rules of all files, by file name in their order; of two accounts with one key the first counts.
+    """Returns the rules of all files, in the order of file names; of two accounts with one key the first
+    wins.
 
-    Raises:  ConfigError naming file and place of what cannot be used.
+    Raises:  ConfigError naming the file and the position of the error.
     """
     accounts: dict[str, Account] = {}
     matchers: list[Matcher] = []
@@ -227,7 +228,7 @@ def build_rules(documents: Mapping[str, Any]) -> PlainRules:
 
 
 def build_account(raw: Any) -> Account:
-    """One entry of `accounts`.
+    """Parses one entry of `accounts`.
 
     Raises:  ConfigError naming the account and the key that is wrong.
     """
@@ -237,7 +238,7 @@ def build_account(raw: Any) -> Account:
     where = f"account {access_key}"
     unknown = [str(key) for key in raw if key not in _ACCOUNT_KEYS]
     if unknown:
-        # What is not understood may have been meant to forbid something.
+        # An unknown key may have been meant as a restriction.
         raise ConfigError(f"{where}: {unknown[0]} is none of {', '.join(_ACCOUNT_KEYS)}")
     try:
         return Account(
@@ -255,7 +256,7 @@ def build_account(raw: Any) -> Account:
 
 
 def parse_permission(text: object) -> int:
-    """PUB, SUB or both as bits; whatever else stands there is DENY, as in RocketMQ."""
+    """Returns PUB, SUB or both as bits; any other text is DENY, as in RocketMQ."""
     return _PERMISSIONS.get(str(text or "").replace(" ", "").upper(), 0)
 
 
@@ -301,9 +302,8 @@ Change = Callable[[dict[str, Any]], None]
 class PlainFiles:
     """The files below `directory`; `on_rules` gets the rules at the start and after each change.
 
-    Strategy: the content is compared, not the time of the last change, so nothing is missed and nothing is
-              read into the rules twice. A change that cannot be used leaves the rules as they are and is told
-              once.
+    Strategy: contents are compared rather than modification times, so no change is missed and none is applied
+              twice. An invalid change leaves the rules as they are and is logged once.
     """
 
     def __init__(
@@ -319,9 +319,9 @@ class PlainFiles:
         self._changing = asyncio.Lock()
 
     def load(self) -> None:
-        """The first reading.
+        """Reads the files for the first time.
 
-        Raises:  ConfigError when there are no files or one of them cannot be used.
+        Raises:  ConfigError when there are no files or one of them is invalid.
         """
         contents = self._read()
         if not contents:
@@ -329,7 +329,7 @@ class PlainFiles:
         self._take(contents)
 
     async def watch(self) -> None:
-        """Takes over what changes on the disk; runs until it is cancelled."""
+        """Applies changes on disk; runs until cancelled."""
         while True:
             await self._clock.sleep(POLL_S)
             async with self._changing:
@@ -337,15 +337,15 @@ class PlainFiles:
 
     @property
     def documents(self) -> Mapping[Path, Any]:
-        """The parsed files; not to be changed."""
+        """The parsed files; callers must not change them."""
         return self._documents
 
     def versions(self) -> dict[Path, DataVersion]:
-        """The dataVersion that each file states."""
+        """Returns the dataVersion of each file."""
         return {path: version_of(document) for path, document in self._documents.items()}
 
     def path_of(self, access_key: str) -> Path | None:
-        """The file that has this account."""
+        """Returns the file that contains this account, or None."""
         for path, document in self._documents.items():
             if any(entry.get("accessKey") == access_key for entry in _accounts(document)):
                 return path
@@ -354,8 +354,8 @@ class PlainFiles:
     async def change(self, path: Path, apply: Change) -> None:
         """Applies a change to one file, on disk first.
 
-        Raises:  ConfigError when the result would not be usable rules, OSError when it cannot be written;
-                 then nothing has changed.
+        Raises:  ConfigError when the result would be invalid, OSError when it cannot be written; nothing has
+                changed then.
         """
         async with self._changing:
             document = copy.deepcopy(self._documents.get(path)) or {}
@@ -386,7 +386,7 @@ class PlainFiles:
         try:
             self._take(contents)
         except ConfigError as error:
-            self._seen = contents  # told once
+            self._seen = contents  # logged once
             _tell_refused(str(error))
 
     def _read(self) -> dict[Path, bytes]:
@@ -416,9 +416,10 @@ class PlainFiles:
 
 
 def read_tools_credentials(directory: Path, disk: Disk) -> Credentials | None:
-    """The accessKey and secretKey of tools.yml, with which a slave of 4.x asks its master; None without.
+    """Returns the accessKey and secretKey of tools.yml, with which a slave of 4.x signs requests to its
+    master; None without them.
 
-    Raises:  ConfigError when the file is there and cannot be used.
+    Raises:  ConfigError when the file exists and is invalid.
     """
     document = _read_tools(directory, disk)
     names, secret = ("accessKey", "secretKey"), document.get(CONTROLLER_SECRET_KEY)
@@ -430,15 +431,16 @@ def read_tools_credentials(directory: Path, disk: Disk) -> Credentials | None:
 
 
 def read_controller_secret(directory: Path, disk: Disk) -> str:
-    """The controllerSharedSecret of tools.yml (ours), with which a tool signs to controllers; empty without.
+    """Returns the controllerSharedSecret of tools.yml (ours), with which a tool signs requests to
+    controllers; "" without it.
 
-    Raises:  ConfigError when the file is there and cannot be used.
+    Raises:  ConfigError when the file exists and is invalid.
     """
     return str(_read_tools(directory, disk).get(CONTROLLER_SECRET_KEY) or "")
 
 
 def _read_tools(directory: Path, disk: Disk) -> dict[str, Any]:
-    """The settings of tools.yml; empty without the file."""
+    """Returns the settings of tools.yml; empty without the file."""
     path = directory / TOOLS_NAME
     if not disk.exists(path):
         return {}
@@ -449,7 +451,7 @@ def _read_tools(directory: Path, disk: Disk) -> dict[str, Any]:
 
 
 def version_of(document: Any) -> DataVersion:
-    """What a file states about its version; zeros when it says nothing."""
+    """Returns the version that a file states; zeros if it states none."""
     stated = document.get(VERSION_KEY) if isinstance(document, dict) else None
     first = stated[0] if isinstance(stated, list) and stated and isinstance(stated[0], dict) else {}
     counter, timestamp_ms = first.get("counter"), first.get("timestamp")
@@ -460,7 +462,7 @@ def version_of(document: Any) -> DataVersion:
 
 
 def accounts_in(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The list of accounts of a file that is being changed; made when it is missing."""
+    """Returns the account list of a file to be changed, adding it if missing."""
     if not document.get(ACCOUNTS_KEY):
         document[ACCOUNTS_KEY] = []
     found: list[dict[str, Any]] = document[ACCOUNTS_KEY]
@@ -483,7 +485,7 @@ def _build(contents: Mapping[Path, bytes]) -> tuple[PlainRules, dict[Path, Any]]
 
 
 def _parse_file(path: Path, data: bytes) -> Any:
-    # Only where there are such files: a broker starts 20 ms sooner without the library.
+    # Imported only if such files exist: without the library a broker starts 20 ms sooner.
     import yaml
 
     try:

@@ -56,11 +56,13 @@ from tandemmq.units import Buffer
 UPDATE_FAILED: Final = 209
 DELETE_FAILED: Final = 210
 ADDRESSES_FAILED: Final = 211
-"""RocketMQ's codes of these three requests; other requests use the numbers otherwise."""
+"""RocketMQ's error codes of these three requests; other requests use these numbers for other errors."""
 
 
 class PlainHandlers:
-    """`files` is None while aclEnable is off: then every change is refused."""
+    """Handles the requests of 4.x tools. `files` is None while aclEnable is off; every change is rejected
+    then.
+    """
 
     def __init__(
         self, files: PlainFiles | None, *, broker_name: str, cluster: str, address: Callable[[], str]
@@ -78,7 +80,7 @@ class PlainHandlers:
         return command.reply()
 
     async def handle_delete_account(self, channel: Channel, command: Command) -> Command:
-        """DELETE_ACL_CONFIG (51), answered when it is on disk."""
+        """Handles DELETE_ACL_CONFIG (51). The answer is sent once the change is on disk."""
         key = command.decode(DeleteAccountRequest).access_key
         files = self._files_or_reject(DELETE_FAILED)
         path = files.path_of(key)
@@ -93,12 +95,12 @@ class PlainHandlers:
         return command.reply()
 
     async def handle_update_addresses(self, channel: Channel, command: Command) -> Command:
-        """UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53): the addresses of one file of the rules are replaced."""
+        """Handles UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53): replaces the addresses in one file of the rules."""
         request = command.decode(UpdateWhiteAddressesRequest)
         files = self._files_or_reject(ADDRESSES_FAILED)
         path = Path(request.file) if request.file else files.default_path
         if path != files.default_path and path not in files.documents:
-            # A path from outside never names a new file.
+            # A path in a request must never create a new file.
             raise RequestRejected(f"{path} is no file of the rules", code=ADDRESSES_FAILED)
         addresses = [text.strip() for text in request.addresses.split(",") if text.strip()]
         await _change(
@@ -107,7 +109,9 @@ class PlainHandlers:
         return command.reply()
 
     def handle_version(self, channel: Channel, command: Command) -> Command:
-        """GET_BROKER_CLUSTER_ACL_INFO (52): the versions of the files, and who answers."""
+        """Handles GET_BROKER_CLUSTER_ACL_INFO (52): returns the files' versions and this broker's
+        identity.
+        """
         versions = {} if self._files is None else self._files.versions()
         default = (
             DataVersion() if self._files is None else versions.get(self._files.default_path, DataVersion())
@@ -123,7 +127,7 @@ class PlainHandlers:
         return command.reply(0, header)
 
     def handle_show(self, channel: Channel, command: Command) -> Command:
-        """Everything, secrets included, as RocketMQ shows it; so it needs an administrator."""
+        """Returns all rules, secrets included, as in RocketMQ; so the request needs an administrator."""
         documents = () if self._files is None else self._files.documents.values()
         addresses: list[str] = []
         accounts: list[AccountInfo] = []
@@ -141,7 +145,7 @@ class PlainHandlers:
 
 
 async def _change(files: PlainFiles, path: Path, apply: Callable[[dict[str, Any]], None], code: int) -> None:
-    # A connection that breaks must not leave the file changed and the rules not.
+    # A closed connection must not cancel the change between the file and the rules.
     try:
         await asyncio.shield(files.change(path, apply))
     except (ConfigError, OSError) as error:
@@ -149,7 +153,7 @@ async def _change(files: PlainFiles, path: Path, apply: Callable[[dict[str, Any]
 
 
 def _put_account(document: dict[str, Any], request: UpdateAccountRequest) -> None:
-    """Makes or changes an account; what the request does not name stays."""
+    """Creates or changes an account; keys that the request does not name stay."""
     accounts = accounts_in(document)
     account = next((entry for entry in accounts if entry.get("accessKey") == request.access_key), None)
     if account is None:
@@ -188,17 +192,17 @@ def _show(raw: dict[str, Any]) -> AccountInfo:
 
 
 def _shown(user: UserInfo, sees: str | None) -> UserInfo:
-    """Without the password, unless the asker sees it: tools that copy users then fail, and never set a wrong
-    one.
+    """Returns the user without the password unless the requester may see it. Tools that copy users then fail
+    instead of setting a wrong password.
     """
     return user if sees is None or sees == user.username else msgspec.structs.replace(user, password=None)
 
 
 class AuthHandlers:
-    """Changes are answered once they are on disk.
+    """Handles the requests of 5.x tools. Changes are answered once they are on disk.
 
-    While authenticationEnabled is off nothing may be changed: whoever came first could make himself the super
-    user of later.
+    While authenticationEnabled is off nothing may be changed: otherwise the first client to connect could
+    make itself a super user for later.
     """
 
     def __init__(
@@ -228,7 +232,7 @@ class AuthHandlers:
         return await self._saved(command)
 
     def handle_get_user(self, channel: Channel, command: Command) -> Command:
-        """An empty answer when there is no such user, as in RocketMQ."""
+        """Returns an empty answer if there is no such user, as in RocketMQ."""
         user = self._table.user(command.decode(UserRequest).username)
         sees = self._sees(command)
         return command.reply(body=b"" if user is None else encode_body(_shown(render_user(user), sees)))
@@ -268,8 +272,8 @@ class AuthHandlers:
         return command.reply(body=encode_body(self._table.acls(request.subject_part, request.resource_part)))
 
     def _sees(self, command: Command) -> str | None:
-        """Whose password the asker is shown: his own, None for a super user who sees all, "" for who did not
-        show who he is.
+        """Returns the user whose password the requester may see: its own name, None (all passwords) for a
+        super user, "" for an unauthenticated request.
         """
         options = self._options
         if not options.authentication_enabled or command.code in options.authentication_white_codes:
@@ -295,8 +299,8 @@ SAVE_SOON_MS = 100
 
 
 class AccessService:
-    """`check` guards every request, None while access control is off; `signer` signs what this broker asks
-    others, when it has credentials.
+    """Access control as used by the broker. `check` guards every request; it is None while access control is
+    off. `signer` signs this broker's own requests if it has credentials.
     """
 
     def __init__(
@@ -330,7 +334,8 @@ class AccessService:
     def load(self) -> None:
         """Reads users and rules.
 
-        Raises:  ConfigError for what cannot be used: a broker does not start with rules that it must guess.
+        Raises:  ConfigError for invalid content: a broker does not start with rules that it would have to
+                guess.
         """
         self._saver.load(self._auth_file, self.users.load)
         self.users.on_change.append(lambda: self._saver.mark(self._auth_file))
@@ -341,16 +346,16 @@ class AccessService:
             self._files.load()
 
     def bind(self, read_record: Callable[[int], Buffer | None]) -> None:
-        """Requests that name a place in the log are judged by what this reads there."""
+        """Sets the function that reads the record at a log offset, for requests that name one."""
         if self._guard is not None:
             self._guard.read_record = read_record
 
     def may_publish(self, channel: Channel, topic: str) -> bool:
-        """Whether the client that sends heartbeats over this connection may send to the topic."""
+        """Returns True if the client that sends heartbeats over this connection may send to the topic."""
         return self._guard is None or self._guard.may(channel, Need(TOPIC, topic, PUB))
 
     async def watch(self) -> None:
-        """Follows the files of the 4.x rules; returns at once when there are none."""
+        """Follows the files of the 4.x rules; returns at once if there are none."""
         if self._files is not None:
             await self._files.watch()
 
@@ -358,7 +363,7 @@ class AccessService:
         self.audit.close()
 
     def routes(self) -> dict[int, Handler]:
-        """The handlers of the requests about access control."""
+        """Returns the handlers of the requests about access control."""
         plain, auth = self._plain, self._auth
         routes: dict[Code, Handler] = {
             Code.UPDATE_AND_CREATE_ACL_CONFIG: plain.handle_update_account,
@@ -403,13 +408,13 @@ class AccessService:
 
 
 def _own_credentials(options: AccessOptions, disk: Disk) -> Credentials | None:
-    """innerClientAuthenticationCredentials, else what tools.yml says while aclEnable is on."""
+    """Returns innerClientAuthenticationCredentials, or else those of tools.yml while aclEnable is on."""
     if options.inner_credentials is not None or not options.acl_enable:
         return options.inner_credentials
     return read_tools_credentials(options.acl_directory, disk)
 
 
 def warn_if_open(address: Address, options: AccessOptions, tls: TlsOptions) -> None:
-    """Logs, once per start of a broker, that everybody who reaches its port may do everything."""
+    """Logs, once per start of a broker, that every client that reaches its port may do everything."""
     if not options.is_on and is_open_to_everybody(address, tls):
         log.warning(events.BROKER_OPEN, extra={"address": address})

@@ -1,1 +1,1 @@
-"""What operators ask of a broker."""
+"""Requests of operators to a broker."""

@@ -1,7 +1,7 @@
-"""What operators look at: who is connected, figures of topics and groups, and closer looks at queues.
+"""Read-only requests of operators: connections, figures of topics and groups, and details of queues.
 
-`ConnectionHandlers` and `ProgressHandlers` serve everyday tools; `InspectionHandlers` serves questions about
-single queues, subscriptions and statistics. None of them changes anything.
+`ConnectionHandlers` and `ProgressHandlers` serve everyday tools; `InspectionHandlers` serves requests about
+single queues, subscriptions and statistics.
 Source: spec semantics 19 and 22, spec remoting 8.6, 11.7, 11.9 and 11.13.
 """
 
@@ -79,7 +79,9 @@ from tandemmq.store.message_store import MessageStore
 
 
 class ConnectionHandlers:
-    """203 consumers of a group, 204 producers of a group, 328 all producers: reads the tables of clients."""
+    """Handles 203 consumers of a group, 204 producers of a group, 328 all producers, from the client
+    tables.
+    """
 
     def __init__(self, consumers: ConsumerTable, producers: ProducerTable, refusals: Refusals) -> None:
         self._refusals = refusals
@@ -87,7 +89,9 @@ class ConnectionHandlers:
         self._producers = producers
 
     def handle_consumers(self, channel: Channel, command: Command) -> Command:
-        """GET_CONSUMER_CONNECTION_LIST (203); to our tools also what the group was refused."""
+        """Handles GET_CONSUMER_CONNECTION_LIST (203); TandemMQ's tools also get the group's rejected
+        requests.
+        """
         name = command.decode(ConsumerConnectionsRequest).consumer_group
         group = self._consumers.get(name)
         refusals = self._refusals.of_group(name) or None
@@ -110,7 +114,7 @@ class ConnectionHandlers:
         return command.reply(body=encode_consumer_connections(connections))
 
     def handle_producers(self, channel: Channel, command: Command) -> Command:
-        """GET_PRODUCER_CONNECTION_LIST (204)."""
+        """Handles GET_PRODUCER_CONNECTION_LIST (204)."""
         name = command.decode(ProducerConnectionsRequest).producer_group
         members = self._producers.members(name)
         if not members:
@@ -120,7 +124,7 @@ class ConnectionHandlers:
         return command.reply(body=encode_producer_connections([_connection(member) for member in members]))
 
     def handle_all_producers(self, channel: Channel, command: Command) -> Command:
-        """GET_ALL_PRODUCER_INFO (328)."""
+        """Handles GET_ALL_PRODUCER_INFO (328)."""
         table = {
             group: [
                 ProducerInfo(
@@ -147,7 +151,7 @@ def _connection(member: Member) -> ClientConnection:
 
 
 def describe_subscription(subscription: HeldSubscription) -> SubscriptionData:
-    """A subscription as tools are told it: the expression, its tags and its version."""
+    """Returns a subscription in the form for tools: the expression, its tags and its version."""
     return SubscriptionData(
         topic=subscription.topic,
         expression=subscription.expression,
@@ -166,7 +170,9 @@ def _language(code: int) -> str:
 
 
 class ProgressHandlers:
-    """202 topic stats, 208 consume stats, 300 and 343 who consumes what: reads tables and queues."""
+    """Handles 202 topic stats, 208 consume stats, 300 and 343 groups and their topics, from tables and
+    queues.
+    """
 
     def __init__(
         self,
@@ -186,7 +192,7 @@ class ProgressHandlers:
         self._items = items
 
     def handle_topic_stats(self, channel: Channel, command: Command) -> Command:
-        """GET_TOPIC_STATS_INFO (202)."""
+        """Handles GET_TOPIC_STATS_INFO (202)."""
         config = require_topic(self._topics, command.decode(TopicStatsRequest).topic)
         queues = {}
         for queue_id in range(max(config.read_queue_count, config.write_queue_count)):
@@ -200,7 +206,7 @@ class ProgressHandlers:
         return command.reply(body=encode_topic_stats(TopicStats(queues=queues, put_tps=tps)))
 
     def handle_consume_stats(self, channel: Channel, command: Command) -> Command:
-        """GET_CONSUME_STATS (208): of one topic, of some, or of all that the group has offsets of."""
+        """Handles GET_CONSUME_STATS (208): for one topic, some, or all in which the group has offsets."""
         header = command.decode(ConsumeStatsRequest)
         group = header.consumer_group
         if header.topic:
@@ -219,21 +225,23 @@ class ProgressHandlers:
         return command.reply(body=encode_consume_stats(ConsumeStats(queues=queues, consume_tps=tps)))
 
     def handle_topic_consumers(self, channel: Channel, command: Command) -> Command:
-        """QUERY_TOPIC_CONSUME_BY_WHO (300): groups that are online for it or have offsets of it."""
+        """Handles QUERY_TOPIC_CONSUME_BY_WHO (300): returns groups that subscribe to the topic or have
+        offsets in it.
+        """
         topic = command.decode(TopicConsumersRequest).topic
         groups = {*self._consumers.groups_of_topic(topic), *self._offsets.groups_of(topic)}
         return command.reply(body=encode_group_list(sorted(groups)))
 
     def handle_group_topics(self, channel: Channel, command: Command) -> Command:
-        """QUERY_TOPICS_BY_CONSUMER (343)."""
+        """Handles QUERY_TOPICS_BY_CONSUMER (343)."""
         group = command.decode(GroupTopicsRequest).group
         return command.reply(body=encode_topic_list(sorted(self._offsets.topics_of(group))))
 
     def of_topic(self, group: str, config: TopicConfig) -> dict[MessageQueue, QueueProgress]:
-        """How far the group is in each queue of the topic; empty when it has no lag there.
+        """Returns the group's progress in each queue of the topic; empty if the group has no lag there.
 
-        So it is with a topic that an online group does not subscribe any more, and with a group that is
-        online to broadcast: its clients keep their own progress.
+        That is the case if an online group no longer subscribes to the topic. It is also the case for an
+        online broadcasting group without offsets: its clients keep their own progress.
         """
         if not self._has_lag(group, config.name):
             return {}
@@ -268,17 +276,17 @@ class ProgressHandlers:
 
 
 ENTRY_COUNT_MAX: Final = 1_024
-"""Ours: entries of one answer to QUERY_CONSUME_QUEUE; more are asked for with a higher index."""
+"""TandemMQ's own limit of entries per QUERY_CONSUME_QUEUE; tools request more with a higher index."""
 
 QUEUE_ROWS_MAX: Final = 65_536
-"""Ours: rows of one answer to GET_BROKER_CONSUME_STATS; it stays within a frame."""
+"""TandemMQ's own limit of rows per GET_BROKER_CONSUME_STATS; the answer fits into a frame."""
 
 QUEUES_PER_TURN: Final = 512
 
 
 class InspectionHandlers:
-    """303 time spans, 315 statistics, 317 progress of all groups, 321 queue entries, 345 one subscription:
-    reads tables, queues and figures.
+    """Handles 303 time spans, 315 statistics, 317 progress of all groups, 321 queue entries, 345 one
+    subscription, from tables, queues and figures.
     """
 
     def __init__(
@@ -305,7 +313,7 @@ class InspectionHandlers:
         self._clock = clock
 
     def handle_stats(self, channel: Channel, command: Command) -> Command:
-        """VIEW_BROKER_STATS_DATA (315)."""
+        """Handles VIEW_BROKER_STATS_DATA (315)."""
         header = command.decode(BrokerStatsRequest)
         found = self._items.find(header.stats_name, header.stats_key)
         if found is None:
@@ -318,7 +326,9 @@ class InspectionHandlers:
         return command.reply(body=encode_broker_stats(series.figures(is_bytes=is_bytes)))
 
     async def handle_broker_consume_stats(self, channel: Channel, command: Command) -> Command:
-        """GET_BROKER_CONSUME_STATS (317): of every group with offsets, in ordered or in other topics."""
+        """Handles GET_BROKER_CONSUME_STATS (317): for every group with offsets, in ordered or in other
+        topics.
+        """
         header = command.decode(BrokerConsumeStatsRequest)
         groups: dict[str, dict[MessageQueue, QueueProgress]] = {}
         row_count = read_count = 0
@@ -351,7 +361,7 @@ class InspectionHandlers:
         return command.reply(body=body)
 
     def handle_time_span(self, channel: Channel, command: Command) -> Command:
-        """QUERY_CONSUME_TIME_SPAN (303)."""
+        """Handles QUERY_CONSUME_TIME_SPAN (303)."""
         header = command.decode(ConsumeTimeSpanRequest)
         config = require_topic(self._topics, header.topic)
         now_ms = self._clock.now_ms()
@@ -376,7 +386,9 @@ class InspectionHandlers:
         )
 
     def handle_queue_entries(self, channel: Channel, command: Command) -> Command:
-        """QUERY_CONSUME_QUEUE (321): entries as they lie in the queue, and whether the group's tags fit."""
+        """Handles QUERY_CONSUME_QUEUE (321): returns raw queue entries, and whether they match the group's
+        tags.
+        """
         header = command.decode(ConsumeQueueRequest)
         config = require_topic(self._topics, header.topic)
         require_queue(
@@ -410,7 +422,7 @@ class InspectionHandlers:
         return command.reply(body=encode_consume_queue_view(view))
 
     def handle_subscription(self, channel: Channel, command: Command) -> Command:
-        """QUERY_SUBSCRIPTION_BY_CONSUMER (345): none when the group is not online for the topic."""
+        """Handles QUERY_SUBSCRIPTION_BY_CONSUMER (345): none if the group is not online for the topic."""
         header = command.decode(GroupSubscriptionRequest)
         topic = header.topic or ""
         found = self._subscription(header.group, topic)
@@ -427,5 +439,7 @@ class InspectionHandlers:
 
 
 def _fits(subscription: HeldSubscription | None, tag_hash: int) -> bool:
-    """As far as the queue entry tells: an expression of another kind needs the message itself."""
+    """Returns True if the entry's tag hash matches; other kinds of expressions would need the message
+    itself.
+    """
     return subscription is None or subscription.tag_hashes is None or tag_hash in subscription.tag_hashes

@@ -1,7 +1,7 @@
 """GET_BROKER_RUNTIME_INFO (28): the broker's state as texts.
 
-All keys that mqadmin's clusterList and brokerStatus read are here; figures about things that this broker
-has not (thread pools, page-cache locks) are zero, because a missing number aborts a line of the tool.
+The answer has every key that mqadmin's clusterList and brokerStatus read. Figures without a counterpart in
+this broker (thread pools, page-cache locks) are zero, because a missing number aborts a line of the tool.
 Source: spec semantics 22, spec remoting 11.8.
 """
 
@@ -64,11 +64,13 @@ _PUT_SHARES: Final = (
     "[5~10s]",
     "[10s~]",
 )
-"""RocketMQ's names; what took less than 1 ms is in the first."""
+"""RocketMQ's names of the buckets; sends below 1 ms are in the first."""
 
 
 class _Sample(NamedTuple):
-    """`put_counts`: of each stage of sends, by bucket; `timer_end`: of the queue in which timers wait."""
+    """A sample. `put_counts`: by stage of sends, the counts per bucket; `timer_end`: the end of the timer
+    queue.
+    """
 
     at_s: float
     put_counts: tuple[tuple[int, ...], ...]
@@ -102,15 +104,17 @@ class RuntimeInfoHandlers:
         self.booted_at_ms = clock.now_ms()
         self.timers: Callable[[], TimerFigures] = TimerFigures
         self.turned_away: Callable[[], Mapping[str, str]] = dict
-        """Our keys of what never came to a handler; of the broker, which has the doors."""
+        """TandemMQ's keys for requests rejected before any handler; set by the broker, which owns the
+        listeners.
+        """
         self._samples: deque[_Sample] = deque([self._sample()], maxlen=MINUTE_SAMPLES + 1)
 
     def sample(self) -> None:
-        """Keep how often stages of sends took how long; called every `SAMPLE_PERIOD_S`."""
+        """Stores the durations of the stages of sends; called every `SAMPLE_PERIOD_S`."""
         self._samples.append(self._sample())
 
     def handle_runtime_info(self, channel: Channel, command: Command) -> Command:
-        """GET_BROKER_RUNTIME_INFO (28)."""
+        """Handles GET_BROKER_RUNTIME_INFO (28)."""
         return command.reply(body=encode_kv_table(self._table()))
 
     def _table(self) -> dict[str, str]:
@@ -132,7 +136,7 @@ class RuntimeInfoHandlers:
         return table
 
     def _who(self) -> dict[str, str]:
-        """What runs here, and since when."""
+        """Returns identity, role, and start time."""
         return {
             "brokerActive": "true",
             "brokerVersion": str(OUR_VERSION),
@@ -144,9 +148,10 @@ class RuntimeInfoHandlers:
         }
 
     def _traffic(self) -> dict[str, str]:
-        """What was sent and got, in all and per second; a slave's copies count as sent, as in RocketMQ.
+        """Returns sends and deliveries, in total and per second; a slave's copies count as sends, as in
+        RocketMQ.
 
-        The counts by day are of users' messages: traces and other traffic of the system are no part of them.
+        The counts by day cover users' messages only, without traces and other traffic of the system.
         """
         stats = self._stats
         put_count = stats.put_count + stats.replicated_count
@@ -180,8 +185,8 @@ class RuntimeInfoHandlers:
         }
 
     def _put_times(self) -> dict[str, str]:
-        """How long sends took in the last minute, in ms, as the bounds of our histograms tell: at most so
-        long. The slowest stage stands for all: the write, or the wait for the disk or the slaves.
+        """Returns the durations of sends in the last minute, in ms, as upper bounds of histogram buckets. The
+        slowest stage stands for all: the write, or the wait for the disk or the slaves.
         """
         since = self._samples[0].put_counts
         stages = zip(self._put_stages(), since, strict=True)
@@ -199,7 +204,7 @@ class RuntimeInfoHandlers:
         }
 
     def _timers(self) -> dict[str, str]:
-        """How far messages with a time of their own are."""
+        """Returns the progress of timer delivery."""
         now, since = self._sample(), self._samples[0]
         elapsed_s = max(now.at_s - since.at_s, 1.0)
         figures = now.timers
@@ -224,7 +229,7 @@ class RuntimeInfoHandlers:
         )
 
     def _log_state(self) -> dict[str, str]:
-        """Where the log begins and ends, what lags behind its end, and the disk below it."""
+        """Returns the ends of the log, the lags behind its end, and the usage of its disk."""
         store, facts = self._store, self._store.facts()
         total, free = self._disk.usage(store.options.log_dir)
         used_ratio = f"{(total - free) / total:.2f}" if total else "0.0"
@@ -246,7 +251,7 @@ class RuntimeInfoHandlers:
         }
 
     def _schedule(self) -> dict[str, str]:
-        """How far the delivery of each delay level has got: `offset,end of its queue`."""
+        """Returns the delivery progress of each delay level: `offset,end of its queue`."""
         return {
             f"scheduleMessageOffset_{level}": f"{offset},{self._store.queue_max(SCHEDULE_TOPIC, level - 1)}"
             for level, offset in self._delay_offsets.snapshot().offsets.items()
@@ -258,7 +263,7 @@ class RuntimeInfoHandlers:
         return " ".join(f"{sum(rates):.2f}" for rates in windows)
 
     def _earliest_ms(self, now_ms: int) -> int:
-        """When the oldest message that is still there was stored; now, when there is none."""
+        """Returns the store time of the oldest message still stored; the current time if there is none."""
         record = self._store.read_record(self._store.min_log_offset)
         try:
             return now_ms if record is None else decode_record(record, check_crc=False).stored_at_ms
@@ -267,7 +272,7 @@ class RuntimeInfoHandlers:
 
 
 def _quantile_ms(bounds: Sequence[float], counts: Sequence[int], part: float) -> float:
-    """The bound that so large a part of the values is not above; 0 without values."""
+    """Returns the bucket bound that covers this share of the values; 0 without values."""
     wanted = ceil(sum(counts) * part)
     reached = 0
     for bound, count in zip((*bounds, bounds[-1]), counts, strict=True):

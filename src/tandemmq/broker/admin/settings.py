@@ -1,12 +1,11 @@
-"""What operators change of a running broker: its settings, what it keeps on disk, and where its master is.
+"""Changes to a running broker by operators: settings, files on disk, and the location of the master.
 
-`SettingsHandlers` serves GET_BROKER_CONFIG (26), UPDATE_BROKER_CONFIG (25) and SET_COMMITLOG_READ_MODE (2004)
-by RocketMQ's names for settings. `CleaningHandlers` deletes at once what retention would delete. `HaHandlers`
-serves the notices between replicas.
-
-Only what stands in `CHANGEABLE` changes: numbers and switches that are looked at each time they are needed.
-Nothing that names a path, a file, a script, an address, a port, an identity or a secret is in it, so that a
-request can never make the broker write or run something elsewhere (CVE-2023-33246, CVE-2023-37582).
+`SettingsHandlers` serves GET_BROKER_CONFIG (26), UPDATE_BROKER_CONFIG (25) and SET_COMMITLOG_READ_MODE
+(2004), with RocketMQ's names of settings. `CleaningHandlers` deletes at once what retention would delete
+later. `HaHandlers` serves notifications between replicas.
+Only the settings in `CHANGEABLE` can be changed: numbers and switches that are read at each use. It contains
+no path, file, script, address, port, identity or secret, so that a request can never make the broker write or
+run something elsewhere (CVE-2023-33246, CVE-2023-37582).
 Source: spec remoting 8.6, spec semantics 16.3 and 23.1.
 """
 
@@ -50,7 +49,7 @@ _INT_MAX: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One setting: its place, how its text is read, what is allowed."""
+    """A changeable setting: its location, the parser of its text, and the allowed values."""
 
     part: str  # "broker" or "store"
     field: str
@@ -122,7 +121,7 @@ CHANGEABLE: Final[Mapping[str, Change]] = {
 
 
 def parse_change(key: str, text: str) -> tuple[Change, Any]:
-    """The setting and its new value. `key` must be in `CHANGEABLE`.
+    """Returns the setting and its new value. `key` must be in `CHANGEABLE`.
 
     Raises:  ConfigError naming the key and what is allowed.
     """
@@ -136,10 +135,11 @@ def parse_change(key: str, text: str) -> tuple[Change, Any]:
 def apply_changes(
     broker: BrokerOptions, store: StoreOptions, changes: Mapping[str, tuple[Change, Any]]
 ) -> Callable[[], None]:
-    """What makes the changes; nothing is changed before it is called.
+    """Returns a function that makes the changes; nothing changes before it is called.
 
-    The options are values that all parts hold and look at when they need them. This is the one place that
-    changes them, in place and all at once; between two awaits nobody sees half of it.
+    The options are values that all parts hold and read at each use. Only this function changes them, in place
+    and all at once; no part sees a partial change between two awaits.
+
     Raises:  ConfigError when a new value contradicts another setting.
     """
     by_part: dict[str, dict[str, Any]] = {"broker": {}, "store": {}}
@@ -158,15 +158,15 @@ def apply_changes(
 
 READ_AHEAD_KEY = "dataReadAheadEnable"
 READ_MODES = {0: "true", 1: "false"}
-"""What tools send with SET_COMMITLOG_READ_MODE -> the value of the key; RocketMQ's numbers are madvise's."""
+"""The number in SET_COMMITLOG_READ_MODE -> the value of the key; RocketMQ's numbers are those of madvise."""
 FIXED_KEYS = frozenset(("brokerConfigPath", "configBlackList", "rocketmqHome"))
 
 
 class SettingsHandlers:
     """Shows the settings and changes those that may change while the broker runs.
 
-    A change is kept in the file that the broker was started with (`-c`); without one it holds until the next
-    start. `on_change` is called with the changed keys, after they took effect.
+    A change is stored in the broker's configuration file (`-c`); without one it lasts until the next start.
+    `on_change` is called with the changed keys, after they took effect.
     """
 
     def __init__(
@@ -191,13 +191,15 @@ class SettingsHandlers:
         self.on_change: list[Callable[[frozenset[str]], None]] = []
 
     def handle_show(self, channel: Channel, command: Command) -> Command:
-        """Java properties text, sorted."""
+        """Handles GET_BROKER_CONFIG: returns Java properties text, sorted by key."""
         lines = [f"{key}={_escape(text)}" for key, text in sorted(self._texts().items())]
         version = encode_data_version(self._version).decode()
         return command.reply(0, BrokerConfigResponse(version=version), body="\n".join(lines).encode() + b"\n")
 
     async def handle_update(self, channel: Channel, command: Command) -> Command:
-        """All of the changes or none. A setting that is as asked already is not a change."""
+        """Handles UPDATE_BROKER_CONFIG: makes all of the changes or none. A value that is already set is not
+        a change.
+        """
         try:
             wanted = parse_properties(bytes(command.body), "the request")
         except ConfigError as error:
@@ -205,7 +207,9 @@ class SettingsHandlers:
         return command.reply(remark=await self._update(wanted, channel))
 
     async def handle_read_mode(self, channel: Channel, command: Command) -> Command:
-        """SET_COMMITLOG_READ_MODE (2004): an update of `dataReadAheadEnable`, as tools ask for it."""
+        """Handles SET_COMMITLOG_READ_MODE (2004): an update of `dataReadAheadEnable` in the form that tools
+        use.
+        """
         mode = command.decode(ReadModeRequest).mode
         if mode not in READ_MODES:
             raise invalid(f"READ_AHEAD_MODE {mode} must be 0 (read ahead) or 1 (random)")
@@ -215,9 +219,9 @@ class SettingsHandlers:
         return command.reply(remark=done if remark is None else f"{done}; {remark}")
 
     async def _update(self, wanted: Mapping[str, Setting], channel: Channel) -> str | None:
-        """What the answer says beside its success.
+        """Makes the changes. Returns the remark for the successful answer, or None.
 
-        Raises:  RequestRejected; then nothing is changed.
+        Raises:  RequestRejected; nothing has changed then.
         """
         async with self._writing:
             changes = self._plan(wanted)
@@ -229,7 +233,7 @@ class SettingsHandlers:
             return remark
 
     def _plan(self, wanted: Mapping[str, Setting]) -> dict[str, tuple[Any, Any]]:
-        """The changes, parsed. Raises NotPermitted or BadRequest for the first that cannot be."""
+        """Returns the parsed changes. Raises NotPermitted or BadRequest for the first invalid one."""
         texts = self._texts()
         black_list = FIXED_KEYS | set(self._options.config_black_list)
         changes = {}
@@ -250,11 +254,12 @@ class SettingsHandlers:
         return changes
 
     async def _change(self, changes: Mapping[str, tuple[Any, Any]], texts: Mapping[str, str]) -> str | None:
-        """Keeps the changes in the file, then makes them; what the answer says beside its success.
+        """Stores the changes in the file, then makes them. Returns the remark for the successful answer, or
+        None.
 
-        A file that cannot be written (a read-only mount, a full disk) stops no change: whoever raises
-        fileReservedTime or a limit in an emergency needs it now. The next change that can be written takes
-        the earlier ones along.
+        A file that cannot be written (a read-only mount, a full disk) does not block the change: an operator
+        raising fileReservedTime or a limit in an emergency needs it at once. The next successful write
+        includes the earlier changes.
         """
         try:
             apply = apply_changes(self._options, self._store_options, changes)
@@ -268,7 +273,7 @@ class SettingsHandlers:
         return remark
 
     async def _keep(self, texts: Mapping[str, str]) -> str | None:
-        """Why the changes are not in the file; None when they are."""
+        """Writes the changes to the file. Returns None, or the reason why they are not in the file."""
         path = self._options.config_path
         if path is None:
             return "it holds until the next start: there is no configuration file (-c)"
@@ -296,7 +301,7 @@ def render_settings(
     *,
     is_elected: bool = False,
 ) -> dict[str, str]:
-    """RocketMQ key -> text, of everything that GET_BROKER_CONFIG shows."""
+    """Returns everything that GET_BROKER_CONFIG shows, as text by RocketMQ key."""
     values: dict[str, object] = {
         "brokerClusterName": options.cluster_name,
         "brokerName": options.broker_name,
@@ -390,10 +395,10 @@ def _escape(text: str) -> str:
 
 
 class CleaningHandlers:
-    """Cleaning by hand: 306 expired queue files, 316 queues of topics that are gone, 329 expired log files.
+    """Handles manual cleaning: 306 expired queue files, 316 queues of deleted topics, 329 expired log files.
 
-    All three run by themselves, too. A queue keeps its numbering when all of its messages have expired. With
-    RocketMQ's 306 it begins anew at 0, and the offsets of its consumers point behind its end.
+    306 and 329 also run automatically. A queue keeps its numbering when all of its messages have expired.
+    With RocketMQ's 306 it restarts at 0, and the offsets of its consumers are beyond its end.
     Source: spec remoting 8.6, spec store 19.
     """
 
@@ -403,27 +408,28 @@ class CleaningHandlers:
         self._offsets = offsets
 
     def handle_queues(self, channel: Channel, command: Command) -> Command:
-        """CLEAN_EXPIRED_CONSUMEQUEUE (306)."""
+        """Handles CLEAN_EXPIRED_CONSUMEQUEUE (306)."""
         self._store.cut_queues()
         log.info(events.CLEANED_BY_HAND, extra={"what": "expired queue files", "peer": channel.peer})
         return command.reply()
 
     def handle_log(self, channel: Channel, command: Command) -> Command:
-        """DELETE_EXPIRED_COMMITLOG (329): files older than fileReservedTime, at any hour."""
+        """Handles DELETE_EXPIRED_COMMITLOG (329): deletes files older than fileReservedTime, at any hour."""
         count = self._store.clean(at_any_hour=True)
         extra = {"what": "expired log files", "count": count, "peer": channel.peer}
         log.info(events.CLEANED_BY_HAND, extra=extra)
         return command.reply()
 
     async def handle_topics(self, channel: Channel, command: Command) -> Command:
-        """CLEAN_UNUSED_TOPIC (316): queues that no topic of the table has, and what groups have read of them;
-        retry and system topics stay.
+        """Handles CLEAN_UNUSED_TOPIC (316): deletes the queues of topics missing from the table, and the
+        groups' offsets in them. Retry and system topics stay.
 
-        A slave's table may lack a topic that its log has already: there the master says what is gone.
+        A slave deletes nothing: its table may lack a topic that its log already has, and its master reports
+        deletions.
         """
         unused = {topic for topic, _ in self._store.queue_keys() if self._is_unused(topic)}
         await drop_or_reject(self._store, sorted(unused))
-        for topic in unused:  # made again, its queues begin at 0
+        for topic in unused:  # if the topic is created again, its queues begin at 0
             self._offsets.drop_topic(topic)
         extra = {"what": "queues of deleted topics", "count": len(unused), "peer": channel.peer}
         log.info(events.CLEANED_BY_HAND, extra=extra)
@@ -437,11 +443,11 @@ class CleaningHandlers:
 
 
 class HaHandlers:
-    """Notices between replicas that concern the master's place: 905, 906, 908.
+    """Handles notifications between replicas about the location of the master: 905, 906, 908.
 
-    A slave of ours takes its master's addresses from its name servers only. A request that says otherwise
-    makes it ask them at once, so nobody can send a slave to a master of their own by a request. `ask_soon`
-    makes a slave look for its master; `own_addresses` is (for requests, for replication).
+    A slave of TandemMQ obtains its master's addresses from its name servers only. A request with other
+    addresses just makes the slave ask them at once, so no request can redirect a slave to a false master.
+    `ask_soon` makes a slave look up its master; `own_addresses` is (for requests, for replication).
     Source: spec replication 7, spec nameserver 9.
     """
 
@@ -454,7 +460,9 @@ class HaHandlers:
         ask_soon: Callable[[], None],
         master_epoch: int | None = None,
     ) -> None:
-        """`first_end`: where the log ended when the broker started. `master_epoch`: of an elected broker."""
+        """Creates the handlers. `first_end`: the end of the log when the broker started. `master_epoch`: set
+        for an elected broker.
+        """
         self._fields = None if master_epoch is None else {"tmEpoch": str(master_epoch)}
         self._is_slave = is_slave
         self._first_end = first_end
@@ -469,13 +477,15 @@ class HaHandlers:
         }
 
     def handle_min_id_change(self, channel: Channel, command: Command) -> Command:
-        """NOTIFY_MIN_BROKER_ID_CHANGE (905), from a name server: the master came or went."""
+        """Handles NOTIFY_MIN_BROKER_ID_CHANGE (905) from a name server: the master came or went."""
         command.decode(MinBrokerIdChange)
         self._look()
         return command.reply()
 
     def handle_exchange(self, channel: Channel, command: Command) -> Command:
-        """EXCHANGE_BROKER_HA_INFO (906): a master tells its addresses; a slave has none to tell."""
+        """Handles EXCHANGE_BROKER_HA_INFO (906): a master returns its addresses; a slave has none to
+        return.
+        """
         header = command.decode(ExchangeHaInfoRequest)
         if header.master_ha_address is not None:
             self._look()
@@ -489,8 +499,8 @@ class HaHandlers:
         return command.reply(header=response, fields=self._fields)
 
     def handle_reset(self, channel: Channel, command: Command) -> Command:
-        """RESET_MASTER_FLUSH_OFFSET (908): nothing to reset. RocketMQ's slaves remember an offset to which
-        their master had flushed; ours compare their log with the master's instead.
+        """Handles RESET_MASTER_FLUSH_OFFSET (908), without effect. RocketMQ's slaves remember an offset up to
+        which their master had flushed; TandemMQ's compare their log with the master's instead.
         """
         command.decode(ResetMasterFlushedOffsetRequest)
         return command.reply(remark="no effect: slaves compare their log with the master's")
