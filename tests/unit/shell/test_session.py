@@ -23,6 +23,6 @@ BODY = "tab\there ünd \x1b[2J".encode() + b"\xff"
 def test_bodies(monkeypatch: pytest.MonkeyPatch, is_terminal: bool, written: bytes) -> None:
     out = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: is_terminal, buffer=out))
-    message = cast(ReceivedMessage, SimpleNamespace(body=BODY))
+    message = cast(ReceivedMessage, SimpleNamespace(body=BODY, body_fault=""))
     write_messages([message], as_json=False, with_meta=False)
     assert out.getvalue() == written
