@@ -22,6 +22,7 @@ from tandemmq.api.controller import ControllerHeartbeat, hand_over, hand_over_gr
 from tandemmq.api.nameserver import query_cluster_info
 from tandemmq.api.replica import FetchedTable, HeldTable, MasterPlace
 from tandemmq.broker.autoswitch import elected
+from tandemmq.broker.metrics import read_replication
 from tandemmq.broker.replica import config_sync
 from tandemmq.broker.replica.config_sync import ConfigSync
 from tandemmq.controller.elections import LEASE_MS
@@ -47,8 +48,10 @@ from tandemmq.protocol.requests.send import SendResponse
 from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET
 from tandemmq.remoting import RemotingClient
 from tandemmq.remoting.options import render_address
+from tandemmq.runtime.machine import LoopClock
 from tandemmq.store import BrokerRole
 from tandemmq.telemetry import events
+from tandemmq.telemetry.metrics import HISTORY_DIFFERED, HISTORY_DOUBTED
 from waits import until
 
 
@@ -96,6 +99,19 @@ async def test_a_slave_becomes_master_and_the_old_master_its_slave(group: Electe
     await group.caught_up()
     assert [broker.broker_id for broker in group.brokers.values()].count(1) == 1
     assert not group.brokers[1].is_master
+
+
+async def test_elected_brokers_serve_the_metrics_of_their_history(group: Elected) -> None:
+    for number in (1, 2):
+        await group.start(number)
+    await group.in_set(1, 2)
+    for one in group.brokers.values():
+        replica, store = one.broker._elected, one.store
+        assert replica is not None
+        assert store is not None
+        samples = read_replication(replica, store, LoopClock())
+        values = {sample.metric.name: sample.value for sample in samples}
+        assert (values[HISTORY_DOUBTED.name], values[HISTORY_DIFFERED.name]) == (0, 0)
 
 
 async def test_name_servers_and_tables_are_of_the_newest_term(rig: Rig) -> None:

@@ -197,8 +197,8 @@ _STORE: Final = (
     Plant(
         name="a key index that goes on takes each record for one key",
         path="store/key_indexes.py",
-        sound="first += self._indexed_key_count",
-        bug="first += 1",
+        sound="first = min(first + self._indexed_key_count, last)",
+        bug="first = min(first + 1, last)",
         proofs=("crash",),
     ),
     Plant(
@@ -281,8 +281,8 @@ _STORE: Final = (
     Plant(
         name="a queue begins beside files of a former life that could not be deleted",
         path="store/consume_queue.py",
-        sound="            self._log.remove_strays()",
-        bug="            pass",
+        sound="            _deleting(self._log.remove_strays)\n        while self._written < self.tail_start:",
+        bug="            pass\n        while self._written < self.tail_start:",
         proofs=("unit/store/test_store_retention.py", "unit/store/test_store_replica.py"),
     ),
     Plant(
@@ -1299,14 +1299,14 @@ _OFFSETS: Final = (
     Plant(
         name="a consumer that was led past something shows its record from before",
         path="client/consumer/queue_reader.py",
-        sound="self._seen = None  # it proves nothing of what we are led past",
+        sound="self._seen = None  # it proves nothing about the skipped offsets",
         bug="pass",
         proofs=("scenario/test_client_moves.py",),
     ),
     Plant(
         name="a consumer that was led past what nobody can read shows its record from before",
         path="client/consumer/queue_reader.py",
-        sound="self._seen = None  # behind it lies what nobody can read",
+        sound="self._seen = None  # nothing after it was proven: the reader was moved beyond it",
         bug="pass",
         proofs=("scenario/test_client_moves.py",),
     ),
@@ -1379,7 +1379,7 @@ _ACCESS: Final = (
     Plant(
         name="a query by key finds messages of other topics",
         path="broker/query.py",
-        sound="if record is None or not _is_of(record, header.topic):",
+        sound="if record is None or not _is_of(record, header.topic, header.key if by_tags else None):",
         bug="if record is None:",
         proofs=("scenario/test_access_control.py",),
     ),
@@ -1709,21 +1709,21 @@ _HISTORY: Final = (
         path="controller/groups.py",
         sound="if not one.is_incomplete and one.holds(floor)}",
         bug="if not one.is_incomplete}",
-        proofs=("unit/controller/test_history.py",),
+        proofs=("unit/controller/test_group_history.py",),
     ),
     Plant(
         name="a new master epoch is not above those that brokers have reported",
         path="controller/groups.py",
         sound="epoch = max(group.master_epoch, command.epoch_known) + 1",
         bug="epoch = group.master_epoch + 1",
-        proofs=("unit/controller/test_history.py",),
+        proofs=("unit/controller/test_group_history.py",),
     ),
     Plant(
         name="controllers adopt a group before the members of its set confirm it",
         path="controller/history.py",
         sound="if all(one in by_id and by_id[one].confirms(master) for one in master.members):",
         bug="if by_id:",
-        proofs=("unit/controller/test_history.py",),
+        proofs=("unit/controller/test_group_history.py",),
     ),
     Plant(
         name="a broker of another group is registered",
@@ -2073,10 +2073,24 @@ _ELECTED: Final = (
     ),
     Plant(
         name="a broker without its tail registers like any other",
-        path="broker/autoswitch/elected.py",
-        sound="            is_incomplete=self.store.may_lack_tail or None,\n",
+        path="broker/autoswitch/history.py",
+        sound="        is_incomplete=store.may_lack_tail or None,\n",
         bug="",
         proofs=("simulation/test_elected_simulation.py", "elected"),
+    ),
+    Plant(
+        name="a member that an election left out is not waited for",
+        path="controller/groups.py",
+        sound="    return set(group.sync_set) | (set() if has_confirmed else set(group.former_members))",
+        bug="    return set(group.sync_set)",
+        proofs=("unit/controller/test_group_history.py",),
+    ),
+    Plant(
+        name="a member that an election left out is waited for though its winner has confirmed something",
+        path="controller/groups.py",
+        sound="    has_confirmed = floor[0] >= group.master_epoch",
+        bug="    has_confirmed = False",
+        proofs=("unit/controller/test_group_history.py",),
     ),
     Plant(
         name="a log that was not told is the shortest",
@@ -2172,8 +2186,8 @@ _ELECTED: Final = (
     Plant(
         name="a term begins behind what its disk has",
         path="replication/shell/autoswitch.py",
-        sound="store.epochs.append(epoch, begin)",
-        bug="store.epochs.append(epoch, store.max_log_offset)",
+        sound="store.epochs.append(epoch, begin, term_id)",
+        bug="store.epochs.append(epoch, store.max_log_offset, term_id)",
         proofs=("unit/replication/test_autoswitch_slaves.py",),
     ),
     Plant(
