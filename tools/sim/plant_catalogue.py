@@ -281,8 +281,8 @@ _STORE: Final = (
     Plant(
         name="a queue begins beside files of a former life that could not be deleted",
         path="store/consume_queue.py",
-        sound="            _deleting(self._log.remove_strays)\n        while self._written < self.tail_start:",
-        bug="            pass\n        while self._written < self.tail_start:",
+        sound="_deleting(self._log.remove_strays)\n        while self._written < self.tail_start",
+        bug="pass\n        while self._written < self.tail_start",
         proofs=("unit/store/test_store_retention.py", "unit/store/test_store_replica.py"),
     ),
     Plant(
