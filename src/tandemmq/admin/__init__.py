@@ -1,1 +1,1 @@
-"""What operators ask and change from the command line, by the names that mqadmin has."""
+"""The operators' commands of the command line, under the names that mqadmin uses."""

@@ -1,4 +1,4 @@
-"""Commands about users and policies: createUser, updateUser, deleteUser, getUser, listUser, copyUser,
+"""Commands for users and policies: createUser, updateUser, deleteUser, getUser, listUser, copyUser,
 createAcl, updateAcl, deleteAcl, getAcl, listAcl, copyAcl.
 """
 
@@ -40,7 +40,7 @@ def create_user(
     place: Place,
     user_type: UserType = "",
 ) -> Work:
-    """Create a user at one broker or every broker of a cluster."""
+    """Create a user at one broker or at every broker of a cluster."""
     info = UserInfo(username=user, password=password, user_type=user_type or None)
     return lambda tools: change_user(tools, info, place, is_new=True)
 
@@ -53,7 +53,7 @@ def update_user(
     user_type: UserType = "",
     status: Annotated[str, typer.Option("-s", "--userStatus", help="enable or disable.")] = "",
 ) -> Work:
-    """Change what is named of a user."""
+    """Change the given fields of a user."""
     if not (password or user_type or status):
         raise typer.BadParameter("name what changes: -p, -t or -s")
     info = UserInfo(
@@ -64,13 +64,13 @@ def update_user(
 
 @command(app, "deleteUser")
 def delete_user(user: UserName, place: Place) -> Work:
-    """Delete a user and its policies; one that is not there is no error."""
+    """Delete a user and its policies; an unknown user is not an error."""
     return lambda tools: remove_user(tools, user, place)
 
 
 @command(app, "getUser")
 def get_user(user: UserName, place: Place) -> Work:
-    """A user; exit code 1 when there is none."""
+    """Show a user; exit code 1 when there is none."""
     return lambda tools: show_user(tools, user, place)
 
 
@@ -78,7 +78,7 @@ def get_user(user: UserName, place: Place) -> Work:
 def list_users(
     place: Place, name_part: Annotated[str, typer.Option("-f", "--filter", help="A part of the names.")] = ""
 ) -> Work:
-    """All users, or those whose names hold a part."""
+    """List all users, or those whose names contain a part."""
     return lambda tools: find_users(tools, name_part, place)
 
 
@@ -90,7 +90,7 @@ def copy_users(
         str, typer.Option("-u", "--usernames", help="Separated by commas; else all users.")
     ] = "",
 ) -> Work:
-    """Bring users of one broker to another one: new ones are created, others changed."""
+    """Copy users from one broker to another: new ones are created, existing ones changed."""
     return lambda tools: bring_users(tools, source, target, _parts(names))
 
 
@@ -103,7 +103,7 @@ def create_acl(
     place: Place,
     source_ips: SourceIps = "",
 ) -> Work:
-    """Say what a user may do with resources."""
+    """Create policies: what a user may do with resources."""
     acl = _acl(subject, resources, actions, decision, source_ips)
     return lambda tools: change_acl(tools, acl, place, is_new=True)
 
@@ -117,20 +117,20 @@ def update_acl(
     place: Place,
     source_ips: SourceIps = "",
 ) -> Work:
-    """Like createAcl, for a user that has policies."""
+    """Change policies; like createAcl, for a user that already has policies."""
     acl = _acl(subject, resources, actions, decision, source_ips)
     return lambda tools: change_acl(tools, acl, place, is_new=False)
 
 
 @command(app, "deleteAcl")
 def delete_acl(subject: Subject, place: Place, resources: Resources = "") -> Work:
-    """Delete what is said of resources; without one, all policies of a user."""
+    """Delete a user's policies for resources; without resources, all of the user's policies."""
     return lambda tools: remove_acl(tools, subject, _parts(resources), place)
 
 
 @command(app, "getAcl")
 def get_acl(subject: Subject, place: Place) -> Work:
-    """The policies of a user; exit code 1 when it has none."""
+    """Show the policies of a user; exit code 1 when it has none."""
     return lambda tools: show_acl(tools, subject, place)
 
 
@@ -140,7 +140,7 @@ def list_acls(
     subject: Annotated[str, typer.Option("-s", "--subject", help="A part of the subjects.")] = "",
     resource: Annotated[str, typer.Option("-r", "--resource", help="A part of the resources.")] = "",
 ) -> Work:
-    """All policies, or those whose subjects and resources hold a part."""
+    """List all policies, or those whose subjects and resources contain a part."""
     return lambda tools: find_acls(tools, subject, resource, place)
 
 
@@ -152,12 +152,14 @@ def copy_acls(
         str, typer.Option("-s", "--subjects", help="Separated by commas; else all that have policies.")
     ] = "",
 ) -> Work:
-    """Bring policies of one broker to another one, whose entries for other resources stay."""
+    """Copy policies from one broker to another, which keeps its entries for other resources."""
     return lambda tools: bring_acls(tools, source, target, _parts(subjects))
 
 
 def _acl(subject: str, resources: str, actions: str, decision: str, source_ips: str) -> AclInfo:
-    """One policy with an entry for each resource. Raises typer.BadParameter when none is named."""
+    """Returns one policy with an entry for each resource. Raises typer.BadParameter when no resource is
+    named.
+    """
     names = _parts(resources)
     if not names:
         raise typer.BadParameter("-r: name a resource, as Topic:Orders")
@@ -176,11 +178,11 @@ _USER_COLUMNS = ("broker", "user", "password", "type", "status")
 _ACL_COLUMNS = ("broker", "subject", "policy", "resource", "actions", "source_ips", "decision")
 
 
-# What they do
+# Implementation of the commands
 
 
 async def change_user(tools: Tools, user: UserInfo, place: Place, *, is_new: bool) -> CommandAnswer:
-    """Create the user, or change what is named of it, at the broker or every broker of the cluster."""
+    """Creates the user, or changes its given fields, at the broker or at every broker of the cluster."""
     table = Table("changed", ("broker", "user"))
     for target in await find_targets(tools, place):
         await broker_admin.put_user(tools.remoting, target.address, user, is_new=is_new)
@@ -189,7 +191,7 @@ async def change_user(tools: Tools, user: UserInfo, place: Place, *, is_new: boo
 
 
 async def remove_user(tools: Tools, name: str, place: Place) -> CommandAnswer:
-    """Delete the user and its policies."""
+    """Deletes the user and its policies."""
     table = Table("deleted", ("broker", "user"))
     for target in await find_targets(tools, place):
         await broker_admin.delete_user(tools.remoting, target.address, name)
@@ -198,7 +200,7 @@ async def remove_user(tools: Tools, name: str, place: Place) -> CommandAnswer:
 
 
 async def show_user(tools: Tools, name: str, place: Place) -> CommandAnswer:
-    """One user at each broker; exit code 1 when none knows it."""
+    """Shows one user at each broker; exit code 1 when no broker knows it."""
     table = Table("users", _USER_COLUMNS)
     for target in await find_targets(tools, place):
         user = await broker_admin.query_user(tools.remoting, target.address, name)
@@ -209,7 +211,7 @@ async def show_user(tools: Tools, name: str, place: Place) -> CommandAnswer:
 
 
 async def find_users(tools: Tools, name_part: str, place: Place) -> CommandAnswer:
-    """The users whose names hold the part, at each broker."""
+    """Lists the users whose names contain the part, at each broker."""
     table = Table("users", _USER_COLUMNS)
     for target in await find_targets(tools, place):
         users = await broker_admin.query_users(tools.remoting, target.address, name_part)
@@ -218,7 +220,8 @@ async def find_users(tools: Tools, name_part: str, place: Place) -> CommandAnswe
 
 
 async def bring_users(tools: Tools, source: str, target: str, names: Sequence[str]) -> CommandAnswer:
-    """The named users of one broker, or all, are at another one, too; it is changed when all were found.
+    """Copies the named users, or all, from one broker to another; the target is changed only if all were
+    found.
 
     Raises:  ConfigError for a user that the source does not know, or whose password it does not show.
     """
@@ -244,8 +247,8 @@ async def bring_users(tools: Tools, source: str, target: str, names: Sequence[st
 
 
 async def change_acl(tools: Tools, acl: AclInfo, place: Place, *, is_new: bool) -> CommandAnswer:
-    """Add entries to a subject's policies, at the broker or every broker of the cluster; one for the same
-    resource is replaced.
+    """Adds entries to a subject's policies, at the broker or at every broker of the cluster; an entry for the
+    same resource is replaced.
     """
     table = Table("changed", ("broker", "subject"))
     for target in await find_targets(tools, place):
@@ -255,7 +258,7 @@ async def change_acl(tools: Tools, acl: AclInfo, place: Place, *, is_new: bool) 
 
 
 async def remove_acl(tools: Tools, subject: str, resources: Sequence[str], place: Place) -> CommandAnswer:
-    """Delete the entries for these resources; without one, all policies of the subject."""
+    """Deletes the entries for these resources; without resources, all policies of the subject."""
     table = Table("deleted", ("broker", "subject", "resource"))
     for target in await find_targets(tools, place):
         for resource in resources or ("",):
@@ -265,7 +268,7 @@ async def remove_acl(tools: Tools, subject: str, resources: Sequence[str], place
 
 
 async def show_acl(tools: Tools, subject: str, place: Place) -> CommandAnswer:
-    """The policies of a subject at each broker; exit code 1 when it has none."""
+    """Shows the policies of a subject at each broker; exit code 1 when it has none."""
     table = Table("policies", _ACL_COLUMNS)
     for target in await find_targets(tools, place):
         acl = await broker_admin.query_acl(tools.remoting, target.address, subject)
@@ -276,7 +279,7 @@ async def show_acl(tools: Tools, subject: str, place: Place) -> CommandAnswer:
 
 
 async def find_acls(tools: Tools, subject_part: str, resource_part: str, place: Place) -> CommandAnswer:
-    """The policies whose subjects and resources hold these parts, at each broker."""
+    """Lists the policies whose subjects and resources contain these parts, at each broker."""
     table = Table("policies", _ACL_COLUMNS)
     for target in await find_targets(tools, place):
         acls = await broker_admin.query_acls(tools.remoting, target.address, subject_part, resource_part)
@@ -286,8 +289,8 @@ async def find_acls(tools: Tools, subject_part: str, resource_part: str, place: 
 
 
 async def bring_acls(tools: Tools, source: str, target: str, subjects: Sequence[str]) -> CommandAnswer:
-    """The policies of these subjects of one broker, or of all, are at another one, too; what that one has for
-    other resources stays.
+    """Copies the policies of these subjects, or of all, from one broker to another, which keeps its entries
+    for other resources.
 
     Raises:  ConfigError for a subject without policies at the source.
     """

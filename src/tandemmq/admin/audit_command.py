@@ -1,13 +1,13 @@
-"""`tandemmq audit`: are the CommitLogs of a master and its slaves the same, by checksums over the wire?
+"""`tandemmq audit`: compares the CommitLogs of masters and their slaves by checksums over the network.
 
-Strategy:   what both keep is compared range by range, both sides at once; the first range that differs is
-            halved down to the first differing byte. Only checksums travel, and each broker computes one range
-            at a time. Bytes written meanwhile, or deleted by retention, are left out.
-            Brokers in controller mode are asked for the ids of their group and terms, too: two that differ in
-            one are different, even where no byte is.
-Needs:      brokers of ours (TANDEM_READ_LOG_CHECKSUM, TANDEM_HISTORY).
-Exit codes: 0 everything that both keep is equal, 1 a difference (or a slave that is ahead), 2 something could
-            not be compared, or not even be asked for.
+Strategy:   the range that both brokers keep is compared part by part, on both at the same time. The first
+            part that differs is halved down to the first differing byte. Only checksums are sent, and each
+            broker computes one part at a time. Bytes that are written or deleted by retention meanwhile are
+            left out. Brokers in controller mode also report their group id and the ids of their terms; the
+            logs differ if one of these does, even where every byte is equal.
+Needs:      TandemMQ brokers (TANDEM_READ_LOG_CHECKSUM, TANDEM_HISTORY).
+Exit codes: 0 the common ranges are equal, 1 a difference (or a slave that is ahead), 2 something could not be
+compared or not even be queried.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from tandemmq.replication.core.verifier import find_difference
 from tandemmq.units import MASTER_ID, MIB
 
 RANGE_BYTES = 32 * MIB
-"""Half of what a broker computes for one request."""
+"""Half of the size that a broker computes for one request."""
 CHECKSUM_TIMEOUT_S = 60.0
 
 
 class AuditOutcome(Enum):
-    """What was found about one slave; `name` is what programs see."""
+    """The outcome for one slave; `name` is the output for programs."""
 
     EQUAL = "what both keep is the same"
     DIFFERENT = "the logs differ"
@@ -49,8 +49,8 @@ class AuditOutcome(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogComparison:
-    """One slave against its master. The equal range is [equal_from, equal_to); a difference begins at
-    `first_difference`.
+    """The comparison of one slave with its master. The equal range is `[equal_from, equal_to)`; a difference
+    begins at `first_difference`.
     """
 
     outcome: AuditOutcome
@@ -67,13 +67,13 @@ class LogComparison:
 
 
 class LogsChanged(TandemError):
-    """A log lost bytes at its end while it was compared."""
+    """A log lost bytes at its end during the comparison."""
 
 
 async def compare_logs(
     client: RemotingClient, master: str, slave: str, *, last_bytes: int | None = None
 ) -> LogComparison:
-    """The comparison of two brokers' logs; `last_bytes`: of no more than that at the common end."""
+    """Compares the logs of two brokers; with `last_bytes`, only that many bytes at the common end."""
     try:
         found = await _compare(client, master, slave, last_bytes)
         detail = await _contradict(client, master, slave)
@@ -88,7 +88,7 @@ async def compare_logs(
 
 
 async def _compare(client: RemotingClient, master: str, slave: str, last_bytes: int | None) -> LogComparison:
-    # The slave first: what it holds then, a master that is not behind it holds too.
+    # The slave first: a master that is not behind the slave then holds everything that the slave reported.
     copy = await read_log_checksum(client, slave, 0, 0)
     original = await read_log_checksum(client, master, 0, 0)
     ends = LogComparison(
@@ -113,8 +113,8 @@ async def _compare(client: RemotingClient, master: str, slave: str, last_bytes: 
 
 
 async def _contradict(client: RemotingClient, master: str, slave: str) -> str:
-    """Why the two brokers cannot hold one history, whatever their bytes are; empty if they can. Brokers that
-    are not in controller mode, or older, tell no history.
+    """Returns the reason why the two brokers cannot share one history, whatever their bytes are; an empty
+    text if they can. Brokers without controller mode, and older ones, report no history.
     """
     asked = HistoryRequest(broker_id=MASTER_ID, address="")
     try:
@@ -136,7 +136,7 @@ async def _contradict(client: RemotingClient, master: str, slave: str) -> str:
 async def _walk(
     client: RemotingClient, pair: tuple[str, str], start: int, end: int
 ) -> tuple[int, int | None]:
-    """From where on the logs were compared, and their first difference; the start rises with retention."""
+    """Returns the start of the compared range, and the first difference; the start rises with retention."""
     position = start
     while position < end:
         size = min(RANGE_BYTES, end - position)
@@ -213,7 +213,9 @@ def audit(
 async def audit_brokers(
     tools: Tools, broker_name: str, cluster: str, last_bytes: int | None
 ) -> CommandAnswer:
-    """A row for each slave; the exit code is a difference's before that of what could not be compared."""
+    """Returns a row for each slave; the exit code of a difference takes precedence over that of a failed
+    comparison.
+    """
     by_name: dict[tuple[str, str], list[Target]] = {}
     for target in await find_targets(tools, Place(cluster=cluster)):
         if not broker_name or target.broker_name == broker_name:

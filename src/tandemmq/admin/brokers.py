@@ -1,8 +1,8 @@
-"""Commands about brokers and name servers: clusterList, brokerStatus, haStatus, acceptLog, getBrokerConfig,
+"""Commands for brokers and name servers: clusterList, brokerStatus, haStatus, acceptLog, getBrokerConfig,
 updateBrokerConfig, exportConfigs, cleanExpiredCQ, cleanUnusedTopic, deleteExpiredCommitLog, exportPopRecord,
-resetMasterFlushOffset, setCommitLogReadAheadMode; getNamesrvConfig,
-updateNamesrvConfig, updateKvConfig, deleteKvConfig, wipeWritePerm, addWritePerm; getColdDataFlowCtrInfo,
-updateColdDataFlowCtrGroupConfig, removeColdDataFlowCtrGroupConfig.
+resetMasterFlushOffset, setCommitLogReadAheadMode; getNamesrvConfig, updateNamesrvConfig, updateKvConfig,
+deleteKvConfig, wipeWritePerm, addWritePerm; getColdDataFlowCtrInfo, updateColdDataFlowCtrGroupConfig,
+removeColdDataFlowCtrGroupConfig.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _EXPORTED: Final = (
     "autoCreateTopicEnable",
     "autoCreateSubscriptionGroup",
 )
-"""The settings that exportConfigs writes; a broker that does not show one has none."""
+"""The settings that exportConfigs writes; a setting that a broker does not show is left out."""
 _REFUSED: Final = ("AHEAD", "TOO_OLD", "HALTED")
-"""States of a slave, as its master sees it, that end by an operator's hand only."""
+"""The states of a slave, as its master sees it, that only an operator can end."""
 _REPLICATION_TABLES: Final = (
     ("masters", ("broker", "log_end", "in_sync_slaves", "connections", "waiting")),
     (
@@ -109,7 +109,7 @@ def cluster_list(
         bool, typer.Option("-m", "--moreStats", help="Messages of yesterday and of today instead.")
     ] = False,
 ) -> Work:
-    """All registered brokers with role, version and rates."""
+    """List all registered brokers with role, version and rates."""
     if has_days:
         return lambda tools: list_days(tools, cluster)
     return lambda tools: list_clusters(tools, cluster)
@@ -117,25 +117,27 @@ def cluster_list(
 
 @command(app, "brokerStatus")
 def broker_status(place: Place = EVERYWHERE) -> Work:
-    """All figures of a broker."""
+    """Show all statistics of a broker."""
     return lambda tools: show_status(tools, place)
 
 
 @command(app, "haStatus", interval_s=0)
 def ha_status(place: Place = EVERYWHERE) -> Work:
-    """How far the slaves are; exit code 1 when one has halted."""
+    """Show how far the slaves are; exit code 1 when a slave has halted or a master waits."""
     return lambda tools: show_replication(tools, place)
 
 
 @command(app, "acceptLog", names=False)
 def accept_log(broker: Address) -> Work:
-    """Let a master that waits for its slaves serve its log as it is: what only they hold is given up."""
+    """Make a master that waits for its slaves serve its log as it is; messages that only the slaves have are
+    lost.
+    """
     return lambda tools: release(tools, broker)
 
 
 @command(app, "getBrokerConfig")
 def get_broker_config(place: Place = EVERYWHERE) -> Work:
-    """The settings of a broker."""
+    """Show the settings of a broker."""
     return lambda tools: show_config(tools, place)
 
 
@@ -148,7 +150,7 @@ def update_broker_config(
         str, typer.Option("-a", "--updateAllBroker", help="true: with -c at its slaves, too.")
     ] = "false",
 ) -> Work:
-    """Change a setting of a broker, or of the masters of a cluster, while they run."""
+    """Change a setting of a running broker, or of the masters of a cluster."""
     masters_only = not flag(has_slaves, "-a")
     return lambda tools: change_config(tools, place, key, value, masters_only=masters_only)
 
@@ -158,25 +160,25 @@ def export_configs(
     cluster: Annotated[str, typer.Option("-c", "--clusterName", help="The cluster.")],
     directory: ExportDirectory = EXPORT_DIRECTORY,
 ) -> Work:
-    """Write how large a cluster is, and the main settings of its masters, into configs.json."""
+    """Write the size of a cluster, and the main settings of its masters, to configs.json."""
     return lambda tools: export_settings(tools, cluster, directory)
 
 
 @command(app, "cleanExpiredCQ")
 def clean_expired_queues(broker: Address = "", cluster: CleanedCluster = "") -> Work:
-    """Delete queue files whose messages are gone; without a place, at all brokers."""
+    """Delete queue files whose messages are gone; without a broker or cluster, at all brokers."""
     return lambda tools: clean(tools, Place(broker, cluster), RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
 
 
 @command(app, "cleanUnusedTopic")
 def clean_unused_topics(broker: Address = "", cluster: CleanedCluster = "") -> Work:
-    """Delete the queues of topics that are no more; without a place, at all brokers."""
+    """Delete the queues of topics that no longer exist; without a broker or cluster, at all brokers."""
     return lambda tools: clean(tools, Place(broker, cluster), RequestCode.CLEAN_UNUSED_TOPIC)
 
 
 @command(app, "deleteExpiredCommitLog")
 def delete_expired_log(broker: Address = "", cluster: CleanedCluster = "") -> Work:
-    """Delete log files older than fileReservedTime at once; without a place, at all brokers."""
+    """Delete log files older than fileReservedTime at once; without a broker or cluster, at all brokers."""
     return lambda tools: clean(tools, Place(broker, cluster), RequestCode.DELETE_EXPIRED_COMMITLOG)
 
 
@@ -187,7 +189,9 @@ def export_pop_record(
         str, typer.Option("-d", "--dryRun", help="true: name the brokers, and ask none.")
     ] = "false",
 ) -> Work:
-    """Let RocketMQ's brokers write leases of pops from RocksDB into topics; ours have them there already."""
+    """Make RocketMQ brokers write pop leases from RocksDB to topics; TandemMQ brokers already keep them
+    there.
+    """
     only_named = flag(is_dry, "-d")
     return lambda tools: export_leases(tools, place, only_named=only_named)
 
@@ -197,7 +201,9 @@ def reset_master_flush_offset(
     broker: BrokerAddress,
     offset: Annotated[int, typer.Option("-o", "--offset", help="The offset from now on.", min=0)],
 ) -> Work:
-    """How far its master has flushed, as a slave of RocketMQ believes; ours compare logs instead."""
+    """Reset the flushed offset of its master that a RocketMQ slave remembers; TandemMQ brokers compare logs
+    instead.
+    """
     return lambda tools: reset_flushed(tools, broker, offset)
 
 
@@ -209,7 +215,7 @@ def set_read_ahead_mode(
     ],
     place: Place,
 ) -> Work:
-    """Whether the kernel reads the log ahead (dataReadAheadEnable), at a broker or all of a cluster."""
+    """Set if the kernel reads the log ahead (dataReadAheadEnable), at a broker or at all of a cluster."""
     return lambda tools: change_read_mode(tools, place, mode)
 
 
@@ -218,7 +224,7 @@ def set_read_ahead_mode(
 
 @command(app, "getNamesrvConfig")
 def get_namesrv_config() -> Work:
-    """The settings of every name server that is named."""
+    """Show the settings of every given name server."""
     return show_names_config
 
 
@@ -227,7 +233,7 @@ def update_namesrv_config(
     key: SettingKey,
     value: NewValue,
 ) -> Work:
-    """Change a setting of every name server that is named."""
+    """Change a setting of every given name server."""
     return lambda tools: change_names_config(tools, key, value)
 
 
@@ -249,7 +255,7 @@ def delete_kv_config(namespace: Space, key: KvKey) -> Work:
 
 @command(app, "getColdDataFlowCtrInfo")
 def get_cold_reads(place: Place) -> Work:
-    """What groups read of old messages in the running 5 s, and how much they may."""
+    """Show how much groups have read of old messages in the current 5 s, and how much they may read."""
     return lambda tools: show_cold_reads(tools, place)
 
 
@@ -259,19 +265,19 @@ def update_cold_threshold(
     threshold: Annotated[str, typer.Option("-v", "--threshold", help="Bytes of old messages in 5 s.")],
     place: Place,
 ) -> Work:
-    """How much a group may read of old messages (coldDataFlowControlEnable)."""
+    """Limit the bytes of old messages that a group may read (coldDataFlowControlEnable)."""
     return lambda tools: change_cold_threshold(tools, group, threshold, place)
 
 
 @command(app, "removeColdDataFlowCtrGroupConfig")
 def remove_cold_threshold(group: ColdGroup, place: Place) -> Work:
-    """Let a group read as much of old messages as all others."""
+    """Remove a group's own limit for old messages; the general limit applies again."""
     return lambda tools: change_cold_threshold(tools, group, None, place)
 
 
 @command(app, "wipeWritePerm")
 def wipe_write_permission(name: BrokerName) -> Work:
-    """Lead producers away from a broker: routes offer its queues to consumers only."""
+    """Make a broker read-only for clients: routes offer its queues to consumers only."""
     return lambda tools: change_write_permission(tools, name, allows=False)
 
 
@@ -281,13 +287,13 @@ def add_write_permission(name: BrokerName) -> Work:
     return lambda tools: change_write_permission(tools, name, allows=True)
 
 
-# What they do
+# Implementation of the commands
 
 
 async def change_config(
     tools: Tools, place: Place, key: str, value: str, *, masters_only: bool
 ) -> CommandAnswer:
-    """Change a setting of the broker, or of those of the cluster."""
+    """Changes a setting of the broker, or of the brokers of the cluster."""
     table = Table("changed", ("broker", "key", "value", "note"))
     for target in await find_targets(tools, place, masters_only=masters_only):
         note = await broker_admin.change_broker_config(tools.remoting, target.address, key, value)
@@ -296,7 +302,7 @@ async def change_config(
 
 
 async def clean(tools: Tools, place: Place, what: RequestCode) -> CommandAnswer:
-    """Let the broker, or all of the cluster, delete what is of no use any more."""
+    """Makes the broker, or all brokers of the cluster, delete unused files."""
     table = Table("cleaned", ("broker",))
     for target in await find_targets(tools, place):
         await broker_admin.clean(tools.remoting, target.address, what)
@@ -305,7 +311,9 @@ async def clean(tools: Tools, place: Place, what: RequestCode) -> CommandAnswer:
 
 
 async def list_clusters(tools: Tools, cluster: str) -> CommandAnswer:
-    """Every registered broker with its figures; one that does not answer is listed with the reason."""
+    """Lists every registered broker with its statistics; a broker that does not answer is listed with the
+    reason.
+    """
     columns = (
         "cluster",
         "broker",
@@ -335,7 +343,7 @@ async def list_clusters(tools: Tools, cluster: str) -> CommandAnswer:
 
 
 async def list_days(tools: Tools, cluster: str) -> CommandAnswer:
-    """How many messages came in and went out yesterday and today, at every registered broker."""
+    """Lists the messages received and sent yesterday and today, at every registered broker."""
     columns = ("cluster", "broker", "in_yesterday", "out_yesterday", "in_today", "out_today", "note")
     table = Table("brokers", columns)
     for target in await find_targets(tools, Place(cluster=cluster)):
@@ -354,8 +362,8 @@ async def list_days(tools: Tools, cluster: str) -> CommandAnswer:
 
 
 def counted_between(facts: Mapping[str, str], way: str, begin: str, end: str) -> int | None:
-    """Messages that came in (Put) or went out (Get) between two of a broker's counts; None when it does not
-    tell them.
+    """Returns the messages received (Put) or sent (Get) between two of a broker's counters; None when the
+    broker does not report them.
     """
     try:
         return int(facts[f"msg{way}Total{end}"]) - int(facts[f"msg{way}Total{begin}"])
@@ -364,7 +372,7 @@ def counted_between(facts: Mapping[str, str], way: str, begin: str, end: str) ->
 
 
 async def show_status(tools: Tools, place: Place) -> CommandAnswer:
-    """All figures of one broker, or of those of a cluster."""
+    """Shows all statistics of one broker, or of the brokers of a cluster."""
     table = Table("figures", ("broker", "name", "value"))
     for target in await find_targets(tools, place):
         facts = await broker_admin.query_runtime_info(tools.remoting, target.address)
@@ -373,7 +381,7 @@ async def show_status(tools: Tools, place: Place) -> CommandAnswer:
 
 
 async def show_config(tools: Tools, place: Place) -> CommandAnswer:
-    """The settings that a broker shows."""
+    """Shows the settings that a broker reports."""
     table = Table("settings", ("broker", "key", "value"))
     for target in await find_targets(tools, place):
         text = await broker_admin.query_broker_config(tools.remoting, target.address)
@@ -383,7 +391,7 @@ async def show_config(tools: Tools, place: Place) -> CommandAnswer:
 
 
 async def export_settings(tools: Tools, cluster: str, directory: Path) -> CommandAnswer:
-    """How many servers a cluster has, and what its masters are set to, in a file."""
+    """Writes the number of a cluster's servers, and the main settings of its masters, to a file."""
     targets = await find_targets(tools, Place(cluster=cluster))
     masters = [one for one in targets if one.broker_id == MASTER_ID]
     settings: dict[str, dict[str, str]] = {}
@@ -403,7 +411,7 @@ async def export_settings(tools: Tools, cluster: str, directory: Path) -> Comman
 
 
 async def export_leases(tools: Tools, place: Place, *, only_named: bool) -> CommandAnswer:
-    """The masters of the place have written the leases of pops into topics, or would."""
+    """Makes the masters write their pop leases to topics, or only names these masters."""
     table = Table("exported", ("broker", "dry"))
     for target in await find_targets(tools, place, masters_only=True):
         if not only_named:
@@ -413,13 +421,13 @@ async def export_leases(tools: Tools, place: Place, *, only_named: bool) -> Comm
 
 
 async def reset_flushed(tools: Tools, address: str, offset: int) -> CommandAnswer:
-    """The broker was told how far its master has flushed."""
+    """Resets the flushed offset that a slave remembers of its master."""
     told = await broker_admin.reset_flushed_offset(tools.remoting, address, offset)
     return CommandAnswer([Table("changed", ("broker", "offset", "answer"), [(address, offset, told)])])
 
 
 async def change_read_mode(tools: Tools, place: Place, mode: int) -> CommandAnswer:
-    """Logs of the brokers are read ahead, or at random."""
+    """Sets the read mode of the brokers' logs: read-ahead or random."""
     table = Table("changed", ("broker", "mode", "answer"))
     for target in await find_targets(tools, place):
         told = await broker_admin.set_read_mode(tools.remoting, target.address, mode)
@@ -428,9 +436,9 @@ async def change_read_mode(tools: Tools, place: Place, mode: int) -> CommandAnsw
 
 
 async def show_replication(tools: Tools, place: Place) -> CommandAnswer:
-    """How far every slave is, as masters and as slaves see it.
+    """Shows the state of every slave, as masters and as slaves see it.
 
-    Exit code 1 when a slave has halted, or its master can give it nothing, or a master waits for slaves.
+    Exit code 1 when a slave has halted, a master has rejected a slave, or a master waits for slaves.
     """
     masters, slaves, copies = (Table(name, columns) for name, columns in _REPLICATION_TABLES)
     has_halted = is_waiting = False
@@ -455,7 +463,7 @@ async def show_replication(tools: Tools, place: Place) -> CommandAnswer:
 
 
 async def release(tools: Tools, address: str) -> CommandAnswer:
-    """A master that waits for its slaves serves its log as it is."""
+    """Makes a master that waits for its slaves serve its log as it is."""
     return CommandAnswer([], [await replica.accept_log(tools.remoting, address)])
 
 
@@ -502,7 +510,7 @@ def _seconds(milliseconds: int | None) -> float | None:
 
 
 def first_rate(text: str | None) -> float | None:
-    """The newest of the rates that a broker gives as `10s 60s 600s`."""
+    """Returns the newest of the rates that a broker reports as `10s 60s 600s`."""
     try:
         return round(float((text or "").split()[0]), 1)
     except (IndexError, ValueError):
@@ -510,7 +518,7 @@ def first_rate(text: str | None) -> float | None:
 
 
 async def show_cold_reads(tools: Tools, place: Place) -> CommandAnswer:
-    """Old messages that were read at each broker, with the thresholds of all and of single groups."""
+    """Shows the bytes read of old messages at each broker, with the general and the groups' limits."""
     table = Table("cold_reads", ("broker", "group", "bytes", "threshold_bytes", "read_at"))
     for target in await find_targets(tools, place, masters_only=not place.address):
         info = await broker_admin.query_cold_reads(tools.remoting, target.address)
@@ -526,7 +534,7 @@ async def show_cold_reads(tools: Tools, place: Place) -> CommandAnswer:
 async def change_cold_threshold(
     tools: Tools, group: str, threshold: str | None, place: Place
 ) -> CommandAnswer:
-    """How many bytes of old messages a group may read in 5 s; None: as many as all others."""
+    """Sets the bytes of old messages that a group may read in 5 s; None restores the general limit."""
     table = Table("changed", ("broker", "group", "threshold_bytes"))
     for target in await find_targets(tools, place, masters_only=True):
         await broker_admin.set_cold_threshold(tools.remoting, target.address, group, threshold)
@@ -534,11 +542,11 @@ async def change_cold_threshold(
     return CommandAnswer([table])
 
 
-# Name servers: each of them is told, because they know nothing of each other
+# Name servers: each one is changed, because they do not know each other
 
 
 async def show_names_config(tools: Tools) -> CommandAnswer:
-    """The settings of every name server."""
+    """Shows the settings of every name server."""
     table = Table("settings", ("name_server", "key", "value"))
     for address in tools.cluster_admin.name_servers:
         settings = await nameserver.query_config(tools.remoting, address)
@@ -547,7 +555,7 @@ async def show_names_config(tools: Tools) -> CommandAnswer:
 
 
 async def change_names_config(tools: Tools, key: str, value: str) -> CommandAnswer:
-    """Change a setting of every name server."""
+    """Changes a setting of every name server."""
     table = Table("changed", ("name_server", "key", "value", "note"))
     for address in tools.cluster_admin.name_servers:
         note = await nameserver.change_config(tools.remoting, address, key, value)
@@ -556,7 +564,7 @@ async def change_names_config(tools: Tools, key: str, value: str) -> CommandAnsw
 
 
 async def change_kv(tools: Tools, namespace: str, key: str, value: str | None) -> CommandAnswer:
-    """Store a value in the key-value configuration, or delete it (None)."""
+    """Stores a value in the key-value configuration, or deletes it (None)."""
     table = Table("changed", ("name_server", "namespace", "key", "value"))
     for address in tools.cluster_admin.name_servers:
         if value is None:
@@ -568,7 +576,7 @@ async def change_kv(tools: Tools, namespace: str, key: str, value: str | None) -
 
 
 async def change_write_permission(tools: Tools, broker_name: str, *, allows: bool) -> CommandAnswer:
-    """Whether routes offer the queues of a broker to producers."""
+    """Makes routes offer the queues of a broker to producers, or stop offering them."""
     change = nameserver.add_write_permission if allows else nameserver.wipe_write_permission
     table = Table("changed", ("name_server", "broker", "topics"))
     for address in tools.cluster_admin.name_servers:

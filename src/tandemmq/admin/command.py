@@ -1,6 +1,7 @@
-"""`tandemmq admin`: the commands that operators need first, with mqadmin's names and flags.
+"""`tandemmq admin`: the operators' commands, with mqadmin's names and flags.
 
-Exit codes: 0 done, 1 refused, not found or a fault that the command reports, 2 a mistake in the command line.
+Exit codes: 0 done, 1 rejected, not found or a fault that the command reports, 2 a mistake in the command
+line.
 """
 
 from __future__ import annotations

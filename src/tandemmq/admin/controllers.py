@@ -1,6 +1,6 @@
-"""Commands about controllers and what they decide for elected groups: controllers, handover,
-getControllerMetaData, getSyncStateSet, electMaster, cleanBrokerMetadata, getBrokerEpoch,
-getControllerConfig, updateControllerConfig.
+"""Commands for controllers and their decisions about elected groups: controllers, handover,
+getControllerMetaData, getSyncStateSet, electMaster, cleanBrokerMetadata, getBrokerEpoch, getControllerConfig,
+updateControllerConfig.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def controllers(
     remove: Annotated[str, typer.Option("--remove", help="One that goes.", metavar="ID")] = "",
     hand_over: Annotated[str, typer.Option("--hand-over", help="Who is to lead.", metavar="ID")] = "",
 ) -> Work:
-    """The controllers of a group; add, remove or hand over to one of them."""
+    """List the controllers of a group; add, remove or hand over to one of them."""
     if sum(map(bool, (add, remove, hand_over))) > 1:
         raise typer.BadParameter("one change at a time")
     name, dash, new_address = add.partition("-")
@@ -72,13 +72,13 @@ def handover(
         typer.Option("--to", help="Who is to be the master; else any member in sync.", metavar="ID"),
     ] = None,
 ) -> Work:
-    """Another broker of an elected group becomes its master; no send fails."""
+    """Make another broker of an elected group its master; no send fails."""
     return lambda tools: hand_over(tools, address, name, target)
 
 
 @command(app, "getControllerMetaData", names=False)
 def get_controller_metadata(address: ControllerAddress) -> Work:
-    """The group of a controller and its leader."""
+    """Show the group of a controller and its leader."""
     return lambda tools: show_controller(tools, address)
 
 
@@ -91,7 +91,7 @@ def get_sync_state_set(
     interval: Interval = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Which replicas of a group of brokers are in sync; exit code 1 when the controllers know none."""
+    """Show the replicas in sync of a group of brokers; exit code 1 when the controllers know none."""
     demand_place(name, cluster)
     run(
         namesrv,
@@ -109,7 +109,7 @@ def elect_master(
     name: OneGroup,
     cluster: Cluster,
 ) -> Work:
-    """Make a broker of a group its master; sends fail meanwhile (`handover` lets none fail)."""
+    """Make a broker of a group its master; sends fail meanwhile (with `handover` none fails)."""
     return lambda tools: elect(tools, address, cluster, name, broker_id)
 
 
@@ -137,7 +137,7 @@ def clean_broker_metadata(
         ),
     ] = False,
 ) -> Work:
-    """Let the controllers forget brokers that do not come back."""
+    """Make the controllers forget brokers that will not come back."""
     if not all(one.isdecimal() for one in ids.split(";") if ids):
         raise typer.BadParameter(f"-b {ids}: numbers of brokers, separated by ;")
     is_forced = is_forced or forgets_living_master
@@ -161,7 +161,7 @@ def get_broker_epoch(
     interval: Interval = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Which master wrote which bytes of the log, by each broker of a group or a cluster."""
+    """Show which master wrote which bytes of the log, according to each broker of a group or a cluster."""
     demand_place(name, cluster)
     is_address = ":" in name
     run(
@@ -175,7 +175,7 @@ def get_broker_epoch(
 
 @command(app, "getControllerConfig", names=False)
 def get_controller_config(addresses: ControllerAddresses) -> Work:
-    """The settings of controllers."""
+    """Show the settings of controllers."""
     named = _split(addresses)
     return lambda tools: show_config(tools, named)
 
@@ -186,26 +186,26 @@ def update_controller_config(
     key: SettingKey,
     value: NewValue,
 ) -> Work:
-    """Change a setting of controllers while they run; name all of them."""
+    """Change a setting of running controllers; name all of them."""
     named = _split(addresses)
     return lambda tools: change_config(tools, named, key, value)
 
 
 def _split(addresses: str) -> list[str]:
-    """Raises typer.BadParameter when none is named."""
+    """Returns the addresses. Raises typer.BadParameter when there is none."""
     named = [part.strip() for part in addresses.split(";") if part.strip()]
     if not named:
         raise typer.BadParameter(f"-a {addresses}: name at least one controller")
     return named
 
 
-# What they do
+# Implementation of the commands
 
 
 async def change_controllers(
     tools: Tools, address: str, action: str, name: str, new_address: str
 ) -> CommandAnswer:
-    """The controllers of a group, after one of them was added, removed or made the leader."""
+    """Adds, removes or promotes a controller; returns the group's controllers afterwards."""
     leader = await controller.find_leader(tools.remoting, address)
     members = await controller.change_controllers(tools.remoting, leader, action, name, new_address)
     table = Table("controllers", ("name", "address", "voter", "leader"))
@@ -214,7 +214,7 @@ async def change_controllers(
 
 
 async def hand_over(tools: Tools, address: str, name: str, target: int | None) -> CommandAnswer:
-    """Another member of an elected group is its master now."""
+    """Hands the master role of an elected group over to another member."""
     groups = await controller.hand_over_group(tools.remoting, address, name, target, clock=LoopClock())
     table = Table("masters", ("when", "broker", "id", "address", "master_epoch", "in_sync"))
     table.rows += [
@@ -232,7 +232,7 @@ async def hand_over(tools: Tools, address: str, name: str, target: int | None) -
 
 
 async def show_controller(tools: Tools, address: str) -> CommandAnswer:
-    """What one controller knows of its group."""
+    """Shows what one controller knows of its own group."""
     found = await controller.query_metadata(tools.remoting, address)
     facts = [("group", found.group), ("leader", found.leader_id), ("leader address", found.leader_address)]
     facts += [("peer", peer) for peer in (found.peers or "").split(";") if peer]
@@ -240,8 +240,8 @@ async def show_controller(tools: Tools, address: str) -> CommandAnswer:
 
 
 async def show_sync_sets(tools: Tools, address: str, name: str, cluster: str) -> CommandAnswer:
-    """The SyncStateSet of a group of brokers, or of those of a cluster, with the ids of group and term and
-    the broker reports that contradict them; exit code 1 when the controllers know none.
+    """Shows the SyncStateSet of a group of brokers, or of those of a cluster, with the ids of group and term,
+    and the brokers' reports that contradict them; exit code 1 when the controllers know none of the groups.
     """
     leader = await controller.find_leader(tools.remoting, address)
     names = (
@@ -271,7 +271,7 @@ async def show_sync_sets(tools: Tools, address: str, name: str, cluster: str) ->
 
 
 async def elect(tools: Tools, address: str, cluster: str, name: str, broker_id: int) -> CommandAnswer:
-    """This broker of the group is its master now; exit code 1 when another one stays it."""
+    """Makes this broker of the group its master; exit code 1 when another one stays master."""
     leader = await controller.find_leader(tools.remoting, address)
     header = ElectMasterRequest(
         cluster_name=cluster, broker_name=name, broker_id=broker_id, is_designated=True
@@ -288,7 +288,7 @@ async def elect(tools: Tools, address: str, cluster: str, name: str, broker_id: 
 
 
 async def clean(tools: Tools, address: str, header: CleanBrokerDataRequest) -> CommandAnswer:
-    """The controllers have forgotten brokers of a group, or all of it."""
+    """Makes the controllers forget brokers of a group, or the whole group."""
     leader = await controller.find_leader(tools.remoting, address)
     await controller.clean_brokers(tools.remoting, leader, header, LoopClock().now_ms())
     table = Table("forgotten", ("controller", "broker", "ids"))
@@ -297,7 +297,7 @@ async def clean(tools: Tools, address: str, header: CleanBrokerDataRequest) -> C
 
 
 async def show_config(tools: Tools, addresses: list[str]) -> CommandAnswer:
-    """The settings of each named controller."""
+    """Shows the settings of each named controller."""
     table = Table("settings", ("controller", "key", "value"))
     for address in addresses:
         text = await controller.query_config(tools.remoting, address)
@@ -307,7 +307,7 @@ async def show_config(tools: Tools, addresses: list[str]) -> CommandAnswer:
 
 
 async def change_config(tools: Tools, addresses: list[str], key: str, value: str) -> CommandAnswer:
-    """A setting of each named controller is changed: they do not tell each other."""
+    """Changes a setting of each named controller: controllers do not forward it to each other."""
     table = Table("changed", ("controller", "key", "value", "note"))
     for address in addresses:
         note = await controller.change_config(tools.remoting, address, key, value)
@@ -316,7 +316,7 @@ async def change_config(tools: Tools, addresses: list[str], key: str, value: str
 
 
 async def show_epochs(tools: Tools, name: str, cluster: str, address: str) -> CommandAnswer:
-    """Which master wrote which bytes, as each broker of a group or a cluster has it."""
+    """Shows which master wrote which bytes, according to each broker of a group or a cluster."""
     if address:
         targets = [Target("", "", None, address)]
     else:

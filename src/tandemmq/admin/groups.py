@@ -1,4 +1,4 @@
-"""Commands about groups: consumerProgress, startMonitoring, consumerConnection, consumerStatus,
+"""Commands for groups: consumerProgress, startMonitoring, consumerConnection, consumerStatus,
 producerConnection, producer, brokerConsumeStats, resetOffsetByTime, skipAccumulatedMessage, cloneGroupOffset,
 getConsumerConfig, updateSubGroup, updateSubGroupList, deleteSubGroup, setConsumeMode.
 """
@@ -65,20 +65,20 @@ def consumer_progress(
         str, typer.Option("-s", "--showClientIP", help="true: with -g also who reads each queue.")
     ] = "false",
 ) -> Work:
-    """How far a group is in each queue; without one, the lag of every group."""
+    """Show the progress of a group in each queue; without a group, the lag of every group."""
     has_clients = flag(show_client, "-s")
     return lambda tools: show_progress(tools, group, topic, has_clients=has_clients)
 
 
 @command(app, "startMonitoring", interval_s=60)
 def start_monitoring() -> Work:
-    """What waits for each group, since when, and what is wrong with its members, again and again."""
+    """Show each group's lag and its age, and the problems of its members, repeatedly."""
     return watch_groups
 
 
 @command(app, "consumerConnection")
 def consumer_connection(group: ConsumerGroup, broker: Address = "") -> Work:
-    """The members of a group, and what it was refused; exit code 1 when nobody is online."""
+    """Show the members of a group and its rejected requests; exit code 1 when no member is online."""
     return lambda tools: show_connections(tools, group, broker)
 
 
@@ -91,7 +91,9 @@ def consumer_status(
     ] = False,
     broker: Address = "",
 ) -> Work:
-    """What the members of a group do, as they say themselves; exit code 1 when nobody is online."""
+    """Show the state of a group's members, as they report it themselves; exit code 1 when no member is
+    online.
+    """
     return lambda tools: show_members(tools, group, client_id, broker, has_stack=has_stack)
 
 
@@ -101,13 +103,13 @@ def producer_connection(
     broker: Address = "",
     topic: Annotated[str, typer.Option("-t", "--topic", help="As by mqadmin; all brokers are asked.")] = "",
 ) -> Work:
-    """The producers of a group; exit code 1 when nobody is online."""
+    """Show the producers of a group; exit code 1 when none is online."""
     return lambda tools: show_producers(tools, group, broker)
 
 
 @command(app, "producer", names=False)
 def all_producers(broker: BrokerAddress) -> Work:
-    """The producers of all groups at one broker; exit code 1 when nobody is online."""
+    """Show the producers of all groups at one broker; exit code 1 when none is online."""
     return lambda tools: show_all_producers(tools, broker)
 
 
@@ -122,7 +124,7 @@ def broker_consume_stats(
     ] = 0,
     ordered: Annotated[str, typer.Option("-o", "--order", help="true: only ordered topics.")] = "false",
 ) -> Work:
-    """How far every group is in every queue of one broker."""
+    """Show the progress of every group in every queue of one broker."""
     is_ordered = flag(ordered, "-o")
     return lambda tools: show_all_progress(
         tools, broker, lag_min=lag_min, is_ordered=is_ordered, timeout_s=timeout_ms / 1000
@@ -131,7 +133,7 @@ def broker_consume_stats(
 
 @command(app, "getConsumerConfig")
 def get_consumer_config(group: Group) -> Work:
-    """The settings of a group at each master; exit code 1 when none knows it."""
+    """Show the settings of a group at each master; exit code 1 when no master knows it."""
     return lambda tools: show_settings(tools, group)
 
 
@@ -143,7 +145,7 @@ def delete_sub_group(
         str, typer.Option("-r", "--removeOffset", help="true: its offsets go, too.")
     ] = "false",
 ) -> Work:
-    """Delete a group at one broker or every master of a cluster."""
+    """Delete a group at one broker or at every master of a cluster."""
     removes_offsets = flag(remove_offset, "-r")
     return lambda tools: remove_group(tools, group, place, removes_offsets=removes_offsets)
 
@@ -167,7 +169,7 @@ def reset_offset_by_time(
         int | None, typer.Option("-o", "--offset", help="With -q: from there, not from the time.", min=0)
     ] = None,
 ) -> Work:
-    """Let a group, running or not, go on from a time."""
+    """Move a group, running or not, to a time."""
     flag(force, "-f")
     time_ms = parse_time(timestamp, LoopClock().now_ms())
     if bool(broker) != (queue_id is not None):
@@ -186,7 +188,7 @@ def skip_accumulated(
     topic: Topic,
     force: Force = "true",
 ) -> Work:
-    """Let a group, running or not, go on from the end of a topic: what waits is never handled."""
+    """Move a group, running or not, to the end of a topic: waiting messages are never handled."""
     flag(force, "-f")
     return lambda tools: reset_by_time(tools, group, topic, END_OF_QUEUE_MS)
 
@@ -198,7 +200,7 @@ def clone_group_offset(
     topic: Topic,
     offline: Annotated[str, typer.Option("-o", "--offline", help="Means nothing, as by mqadmin.")] = "false",
 ) -> Work:
-    """Let a group that is not running go on in a topic where another one is."""
+    """Copy another group's offsets in a topic to a group that is not running."""
     flag(offline, "-o")
     return lambda tools: clone_offsets(tools, source, target, topic)
 
@@ -229,7 +231,7 @@ def update_sub_group(
     ] = None,
     attributes: Annotated[str, typer.Option("--attributes", help="Changes: +a=b,+c=d,-e.")] = "",
 ) -> Work:
-    """Create a group, or change what is named of it, at one broker or every master of a cluster."""
+    """Create a group, or change its given settings, at one broker or at every master of a cluster."""
     changes: dict[str, Any] = {
         "is_consume_enabled": consume and flag(consume, "-s"),
         "is_from_min_enabled": from_min and flag(from_min, "-m"),
@@ -249,7 +251,7 @@ def update_sub_group(
 
 @command(app, "updateSubGroupList")
 def update_sub_group_list(file: ListFile, place: Place) -> Work:
-    """Create or change all groups of a file, or none, at one broker or every master of a cluster."""
+    """Create or change all groups of a file, or none, at one broker or at every master of a cluster."""
     configs = read_list(file, SubscriptionGroupConfig)
     return lambda tools: change_groups(tools, configs, place)
 
@@ -270,7 +272,7 @@ def set_consume_mode(
         ),
     ] = 0,
 ) -> Work:
-    """Let a group whose queues the broker assigns pull or pop a topic."""
+    """Set if a group whose queues the broker assigns pulls or pops a topic."""
     name = mode.upper()
     if name != "PULL" and name != "POP":
         raise typer.BadParameter(f"-m {mode}: PULL or POP")
@@ -286,11 +288,13 @@ def _retry_policy(text: str) -> GroupRetryPolicy:
         raise typer.BadParameter(f"-p {text}: {error}; allowed is JSON as {example}") from None
 
 
-# What they do
+# Implementation of the commands
 
 
 async def show_progress(tools: Tools, group: str, topic: str, *, has_clients: bool = False) -> CommandAnswer:
-    """How far one group is in each queue, with the member that reads it if wanted, or all groups in sum."""
+    """Shows the progress of one group in each queue, optionally with the member that reads it, or the sums of
+    all groups.
+    """
     masters = await find_targets(tools, masters_only=True)
     if group:
         return await _progress_of_group(tools, masters, group, topic, has_clients=has_clients)
@@ -302,7 +306,7 @@ async def show_progress(tools: Tools, group: str, topic: str, *, has_clients: bo
 
 
 async def watch_groups(tools: Tools) -> CommandAnswer:
-    """Each group with what waits for it, and what is wrong with its members."""
+    """Lists each group with its lag and the problems of its members."""
     now_ms = LoopClock().now_ms()
     masters = await find_targets(tools, masters_only=True)
     columns = ("group", "members", "lag", "lag_of_one_queue", "behind_seconds", "dead_letters", "problems")
@@ -311,7 +315,7 @@ async def watch_groups(tools: Tools) -> CommandAnswer:
     for group in await _groups(tools, masters, topics):
         queues = await _rows(tools, masters, group, "")
         lags = [row[-3] for row in queues]
-        # Of a queue in which something waits: when was stored what was read of it last?
+        # For each queue with a lag: the store time of the last message that the group has read.
         read_at = [row[-1] for row in queues if row[-3] > 0 and row[-1] > 0]
         behind_s = max(0, now_ms - min(read_at)) // 1000 if read_at else None
         dead = DLQ_PREFIX + group
@@ -332,7 +336,7 @@ async def watch_groups(tools: Tools) -> CommandAnswer:
 
 
 async def show_connections(tools: Tools, group: str, address: str) -> CommandAnswer:
-    """Who is in a group, what it wants, and what brokers refused it."""
+    """Shows the members and subscriptions of a group, and its rejected requests."""
     members = Table("members", ("broker", "client", "address", "language", "version"))
     wants = Table("subscriptions", ("broker", "topic", "expression", "type"))
     refused = Table("refusals", ("broker", "client", "request", "code", "count", "last_at", "reason"))
@@ -356,7 +360,7 @@ async def show_connections(tools: Tools, group: str, address: str) -> CommandAns
 async def show_members(
     tools: Tools, group: str, client_id: str, address: str, *, has_stack: bool
 ) -> CommandAnswer:
-    """What each member of a group, or one, does with its queues, as it says itself."""
+    """Shows the state of the queues of each member of a group, or of one member, as the member reports it."""
     members = Table("members", ("broker", "client", "name", "value"))
     queues = Table(
         "queues", ("client", "topic", "broker", "queue", "commit_offset", "cached", "locked", "pulled_at")
@@ -386,7 +390,7 @@ async def show_members(
 
 
 async def show_producers(tools: Tools, group: str, address: str) -> CommandAnswer:
-    """Who sends as this group."""
+    """Lists the producers of this group."""
     table = Table("producers", ("broker", "client", "address", "language", "version"))
     for target in await find_targets(tools, Place(address)):
         for one in await broker_admin.query_producer_connections(tools.remoting, target.address, group):
@@ -397,7 +401,7 @@ async def show_producers(tools: Tools, group: str, address: str) -> CommandAnswe
 
 
 async def show_all_producers(tools: Tools, address: str) -> CommandAnswer:
-    """Who sends to this broker, by group."""
+    """Lists the producers at this broker, by group."""
     table = Table("producers", ("group", "client", "address", "language", "version", "seen_at"))
     found = await broker_admin.query_all_producers(tools.remoting, address)
     table.rows += [
@@ -412,7 +416,7 @@ async def show_all_producers(tools: Tools, address: str) -> CommandAnswer:
 async def show_all_progress(
     tools: Tools, address: str, *, lag_min: int, is_ordered: bool, timeout_s: float
 ) -> CommandAnswer:
-    """How far all groups are at this broker, where they lag by `lag_min` messages or more."""
+    """Shows the progress of all groups at this broker in queues with a lag of at least `lag_min` messages."""
     table = Table(
         "queues", ("topic", "group", "broker", "queue", "broker_offset", "commit_offset", "lag", "last_at")
     )
@@ -430,7 +434,7 @@ async def show_all_progress(
 
 
 async def show_settings(tools: Tools, group: str) -> CommandAnswer:
-    """What each master knows of the group."""
+    """Shows the group's settings at each master."""
     table = Table("groups", ("broker", "group", *_SETTINGS))
     for target in await find_targets(tools, masters_only=True):
         config = await broker_admin.query_group_config(tools.remoting, target.address, group)
@@ -442,7 +446,9 @@ async def show_settings(tools: Tools, group: str) -> CommandAnswer:
 
 
 async def remove_group(tools: Tools, group: str, place: Place, *, removes_offsets: bool) -> CommandAnswer:
-    """Delete the group at the broker or every master of the cluster, and its offsets when asked."""
+    """Deletes the group at the broker or at every master of the cluster, and its offsets if `removes_offsets`
+    is set.
+    """
     table = Table("deleted", ("broker", "group"))
     for target in await find_targets(tools, place, masters_only=True):
         await broker_admin.delete_group(
@@ -453,14 +459,14 @@ async def remove_group(tools: Tools, group: str, place: Place, *, removes_offset
 
 
 async def reset_by_time(tools: Tools, group: str, topic: str, time_ms: int) -> CommandAnswer:
-    """Let a group go on from a time in every queue; -1: from the ends."""
+    """Moves a group to a time in every queue; -1: to the ends."""
     return _moved(await tools.cluster_admin.reset_offsets(group, topic, time_ms))
 
 
 async def reset_queue(
     tools: Tools, address: str, group: str, topic: str, time_ms: int, queue_id: int, offset: int | None
 ) -> CommandAnswer:
-    """Let a group go on from an offset of one queue, without one from a time."""
+    """Moves a group in one queue to an offset or, without one, to a time."""
     moved = await broker_admin.reset_offsets(
         tools.remoting, address, group, topic, time_ms, queue_id=queue_id, offset=offset
     )
@@ -474,7 +480,7 @@ def _moved(offsets: dict[MessageQueue, int]) -> CommandAnswer:
 
 
 async def clone_offsets(tools: Tools, source: str, target: str, topic: str) -> CommandAnswer:
-    """The target group goes on in a topic where the source group is."""
+    """Copies the source group's offsets in a topic to the target group."""
     table = Table("cloned", ("broker", "source", "target", "topic"))
     route = await tools.cluster_admin.topic_route(topic)
     for broker in sorted(route.brokers, key=lambda one: one.broker_name):
@@ -487,12 +493,12 @@ async def clone_offsets(tools: Tools, source: str, target: str, topic: str) -> C
 
 
 async def change_group(tools: Tools, group: str, changes: dict[str, Any], place: Place) -> CommandAnswer:
-    """Create the group at the broker or every master of the cluster, or change the named fields of it."""
+    """Creates the group at the broker or at every master of the cluster, or changes the given settings."""
     table = Table("changed", ("broker", "group", "settings"))
     for target in await find_targets(tools, place, masters_only=True):
         held = await broker_admin.query_group_config(tools.remoting, target.address, group)
         config = held or SubscriptionGroupConfig(name=group)
-        # What a group has of attributes it keeps; a request names changes of them.
+        # A group keeps its attributes; a request contains only changes of them.
         config = msgspec.structs.replace(config, **{"attributes": {}, **changes})
         await broker_admin.create_group(tools.remoting, target.address, config)
         table.rows.append((target.address, group, to_builtins(changes)))
@@ -500,7 +506,7 @@ async def change_group(tools: Tools, group: str, changes: dict[str, Any], place:
 
 
 async def change_groups(tools: Tools, configs: list[SubscriptionGroupConfig], place: Place) -> CommandAnswer:
-    """Create or change all of these groups, or none, at the broker or at each master of the cluster."""
+    """Creates or changes all of these groups, or none, at the broker or at each master of the cluster."""
     table = Table("changed", ("broker", "group"))
     for target in await find_targets(tools, place, masters_only=True):
         await broker_admin.create_groups(tools.remoting, target.address, configs)
@@ -509,7 +515,7 @@ async def change_groups(tools: Tools, configs: list[SubscriptionGroupConfig], pl
 
 
 async def change_mode(tools: Tools, mode: RequestMode, place: Place) -> CommandAnswer:
-    """The group pulls or pops the topic, at the broker or every master of the cluster."""
+    """Makes the group pull or pop the topic, at the broker or at every master of the cluster."""
     table = Table("changed", ("broker", "topic", "group", "mode", "pop_share_queues"))
     for target in await find_targets(tools, place, masters_only=True):
         await broker_admin.set_request_mode(tools.remoting, target.address, mode)
@@ -519,8 +525,8 @@ async def change_mode(tools: Tools, mode: RequestMode, place: Place) -> CommandA
 
 
 async def _groups(tools: Tools, masters: list[Target], topics: Iterable[str]) -> list[str]:
-    """The groups that have a topic for retries; the pops of a group have one per topic beside it, which is
-    not another group's.
+    """Returns the groups that have a retry topic. A group that pops also has one retry topic per topic, which
+    does not name another group.
     """
     known: set[str] = set()
     for target in masters:
@@ -550,7 +556,7 @@ async def _progress_of_group(
 async def _readers(
     tools: Tools, masters: list[Target], group: str, notes: list[str]
 ) -> dict[MessageQueue, str]:
-    """The address that names each queue's member."""
+    """Returns, per queue, the address in the client id of the member that reads it."""
     told = await _ask_members(tools, masters, group, notes)
     return {queue: client.partition("@")[0] for _, client, info in told for queue in info.queues}
 
@@ -564,8 +570,8 @@ async def _ask_members(
     client_id: str = "",
     has_stack: bool = False,
 ) -> list[tuple[str, str, RunningInfo]]:
-    """What each member of a group, or one, says of itself, with the broker that asked it and its client id;
-    a note for each that does not tell.
+    """Returns the running info of each member of a group, or of one, with the broker that was asked and the
+    client id; adds a note for each member that does not answer.
     """
     told: list[tuple[str, str, RunningInfo]] = []
     asked: set[str] = set()
@@ -587,8 +593,8 @@ async def _ask_members(
 
 
 async def _rows(tools: Tools, masters: list[Target], group: str, topic: str) -> list[Row]:
-    """The group's progress in each queue. What it reads somewhere, or subscribes now, counts at every broker:
-    in a queue without a committed offset everything waits.
+    """Returns the group's progress in each queue. Topics that the group reads at any broker, or subscribes to
+    now, count at every broker: in a queue without a committed offset all messages count as lag.
     """
     found: dict[Target, dict[MessageQueue, QueueProgress]] = {}
     for target in masters:
@@ -614,7 +620,9 @@ async def _rows(tools: Tools, masters: list[Target], group: str, topic: str) -> 
 async def _progress_at(
     tools: Tools, target: Target, group: str, topic: str
 ) -> dict[MessageQueue, QueueProgress]:
-    """The group's progress at one broker; empty when the broker knows neither the group nor an offset."""
+    """Returns the group's progress at one broker; empty when the broker knows neither the group nor an
+    offset.
+    """
     try:
         stats = await broker_admin.query_consume_stats(
             tools.remoting, target.address, group, topic=topic or None
@@ -625,7 +633,7 @@ async def _progress_at(
 
 
 async def _online(tools: Tools, masters: list[Target], group: str) -> tuple[set[str], set[str]]:
-    """The client ids of the members that are online, and the topics that they subscribe."""
+    """Returns the client ids of the online members, and the topics that they subscribe to."""
     members: set[str] = set()
     topics: set[str] = set()
     for target in masters:
@@ -640,6 +648,6 @@ async def _online(tools: Tools, masters: list[Target], group: str) -> tuple[set[
 
 
 async def _member_count(tools: Tools, masters: list[Target], group: str) -> int:
-    """A member has connections to all brokers and counts once."""
+    """Returns the number of members; a member is connected to all brokers and counts once."""
     members, _ = await _online(tools, masters, group)
     return len(members)

@@ -1,4 +1,4 @@
-"""Commands about messages: queryMsgById, queryMsgByUniqueKey, queryMsgByKey, queryMsgByOffset, printMsg,
+"""Commands for messages: queryMsgById, queryMsgByUniqueKey, queryMsgByKey, queryMsgByOffset, printMsg,
 queryMsgTraceById, printMsgByQueue, consumeMessage, queryCq, sendMessage, sendMsgStatus, checkMsgSendRT,
 clusterRT.
 """
@@ -51,16 +51,16 @@ from tandemmq.units import MASTER_ID
 app = typer.Typer()
 
 BODY_CHARS_MAX = 1_000
-"""Of a body, in characters; more is cut with an ellipsis."""
+"""The longest body shown, in characters; longer ones are truncated with an ellipsis."""
 
 ALL_TAGS: Final = "*"
 PULL_COUNT_MAX: Final = 32
-"""What RocketMQ's brokers give at most in one answer from memory, by default."""
+"""The most messages that RocketMQ's brokers return in one answer from memory, by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which messages of a topic are printed; times in ms, when they were stored; None: from or to the end."""
+    """The messages of a topic to print. Times are store times in ms; None: from the begin or to the end."""
 
     broker_name: str = ""
     queue_id: int | None = None
@@ -80,7 +80,7 @@ class Wanted:
 
 MESSAGE_KINDS: Final = {"0": "normal", "1": "half", "2": "commit", "3": "delayed", "4": "ordered"}
 OUTCOMES: Final = {"0": "success", "1": "time-out", "2": "exception", "3": "returned null", "4": "failed"}
-"""What the numbers in a trace mean (spec semantics 3.12)."""
+"""The numbers in a trace, by meaning (spec semantics 3.12)."""
 CONSUMED: Final = ("CR_SUCCESS", "CR_COMMIT")
 
 _COLUMNS = ("message_id", "unique_key", "topic", "queue", "queue_offset", "log_offset", "born_at")
@@ -111,7 +111,7 @@ def query_message_by_id(
     group: HandlingGroup = "",
     client_id: ClientId = "",
 ) -> Work:
-    """One message, and which groups have had it; exit code 1 when there is none."""
+    """Show one message, and which groups have consumed it; exit code 1 when there is none."""
     handler = _handler(group, client_id)
     return lambda tools: find_by_id(tools, message_id, topic, handler=handler)
 
@@ -124,7 +124,7 @@ def query_message_by_unique_key(
     client_id: ClientId = "",
     shows_all: Annotated[bool, typer.Option("-a", "--showAll", help="As by mqadmin; all are shown.")] = False,
 ) -> Work:
-    """The message with a producer's id; exit code 1 when there is none."""
+    """Show the message with a producer's id; exit code 1 when there is none."""
     handler = _handler(group, client_id)
     return lambda tools: find_by_unique_key(tools, topic, unique_key, handler=handler)
 
@@ -141,7 +141,7 @@ def query_trace_by_id(
         int, typer.Option("-c", "--maxNum", help="At most so many messages of the trace.", min=1, max=10_000)
     ] = 64,
 ) -> Work:
-    """Who sent a message and who handled it, by the traces of clients; exit code 1 when there is none."""
+    """Show who sent and who handled a message, from the clients' traces; exit code 1 when there is none."""
     times = span(begin, end)
     return lambda tools: show_trace(tools, unique_key, trace_topic, count_max, times)
 
@@ -159,7 +159,7 @@ def query_message_by_offset(
     queue_id: QueueId,
     offset: Annotated[int, typer.Option("-o", "--offset", min=0)],
 ) -> Work:
-    """The message at a place of a queue; exit code 1 when there is none."""
+    """Show the message at an offset of a queue; exit code 1 when there is none."""
     queue = MessageQueue(topic, broker_name, queue_id)
     return lambda tools: find_by_offset(tools, queue, offset)
 
@@ -174,7 +174,7 @@ def send_message(
     queue_id: Annotated[int | None, typer.Option("-i", "--qid", help="Only to this queue.", min=0)] = None,
     traced: Annotated[str, typer.Option("-m", "--msgTraceEnable", help="true: write its trace.")] = "false",
 ) -> Work:
-    """Send one message; exit code 1 when it is not as safe as the broker's settings promise."""
+    """Send one message; exit code 1 when it is stored less safely than the broker's settings promise."""
     is_traced = flag(traced, "-m")
     if queue_id is not None and not broker_name:
         raise typer.BadParameter("-i names a queue of a broker: name that, too (-b)")
@@ -191,7 +191,7 @@ def print_messages(
     body: PrintBody = "false",
     count_max: CountMax = 10_000,
 ) -> Work:
-    """The messages of a topic; exit code 1 when there is none."""
+    """Print the messages of a topic; exit code 1 when there is none."""
     begin_ms, end_ms = span(begin, end)
     wanted = Wanted(
         expression=expression,
@@ -218,7 +218,9 @@ def print_messages_of_queue(
     ] = "false",
     count_max: CountMax = 10_000,
 ) -> Work:
-    """The messages of one queue (-p true), how many have which tag (-f true); exit code 1 without one."""
+    """Print the messages of one queue (-p true), or count them by tag (-f true); exit code 1 when there is
+    none.
+    """
     begin_ms, end_ms = span(begin, end)
     wanted = Wanted(
         broker_name=broker_name,
@@ -253,7 +255,9 @@ def consume_message(
         str, typer.Option("-g", "--consumerGroup", help="As by mqadmin; no group's progress is touched.")
     ] = "",
 ) -> Work:
-    """Messages of a topic, a broker or a queue, as a consumer would get them; exit code 1 without one."""
+    """Print messages of a topic, a broker or a queue, as a consumer would receive them; exit code 1 when
+    there is none.
+    """
     if queue_id is not None and not broker_name:
         raise typer.BadParameter("-i names a queue of a broker: name that, too (-b)")
     if offset is not None and queue_id is None:
@@ -276,7 +280,7 @@ def send_message_status(
     size: ProbeBytes = 128,
     count: Annotated[int, typer.Option("-c", "--count", help="How many sends.", min=1, max=100_000)] = 50,
 ) -> Work:
-    """Send to the topic that a broker has of its own name; exit code 1 when a send fails."""
+    """Send to the topic that a broker has under its own name; exit code 1 when a send fails."""
     return lambda tools: try_sends(tools, broker_name, count, size)
 
 
@@ -286,7 +290,7 @@ def check_send_time(
     count: Annotated[int, typer.Option("-a", "--amount", help="How many sends.", min=1, max=100_000)] = 100,
     size: ProbeBytes = 128,
 ) -> Work:
-    """Send to a topic and tell how long each send takes; exit code 1 when one fails."""
+    """Send to a topic and report the time of each send; exit code 1 when one fails."""
     return lambda tools: try_sends(tools, topic, count, size)
 
 
@@ -298,7 +302,7 @@ def cluster_send_time(
     size: ProbeBytes = 128,
     cluster: Annotated[str, typer.Option("-c", "--cluster", help="Only the brokers of this cluster.")] = "",
 ) -> Work:
-    """Again and again how long a send to each broker takes, to the topic that it has of its own name."""
+    """Measure repeatedly the time of a send to each broker, in the topic under the broker's own name."""
     return lambda tools: time_brokers(tools, cluster, count, size)
 
 
@@ -311,7 +315,7 @@ def query_queue_entries(
     broker: Annotated[str, typer.Option("-b", "--broker", help="One broker.", metavar="HOST:PORT")] = "",
     group: Annotated[str, typer.Option("-g", "--consumer", help="Whose subscription is tried.")] = "",
 ) -> Work:
-    """Entries of a ConsumeQueue: where messages lie in the log."""
+    """Show entries of a ConsumeQueue: the positions of messages in the log."""
     header = ConsumeQueueRequest(
         topic=topic, queue_id=queue_id, queue_offset=index, count_max=count, consumer_group=group or None
     )
@@ -326,18 +330,18 @@ def query_message_by_key(
     end: End = "",
     count_max: Annotated[int, typer.Option("-m", "--maxNum", min=1, max=10_000)] = 64,
 ) -> Work:
-    """Messages that carry a key; exit code 1 when there is none."""
+    """Show messages that carry a key; exit code 1 when there is none."""
     times = span(begin, end)
     return lambda tools: find_by_key(tools, topic, key, count_max, times)
 
 
-# What they do
+# Implementation of the commands
 
 
 async def find_by_id(
     tools: Tools, message_id: str, topic: str, *, handler: tuple[str, str] | None = None
 ) -> CommandAnswer:
-    """The message of an id, and its readers; with what a consumer makes of it when one is named."""
+    """Shows the message of an id and its readers, and the result of a consumer's handler if one is named."""
     records = await find_records(tools, message_id, topic)
     answer = await _handled(tools, records, handler)
     return CommandAnswer(
@@ -346,7 +350,7 @@ async def find_by_id(
 
 
 async def _readers(tools: Tools, records: list[Record]) -> Table:
-    """How the groups of the message's topic stand to it."""
+    """Lists the groups of the message's topic, with the message's state in each group."""
     table = Table("groups", ("group", "members", "state"))
     for record in records[:1]:
         route = await tools.cluster_admin.topic_route(record.topic)
@@ -363,13 +367,15 @@ async def _readers(tools: Tools, records: list[Record]) -> Table:
 
 
 async def _state_of(tools: Tools, address: str, group: str, record: Record) -> tuple[int, str]:
-    """Members of the group at the broker of the message, and whether it is done with that."""
+    """Returns the number of the group's members at the message's broker, and the state of the message in the
+    group.
+    """
     found = await broker_admin.query_consumer_connections(tools.remoting, address, group)
     members = 0 if found is None else len(found.connections)
     try:
         stats = await broker_admin.query_consume_stats(tools.remoting, address, group, topic=record.topic)
     except RequestRejected:
-        return members, "waits"  # it has not committed an offset yet
+        return members, "waits"  # the group has not committed an offset yet
     offset = next(
         (one.committed_offset for queue, one in stats.queues.items() if queue.queue_id == record.queue_id), -1
     )
@@ -381,8 +387,8 @@ async def _state_of(tools: Tools, address: str, group: str, record: Record) -> t
 
 
 async def _handled(tools: Tools, records: list[Record], handler: tuple[str, str] | None) -> CommandAnswer:
-    """The messages, and what this consumer (group, client) makes of the first one. Exit code 1 when that
-    fails.
+    """Shows the messages, and the result of this consumer (group, client) for the first one. Exit code 1 when
+    the handling fails.
     """
     answer = _answer(records)
     if handler is None or not records:
@@ -398,8 +404,8 @@ async def _handled(tools: Tools, records: list[Record], handler: tuple[str, str]
 
 
 async def find_records(tools: Tools, message_id: str, topic: str) -> list[Record]:
-    """The message of a broker's message id; with a topic, of a producer's unique key first, because both
-    are hexadecimal numbers of one length.
+    """Returns the message of a broker's message id. With a topic, the id is first tried as a producer's
+    unique key, because both are hexadecimal numbers of the same length.
     """
     admin = tools.cluster_admin
     found = await admin.find_by_unique_key(topic, message_id) if topic else []
@@ -409,7 +415,7 @@ async def find_records(tools: Tools, message_id: str, topic: str) -> list[Record
         except (BadRequest, ClientError, ConfigError):
             if not topic:
                 raise
-            record = None  # what was taken for a broker's address was part of a key
+            record = None  # the supposed broker address was part of a unique key
         found = [] if record is None else [record]
     return found
 
@@ -417,7 +423,9 @@ async def find_records(tools: Tools, message_id: str, topic: str) -> list[Record
 async def find_by_key(
     tools: Tools, topic: str, key: str, count_max: int, times: tuple[int | None, int | None]
 ) -> CommandAnswer:
-    """Messages that carry a key; `times`: stored between them, None: from or to the end."""
+    """Shows messages that carry a key; `times` limits their store times, None: from the begin or to the
+    end.
+    """
     return _answer(await _find_by_key(tools, topic, key, count_max, times))
 
 
@@ -437,14 +445,16 @@ async def _find_by_key(
 async def find_by_unique_key(
     tools: Tools, topic: str, unique_key: str, *, handler: tuple[str, str] | None = None
 ) -> CommandAnswer:
-    """The message with a producer's id; several when a send was repeated."""
+    """Shows the message with a producer's id; several messages when a send was repeated."""
     return await _handled(tools, await tools.cluster_admin.find_by_unique_key(topic, unique_key), handler)
 
 
 async def show_trace(
     tools: Tools, unique_key: str, trace_topic: str, count_max: int, times: tuple[int | None, int | None]
 ) -> CommandAnswer:
-    """Who sent the message, who handled it, and how its transaction ended. Exit code 1 without a record."""
+    """Shows the sends and handlings of a message, and the outcome of its transaction. Exit code 1 without a
+    record.
+    """
     try:
         found = await _find_by_key(tools, trace_topic, unique_key, count_max, times)
     except TopicNotFound:
@@ -456,7 +466,7 @@ async def show_trace(
     recalls = Table("recalls", ("group", "client", "recalled_at", "ok"))
     begun: dict[str, tuple[int, int]] = {}
     records = [(one.born_address[0], fields) for one in found for fields in split_records(bytes(one.content))]
-    # A call's first record tells when it began, its second one what came of it; they may come in any order.
+    # A call's first record has its begin, the second one its outcome; they may arrive in any order.
     for client, record in sorted(records, key=lambda one: one[1][0] != "SubBefore"):
         match record:
             case ["SubBefore", at, _, _, request, key, retries, *_] if key == unique_key:
@@ -484,12 +494,12 @@ async def show_trace(
 
 
 def _number(text: str) -> int:
-    """0 for what is none: traces are written by clients of many makers."""
+    """Returns 0 for a text that is not a number: traces are written by many kinds of clients."""
     return int(text) if text.isdecimal() else 0
 
 
 async def find_by_offset(tools: Tools, queue: MessageQueue, offset: int) -> CommandAnswer:
-    """The message at a place of a queue, at the master or at a slave while there is none."""
+    """Shows the message at an offset of a queue, from the master, or from a slave while there is none."""
     view = build_view(queue.topic, await tools.cluster_admin.topic_route(queue.topic))
     addresses = view.addresses.get(queue.broker_name)
     if not addresses:
@@ -500,7 +510,7 @@ async def find_by_offset(tools: Tools, queue: MessageQueue, offset: int) -> Comm
 
 
 async def print_topic(tools: Tools, topic: str, wanted: Wanted) -> CommandAnswer:
-    """The messages of a topic, queue by queue. Exit code 1 when there is none."""
+    """Shows the messages of a topic, queue by queue. Exit code 1 when there is none."""
     view = build_view(topic, await tools.cluster_admin.topic_route(topic))
     queues = [
         queue
@@ -530,7 +540,7 @@ async def print_topic(tools: Tools, topic: str, wanted: Wanted) -> CommandAnswer
 
 
 async def show_entries(tools: Tools, header: ConsumeQueueRequest, address: str) -> CommandAnswer:
-    """Entries of a ConsumeQueue as its master has them, or the broker at `address`."""
+    """Shows entries of a ConsumeQueue at its master, or at the broker with `address`."""
     if not address:
         route = await tools.cluster_admin.topic_route(header.topic)
         masters = [one.addresses[MASTER_ID] for one in route.brokers if MASTER_ID in one.addresses]
@@ -553,7 +563,7 @@ async def show_entries(tools: Tools, header: ConsumeQueueRequest, address: str) 
 async def _read_queue(
     tools: Tools, address: str, queue: MessageQueue, wanted: Wanted, records: list[Record]
 ) -> None:
-    """Add what is wanted of one queue, one message beyond the bound at most."""
+    """Adds the wanted messages of one queue, at most one message beyond the bound."""
     remoting, topic, queue_id = tools.remoting, queue.topic, queue.queue_id
     offset: int = await broker_consume.query_min_offset(remoting, address, topic, queue_id)
     end = await broker_consume.query_max_offset(remoting, address, topic, queue_id)
@@ -567,7 +577,7 @@ async def _read_queue(
         for one in decode_records(pulled.body):
             is_wanted = wanted.expression == ALL_TAGS or (one.tags or "") in wanted.tags
             if wanted.end_ms is not None and one.stored_at_ms > wanted.end_ms:
-                return  # store times rise with the offset
+                return  # store times increase with the offset
             if is_wanted and offset <= one.queue_offset < end and len(records) <= wanted.count_max:
                 records.append(one)
         if pulled.next_offset <= offset:
@@ -602,7 +612,7 @@ async def _open_producer(tools: Tools, *, is_traced: bool = False) -> AsyncItera
 async def send(
     tools: Tools, message: Message, broker_name: str, queue_id: int | None, *, is_traced: bool = False
 ) -> CommandAnswer:
-    """Send one message, to one broker or queue when it is named."""
+    """Sends one message, to the given broker or queue if one is named."""
     async with _open_producer(tools, is_traced=is_traced) as producer:
         queue = None
         if broker_name or queue_id is not None:
@@ -622,7 +632,7 @@ async def send(
 
 
 async def try_sends(tools: Tools, topic: str, count: int, size: int) -> CommandAnswer:
-    """Send so many messages of this size one after the other. Exit code 1 when one fails."""
+    """Sends `count` messages of this size one after the other. Exit code 1 when one fails."""
     sends = Table("sends", ("number", "broker", "queue", "status", "took_ms", "error"))
     async with _open_producer(tools) as producer:
         sends.rows = [row async for row in _time_sends(producer, topic, count, size)]
@@ -634,8 +644,8 @@ async def try_sends(tools: Tools, topic: str, count: int, size: int) -> CommandA
 
 
 async def time_brokers(tools: Tools, cluster: str, count: int, size: int) -> CommandAnswer:
-    """How long sends to each master take on average, without the first, which connects. Exit code 1 when one
-    fails.
+    """Measures the average time of sends to each master, without the first send, which connects. Exit code 1
+    when one fails.
     """
     table = Table("round_trips", ("cluster", "broker", "took_ms", "succeeded", "failed"))
     async with _open_producer(tools) as producer:
@@ -648,7 +658,7 @@ async def time_brokers(tools: Tools, cluster: str, count: int, size: int) -> Com
 
 
 async def _time_sends(producer: Producer, topic: str, count: int, size: int) -> AsyncIterator[Row]:
-    """Number, broker, queue, status, how long it took in ms, and what failed, of each send."""
+    """Yields number, broker, queue, status, time in ms, and error of each send."""
     clock = LoopClock()
     body = b"a" * size
     for number in range(count):
@@ -666,7 +676,7 @@ async def _time_sends(producer: Producer, topic: str, count: int, size: int) -> 
 
 
 def _answer(records: list[Record], *, has_bodies: bool = True) -> CommandAnswer:
-    """Exit code 1 when there is nothing."""
+    """Returns the messages as a table; exit code 1 when there is none."""
     columns = _COLUMNS + (_MORE if has_bodies else _MORE[:-1])
     table = Table("messages", columns, [_row(record)[: len(columns)] for record in records])
     return CommandAnswer([table], [] if records else ["no such message"], exit_code=0 if records else 1)

@@ -1,4 +1,5 @@
-"""What the commands of `tandemmq admin` share: their options, and the frame in which each of them runs.
+"""The shared parts of the commands of `tandemmq admin`: their options, and the frame in which each command
+runs.
 
 A command is a function whose parameters are its options, and which returns its work:
 
@@ -60,7 +61,7 @@ Interval = Annotated[
 ]
 
 TIME_FORMAT: Final = "%Y-%m-%d#%H:%M:%S:%f"
-"""mqadmin's, local time."""
+"""mqadmin's format; local time."""
 _TIMES: Final = "now, milliseconds since 1970 or yyyy-MM-dd#HH:mm:ss:SSS."
 Begin = Annotated[str, typer.Option("-b", "--beginTimestamp", help=f"Stored then or later: {_TIMES}")]
 End = Annotated[str, typer.Option("-e", "--endTimestamp", help=f"Stored then or earlier: {_TIMES}")]
@@ -69,12 +70,12 @@ End = Annotated[str, typer.Option("-e", "--endTimestamp", help=f"Stored then or 
 def command(
     app: typer.Typer, name: str, *, names: bool = True, interval_s: float | None = None
 ) -> Callable[[Callable[..., Work]], Callable[..., Work]]:
-    """Registers a function as the command `name`, with the options that all share behind its own.
+    """Registers a function as the command `name`, with the shared options after its own.
 
-    These are -n, --json, and for a parameter `place` -b and -c, of which exactly one must be named unless the
-    parameter has a default. mqadmin takes -n everywhere; without `names`, or when `place` or a parameter
-    `broker` is an address, name servers are not asked. With `interval_s` the command can repeat (-i), and
-    does so by default when it is not 0.
+    The shared options are -n and --json, and for a parameter `place` also -b and -c; exactly one of these two
+    must be given unless the parameter has a default. mqadmin accepts -n everywhere; without `names`, or when
+    `place` or a parameter `broker` is an address, name servers are not asked. With `interval_s` the command
+    can repeat (-i), and does so by default if it is not 0.
     """
 
     def register(function: Callable[..., Work]) -> Callable[..., Work]:
@@ -124,9 +125,9 @@ def _shared(name: str, kind: object, default: object) -> inspect.Parameter:
 def run(
     name_servers: str, work: Work, *, as_json: bool, needs_names: bool = True, interval_s: float = 0.0
 ) -> None:
-    """Do the work with connections of its own, print its answer, exit with its code.
+    """Does the work with separate connections, prints its answer, and exits with its code.
 
-    With an interval it is done again and again: Ctrl-C or SIGTERM ends that well.
+    With an interval the work is repeated until Ctrl-C or SIGTERM, which exit with code 0.
     """
 
     async def main() -> int:
@@ -152,8 +153,8 @@ def run(
 async def repeat(
     tools: Tools, work: Work, interval_s: float, *, as_json: bool, tell: Callable[[TandemError], str]
 ) -> NoReturn:
-    """Do the work and print its answer for ever; in JSON one line per look. What fails is a sentence on
-    standard error, and the next look follows.
+    """Does the work and prints its answer for ever; in JSON one line each time. An error is printed to
+    standard error, and the loop continues.
     """
     clock = LoopClock()
     while True:
@@ -176,7 +177,7 @@ def demand_place(broker: str, cluster: str) -> None:
 
 
 def span(begin: str, end: str) -> tuple[int | None, int | None]:
-    """The milliseconds of two times; None: from or to the end."""
+    """Returns the milliseconds of two times; None: from the begin or to the end."""
     now_ms = LoopClock().now_ms()
     begin_ms, end_ms = (parse_time(text, now_ms) if text else None for text in (begin, end))
     if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
@@ -185,7 +186,7 @@ def span(begin: str, end: str) -> tuple[int | None, int | None]:
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """The milliseconds of a time as mqadmin takes it. Raises typer.BadParameter."""
+    """Returns the milliseconds of a time in mqadmin's format. Raises typer.BadParameter."""
     if text == "now":
         return now_ms
     if text.removeprefix("-").isdecimal():
@@ -194,7 +195,7 @@ def parse_time(text: str, now_ms: int) -> int:
             return time_ms
         raise typer.BadParameter(f"{text}: -1 is the end of each queue, other times are not below 0")
     try:
-        # %f takes milliseconds as the front of microseconds, which they are.
+        # %f parses milliseconds as the leading digits of microseconds, which is right.
         return int(datetime.strptime(text, TIME_FORMAT).timestamp() * 1000)
     except ValueError:
         raise typer.BadParameter(
@@ -203,7 +204,7 @@ def parse_time(text: str, now_ms: int) -> int:
 
 
 def read_list(path: Path, kind: type[Kind]) -> list[Kind]:
-    """The entries of a JSON list. Raises typer.BadParameter for what is none, or an empty one."""
+    """Returns the entries of a JSON list. Raises typer.BadParameter for other content, or an empty list."""
     try:
         entries = decode_body(path.read_bytes(), list[kind])  # type: ignore[valid-type]  # it is a type
     except (OSError, RemoteProtocolError) as error:
@@ -214,7 +215,7 @@ def read_list(path: Path, kind: type[Kind]) -> list[Kind]:
 
 
 def attribute_changes(changes: str, option: str) -> dict[str, str]:
-    """Signed names -> values, as brokers take them. Raises typer.BadParameter."""
+    """Returns signed names -> values, in the brokers' format. Raises typer.BadParameter."""
     found: dict[str, str] = {}
     for change in filter(None, map(str.strip, changes.split(","))):
         name, has_value, value = change.partition("=")

@@ -22,18 +22,22 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 COLUMNS_MAX: Final = 8
-"""A table with more of them is shown as one block per row; a terminal would break every cell."""
+"""The most columns of a table; a wider one is shown as one block per row, because a terminal would break
+every cell.
+"""
 
 PIPE_WIDTH: Final = 200
 FOLDED_CHARS: Final = 24
-"""A longer text may be broken into lines of so many characters or more; a shorter one stays whole."""
+"""The shortest text that may be folded; shorter ones stay on one line."""
 
 Row = tuple[Any, ...]
 
 
 @dataclass(slots=True)
 class Table:
-    """`name` is what programs see; a column whose name ends in `_at` holds milliseconds since 1970."""
+    """A table; `name` is the output for programs. A column whose name ends in `_at` holds milliseconds since
+    1970.
+    """
 
     name: str
     columns: tuple[str, ...]
@@ -42,7 +46,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class CommandAnswer:
-    """`notes` are sentences for people, `exit_code` the command's."""
+    """The answer of a command; `notes` are sentences for people, `exit_code` is the command's."""
 
     tables: Sequence[Table]
     notes: Sequence[str] = ()
@@ -50,15 +54,15 @@ class CommandAnswer:
 
 
 def print_answer(answer: CommandAnswer, *, as_json: bool, is_repeated: bool = False) -> None:
-    """Standard output gets the tables, standard error the notes; of an answer that is repeated JSON is one
-    line, and a terminal shows the newest alone.
+    """Prints the tables to standard output and the notes to standard error. For a repeated answer, JSON is
+    one line, and a terminal shows only the newest answer.
     """
     if as_json:
         values = {
             table.name: [dict(zip(table.columns, row, strict=True)) for row in table.rows]
             for table in answer.tables
         }
-        # One line per look, for programs that read line by line.
+        # One line per answer, for programs that read line by line.
         typer.echo(json.dumps(values, indent=None if is_repeated else 2))
         return
     console = _open_console()
@@ -76,31 +80,31 @@ def print_answer(answer: CommandAnswer, *, as_json: bool, is_repeated: bool = Fa
 
 @contextmanager
 def readers_may_go() -> Iterator[None]:
-    """A reader of standard output that has gone (`| head -1`) is a good end: typer.Exit with code 0."""
+    """Turns a closed standard output (`| head -1`) into a successful end: typer.Exit with code 0."""
     try:
         yield
     except BrokenPipeError:
-        # What Python still has buffered must not fail a second time at its end.
+        # The data that Python still has buffered must not fail a second time at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
 
 
 def write_json(path: Path, value: object) -> Path:
-    """The file with this JSON; its directory is made."""
+    """Writes the value as JSON to the file and returns its path; creates the directory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
     return path
 
 
 def render_time(time_ms: int) -> str:
-    """A time in UTC for people; `-` for none."""
+    """Renders a time in UTC for people; `-` for no time."""
     if time_ms <= 0:
         return "-"
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(" ", "milliseconds")
 
 
 def _open_console() -> Console:
-    """Standard output. A reader of it that has gone is told as everywhere else."""
+    """Opens standard output as a console. A closed reader raises BrokenPipeError, as elsewhere."""
     from rich.console import Console  # what needs no table starts without it
 
     class Pipe(Console):
@@ -118,7 +122,7 @@ def _turned(table: Table, row: Row) -> Table:
 
 
 def _width(table: Table, padding: int, header_end: str = "\n") -> int:
-    """Columns of a terminal that the table takes with so many blanks on both sides of each cell."""
+    """Returns the terminal columns of the table with `padding` blanks on both sides of each cell."""
     widths = [
         max(
             *map(len, column.replace("_", header_end).splitlines()),
@@ -131,8 +135,8 @@ def _width(table: Table, padding: int, header_end: str = "\n") -> int:
 
 
 def _as_rich(table: Table, width: int) -> RichTable:
-    """The table as wide as it may be: words of a header come below each other, and blanks go, before a short
-    text would be broken.
+    """Renders the table within the width: header words are put below each other, and padding is dropped,
+    before a short text would be folded.
     """
     from rich.markup import escape
     from rich.table import Table as RichTable

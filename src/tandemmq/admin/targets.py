@@ -1,6 +1,6 @@
-"""Whom a command concerns: one broker by address, or the brokers of a cluster; and how to reach them.
+"""The target of a command, one broker by address or the brokers of a cluster, and the connection to it.
 
-What the tools sign with and whether they speak TLS is read from RocketMQ's places, and the environment.
+Credentials and TLS of the tools come from RocketMQ's files and from the environment.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ TRUST_VARIABLE = "TANDEMMQ_TLS_CA"
 
 
 def tools_options() -> ClientOptions:
-    """Signed with $ROCKETMQ_HOME/conf/tools.yml when it is there; TLS when TANDEMMQ_TLS_CA names the
-    certificates to trust.
+    """Returns the client options of the tools: signed with $ROCKETMQ_HOME/conf/tools.yml if it exists; TLS if
+    TANDEMMQ_TLS_CA names the trusted certificates.
 
-    Raises:  ConfigError for a tools.yml that cannot be used.
+    Raises:  ConfigError for an invalid tools.yml.
     """
     home, trust = os.environ.get("ROCKETMQ_HOME"), os.environ.get(TRUST_VARIABLE)
     credentials = read_tools_credentials(Path(home) / "conf", RealDisk()) if home else None
@@ -47,14 +47,14 @@ def tools_options() -> ClientOptions:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """`admin` needs a name server and is None when only a broker was named."""
+    """The connections of a command. `admin` needs a name server and is None when only a broker was named."""
 
     admin: Admin | None
     remoting: RemotingClient
 
     @property
     def cluster_admin(self) -> Admin:
-        """Raises ConfigError when no name server is known."""
+        """The admin client. Raises ConfigError when no name server is known."""
         if self.admin is None:
             raise ConfigError(
                 "name the name servers: -n HOST:PORT, or NAMESRV_ADDR; or start a cluster with `tandemmq up`"
@@ -64,7 +64,9 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The broker at `address`, else the brokers of the cluster, else those of all clusters."""
+    """The target of a command: the broker at `address`, else the brokers of the cluster, else those of all
+    clusters.
+    """
 
     address: str = ""
     cluster: str = ""
@@ -85,8 +87,8 @@ class Target:
 
 @asynccontextmanager
 async def open_tools(name_servers: str) -> AsyncIterator[Tools]:
-    """Connections for one command, closed behind it; signed when there are credentials for tools, and to
-    controllers with controllerSharedSecret of the same file.
+    """Opens the connections of one command and closes them afterwards. Requests are signed if there are
+    credentials for tools, and requests to controllers with controllerSharedSecret of the same file.
     """
     options = tools_options()
     credentials, home = options.credentials, os.environ.get("ROCKETMQ_HOME")
@@ -110,7 +112,7 @@ async def open_tools(name_servers: str) -> AsyncIterator[Tools]:
 async def find_targets(
     tools: Tools, place: Place = EVERYWHERE, *, masters_only: bool = False
 ) -> list[Target]:
-    """The brokers of a place, by cluster, name and id.
+    """Returns the brokers of a place, by cluster, name and id.
 
     Raises:  ConfigError for an unknown cluster, or when no broker is registered.
     """
@@ -123,7 +125,7 @@ async def find_targets(
 
 
 def targets_of(info: ClusterInfo, cluster: str = "", *, masters_only: bool = False) -> list[Target]:
-    """The brokers of one cluster, or of all. Raises ConfigError for an unknown cluster."""
+    """Returns the brokers of one cluster, or of all. Raises ConfigError for an unknown cluster."""
     if cluster and cluster not in info.clusters:
         raise ConfigError(f"cluster {cluster!r} is unknown; {known_clusters(info)}")
     return sorted(

@@ -1,4 +1,4 @@
-"""Commands about topics: topicList, topicRoute, topicClusterList, topicStatus, statsAll, updateTopic,
+"""Commands for topics: topicList, topicRoute, topicClusterList, topicStatus, statsAll, updateTopic,
 updateTopicList, updateTopicPerm, updateOrderConf, allocateMQ, deleteTopic, exportMetadata, exportMetrics.
 """
 
@@ -76,7 +76,7 @@ def topic_list(
         bool, typer.Option("-c", "--clusterModel", help="With their clusters and groups.")
     ] = False,
 ) -> Work:
-    """The names of all topics."""
+    """List the names of all topics."""
     return list_topics_of_clusters if with_clusters else list_topics
 
 
@@ -87,19 +87,19 @@ def topic_route(
         bool, typer.Option("-l", "--list", help="Means nothing: it is a list anyway.")
     ] = False,
 ) -> Work:
-    """Queues and brokers of a topic."""
+    """Show the queues and brokers of a topic."""
     return lambda tools: show_route(tools, topic)
 
 
 @command(app, "topicClusterList")
 def topic_cluster_list(topic: Topic) -> Work:
-    """The clusters of a topic."""
+    """Show the clusters of a topic."""
     return lambda tools: show_clusters(tools, topic)
 
 
 @command(app, "topicStatus")
 def topic_status(topic: Topic) -> Work:
-    """The ends of each queue of a topic."""
+    """Show the first and last offset of each queue of a topic."""
     return lambda tools: show_ends(tools, topic)
 
 
@@ -125,7 +125,7 @@ def update_topic(
     unit_subscription: Annotated[str, typer.Option("-s", "--hasUnitSub", help="true or false.")] = "",
     force: Force = False,
 ) -> Work:
-    """Create a topic, or change what is named of it, at one broker or every master of a cluster."""
+    """Create a topic, or change its given settings, at one broker or at every master of a cluster."""
     changes = {
         "read_queue_count": read_queues,
         "write_queue_count": write_queues,
@@ -147,7 +147,7 @@ def update_topic(
 
 @command(app, "updateTopicList")
 def update_topic_list(file: ListFile, place: Place, force: Force = False) -> Work:
-    """Create or change all topics of a file, or none, at one broker or every master of a cluster."""
+    """Create or change all topics of a file, or none, at one broker or at every master of a cluster."""
     configs = read_list(file, TopicConfig)
     return lambda tools: change_topics(tools, configs, place, force=force)
 
@@ -158,7 +158,7 @@ def update_order_conf(
     value: Annotated[str, typer.Option("-v", "--orderConf", help="broker-a:8;broker-b:8, for put.")] = "",
     method: Annotated[str, typer.Option("-m", "--method", help="put, get or delete.")] = "put",
 ) -> Work:
-    """How many queues of an ordered topic each broker has, told to all name servers; or what they know."""
+    """Set, show or delete the queues per broker of an ordered topic, at all name servers."""
     if method not in ("put", "get", "delete"):
         raise typer.BadParameter(f"-m {method}: put, get or delete")
     if (method == "put") != bool(value):
@@ -171,7 +171,7 @@ def allocate_queues(
     topic: Topic,
     members: Annotated[str, typer.Option("-i", "--ipList", help="Members, separated by commas.")],
 ) -> Work:
-    """Who of these members would read which queues, shared averagely."""
+    """Preview how queues would be divided among consumers, by the average strategy."""
     ids = [one.strip() for one in members.split(",") if one.strip()]
     if not ids:
         raise typer.BadParameter(f"-i {members!r}: name members, separated by commas")
@@ -185,7 +185,7 @@ def stats_all(
         bool, typer.Option("-a", "--activeTopic", help="Only where messages went in or out in 24 hours.")
     ] = False,
 ) -> Work:
-    """What goes into each topic and to each of its groups, and what waits."""
+    """Show the traffic of each topic and of its groups, and their lag."""
     return lambda tools: show_stats(tools, topic, only_active=only_active)
 
 
@@ -201,7 +201,7 @@ def export_metadata(
         bool, typer.Option("-s", "--specialTopic", help="Also topics of retries and dead letters.")
     ] = False,
 ) -> Work:
-    """Write the users' topics and groups of a broker, or of a cluster's masters, into metadata.json."""
+    """Write the users' topics and groups of a broker, or of a cluster's masters, to metadata.json."""
     if only_topics and only_groups:
         raise typer.BadParameter("-t: only topics, -g: only groups; name one of them, or none for both")
     what = "topics" if only_topics else "groups" if only_groups else ""
@@ -213,7 +213,7 @@ def export_metrics(
     cluster: Annotated[str, typer.Option("-c", "--clusterName", help="The cluster.")],
     directory: ExportDirectory = EXPORT_DIRECTORY,
 ) -> Work:
-    """Write what the masters of a cluster hold and how much they do into metrics.json."""
+    """Write the content and load of a cluster's masters to metrics.json."""
     return lambda tools: export_figures(tools, cluster, directory)
 
 
@@ -223,7 +223,7 @@ def update_topic_permission(
     permission: Permission,
     place: Place,
 ) -> Work:
-    """Change what a topic permits, at one broker or every master of a cluster."""
+    """Change the permission of a topic, at one broker or at every master of a cluster."""
     return lambda tools: change_permission(tools, topic, permission, place)
 
 
@@ -233,17 +233,17 @@ def delete_topic(topic: Topic, cluster: Cluster) -> Work:
     return lambda tools: remove_topic(tools, topic, cluster)
 
 
-# What they do
+# Implementation of the commands
 
 
 async def list_topics(tools: Tools) -> CommandAnswer:
-    """The names of all topics."""
+    """Lists the names of all topics."""
     names = await tools.cluster_admin.topics()
     return CommandAnswer([Table("topics", ("topic",), [(name,) for name in names])])
 
 
 async def list_topics_of_clusters(tools: Tools) -> CommandAnswer:
-    """Topics with their clusters and readers; those of retries and dead letters are left out."""
+    """Lists topics with their clusters and groups; retry and dead-letter topics are left out."""
     table = Table("topics", ("cluster", "topic", "group"))
     for name in await tools.cluster_admin.topics():
         if is_retry_topic(name) or is_dlq_topic(name):
@@ -264,7 +264,7 @@ def _masters(route: TopicRoute) -> list[str]:
 
 
 async def show_route(tools: Tools, topic: str) -> CommandAnswer:
-    """Where a topic's queues are."""
+    """Shows the queues of a topic and the addresses of its brokers."""
     route = await tools.cluster_admin.topic_route(topic)
     queues = Table("queues", ("broker", "read_queues", "write_queues", "permission"))
     for queue in sorted(route.queues, key=lambda one: one.broker_name):
@@ -278,14 +278,16 @@ async def show_route(tools: Tools, topic: str) -> CommandAnswer:
 
 
 async def show_clusters(tools: Tools, topic: str) -> CommandAnswer:
-    """The clusters that have queues of a topic."""
+    """Lists the clusters that have queues of a topic."""
     route = await tools.cluster_admin.topic_route(topic)
     names = sorted({broker.cluster for broker in route.brokers})
     return CommandAnswer([Table("clusters", ("cluster",), [(name,) for name in names])])
 
 
 async def show_ends(tools: Tools, topic: str) -> CommandAnswer:
-    """The ends of each queue, at the masters, or at a slave where there is no master."""
+    """Shows the first and last offset of each queue, from the masters, or from a slave where there is no
+    master.
+    """
     route = await tools.cluster_admin.topic_route(topic)
     table = Table("queues", ("broker", "queue", "min_offset", "max_offset", "messages", "newest_at"))
     for broker in sorted(route.brokers, key=lambda one: one.broker_name):
@@ -307,10 +309,10 @@ async def change_topic(
     *,
     force: bool,
 ) -> CommandAnswer:
-    """Create the topic at the broker or at every master of the cluster, or change what is named of it.
+    """Creates the topic at the broker or at every master of the cluster, or changes its given settings.
 
-    Raises:  TopicHasUnread when read queues were to go that hold unread messages, unless `force`; everything
-             else is done then.
+    Raises:  TopicHasUnread when read queues with unread messages would be removed, unless `force`; all other
+             changes are applied then.
     """
     check_topic(topic)
     table = Table("changed", ("broker", "topic", "read_queues", "write_queues", "permission"))
@@ -341,7 +343,7 @@ async def change_topic(
 
 
 async def change_permission(tools: Tools, topic: str, permission: int, place: Place) -> CommandAnswer:
-    """Change only the permission of a topic where it exists. Raises TopicNotFound when that is nowhere."""
+    """Changes only the permission of a topic where it exists. Raises TopicNotFound when it exists nowhere."""
     table = Table("changed", ("broker", "topic", "old_permission", "permission"))
     for target in await find_targets(tools, place, masters_only=True):
         held = await broker_admin.query_topic_config(tools.remoting, target.address, topic)
@@ -356,7 +358,7 @@ async def change_permission(tools: Tools, topic: str, permission: int, place: Pl
 
 
 async def remove_topic(tools: Tools, topic: str, cluster: str) -> CommandAnswer:
-    """Delete the topic at every master of the cluster and at the name servers."""
+    """Deletes the topic at every master of the cluster and at the name servers."""
     await tools.cluster_admin.delete_topic(topic, cluster=cluster or None)
     return CommandAnswer([Table("deleted", ("topic",), [(topic,)])])
 
@@ -368,8 +370,8 @@ def _master_or_slave(addresses: Mapping[int, str], broker_name: str) -> str:
 
 
 async def show_stats(tools: Tools, topic: str, *, only_active: bool) -> CommandAnswer:
-    """What went into each topic and to each of its groups: a second on average of the last minute, in the
-    last 24 hours; and what waits.
+    """Shows the messages sent to each topic and to each of its groups: per second over the last minute, and
+    in the last 24 hours; also the lag.
     """
     table = Table("topics", _STATS_COLUMNS)
     for name in sorted(await tools.cluster_admin.topics()):
@@ -390,9 +392,9 @@ async def show_stats(tools: Tools, topic: str, *, only_active: bool) -> CommandA
 
 
 async def _sum_stats(tools: Tools, addresses: list[str], name: str, key: str) -> tuple[float, int]:
-    """A second and in a day, of all these brokers."""
+    """Returns the rate per second and the count of a day, summed over these brokers."""
     found = [await query_stats(tools.remoting, address, name, key) for address in addresses]
-    # A series that is younger than a day, or than an hour, has only the shorter ones.
+    # A series younger than a day, or than an hour, has only the shorter periods.
     counts = (one.day.sum or one.hour.sum or one.minute.sum for one in found)
     return sum(one.minute.tps for one in found), sum(counts)
 
@@ -403,9 +405,9 @@ _EXPORTS: Final = {"": "metadata.json", "topics": "topic.json", "groups": "subsc
 async def change_topics(
     tools: Tools, configs: list[TopicConfig], place: Place, *, force: bool
 ) -> CommandAnswer:
-    """Create or change all of these topics, or none, at the broker or at each master of the cluster.
+    """Creates or changes all of these topics, or none, at the broker or at each master of the cluster.
 
-    Raises:  TopicHasUnread when one would lose read queues that hold unread messages, unless `force`; nothing
+    Raises:  TopicHasUnread when a topic would lose read queues with unread messages, unless `force`; nothing
              is changed then.
     """
     table = Table("changed", ("broker", "topic"))
@@ -427,7 +429,7 @@ async def change_topics(
 
 
 async def change_order(tools: Tools, topic: str, method: str, value: str) -> CommandAnswer:
-    """The queues of an ordered topic by broker, as each name server knows them after the change."""
+    """Shows the queues of an ordered topic by broker, as each name server knows them after the change."""
     table = Table("orders", ("name_server", "topic", "order"))
     for address in tools.cluster_admin.name_servers:
         if method == "put":
@@ -440,7 +442,7 @@ async def change_order(tools: Tools, topic: str, method: str, value: str) -> Com
 
 
 async def show_shares(tools: Tools, topic: str, members: list[str]) -> CommandAnswer:
-    """The queues of the topic that each of these members would read."""
+    """Lists the queues of the topic that each of these members would read."""
     view = build_view(topic, await tools.cluster_admin.topic_route(topic))
     table = Table("shares", ("member", "broker", "queue"))
     for member in members:
@@ -452,8 +454,8 @@ async def show_shares(tools: Tools, topic: str, members: list[str]) -> CommandAn
 async def export_tables(
     tools: Tools, place: Place, directory: Path, what: str, *, has_special: bool
 ) -> CommandAnswer:
-    """The users' topics and groups of a broker, or of the masters of a cluster together, in a file; `what`:
-    only "topics" or "groups".
+    """Writes the users' topics and groups of a broker, or of all masters of a cluster, to a file; `what`
+    limits it to "topics" or "groups".
     """
     topics: dict[str, object] = {}
     groups: dict[str, object] = {}
@@ -474,8 +476,8 @@ async def export_tables(
 async def _of_users(
     tools: Tools, address: str, *, has_special: bool
 ) -> tuple[dict[str, TopicConfig], dict[str, SubscriptionGroupConfig]]:
-    """The topics and groups of a broker that users made; `has_special`: also the topics of retries and dead
-    letters.
+    """Returns the topics and groups of a broker that users created; `has_special` adds retry and dead-letter
+    topics.
     """
     topics = (await broker_admin.query_topic_configs(tools.remoting, address)).topics
     system = await broker_admin.query_system_topics(tools.remoting, address)
@@ -491,7 +493,7 @@ async def _of_users(
 
 
 async def export_figures(tools: Tools, cluster: str, directory: Path) -> CommandAnswer:
-    """What the masters of a cluster hold and do, each and together, in a file."""
+    """Writes the content and load of a cluster's masters, each and in total, to a file."""
     report: dict[str, object] = {}
     rates: Counter[str] = Counter()
     counts: Counter[str] = Counter()
@@ -533,7 +535,9 @@ async def export_figures(tools: Tools, cluster: str, directory: Path) -> Command
 async def _traffic(
     tools: Tools, address: str, facts: Mapping[str, str]
 ) -> tuple[dict[str, float], dict[str, int]]:
-    """By mqadmin's names: a second now, and in a day; of transactions and delayed messages by themselves."""
+    """Returns the current rates per second and the counts of a day by mqadmin's names; transactions and
+    delayed messages are separate.
+    """
     half_tps, half_day = await _sum_stats(tools, [address], "TOPIC_PUT_NUMS", HALF_TOPIC)
     late_tps, late_day = await _sum_stats(tools, [address], "TOPIC_PUT_NUMS", SCHEDULE_TOPIC)
     tps = {
@@ -550,7 +554,7 @@ async def _traffic(
 
 
 async def _client_versions(tools: Tools, address: str, groups: Iterable[str]) -> list[str]:
-    """Languages and versions of the consumers that are connected to this broker."""
+    """Returns the languages and versions of the consumers that are connected to this broker."""
     found: set[str] = set()
     for group in groups:
         told = await query_consumer_connections(tools.remoting, address, group)

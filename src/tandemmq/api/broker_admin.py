@@ -1,4 +1,4 @@
-"""What operators ask of a broker: its topics and consumer groups, stored messages, its figures and settings,
+"""Requests of operators to a broker: topics and consumer groups, stored messages, statistics and settings,
 progress and members of groups, users and policies. Source: spec remoting 8.6, 9.9; spec semantics 21.3.
 """
 
@@ -98,7 +98,7 @@ ADMIN_TIMEOUT_S = 5.0
 async def create_topic(
     client: RemotingClient, address: str, config: TopicConfig, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> None:
-    """Create a topic on one broker, or change it; the broker registers it with its name servers at once."""
+    """Creates or changes a topic on one broker; the broker registers it with its name servers at once."""
     header = CreateTopicRequest(
         topic=config.name,
         default_topic=AUTO_CREATE_TOPIC,
@@ -120,7 +120,7 @@ async def create_topics(
     *,
     timeout_s: float = ADMIN_TIMEOUT_S,
 ) -> None:
-    """Create or change all of these topics on one broker, or none when one is refused; 5.x."""
+    """Creates or changes all of these topics on one broker, or none if one is rejected; 5.x."""
     body = encode_topic_config_list(configs)
     await call(client, address, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body, timeout_s=timeout_s)
 
@@ -133,7 +133,9 @@ async def delete_topic(
     is_passed_on: bool = False,
     timeout_s: float = ADMIN_TIMEOUT_S,
 ) -> None:
-    """Delete a topic on one broker; an unknown one is not an error. `is_passed_on`: a slave asks for it."""
+    """Deletes a topic on one broker; an unknown topic is not an error. `is_passed_on` marks a request of a
+    slave.
+    """
     header = DeleteTopicRequest(topic=topic, is_passed_on=is_passed_on or None)
     await call(client, address, RequestCode.DELETE_TOPIC_IN_BROKER, header, timeout_s=timeout_s)
 
@@ -141,7 +143,7 @@ async def delete_topic(
 async def query_topic_config(
     client: RemotingClient, address: str, topic: str, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> TopicConfig | None:
-    """The topic as this broker has it; None when it has none."""
+    """Returns the broker's configuration of the topic; None when the broker does not have it."""
     header = TopicConfigRequest(topic=topic)
     answer = await ask(client, address, RequestCode.GET_TOPIC_CONFIG, header, timeout_s=timeout_s)
     if answer.code == ResponseCode.TOPIC_NOT_EXIST:
@@ -154,13 +156,13 @@ async def query_topic_config(
 async def query_topic_configs(
     client: RemotingClient, address: str, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> TopicConfigTable:
-    """All topics of a broker."""
+    """Returns all topics of a broker."""
     answer = await call(client, address, RequestCode.GET_ALL_TOPIC_CONFIG, timeout_s=timeout_s)
     return decode_topic_config_table(answer.body)
 
 
 async def query_system_topics(client: RemotingClient, address: str) -> frozenset[str]:
-    """What a broker made for itself: fixed names, its own, its cluster's."""
+    """Returns the topics that a broker created for itself: fixed names, its own and its cluster's."""
     code = RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER
     answer = await call(client, address, code, timeout_s=ADMIN_TIMEOUT_S)
     return frozenset(decode_topic_list(answer.body))
@@ -169,7 +171,7 @@ async def query_system_topics(client: RemotingClient, address: str) -> frozenset
 async def query_topic_stats(
     client: RemotingClient, address: str, topic: str, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> TopicStats:
-    """The ends of each queue of a topic on this broker. Raises TopicNotFound."""
+    """Returns the first and last offset of each queue of a topic on this broker. Raises TopicNotFound."""
     header = TopicStatsRequest(topic=topic)
     answer = await call(client, address, RequestCode.GET_TOPIC_STATS_INFO, header, timeout_s=timeout_s)
     return decode_topic_stats(answer.body)
@@ -182,7 +184,7 @@ async def create_group(
     *,
     timeout_s: float = ADMIN_TIMEOUT_S,
 ) -> None:
-    """Create a consumer group on one broker, or change it."""
+    """Creates or changes a consumer group on one broker."""
     body = encode_group_config(config)
     await call(
         client, address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body, timeout_s=timeout_s
@@ -196,7 +198,7 @@ async def create_groups(
     *,
     timeout_s: float = ADMIN_TIMEOUT_S,
 ) -> None:
-    """Create or change all of these groups on one broker, or none when one is refused; 5.x."""
+    """Creates or changes all of these groups on one broker, or none if one is rejected; 5.x."""
     code, body = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, encode_group_config_list(configs)
     await call(client, address, code, body=body, timeout_s=timeout_s)
 
@@ -209,7 +211,7 @@ async def delete_group(
     removes_offsets: bool = False,
     timeout_s: float = ADMIN_TIMEOUT_S,
 ) -> None:
-    """Delete a consumer group on one broker, and its offsets when asked."""
+    """Deletes a consumer group on one broker, and its offsets if `removes_offsets` is set."""
     header = DeleteGroupRequest(group=group, cleans_offsets=removes_offsets, removes_offsets=removes_offsets)
     await call(client, address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header, timeout_s=timeout_s)
 
@@ -217,7 +219,7 @@ async def delete_group(
 async def query_group_config(
     client: RemotingClient, address: str, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> SubscriptionGroupConfig | None:
-    """The group as this broker has it; None when it has none."""
+    """Returns the broker's configuration of the group; None when the broker does not have it."""
     header = GroupConfigRequest(group=group)
     answer = await ask(client, address, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, header, timeout_s=timeout_s)
     if answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
@@ -230,7 +232,7 @@ async def query_group_config(
 async def query_group_configs(
     client: RemotingClient, address: str, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> SubscriptionGroupTable:
-    """All consumer groups of a broker."""
+    """Returns all consumer groups of a broker."""
     answer = await call(client, address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, timeout_s=timeout_s)
     return decode_group_table(answer.body)
 
@@ -238,12 +240,14 @@ async def query_group_configs(
 async def set_request_mode(
     client: RemotingClient, address: str, mode: RequestMode, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> None:
-    """Whether a group that lets the broker assign its queues pulls or pops a topic (spec semantics 20.1)."""
+    """Sets the consumption mode, pull or pop, of a group that lets the broker assign a topic's queues (spec
+    semantics 20.1).
+    """
     body = encode_request_mode(mode)
     await call(client, address, RequestCode.SET_MESSAGE_REQUEST_MODE, body=body, timeout_s=timeout_s)
 
 
-# Stored messages, found by id, by key, by their place in a ConsumeQueue (spec remoting 9.9).
+# Stored messages, found by id, by key, or by their position in a ConsumeQueue (spec remoting 9.9).
 
 END_OF_TIME_MS = 2**63 - 1
 
@@ -256,7 +260,7 @@ async def view_message(
     topic: str | None = None,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> Record | None:
-    """The message at a log offset of this broker; None when there is none."""
+    """Returns the message at a log offset of this broker; None when there is none."""
     header = ViewMessageRequest(log_offset=log_offset, topic=topic)
     answer = await ask(client, address, RequestCode.VIEW_MESSAGE_BY_ID, header, timeout_s=timeout_s)
     if answer.code == ResponseCode.SYSTEM_ERROR:
@@ -278,9 +282,10 @@ async def query_messages(
     is_unique_key: bool = False,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> list[Record]:
-    """Messages that carry the key (or the unique key), by this broker's index, newest first as it gives them.
+    """Returns messages that carry the key (or the unique key), from this broker's index, in the broker's
+    order, newest first.
 
-    The index knows hashes only, so what has another topic or key is dropped here.
+    The index stores only hashes, so this function drops messages with another topic or key.
     """
     header = QueryMessageRequest(
         topic=topic,
@@ -306,25 +311,25 @@ async def query_messages(
 async def query_entries(
     client: RemotingClient, address: str, header: ConsumeQueueRequest
 ) -> ConsumeQueueView:
-    """Entries of a ConsumeQueue, as they lie on the broker's disk. Raises what `call` raises."""
+    """Returns entries of a ConsumeQueue as stored on the broker's disk. Raises the errors of `call`."""
     answer = await call(client, address, RequestCode.QUERY_CONSUME_QUEUE, header)
     return decode_body(answer.body, ConsumeQueueView)
 
 
-# The broker itself, and how its clients do: figures, settings, statistics, connections, resets.
+# The broker itself and its clients: statistics, settings, connections, resets.
 
 CLEAN_TIMEOUT_S = 60.0
-"""A broker answers when it has deleted, as a store with many queues takes long to."""
+"""A broker answers after it has deleted, which takes long in a store with many queues."""
 DIRECT_TIMEOUT_S = 15.0
-"""A broker waits for a consumer's handler for 10 s."""
+"""A broker waits up to 10 s for a consumer's handler."""
 END_OF_QUEUE_MS = -1
-"""As the time of a reset: the end of each queue."""
+"""The time of a reset to the end of each queue."""
 
 
 async def query_runtime_info(
     client: RemotingClient, address: str, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> dict[str, str]:
-    """The broker's figures as name -> text (spec remoting 11.8)."""
+    """Returns the broker's statistics as name -> text (spec remoting 11.8)."""
     answer = await call(client, address, RequestCode.GET_BROKER_RUNTIME_INFO, timeout_s=timeout_s)
     return decode_kv_table(answer.body)
 
@@ -332,7 +337,7 @@ async def query_runtime_info(
 async def query_broker_config(
     client: RemotingClient, address: str, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> str:
-    """The broker's settings as the text of a Java properties file."""
+    """Returns the broker's settings as the text of a Java properties file."""
     answer = await call(client, address, RequestCode.GET_BROKER_CONFIG, timeout_s=timeout_s)
     return bytes(answer.body).decode("utf-8", "replace")
 
@@ -340,8 +345,8 @@ async def query_broker_config(
 async def change_broker_config(
     client: RemotingClient, address: str, key: str, value: str, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> str:
-    """Change one setting of a running broker; which ones may be changed is the broker's matter. Returns what
-    the broker says beside its success: why the change is not kept in its file.
+    """Changes one setting of a running broker; the broker decides which settings may change. Returns the
+    remark of a successful answer: the reason why the change was not saved in the broker's file.
     """
     body = edit_properties(b"", {key: value})
     answer = await call(client, address, RequestCode.UPDATE_BROKER_CONFIG, body=body, timeout_s=timeout_s)
@@ -351,7 +356,7 @@ async def change_broker_config(
 async def clean(
     client: RemotingClient, address: str, what: RequestCode, *, timeout_s: float = CLEAN_TIMEOUT_S
 ) -> None:
-    """Let a broker delete at once what retention would; `what` is CLEAN_EXPIRED_CONSUMEQUEUE,
+    """Makes a broker delete at once what retention would delete. `what` is CLEAN_EXPIRED_CONSUMEQUEUE,
     CLEAN_UNUSED_TOPIC or DELETE_EXPIRED_COMMITLOG.
     """
     await call(client, address, what, timeout_s=timeout_s)
@@ -360,7 +365,9 @@ async def clean(
 async def reset_flushed_offset(
     client: RemotingClient, address: str, offset: int, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> str:
-    """What a slave says when it forgets how far its master had flushed; brokers of ours do not need it."""
+    """Makes a slave forget the recorded flushed offset of its master; returns the slave's remark. TandemMQ
+    brokers do not need this.
+    """
     header = ResetMasterFlushedOffsetRequest(master_flushed_offset=offset)
     answer = await call(client, address, RequestCode.RESET_MASTER_FLUSH_OFFSET, header, timeout_s=timeout_s)
     return answer.remark or ""
@@ -369,15 +376,17 @@ async def reset_flushed_offset(
 async def set_read_mode(
     client: RemotingClient, address: str, mode: int, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> str:
-    """What the broker says when its log is read ahead (0) or at random (1); 5.x."""
+    """Sets the read mode of the broker's log, read-ahead (0) or random (1); returns the broker's remark;
+    5.x.
+    """
     header = ReadModeRequest(mode=mode)
     answer = await call(client, address, RequestCode.SET_COMMITLOG_READ_MODE, header, timeout_s=timeout_s)
     return answer.remark or ""
 
 
 async def export_leases(client: RemotingClient, address: str, *, timeout_s: float = CLEAN_TIMEOUT_S) -> None:
-    """Let a broker write the leases of popped messages into its revive topics; brokers of ours have them
-    nowhere else.
+    """Makes a broker write the leases of popped messages into its revive topics. For TandemMQ brokers this
+    does nothing new: the leases are stored only there.
     """
     await call(client, address, RequestCode.POP_ROLLBACK, timeout_s=timeout_s)
 
@@ -392,7 +401,9 @@ async def consume_directly(
     *,
     timeout_s: float = DIRECT_TIMEOUT_S,
 ) -> DirectlyConsumed:
-    """What a consumer's handler made of one message; asked at the broker that has it."""
+    """Makes a consumer's handler process one message, through the broker that has it; returns the handler's
+    result.
+    """
     header = ConsumeDirectlyRequest(
         consumer_group=group, client_id=client_id, message_id=message_id, topic=topic
     )
@@ -403,7 +414,7 @@ async def consume_directly(
 async def query_ha_status(
     client: RemotingClient, address: str, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> HaStatus:
-    """How far replication is, as this broker sees it."""
+    """Returns the state of replication as this broker sees it."""
     answer = await call(client, address, RequestCode.GET_BROKER_HA_STATUS, timeout_s=timeout_s)
     return decode_ha_status(answer.body)
 
@@ -416,7 +427,7 @@ async def query_consume_stats(
     topic: str | None = None,
     timeout_s: float = ADMIN_TIMEOUT_S,
 ) -> ConsumeStats:
-    """How far a group is in the queues of this broker."""
+    """Returns the progress of a group in the queues of this broker."""
     header = ConsumeStatsRequest(consumer_group=group, topic=topic)
     answer = await call(client, address, RequestCode.GET_CONSUME_STATS, header, timeout_s=timeout_s)
     return decode_consume_stats(answer.body)
@@ -425,7 +436,9 @@ async def query_consume_stats(
 async def query_all_consume_stats(
     client: RemotingClient, address: str, *, is_ordered: bool, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> dict[str, ConsumeStats]:
-    """How far every group is in the queues of this broker; of ordered topics, or of the others."""
+    """Returns the progress of every group in the queues of this broker, either in ordered topics or in the
+    others.
+    """
     header = BrokerConsumeStatsRequest(is_ordered=is_ordered)
     answer = await call(client, address, RequestCode.GET_BROKER_CONSUME_STATS, header, timeout_s=timeout_s)
     return decode_consume_stats_list(answer.body)
@@ -434,9 +447,10 @@ async def query_all_consume_stats(
 async def query_consumer_connections(
     client: RemotingClient, address: str, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> ConsumerConnections | None:
-    """The group's online members and subscriptions; None when nobody is online here.
+    """Returns the group's online members and subscriptions; None when no member is online here.
 
-    A broker of ours also tells what it refused the group; then there is an answer without members.
+    A TandemMQ broker also reports the requests of the group that it rejected; then there is an answer without
+    members.
     """
     header = ConsumerConnectionsRequest(consumer_group=group)
     answer = await ask(client, address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header, timeout_s=timeout_s)
@@ -456,8 +470,8 @@ async def query_running_info(
     has_stack: bool = False,
     timeout_s: float = ADMIN_TIMEOUT_S,
 ) -> RunningInfo:
-    """What a consumer tells of itself, asked through a broker that it is connected to; `has_stack`: with the
-    stacks of its threads, where it is a Java client.
+    """Returns a consumer's running info, requested through a broker to which the consumer is connected.
+    `has_stack` adds the thread stacks of a Java client.
     """
     header = RunningInfoRequest(consumer_group=group, client_id=client_id, has_stack=has_stack)
     answer = await call(client, address, RequestCode.GET_CONSUMER_RUNNING_INFO, header, timeout_s=timeout_s)
@@ -467,7 +481,7 @@ async def query_running_info(
 async def query_stats(
     client: RemotingClient, address: str, name: str, key: str, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> BrokerStatsAnswer:
-    """One series of a broker's statistics; nothing but zeros while nothing happened."""
+    """Returns one series of a broker's statistics; all zeros if the broker has no such series."""
     header = BrokerStatsRequest(stats_name=name, stats_key=key)
     answer = await ask(client, address, RequestCode.VIEW_BROKER_STATS_DATA, header, timeout_s=timeout_s)
     if answer.code == ResponseCode.SYSTEM_ERROR:
@@ -480,7 +494,7 @@ async def query_stats(
 async def query_producer_connections(
     client: RemotingClient, address: str, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> tuple[ClientConnection, ...]:
-    """The group's online producers; empty when the broker knows none."""
+    """Returns the group's online producers; an empty tuple when the broker knows none."""
     header = ProducerConnectionsRequest(producer_group=group)
     answer = await ask(client, address, RequestCode.GET_PRODUCER_CONNECTION_LIST, header, timeout_s=timeout_s)
     if answer.code == ResponseCode.SYSTEM_ERROR:
@@ -493,7 +507,7 @@ async def query_producer_connections(
 async def query_all_producers(
     client: RemotingClient, address: str, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> dict[str, tuple[ProducerInfo, ...]]:
-    """The online producers of every group."""
+    """Returns the online producers of every group."""
     answer = await call(client, address, RequestCode.GET_ALL_PRODUCER_INFO, timeout_s=timeout_s)
     return decode_producer_table(answer.body)
 
@@ -501,7 +515,7 @@ async def query_all_producers(
 async def query_cold_reads(
     client: RemotingClient, address: str, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> ColdControlInfo:
-    """What was read of old messages, and the thresholds."""
+    """Returns the bytes read from old messages, and the thresholds."""
     answer = await call(client, address, RequestCode.GET_COLD_DATA_FLOW_CTR_INFO, timeout_s=timeout_s)
     return decode_cold_control_info(answer.body)
 
@@ -514,7 +528,9 @@ async def set_cold_threshold(
     *,
     timeout_s: float = ADMIN_TIMEOUT_S,
 ) -> None:
-    """How many bytes of old messages a group may read in 5 s; None: as many as all others."""
+    """Sets the number of bytes of old messages that a group may read in 5 s; None restores the general
+    threshold.
+    """
     if threshold is None:
         code, body = RequestCode.REMOVE_COLD_DATA_FLOW_CTR_CONFIG, group.encode()
     else:
@@ -525,7 +541,7 @@ async def set_cold_threshold(
 async def query_groups_of_topic(
     client: RemotingClient, address: str, topic: str, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> tuple[str, ...]:
-    """Groups that subscribe to the topic or have offsets in it."""
+    """Returns the groups that subscribe to the topic or have offsets in it."""
     header = TopicConsumersRequest(topic=topic)
     answer = await call(client, address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header, timeout_s=timeout_s)
     return decode_group_list(answer.body)
@@ -542,10 +558,10 @@ async def reset_offsets(
     offset: int | None = None,
     timeout_s: float = ADMIN_TIMEOUT_S,
 ) -> dict[MessageQueue, int]:
-    """Let the group go on from the first message stored at or after `time_ms`; the new offsets per queue.
+    """Moves the group to the first message stored at or after `time_ms`; returns the new offsets per queue.
 
-    With a queue only in that one, and there from the offset if it is named; brokers of 4.9 know no queue and
-    move all. Running consumers learn it from their next pull.
+    With `queue_id` only that queue is moved, to `offset` if given; brokers of 4.9 do not support this and
+    move all queues. Running consumers learn of the reset from their next pull.
     """
     header = ResetOffsetRequest(
         topic=topic, group=group, timestamp_ms=time_ms, is_forced=True, queue_id=queue_id, offset=offset
@@ -556,49 +572,53 @@ async def reset_offsets(
     return decode_reset_offsets(answer.body)
 
 
-# Users and policies, of a broker with RocketMQ 5.3's access control (spec semantics 21.3).
+# Users and policies of a broker with RocketMQ 5.3's access control (spec semantics 21.3).
 
 
 async def put_user(client: RemotingClient, address: str, user: UserInfo, *, is_new: bool) -> None:
-    """A user with a new name, which is refused when taken; else what the info names of one that is there."""
+    """Creates a user if `is_new`, which is rejected for a name in use; otherwise updates the given fields of
+    an existing user.
+    """
     code = RequestCode.AUTH_CREATE_USER if is_new else RequestCode.AUTH_UPDATE_USER
     await _call_auth(client, address, code, UserRequest(username=user.username or ""), encode_body(user))
 
 
 async def delete_user(client: RemotingClient, address: str, name: str) -> None:
-    """The user and its policies; an unknown one is not an error."""
+    """Deletes the user and its policies; an unknown user is not an error."""
     await _call_auth(client, address, RequestCode.AUTH_DELETE_USER, UserRequest(username=name))
 
 
 async def query_user(client: RemotingClient, address: str, name: str) -> UserInfo | None:
-    """The user, None when there is none. The password is there for super users and the user himself."""
+    """Returns the user, or None when there is none. The password is included for super users and the user
+    itself.
+    """
     body = await _call_auth(client, address, RequestCode.AUTH_GET_USER, UserRequest(username=name))
     return decode_body(body, UserInfo) if body else None
 
 
 async def query_users(client: RemotingClient, address: str, name_part: str) -> list[UserInfo]:
-    """The users whose names hold the part."""
+    """Returns the users whose names contain the part."""
     header = ListUsersRequest(name_part=name_part or None)
     body = await _call_auth(client, address, RequestCode.AUTH_LIST_USER, header)
     return decode_body(body, list[UserInfo]) if body else []
 
 
 async def put_acl(client: RemotingClient, address: str, acl: AclInfo, *, is_new: bool) -> None:
-    """Add policies to a subject, which has some already unless `is_new`; an entry takes the place of the one
-    for the same resource.
+    """Adds policies to a subject; unless `is_new`, the subject already has policies. An entry replaces the
+    one for the same resource.
     """
     code = RequestCode.AUTH_CREATE_ACL if is_new else RequestCode.AUTH_UPDATE_ACL
     await _call_auth(client, address, code, AclRequest(subject=acl.subject or ""), encode_body(acl))
 
 
 async def delete_acl(client: RemotingClient, address: str, subject: str, resource: str) -> None:
-    """What the subject may do with one resource; with an empty one, all its policies."""
+    """Deletes the subject's policy for one resource; with an empty resource, all its policies."""
     header = DeleteAclRequest(subject=subject, resource=resource or None)
     await _call_auth(client, address, RequestCode.AUTH_DELETE_ACL, header)
 
 
 async def query_acl(client: RemotingClient, address: str, subject: str) -> AclInfo | None:
-    """All policies of a subject; None when it has none."""
+    """Returns all policies of a subject; None when it has none."""
     body = await _call_auth(client, address, RequestCode.AUTH_GET_ACL, AclRequest(subject=subject))
     return decode_body(body, AclInfo) if body else None
 
@@ -606,7 +626,7 @@ async def query_acl(client: RemotingClient, address: str, subject: str) -> AclIn
 async def query_acls(
     client: RemotingClient, address: str, subject_part: str, resource_part: str
 ) -> list[AclInfo]:
-    """The policies whose subjects and resources hold these parts."""
+    """Returns the policies whose subjects and resources contain these parts."""
     header = ListAclsRequest(subject_part=subject_part or None, resource_part=resource_part or None)
     body = await _call_auth(client, address, RequestCode.AUTH_LIST_ACL, header)
     return decode_body(body, list[AclInfo]) if body else []
@@ -616,13 +636,13 @@ _NOTHING: Final = {
     RequestCode.AUTH_GET_USER: ResponseCode.USER_NOT_EXIST,
     RequestCode.AUTH_GET_ACL: ResponseCode.POLICY_NOT_EXIST,
 }
-"""Request -> the answer that is no refusal but an empty result."""
+"""The response codes, by request, that mean an empty result and not an error."""
 
 
 async def _call_auth(
     client: RemotingClient, address: str, code: RequestCode, header: Header, body: bytes = b""
 ) -> Buffer:
-    """The body of the answer, empty when there is no such user or policy."""
+    """Returns the body of the answer; empty when the user or policy does not exist."""
     answer = await ask(client, address, code, header, body=body, timeout_s=ADMIN_TIMEOUT_S)
     if answer.code == _NOTHING.get(code):
         return b""

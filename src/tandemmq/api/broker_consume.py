@@ -1,4 +1,6 @@
-"""What consumers ask of a broker: messages by pull or pop, offsets, membership in groups, locks on queues."""
+"""Requests of consumers to a broker: messages by pull or pop, offsets, membership in groups, locks on
+queues.
+"""
 
 from __future__ import annotations
 
@@ -74,13 +76,14 @@ PULL_TIMEOUT_S = 30.0
 
 
 class PullStatus(Enum):
-    """What a pull came to; everything else raises.
+    """The outcome of a pull; every other answer raises.
 
     FOUND            messages are in the body
-    NOTHING_NEW      the queue has nothing at this offset yet
-    NOTHING_MATCHED  go on at next_offset at once: what lay here was filtered out, or another replica is to
-                     be asked
-    OFFSET_MOVED     the offset lies outside the queue, or an administrator has reset it: go on at next_offset
+    NOTHING_NEW      the queue has no message at this offset yet
+    NOTHING_MATCHED  continue at next_offset at once: the messages here were filtered out, or another replica
+                     must be asked
+    OFFSET_MOVED     the offset is outside the queue, or an administrator has reset it: continue at
+                     next_offset
     """
 
     FOUND = "FOUND"
@@ -98,9 +101,9 @@ _STATUS_OF_CODE: dict[int, PullStatus] = {
 
 
 class Pulled(msgspec.Struct, frozen=True, gc=False):
-    """One answer. `body` is stored records one after the other; queue offsets, `max_offset` exclusive.
+    """One answer. `body` contains stored records one after the other; `max_offset` is exclusive.
 
-    `passed` is the record before `next_offset`, when the broker tells that it has passed over some.
+    `passed` is the record before `next_offset`, if the broker reports that it skipped records.
     """
 
     status: PullStatus
@@ -115,14 +118,14 @@ class Pulled(msgspec.Struct, frozen=True, gc=False):
 async def pull(
     client: RemotingClient, address: str, header: PullRequest, *, timeout_s: float = PULL_TIMEOUT_S
 ) -> Pulled:
-    """Messages from an offset on; may be held by the broker when the header allows it."""
+    """Returns messages from an offset on; the broker may hold the request if the header allows it."""
     return read_pull_answer(
         await client.request(address, Command.request(RequestCode.PULL_MESSAGE, header), timeout_s)
     )
 
 
 def read_pull_answer(answer: Command) -> Pulled:
-    """What the broker gave.
+    """Decodes the broker's answer.
 
     Raises:  the RequestRejected class of any code that is not one of the four statuses.
     """
@@ -141,20 +144,22 @@ def read_pull_answer(answer: Command) -> Pulled:
     )
 
 
-# Popping: messages leased for a time and acknowledged one by one (spec semantics 14, spec remoting 12.7).
+# Popping: messages leased for a limited time and acknowledged one by one (spec semantics 14, spec remoting
+# 12.7).
 
 POP_MARGIN_S = 10.0
-"""On top of the time that the broker may hold a pop."""
+"""The margin in seconds added to the time for which the broker may hold a pop."""
 NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND, ResponseCode.POLLING_FULL)
-"""No message came; POLLING_FULL: because the broker holds too many pops already."""
+"""The response codes without a message; POLLING_FULL: the broker already holds too many pops."""
 
 
 async def pop(
     client: RemotingClient, address: str, broker_name: str, header: PopRequest
 ) -> list[PoppedMessage]:
-    """Messages that nobody else of the group gets for `invisible_ms`; none when none came in time.
+    """Returns messages that no other member of the group gets for `invisible_ms`; an empty list when none
+    came in time.
 
-    When the answer is lost, its messages come again after `invisible_ms`.
+    If the answer is lost, its messages are delivered again after `invisible_ms`.
     """
     command = Command.request(RequestCode.POP_MESSAGE, header)
     answer = await client.request(address, command, header.poll_ms / 1000 + POP_MARGIN_S)
@@ -166,13 +171,13 @@ async def pop(
 
 
 def read_popped(answer: Command, group: str, topic: str, broker_name: str) -> list[PoppedMessage]:
-    """The messages of an answer, each with its handle: that which the broker has stored with it, else one
-    made of the lists in the header, as RocketMQ's clients do.
+    """Returns the messages of an answer, each with its handle: the handle that the broker stored with the
+    message, else one built from the lists in the header, as RocketMQ's clients do.
 
-    A message whose body is not the one that its checksum was made of is left out: it comes again after its
-    invisible time, and its neighbours must not wait for it.
+    A message whose body does not match its checksum is left out: it is delivered again after its invisible
+    time, and must not delay the other messages.
 
-    Raises:  RemoteProtocolError when a message is in no list, or a handle cannot be read.
+    Raises:  RemoteProtocolError when a message is in no list, or a handle cannot be decoded.
     """
     header = answer.decode(PopResponse)
     starts = {item[:2]: int(item[2]) for item in split_items(header.start_offset_info)}
@@ -184,7 +189,7 @@ def read_popped(answer: Command, group: str, topic: str, broker_name: str) -> li
         key = (flag_of(record.topic, group, topic), str(record.queue_id))
         if not text:
             offset = int(next(offsets[key], record.queue_offset)) if key in offsets else record.queue_offset
-            # A broker that gives no list has its check point at the first message of the queue.
+            # A broker that returns no list has its check point at the first message of the queue.
             start = starts.get(key, firsts.setdefault(key, record.queue_offset))
             if starts and key not in starts:
                 raise RemoteProtocolError(f"the answer to a pop does not say where its queue {key} begins")
@@ -206,7 +211,9 @@ def read_popped(answer: Command, group: str, topic: str, broker_name: str) -> li
 
 
 async def wait_for_message(client: RemotingClient, address: str, header: NotificationRequest) -> bool:
-    """Whether there is something to pop, at the latest after the header's time; nothing is taken."""
+    """Waits for a message to pop, at most for the header's time; returns True if there is one. No message is
+    received.
+    """
     answer = await ask(
         client,
         address,
@@ -228,7 +235,7 @@ async def ack(
     *,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> None:
-    """The message is done with. Raises RequestRejected for a handle that the broker does not know."""
+    """Acknowledges the message. Raises RequestRejected for a handle that the broker does not know."""
     handle = parse_handle(handle_text)
     header = AckRequest(
         consumer_group=group,
@@ -250,7 +257,9 @@ async def change_invisible(
     *,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> str:
-    """Nobody else gets the message for that long from now on; the handle that acknowledges it then."""
+    """Keeps the message invisible to other members for `invisible_ms` from now on; returns the new handle for
+    acknowledging it.
+    """
     handle = parse_handle(handle_text)
     header = ChangeInvisibleRequest(
         consumer_group=group,
@@ -274,11 +283,13 @@ async def change_invisible(
     )
 
 
-# Offsets: where queues begin and end, where groups go on in them (spec remoting 9.5).
+# Offsets: the begin and end of queues, the committed offsets of groups (spec remoting 9.5).
 
 
 class GroupProgress(NamedTuple):
-    """Where a group goes on in a queue, and the record before it in the log of who said so."""
+    """The committed offset of a group in a queue, and the record before it in the log of the committing
+    client.
+    """
 
     offset: int
     seen: SeenRecord | None = None
@@ -294,7 +305,9 @@ async def query_committed_offset(
     zero_if_missing: bool | None = None,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> QueueOffset | None:
-    """Where the group goes on in a queue; None when it has never committed there: see `query_progress`."""
+    """Returns the group's committed offset in a queue; None when it has never committed there. See
+    `query_progress`.
+    """
     progress = await query_progress(
         client, address, group, topic, queue_id, zero_if_missing=zero_if_missing, timeout_s=timeout_s
     )
@@ -311,10 +324,10 @@ async def query_progress(
     zero_if_missing: bool | None = None,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> GroupProgress | None:
-    """Where the group goes on in a queue; None when it has never committed there.
+    """Returns the group's committed progress in a queue; None when it has never committed there.
 
-    Brokers answer 0 for a group without offset while message 0 is still in memory, unless `zero_if_missing`
-    is False (5.x; older brokers ignore it).
+    Brokers answer 0 for a group without an offset while message 0 is still in memory, unless
+    `zero_if_missing` is False (5.x; older brokers ignore it).
     """
     header = QueryOffsetRequest(
         consumer_group=group, topic=topic, queue_id=queue_id, zero_if_missing=zero_if_missing
@@ -340,10 +353,10 @@ async def commit_offset(
     seen: str | None = None,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> None:
-    """Store where the group goes on; returns when the broker has it.
+    """Stores the group's committed offset; returns once the broker has it.
 
-    `client_id` and `seen` (`SeenRecord.render`) let a broker of ours judge whether the offset is one of its
-    log; others pass over them.
+    With `client_id` and `seen` (`SeenRecord.render`) a TandemMQ broker can check if the offset belongs to its
+    log; other brokers ignore them.
     """
     header = UpdateOffsetRequest(
         consumer_group=group,
@@ -359,8 +372,8 @@ async def commit_offset(
 async def commit_offset_oneway(
     client: RemotingClient, address: str, group: str, topic: str, queue_id: int, offset: int
 ) -> None:
-    """Store where the group goes on, without waiting: for repeated commits, where the next one makes up for
-    a loss.
+    """Stores the group's committed offset without waiting: for periodic commits, where the next commit
+    replaces a lost one.
     """
     header = UpdateOffsetRequest(
         consumer_group=group, topic=topic, queue_id=queue_id, committed_offset=offset
@@ -371,7 +384,7 @@ async def commit_offset_oneway(
 async def query_max_offset(
     client: RemotingClient, address: str, topic: str, queue_id: int, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> QueueOffset:
-    """The offset that the next message of the queue will get."""
+    """Returns the offset that the next message of the queue will get."""
     header = GetMaxOffsetRequest(topic=topic, queue_id=queue_id)
     answer = await call(client, address, RequestCode.GET_MAX_OFFSET, header, timeout_s=timeout_s)
     return QueueOffset(answer.decode(GetMaxOffsetResponse).offset)
@@ -380,7 +393,7 @@ async def query_max_offset(
 async def query_min_offset(
     client: RemotingClient, address: str, topic: str, queue_id: int, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> QueueOffset:
-    """The offset of the oldest message that the queue still has."""
+    """Returns the offset of the oldest message that the queue still has."""
     header = GetMinOffsetRequest(topic=topic, queue_id=queue_id)
     answer = await call(client, address, RequestCode.GET_MIN_OFFSET, header, timeout_s=timeout_s)
     return QueueOffset(answer.decode(GetMinOffsetResponse).offset)
@@ -396,7 +409,9 @@ async def search_offset(
     is_upper: bool = False,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> QueueOffset:
-    """The first message stored at or after `time_ms`; with `is_upper` the last one at or before it."""
+    """Returns the first message stored at or after `time_ms`; with `is_upper` the last one at or before
+    it.
+    """
     header = SearchOffsetRequest(
         topic=topic, queue_id=queue_id, timestamp_ms=time_ms, boundary="UPPER" if is_upper else "LOWER"
     )
@@ -407,7 +422,7 @@ async def search_offset(
 async def query_earliest_store_time(
     client: RemotingClient, address: str, topic: str, queue_id: int, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> EpochMs | None:
-    """When the queue's oldest message was stored; None when the queue is empty."""
+    """Returns the store time of the queue's oldest message; None when the queue is empty."""
     header = EarliestStoreTimeRequest(topic=topic, queue_id=queue_id)
     answer = await call(client, address, RequestCode.GET_EARLIEST_MSG_STORETIME, header, timeout_s=timeout_s)
     time_ms = answer.decode(EarliestStoreTimeResponse).timestamp_ms
@@ -423,12 +438,12 @@ async def clone_offsets(
     *,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> None:
-    """The target group goes on in the topic where the source group is, on this broker."""
+    """Copies the source group's offsets in the topic to the target group, on this broker."""
     header = CloneGroupOffsetRequest(source_group=source, target_group=target, topic=topic)
     await call(client, address, RequestCode.CLONE_GROUP_OFFSET, header, timeout_s=timeout_s)
 
 
-# Membership: heartbeats, leaving, who is in a group (spec remoting 9.4), who has a queue for itself (9.8).
+# Membership: heartbeats, leaving, members of a group (spec remoting 9.4), exclusive queues (9.8).
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,7 +456,9 @@ class HeartbeatAnswer:
 async def send_heartbeat(
     client: RemotingClient, address: str, heartbeat: Heartbeat, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> HeartbeatAnswer:
-    """Say who we are and what we subscribe to; brokers forget a client after 120 s of silence."""
+    """Sends the client's identity and subscriptions; brokers forget a client after 120 s without a
+    heartbeat.
+    """
     body = encode_heartbeat(heartbeat)
     answer = await call(client, address, RequestCode.HEART_BEAT, body=body, timeout_s=timeout_s)
     return HeartbeatAnswer(answer.version)
@@ -450,7 +467,7 @@ async def send_heartbeat(
 async def check_client_config(
     client: RemotingClient, address: str, check: ClientConfigCheck, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> None:
-    """Does the broker understand a subscription. Raises RequestRejected when it does not."""
+    """Checks that the broker understands a subscription. Raises RequestRejected when it does not."""
     body = encode_client_config_check(check)
     await call(client, address, RequestCode.CHECK_CLIENT_CONFIG, body=body, timeout_s=timeout_s)
 
@@ -464,7 +481,7 @@ async def unregister_client(
     consumer_group: str | None = None,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> None:
-    """Leave a group at once, so that the others of the group share its queues without delay."""
+    """Leaves a group at once, so that the other members share its queues without delay."""
     header = UnregisterClientRequest(
         client_id=client_id, producer_group=producer_group, consumer_group=consumer_group
     )
@@ -474,11 +491,11 @@ async def unregister_client(
 async def query_consumer_ids(
     client: RemotingClient, address: str, group: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> tuple[str, ...]:
-    """Client ids of the group's online members; empty when the broker knows none."""
+    """Returns the client ids of the group's online members; an empty tuple when the broker knows none."""
     header = ConsumerListRequest(consumer_group=group)
     answer = await ask(client, address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header, timeout_s=timeout_s)
     if answer.code == ResponseCode.SYSTEM_ERROR:
-        # Brokers answer 1 when nobody is online, never 0 with an empty list.
+        # Brokers answer 1 when no member is online, never 0 with an empty list.
         return ()
     if answer.code != ResponseCode.SUCCESS:
         raise rejections.to_error(answer)
@@ -488,7 +505,9 @@ async def query_consumer_ids(
 async def query_assignment(
     client: RemotingClient, address: str, query: AssignmentQuery, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> list[QueueAssignment] | None:
-    """The queues that the broker gives to a member of a group; None: it keeps what it has."""
+    """Returns the queues that the broker assigns to a member of a group; None: the member keeps its
+    queues.
+    """
     body = encode_assignment_query(query)
     answer = await call(client, address, RequestCode.QUERY_ASSIGNMENT, body=body, timeout_s=timeout_s)
     return decode_assignments(answer.body).queues
@@ -503,7 +522,9 @@ async def lock_queues(
     *,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> frozenset[MessageQueue]:
-    """The queues of the broker that this client now holds exclusively, for 60 s (spec remoting 9.8)."""
+    """Locks queues for 60 s; returns the queues of the broker that this client now holds (spec remoting
+    9.8).
+    """
     body = encode_lock_request(LockRequest(client_id=client_id, consumer_group=group, queues=queues))
     answer = await call(client, address, RequestCode.LOCK_BATCH_MQ, body=body, timeout_s=timeout_s)
     return decode_lock_answer(answer.body)
@@ -518,6 +539,6 @@ async def unlock_queues(
     *,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> None:
-    """Give exclusive queues up."""
+    """Releases locked queues."""
     body = encode_lock_request(LockRequest(client_id=client_id, consumer_group=group, queues=queues))
     await call(client, address, RequestCode.UNLOCK_BATCH_MQ, body=body, timeout_s=timeout_s)

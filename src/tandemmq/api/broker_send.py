@@ -1,5 +1,5 @@
-"""What producers ask of a broker: to store messages and to end transactions; besides, handing back for a
-retry, replies and recalls (spec remoting 9.2, 9.6, 9.7, 9.10).
+"""Requests of producers to a broker: storing messages, ending transactions, replies and recalls. Also sending
+a message back for a retry (spec remoting 9.2, 9.6, 9.7, 9.10).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SEND_TIMEOUT_S = 3.0
 
 
 class SendStatus(Enum):
-    """All four mean that the master has stored the message; the last three that a promise was not kept in
-    time.
+    """The result of a send. All four mean that the master has stored the message; the last three, that a
+    guarantee was not met in time.
 
-    SEND_OK              flushed and replicated as the broker is set up to do
+    SEND_OK              flushed and replicated as configured at the broker
     FLUSH_DISK_TIMEOUT   not flushed to disk within the broker's time limit
     FLUSH_SLAVE_TIMEOUT  not acknowledged by the slave within the limit
     SLAVE_NOT_AVAILABLE  no slave (or too few) connected
@@ -48,12 +48,12 @@ STATUS_OF_CODE: dict[int, SendStatus] = {
     int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
     int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
 }
-"""Response codes that are results, not errors (spec semantics 3.3); every other code raises."""
+"""The response codes that are results, not errors (spec semantics 3.3); every other code raises."""
 
 
 class SendAnswer(msgspec.Struct, frozen=True, gc=False):
-    """A stored message or batch; for a batch `message_id` is a comma list and `queue_offset` that of the
-    first.
+    """A stored message or batch. For a batch, `message_id` is a comma-separated list and `queue_offset` is
+    that of the first message.
     """
 
     status: SendStatus
@@ -67,13 +67,13 @@ class SendAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 def send_command(header: SendRequestV2, body: Buffer, *, oneway: bool = False) -> Command:
-    """The request for a message or a batch; producers that pipeline send it themselves."""
+    """Returns the request for a message or a batch; producers that pipeline send it themselves."""
     code = RequestCode.SEND_BATCH_MESSAGE if header.is_batch else RequestCode.SEND_MESSAGE_V2
     return Command.request(code, header, body=body, oneway=oneway)
 
 
 def read_send_answer(answer: Command) -> SendAnswer:
-    """What the broker did.
+    """Decodes the broker's answer.
 
     Raises:  the RequestRejected class of any code that is not one of the four statuses.
     """
@@ -101,19 +101,19 @@ async def send(
     *,
     timeout_s: float = SEND_TIMEOUT_S,
 ) -> SendAnswer:
-    """Send a message, or a batch when the header says so."""
+    """Sends a message, or a batch if the header says so."""
     return read_send_answer(await client.request(address, send_command(header, body), timeout_s))
 
 
 async def send_oneway(client: RemotingClient, address: str, header: SendRequestV2, body: Buffer) -> None:
-    """Send without an answer; it is not known whether the message was stored."""
+    """Sends without an answer; the caller does not learn if the message was stored."""
     await client.send_oneway(address, send_command(header, body, oneway=True))
 
 
 async def send_back(
     client: RemotingClient, address: str, header: SendBackRequest, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> None:
-    """Ask the broker to deliver a stored message again later, or to move it to the dead letters."""
+    """Asks the broker to deliver a stored message again later, or to move it to the dead letters."""
     await call(client, address, RequestCode.CONSUMER_SEND_MSG_BACK, header, timeout_s=timeout_s)
 
 
@@ -121,12 +121,12 @@ async def send_back(
 
 
 def end_command(header: EndTransactionRequest) -> Command:
-    """The oneway request; an answer to a check goes over the connection that asked."""
+    """Returns the one-way request; the answer to a check uses the connection of the check."""
     return Command.request(RequestCode.END_TRANSACTION, header, oneway=True)
 
 
 async def end_transaction(client: RemotingClient, address: str, header: EndTransactionRequest) -> None:
-    """Tell a broker how a transaction ended; whether it arrived is not known.
+    """Reports the outcome of a transaction to a broker; the caller does not learn if the report arrived.
 
     Raises:  BrokerUnreachable if no connection could be made.
     """
@@ -141,9 +141,9 @@ async def send_reply(
     *,
     timeout_s: float = SEND_TIMEOUT_S,
 ) -> SendAnswer:
-    """Have the broker push a reply to the client that waits for it.
+    """Makes the broker push a reply to the client that waits for it.
 
-    Raises:  RequestRejected when that client is not connected or refuses it.
+    Raises:  RequestRejected when that client is not connected or rejects the reply.
     """
     command = Command.request(RequestCode.SEND_REPLY_MESSAGE_V2, header, body=body)
     return read_send_answer(await client.request(address, command, timeout_s))
@@ -152,9 +152,9 @@ async def send_reply(
 async def recall(
     client: RemotingClient, address: str, topic: str, handle: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> str:
-    """The unique key of the timed message that is taken back.
+    """Recalls a timed message; returns its unique key.
 
-    Raises:  RequestRejected when recalls are off, the handle is none of this broker, or it is too late.
+    Raises:  RequestRejected when recalls are off, the handle is from another broker, or it is too late.
     """
     header = RecallRequest(topic=topic, recall_handle=handle)
     answer = await call(client, address, RequestCode.RECALL_MESSAGE, header, timeout_s=timeout_s)

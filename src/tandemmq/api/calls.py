@@ -1,4 +1,4 @@
-"""The one way in which all calls of this folder ask, and turn a refusal into an error."""
+"""The request functions that all calls of this folder use; they turn a rejection into an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tandemmq.protocol.command import Command, Header
 from tandemmq.remoting.client import RemotingClient
 
 CALL_TIMEOUT_S = 3.0
-"""RocketMQ's mqClientApiTimeout (spec semantics 25.1)."""
+"""The default timeout in seconds: RocketMQ's mqClientApiTimeout (spec semantics 25.1)."""
 
 
 async def call(
@@ -20,7 +20,7 @@ async def call(
     body: bytes = b"",
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> Command:
-    """The answer of a request that must succeed.
+    """Sends a request that must succeed, and returns the answer.
 
     Raises:  the RequestRejected class of the response code; BrokerUnreachable; RequestTimeout.
     """
@@ -39,8 +39,8 @@ async def ask(
     body: bytes = b"",
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> Command:
-    """The answer whatever its code, for requests where a code is an outcome (nothing found, nobody
-    online).
+    """Sends a request and returns the answer whatever its code, for requests where a code is an outcome
+    (nothing found, no member online).
     """
     return await client.request(address, Command.request(code, header, body=body), timeout_s)
 
@@ -48,7 +48,7 @@ async def ask(
 async def tell(
     client: RemotingClient, address: str, code: int, header: Header | None = None, *, body: bytes = b""
 ) -> None:
-    """Send without an answer: arrival is not known.
+    """Sends a one-way request; the caller does not learn if it arrived.
 
     Raises:  BrokerUnreachable if no connection could be made.
     """

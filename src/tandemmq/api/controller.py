@@ -1,4 +1,4 @@
-"""What operators and brokers ask of controllers (spec controller 2)."""
+"""Requests of operators and brokers to controllers (spec controller 2)."""
 
 from __future__ import annotations
 
@@ -44,26 +44,30 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.ports import Clock
 
 CHANGE_TIMEOUT_S = 15.0
-"""A controller that is added gets everything first."""
+"""The timeout for adding a controller, which first receives all data."""
 
 DECIDE_TIMEOUT_S = 7.0
-"""A controller waits 5 s for its log, and an election up to 1.4 s for the end of a lease before that."""
+"""A controller waits up to 5 s for its log, and before that an election waits up to 1.4 s for the end of a
+lease.
+"""
 
 HAND_OVER_TIMEOUT_S = 2.0
-"""For the controllers' part of it: the master accepts nothing meanwhile."""
+"""The timeout of the controllers' part of a handover: the master accepts no requests meanwhile."""
 
 HAND_OVER_S_MAX = 10.0
 HAND_OVER_LOOK_S = 0.1
 
 READ_TIMEOUT_S = 0.5
-"""It is asked in the middle of a failover, and answered from memory."""
+"""The timeout of a read in the middle of a failover; controllers answer it from memory."""
 
 CAPABILITIES = {"tmCaps": "lease"}
-"""How a broker of ours shows itself to controllers of ours; others do not know the field."""
+"""The capabilities that a TandemMQ broker announces to TandemMQ controllers; other controllers ignore the
+field.
+"""
 
 
 SHARED_ACCESS_KEY = "controllers"
-"""The account of whoever signs with controllerSharedSecret."""
+"""The account of requests signed with controllerSharedSecret."""
 
 SIGNED_CODES = frozenset(
     {
@@ -78,13 +82,15 @@ SIGNED_CODES = frozenset(
         RequestCode.TANDEM_CHANGE_CONTROLLERS,
     }
 )
-"""Requests that controllers with a shared secret serve only signed."""
+"""The requests that controllers with a shared secret accept only if signed."""
 
 
 def controller_signer(
     secret: str, sign: Callable[[Command], None] | None
 ) -> Callable[[Command], None] | None:
-    """Signs requests to controllers with the shared secret, if there is one, and all others with `sign`."""
+    """Returns a signer that signs requests to controllers with the shared secret, if there is one, and all
+    others with `sign`.
+    """
     if not secret:
         return sign
     shared = Credentials(SHARED_ACCESS_KEY, secret)
@@ -100,8 +106,9 @@ def controller_signer(
 
 @dataclass(frozen=True, slots=True)
 class MasterFacts:
-    """What a controller says of a group. `master_id` None: no master, or none that it hears. `group_id` and
-    `term_id`: of controllers of ours, None and 0 of others.
+    """The state of a group as a controller reports it. `master_id` is None without a master, or if the
+    controller does not hear from it. `group_id` and `term_id` come from TandemMQ controllers; others leave
+    them None and 0.
     """
 
     master_id: int | None
@@ -115,7 +122,9 @@ class MasterFacts:
 
 @dataclass(frozen=True, slots=True)
 class ControllerHeartbeat:
-    """What a controller of ours says to a heartbeat; any other says nothing, and all are None."""
+    """The answer of a TandemMQ controller to a heartbeat; other controllers report nothing, and all fields
+    are None.
+    """
 
     master_epoch: int | None
     master_id: int | None
@@ -126,15 +135,15 @@ class ControllerHeartbeat:
 async def query_metadata(
     client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> ControllerMetadataResponse:
-    """The group of the controller at `address`, as it knows it. Raises what `call` raises."""
+    """Returns the controller's view of its own Raft group. Raises the errors of `call`."""
     answer = await call(client, address, RequestCode.CONTROLLER_GET_METADATA_INFO, timeout_s=timeout_s)
     return answer.decode(ControllerMetadataResponse)
 
 
 async def find_leader(client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S) -> str:
-    """The address of the leading controller, as the one at `address` knows it.
+    """Returns the address of the leading controller, as the controller at `address` knows it.
 
-    Raises:  NotLeader when it knows none; what `call` raises.
+    Raises:  NotLeader when it knows none; the errors of `call`.
     """
     leader = (await query_metadata(client, address, timeout_s=timeout_s)).leader_address
     if not leader:
@@ -145,9 +154,9 @@ async def find_leader(client: RemotingClient, address: str, *, timeout_s: float 
 async def change_controllers(
     client: RemotingClient, leader: str, action: str, name: str = "", new_address: str = ""
 ) -> list[ControllerMember]:
-    """The members after `list`, `add`, `remove` or `handOver`.
+    """Runs `list`, `add`, `remove` or `handOver`; returns the members afterwards.
 
-    Raises:  what `call` raises.
+    Raises:  the errors of `call`.
     """
     header = ChangeControllersRequest(action=action, name=name, address=new_address)
     code = RequestCode.TANDEM_CHANGE_CONTROLLERS
@@ -156,7 +165,7 @@ async def change_controllers(
 
 
 async def next_broker_id(client: RemotingClient, leader: str, cluster: str, name: str) -> int:
-    """The id that a new broker of the group applies for. Raises what `call` raises."""
+    """Returns the id for which a new broker of the group applies. Raises the errors of `call`."""
     header = NextBrokerIdRequest(cluster_name=cluster, broker_name=name)
     answer = await call(client, leader, RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, header)
     return answer.decode(NextBrokerIdResponse).next_id
@@ -171,9 +180,10 @@ async def apply_broker_id(
     check_code: str,
     group_id: str | None = None,
 ) -> None:
-    """Take the id. Repeating it with the same check code does nothing.
+    """Claims the id. Repeating the request with the same check code does nothing.
 
-    Raises:  RequestRejected with CONTROLLER_BROKER_ID_INVALID when another broker has it; what `call` raises.
+    Raises:  RequestRejected with CONTROLLER_BROKER_ID_INVALID when another broker has it; the errors of
+             `call`.
     """
     header = ApplyBrokerIdRequest(
         cluster_name=cluster,
@@ -189,7 +199,7 @@ async def apply_broker_id(
 async def register_at_controller(
     client: RemotingClient, leader: str, header: RegisterReplicaRequest, now_ms: int
 ) -> MasterFacts:
-    """Tell the address of a broker that has started. Raises what `call` raises."""
+    """Registers the address of a broker that has started. Raises the errors of `call`."""
     answer = await _decide(client, leader, RequestCode.CONTROLLER_REGISTER_BROKER, header, now_ms)
     return _read_master(_require_success(answer))
 
@@ -197,9 +207,9 @@ async def register_at_controller(
 async def elect_master(
     client: RemotingClient, leader: str, header: ElectMasterRequest, now_ms: int
 ) -> MasterFacts:
-    """Who is master after the election that was asked for; a master that stays is an answer, too.
+    """Requests an election and returns the master afterwards; the answer may be the current master.
 
-    Raises:  what `call` raises.
+    Raises:  the errors of `call`.
     """
     answer = await _decide(client, leader, RequestCode.CONTROLLER_ELECT_MASTER, header, now_ms)
     if answer.code != ResponseCode.CONTROLLER_MASTER_STILL_EXIST:
@@ -210,26 +220,28 @@ async def elect_master(
 async def clean_brokers(
     client: RemotingClient, leader: str, header: CleanBrokerDataRequest, now_ms: int
 ) -> None:
-    """Let the controllers forget brokers of a group. Raises what `call` raises."""
+    """Makes the controllers forget brokers of a group. Raises the errors of `call`."""
     _require_success(await _decide(client, leader, RequestCode.CLEAN_BROKER_DATA, header, now_ms))
 
 
 async def query_config(client: RemotingClient, address: str) -> str:
-    """The settings of one controller as the text of a Java properties file. Raises what `call` raises."""
+    """Returns the settings of one controller as the text of a Java properties file. Raises the errors of
+    `call`.
+    """
     answer = await call(client, address, RequestCode.GET_CONTROLLER_CONFIG)
     return bytes(answer.body).decode("utf-8", "replace")
 
 
 async def change_config(client: RemotingClient, address: str, key: str, value: str) -> str:
-    """Change one setting of one running controller. Returns why the change is not kept in its file; empty
-    when it is. Raises what `call` raises.
+    """Changes one setting of one running controller. Returns the reason why the change was not saved in its
+    file; an empty text when it was. Raises the errors of `call`.
     """
     body = edit_properties(b"", {key: value})
     return (await call(client, address, RequestCode.UPDATE_CONTROLLER_CONFIG, body=body)).remark or ""
 
 
 async def query_epochs(client: RemotingClient, broker: str) -> BrokerEpochs:
-    """The terms of a broker's log. Raises what `call` raises."""
+    """Returns the terms of a broker's log. Raises the errors of `call`."""
     answer = await call(client, broker, RequestCode.GET_BROKER_EPOCH_CACHE)
     return decode_body(answer.body, BrokerEpochs)
 
@@ -237,17 +249,19 @@ async def query_epochs(client: RemotingClient, broker: str) -> BrokerEpochs:
 async def elect_successor(
     client: RemotingClient, leader: str, header: ElectMasterRequest, now_ms: int, *, master_epoch: int
 ) -> MasterFacts:
-    """The same, of the master itself: it accepts nothing any more under `master_epoch`, so that nobody needs
-    to wait for the end of its lease. Raises what `call` raises."""
+    """Requests an election as `elect_master`, on behalf of the master itself: it accepts no more requests
+    under `master_epoch`, so the election need not wait for the end of its lease. Raises the errors of `call`.
+    """
     code, fields = RequestCode.CONTROLLER_ELECT_MASTER, {"tmHandover": str(master_epoch)}
     answer = await _decide(client, leader, code, header, now_ms, fields=fields, timeout_s=HAND_OVER_TIMEOUT_S)
     return _read_master(_require_success(answer))
 
 
 async def hand_over(client: RemotingClient, master: str, target: int) -> MasterFacts:
-    """Ask a master to give its office to another broker of its set; who is master then.
+    """Asks a master to hand over to another broker of its set; returns the new master.
 
-    Raises:  what `call` raises; ClientError may come of a success, too: the old master closes connections.
+    Raises:  the errors of `call`; ClientError may also follow a success, because the old master closes its
+             connections.
     """
     header = HandOverRequest(broker_id=target)
     return _read_master(await call(client, master, RequestCode.TANDEM_HAND_OVER, header))
@@ -256,7 +270,10 @@ async def hand_over(client: RemotingClient, master: str, target: int) -> MasterF
 async def vouch(
     client: RemotingClient, master: str, header: VouchRequest, *, timeout_s: float
 ) -> VouchResponse:
-    """A slave tells its master that it is one. Raises what `call` raises."""
+    """Informs a master that this broker is its slave, optionally with a promise to stay one for a while.
+
+    Raises:  the errors of `call`.
+    """
     answer = await call(client, master, RequestCode.TANDEM_VOUCH, header, timeout_s=timeout_s)
     return answer.decode(VouchResponse)
 
@@ -264,10 +281,11 @@ async def vouch(
 async def hand_over_group(
     client: RemotingClient, controller: str, name: str, target: int | None, *, clock: Clock
 ) -> tuple[GroupSyncState, GroupSyncState]:
-    """The group before and after its master gave its office to `target`, or to any other member of its set.
+    """Hands the group's master role over to `target`, or to any other member of its set; returns the group
+    before and after.
 
-    Raises:  RequestRejected when there is no such group, master or member, when the master refuses, or when
-             it is still master after HAND_OVER_S_MAX; what `call` raises.
+    Raises:  RequestRejected when the group, its master or the member does not exist, when the master rejects,
+             or when the master is unchanged after HAND_OVER_S_MAX; the errors of `call`.
     """
     leader = await find_leader(client, controller)
     before = (await read_sync_states(client, leader, [name])).get(name)
@@ -286,7 +304,7 @@ async def hand_over_group(
     except RequestRejected as error:
         refusal = error
     except ClientError:
-        pass  # the old master closes its connections when it takes the other role
+        pass  # the old master closes its connections when it changes its role
     ends_at_s = clock.monotonic() + (HAND_OVER_S_MAX if refusal is None else 0.0)
     while True:
         after = (await read_sync_states(client, await find_leader(client, controller), [name])).get(name)
@@ -300,7 +318,7 @@ async def hand_over_group(
 async def read_sync_states(
     client: RemotingClient, leader: str, names: list[str], *, timeout_s: float = CALL_TIMEOUT_S
 ) -> dict[str, GroupSyncState]:
-    """Masters and sets of those groups that the controllers know. Raises what `call` raises."""
+    """Returns the masters and sets of those groups that the controllers know. Raises the errors of `call`."""
     code = RequestCode.CONTROLLER_GET_SYNC_STATE_DATA
     answer = await call(client, leader, code, body=encode_body(names), timeout_s=timeout_s)
     return decode_body(answer.body, SyncStateData).groups
@@ -309,7 +327,7 @@ async def read_sync_states(
 async def read_master(
     client: RemotingClient, leader: str, name: str, group_id: str | None = None
 ) -> MasterFacts:
-    """The recorded master and set of a group. Raises what `call` raises."""
+    """Returns the recorded master and set of a group. Raises the errors of `call`."""
     header = ReplicaInfoRequest(broker_name=name, group_id=group_id)
     code = RequestCode.CONTROLLER_GET_REPLICA_INFO
     return _read_master(await call(client, leader, code, header, timeout_s=READ_TIMEOUT_S))
@@ -322,9 +340,11 @@ async def alter_sync_set(
     wanted: SyncStateSetAnswer,
     now_ms: int,
 ) -> SyncStateSetAnswer:
-    """The group's set from now on, with its epoch; `wanted` has the epoch of the set that it replaces.
+    """Changes the group's set and returns it with its new epoch; `wanted` has the epoch of the set that it
+    replaces.
 
-    Raises:  what `call` raises; the controller has decided then, unless it is OutcomeUnknown or ClientError.
+    Raises:  the errors of `call`; the controller has decided then, unless the error is OutcomeUnknown or
+             ClientError.
     """
     body = encode_sync_state_set(wanted)
     code = RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET
@@ -335,7 +355,7 @@ async def alter_sync_set(
 async def beat(
     client: RemotingClient, address: str, header: BrokerHeartbeatRequest, *, timeout_s: float
 ) -> ControllerHeartbeat:
-    """One heartbeat of a broker to one controller. Raises what `call` raises."""
+    """Sends one heartbeat of a broker to one controller. Raises the errors of `call`."""
     command = Command.request(RequestCode.BROKER_HEARTBEAT, header, fields=CAPABILITIES)
     fields = _require_success(await client.request(address, command, timeout_s)).fields
     return ControllerHeartbeat(
@@ -347,7 +367,7 @@ async def beat(
 
 
 def read_master_notice(command: Command) -> MasterFacts:
-    """What NOTIFY_BROKER_ROLE_CHANGED tells. Raises RemoteProtocolError."""
+    """Decodes NOTIFY_BROKER_ROLE_CHANGED. Raises RemoteProtocolError."""
     return _read_master(command)
 
 
@@ -362,7 +382,9 @@ async def _decide(
     fields: Mapping[str, str] | None = None,
     timeout_s: float = DECIDE_TIMEOUT_S,
 ) -> Command:
-    """RocketMQ's controllers of the jRaft kind judge who lives by the time that the caller tells."""
+    """Sends a request with the caller's time: RocketMQ's jRaft controllers use it to judge which brokers are
+    alive.
+    """
     told = {"invokeTime": str(now_ms), **(fields or {})}
     return await client.request(leader, Command.request(code, header, body=body, fields=told), timeout_s)
 
@@ -388,7 +410,7 @@ def _read_master(answer: Command) -> MasterFacts:
 
 
 def _read_int(fields: Mapping[str, str], name: str) -> int | None:
-    """Raises RequestRejected for what no controller says."""
+    """Raises RequestRejected for a value that is not a number."""
     text = fields.get(name)
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""Calls to a name server: registration of brokers, routes, cluster and topic lists, its settings.
+"""Calls to a name server: registration of brokers, routes, lists of clusters and topics, and its settings.
 
 Source:  spec nameserver 3, 4, 6; spec remoting 8.1, 8.2, 8.7.
 """
@@ -49,7 +49,9 @@ REGISTER_TIMEOUT_S = 24.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerIdentity:
-    """Who registers: `broker_id` 0 is the master; the addresses are `host:port` as others must dial them."""
+    """The identity of a registering broker: `broker_id` 0 is the master; the addresses are `host:port` as
+    other processes must dial them.
+    """
 
     cluster_name: str
     broker_name: str
@@ -60,9 +62,9 @@ class BrokerIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered:
-    """What a name server answers a broker.
+    """The answer of a name server to a registration.
 
-    Slaves learn their master's two addresses (None: no master is registered); `order_topics` is the key-value
+    A slave learns its master's two addresses (None: no master is registered). `order_topics` is the key-value
     namespace ORDER_TOPIC_CONFIG, topic -> `broker:count;...`.
     """
 
@@ -79,7 +81,7 @@ async def register_broker(
     *,
     timeout_s: float = REGISTER_TIMEOUT_S,
 ) -> Registered:
-    """Register or refresh a broker with its topics (all, or only the changed ones)."""
+    """Registers or refreshes a broker with its topics (all, or only the changed ones)."""
     raw = encode_register_broker_body(body)
     header = RegisterBrokerRequest(
         cluster_name=broker.cluster_name,
@@ -101,7 +103,7 @@ async def register_broker(
 async def unregister_broker(
     client: RemotingClient, address: str, broker: BrokerIdentity, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> None:
-    """Take a stopping broker out of all routes."""
+    """Removes a stopping broker from all routes."""
     header = UnregisterBrokerRequest(
         cluster_name=broker.cluster_name,
         broker_name=broker.broker_name,
@@ -114,8 +116,8 @@ async def unregister_broker(
 async def query_route(
     client: RemotingClient, address: str, topic: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> TopicRoute | None:
-    """Queues and broker addresses of a topic; None when this name server does not know it (spec remoting
-    9.1).
+    """Returns the queues and broker addresses of a topic; None when this name server does not know it (spec
+    remoting 9.1).
     """
     header = RouteRequest(topic=topic, accepts_standard_json=True)
     answer = await ask(client, address, RequestCode.GET_ROUTEINFO_BY_TOPIC, header, timeout_s=timeout_s)
@@ -129,7 +131,7 @@ async def query_route(
 async def query_cluster_info(
     client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> ClusterInfo:
-    """All brokers that are registered, by cluster and name."""
+    """Returns all registered brokers, by cluster and name."""
     answer = await call(client, address, RequestCode.GET_BROKER_CLUSTER_INFO, timeout_s=timeout_s)
     return decode_cluster_info(answer.body)
 
@@ -142,8 +144,8 @@ async def query_members(
     *,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> dict[int, str]:
-    """The registered brokers of one name by id; also of a name server before 5.0, which has no request for
-    that.
+    """Returns the registered brokers of one name by id. A name server before 5.0 has no such request; its
+    cluster info is used.
     """
     header = MemberGroupRequest(cluster_name=cluster, broker_name=broker_name)
     answer = await ask(client, address, RequestCode.GET_BROKER_MEMBER_GROUP, header, timeout_s=timeout_s)
@@ -158,7 +160,7 @@ async def query_members(
 async def query_topics(
     client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> list[str]:
-    """The names of all registered topics, system topics included, sorted."""
+    """Returns the names of all registered topics, including system topics, sorted."""
     answer = await call(client, address, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, timeout_s=timeout_s)
     return sorted(decode_topic_list(answer.body))
 
@@ -166,7 +168,9 @@ async def query_topics(
 async def query_topics_of_cluster(
     client: RemotingClient, address: str, cluster_name: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> list[str]:
-    """The topics that have queues on a broker of the cluster, sorted; empty for an unknown cluster."""
+    """Returns the topics that have queues on a broker of the cluster, sorted; an empty list for an unknown
+    cluster.
+    """
     header = TopicsByClusterRequest(cluster=cluster_name)
     answer = await call(client, address, RequestCode.GET_TOPICS_BY_CLUSTER, header, timeout_s=timeout_s)
     return sorted(decode_topic_list(answer.body))
@@ -175,7 +179,7 @@ async def query_topics_of_cluster(
 async def delete_topic(
     client: RemotingClient, address: str, topic: str, cluster_name: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> None:
-    """Take a topic out of the routes; a broker that still has it brings it back at its next registration."""
+    """Removes a topic from the routes; a broker that still has it adds it again at its next registration."""
     header = DeleteTopicInNameServerRequest(topic=topic, cluster_name=cluster_name)
     await call(client, address, RequestCode.DELETE_TOPIC_IN_NAMESRV, header, timeout_s=timeout_s)
 
@@ -188,7 +192,7 @@ async def has_data_version_changed(
     *,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> bool:
-    """True when the name server does not hold exactly this version of the broker's topics; counts as a
+    """Returns True if the name server does not have exactly this version of the broker's topics; counts as a
     heartbeat.
     """
     header = QueryDataVersionRequest(
@@ -213,7 +217,7 @@ async def put_kv(
     *,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> None:
-    """Store a value of the key-value configuration."""
+    """Stores a value in the key-value configuration."""
     header = PutKvRequest(namespace=namespace, key=key, value=value)
     await call(client, address, RequestCode.PUT_KV_CONFIG, header, timeout_s=timeout_s)
 
@@ -221,7 +225,7 @@ async def put_kv(
 async def get_kv(
     client: RemotingClient, address: str, namespace: str, key: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> str | None:
-    """A value of the key-value configuration; None when there is none."""
+    """Returns a value of the key-value configuration; None when there is none."""
     header = GetKvRequest(namespace=namespace, key=key)
     answer = await ask(client, address, RequestCode.GET_KV_CONFIG, header, timeout_s=timeout_s)
     if answer.code == ResponseCode.QUERY_NOT_FOUND:
@@ -234,7 +238,7 @@ async def get_kv(
 async def delete_kv(
     client: RemotingClient, address: str, namespace: str, key: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> None:
-    """Take a value out of the key-value configuration; none there is no error."""
+    """Deletes a value of the key-value configuration; a missing value is not an error."""
     header = DeleteKvRequest(namespace=namespace, key=key)
     await call(client, address, RequestCode.DELETE_KV_CONFIG, header, timeout_s=timeout_s)
 
@@ -242,7 +246,9 @@ async def delete_kv(
 async def wipe_write_permission(
     client: RemotingClient, address: str, broker_name: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> int:
-    """Routes of this name server offer the broker's queues to no producer; how many topics that concerns."""
+    """Makes this name server's routes offer the broker's queues to no producer; returns the number of topics
+    concerned.
+    """
     header = WipeWritePermissionRequest(broker_name=broker_name)
     answer = await call(client, address, RequestCode.WIPE_WRITE_PERM_OF_BROKER, header, timeout_s=timeout_s)
     return answer.decode(WipeWritePermissionResponse).topic_count
@@ -251,7 +257,7 @@ async def wipe_write_permission(
 async def add_write_permission(
     client: RemotingClient, address: str, broker_name: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> int:
-    """The opposite of `wipe_write_permission`."""
+    """Reverts `wipe_write_permission`; returns the number of topics concerned."""
     header = AddWritePermissionRequest(broker_name=broker_name)
     answer = await call(client, address, RequestCode.ADD_WRITE_PERM_OF_BROKER, header, timeout_s=timeout_s)
     return answer.decode(AddWritePermissionResponse).topic_count
@@ -260,7 +266,7 @@ async def add_write_permission(
 async def query_config(
     client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> dict[str, str]:
-    """The name server's settings."""
+    """Returns the name server's settings."""
     answer = await call(client, address, RequestCode.GET_NAMESRV_CONFIG, timeout_s=timeout_s)
     settings = parse_properties(bytes(answer.body), address)
     return {key: setting.text for key, setting in settings.items()}
@@ -269,8 +275,8 @@ async def query_config(
 async def change_config(
     client: RemotingClient, address: str, key: str, value: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> str:
-    """Change one setting of a running name server; which ones may be changed is its own matter. Returns why
-    the change is not kept in its file; empty when it is.
+    """Changes one setting of a running name server, which decides which settings may change. Returns the
+    reason why the change was not saved in its file; an empty text when it was.
     """
     body = edit_properties(b"", {key: value})
     answer = await call(client, address, RequestCode.UPDATE_NAMESRV_CONFIG, body=body, timeout_s=timeout_s)

@@ -1,7 +1,7 @@
-"""What a slave asks of its master's remoting port: the four tables and the state of replication.
+"""Requests of a slave to its master's remoting port: the tables and the state of replication.
 
-Topics and groups come in pages (5.3.4 and ours); older masters ignore the paging fields, leave the total out
-and return everything. Source: spec replication 4.10, 6.2; spec remoting 8.5.
+Topics and groups come in pages (RocketMQ 5.3.4 and TandemMQ). Older masters ignore the paging fields, omit
+the total and return all entries. Source: spec replication 4.10, 6.2; spec remoting 8.5.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ PAGE_ENTRY_COUNT = 2_000
 PAGE_TIMEOUT_S = 30.0
 TABLE_TIMEOUT_S = 60.0
 PAGE_COUNT_MAX = 10_000
-"""A master whose table changes under every page is given up after so many."""
+"""The number of pages after which a master is given up whose table changes with every page."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldTable:
-    """What the caller has already.
+    """The caller's version of a table.
 
-    `can_skip`: the master is one of ours, which answers an equal version with no entries at all.
+    `can_skip` is True if the master is a TandemMQ broker, which answers an equal version without any entries.
     """
 
     data_version: DataVersion
@@ -71,9 +71,9 @@ class HeldTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedTable(Generic[T]):
-    """A whole table, or none of it when `is_unchanged`: the caller's version is the master's.
+    """A whole table, or no entries when `is_unchanged`: the caller's version is the master's.
 
-    `deleted`: what a master of ours remembers of deleted entries; whatever the version is.
+    `deleted` contains the deletions that a TandemMQ master remembers, whatever the version is.
     """
 
     entries: dict[str, T]
@@ -85,7 +85,7 @@ class FetchedTable(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Page(Generic[T]):
-    """`total` is None when the page is the whole table."""
+    """A page of a table. `total` is None when the page is the whole table."""
 
     entries: dict[str, T]
     data_version: DataVersion
@@ -98,7 +98,7 @@ _FetchPage = Callable[[int, str], Awaitable[_Page[T]]]
 
 
 async def fetch_topics(client: RemotingClient, address: str, held: HeldTable) -> FetchedTable[TopicConfig]:
-    """All topics of the master.
+    """Returns all topics of the master.
 
     Raises:  RequestRejected, BrokerUnreachable, RequestTimeout, RemoteProtocolError.
     """
@@ -122,7 +122,7 @@ async def fetch_topics(client: RemotingClient, address: str, held: HeldTable) ->
 async def fetch_groups(
     client: RemotingClient, address: str, held: HeldTable
 ) -> FetchedTable[SubscriptionGroupConfig]:
-    """All subscription groups of the master; raises as `fetch_topics` does."""
+    """Returns all subscription groups of the master; raises as `fetch_topics` does."""
 
     async def fetch_page(first: int, version: str) -> _Page[SubscriptionGroupConfig]:
         header = AllGroupConfigRequest(page=first, count_max=PAGE_ENTRY_COUNT, data_version=version)
@@ -143,7 +143,7 @@ async def fetch_groups(
 async def fetch_consumer_offsets(
     client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> ConsumerOffsetTable:
-    """The committed offsets of all groups."""
+    """Returns the committed offsets of all groups."""
     answer = await call(client, address, RequestCode.GET_ALL_CONSUMER_OFFSET, timeout_s=timeout_s)
     return decode_consumer_offsets(answer.body)
 
@@ -151,7 +151,7 @@ async def fetch_consumer_offsets(
 async def fetch_delay_offsets(
     client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> DelayOffsets:
-    """How far the delivery of each delay level has got."""
+    """Returns the delivery progress of each delay level."""
     answer = await call(client, address, RequestCode.GET_ALL_DELAY_OFFSET, timeout_s=timeout_s)
     return decode_delay_offsets(answer.body)
 
@@ -159,7 +159,9 @@ async def fetch_delay_offsets(
 async def fetch_request_modes(
     client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> RequestModes | None:
-    """How groups consume topics where that was set; None from a master that knows nothing of it (4.9)."""
+    """Returns the consumption mode of groups in topics where it was set; None from a master that does not
+    support it (4.9).
+    """
     try:
         answer = await call(client, address, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, timeout_s=timeout_s)
     except RequestRejected:
@@ -170,7 +172,7 @@ async def fetch_request_modes(
 async def fetch_timer_check(
     client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> bytes | None:
-    """How far the delivery of timer messages has got, as the master's file says it; None without timers."""
+    """Returns the delivery progress of timer messages, as in the master's file; None without timers."""
     try:
         answer = await call(client, address, RequestCode.GET_TIMER_CHECK_POINT, timeout_s=timeout_s)
     except RequestRejected:
@@ -181,7 +183,7 @@ async def fetch_timer_check(
 async def fetch_ha_status(
     client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> HaStatus:
-    """How replication stands at a broker of either role."""
+    """Returns the state of replication at a broker of either role."""
     answer = await call(client, address, RequestCode.GET_BROKER_HA_STATUS, timeout_s=timeout_s)
     return decode_ha_status(answer.body)
 
@@ -195,8 +197,8 @@ async def await_tables(
     wait_ms: int,
     broker_id: int | None = None,
 ) -> None:
-    """Returns when a table's version at a broker of ours is no longer that given, or the time is over.
-    `broker_id`: of the asker, where others count on what it holds.
+    """Waits until a TandemMQ broker's version of a table differs from the given one, or the time is over.
+    `broker_id` is the caller's, for a broker on whose tables others rely.
 
     Raises:  RequestRejected with code REQUEST_CODE_NOT_SUPPORTED from any other broker; BrokerUnreachable,
              RequestTimeout.
@@ -212,9 +214,9 @@ async def await_tables(
 
 
 async def tell_slave_state(client: RemotingClient, address: str, state: TellSlaveStateRequest) -> None:
-    """Returns when the master at `address` knows the state of this slave.
+    """Reports the state of this slave; returns once the master at `address` knows it.
 
-    Raises:  RequestRejected with code REQUEST_CODE_NOT_SUPPORTED from a broker that is not one of ours;
+    Raises:  RequestRejected with code REQUEST_CODE_NOT_SUPPORTED from a broker other than TandemMQ;
              BrokerUnreachable, RequestTimeout.
     """
     await call(client, address, RequestCode.TANDEM_TELL_SLAVE_STATE, state)
@@ -223,10 +225,10 @@ async def tell_slave_state(client: RemotingClient, address: str, state: TellSlav
 async def read_log_checksum(
     client: RemotingClient, address: str, log_offset: int, size_bytes: int, *, timeout_s: float = 10.0
 ) -> LogChecksumResponse:
-    """What a broker of ours holds of its log, and the checksum of a part of it.
+    """Returns the range of a TandemMQ broker's log, and the checksum of a part of it.
 
     Raises:  RequestRejected with code REQUEST_CODE_NOT_SUPPORTED from any other broker; Busy when too many
-             ask; BrokerUnreachable, RequestTimeout; RemoteProtocolError for ends that no log has.
+             clients ask; BrokerUnreachable, RequestTimeout; RemoteProtocolError for impossible ends of a log.
     """
     header = LogChecksumRequest(log_offset=log_offset, size_bytes=size_bytes)
     code = RequestCode.TANDEM_READ_LOG_CHECKSUM
@@ -240,7 +242,7 @@ async def read_log_checksum(
 async def read_history(
     client: RemotingClient, address: str, header: HistoryRequest, *, timeout_s: float
 ) -> tuple[HistoryResponse, list[tuple[int, int, int]]]:
-    """The history of a broker of ours, and the terms of its log: epoch, first byte, random id.
+    """Returns the history of a TandemMQ broker, and the terms of its log: epoch, first byte, random id.
 
     Raises:  RequestRejected with code REQUEST_CODE_NOT_SUPPORTED from any other broker; BrokerUnreachable,
              RequestTimeout, RemoteProtocolError.
@@ -251,7 +253,7 @@ async def read_history(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPart:
-    """Bytes of a broker's log from the offset that was asked for on, and what its log held meanwhile."""
+    """Bytes of a broker's log from the requested offset on, and the range of the log at that time."""
 
     data: bytes
     min_log_offset: int
@@ -261,11 +263,12 @@ class LogPart:
 async def read_log(
     client: RemotingClient, address: str, log_offset: int, size_bytes: int, *, timeout_s: float = 10.0
 ) -> LogPart:
-    """Raw bytes of the log of a broker of ours: fewer than asked for where its log ends or the range is
-    longer than one answer, none where it does not hold `log_offset`.
+    """Returns raw bytes of a TandemMQ broker's log: fewer than requested where its log ends or the range is
+    longer than one answer; none if the log does not contain `log_offset`.
 
     Raises:  RequestRejected with code REQUEST_CODE_NOT_SUPPORTED from any other broker; Busy when too many
-             ask; BrokerUnreachable, RequestTimeout; RemoteProtocolError for more than was asked for.
+             clients ask; BrokerUnreachable, RequestTimeout; RemoteProtocolError for more bytes than
+             requested.
     """
     header = ReadLogRequest(log_offset=log_offset, size_bytes=size_bytes)
     answer = await call(client, address, RequestCode.TANDEM_READ_LOG, header, timeout_s=timeout_s)
@@ -276,9 +279,9 @@ async def read_log(
 
 
 async def accept_log(client: RemotingClient, address: str) -> str:
-    """A master that waits for its slaves uses its log as it is; what it says to that.
+    """Makes a master that waits for its slaves use its log as it is; returns the master's remark.
 
-    Raises:  BadRequest when it does not wait; as `read_log` does.
+    Raises:  BadRequest when the master does not wait; the errors of `read_log`.
     """
     answer = await call(client, address, RequestCode.TANDEM_ACCEPT_LOG)
     return answer.remark or ""
@@ -293,9 +296,10 @@ async def _fetch_table(fetch_page: _FetchPage[T], held: HeldTable) -> FetchedTab
 
 
 async def _fetch_pages(fetch_page: _FetchPage[T], held: HeldTable) -> FetchedTable[T]:
-    """Pages until the total is reached; from the start again when the version changes in between.
+    """Fetches pages until the total is reached; starts again when the version changes in between.
 
-    Asking behind the end of a table that is unchanged costs no entries, but only ours are known to allow it.
+    A request beyond the end of an unchanged table returns no entries, but only TandemMQ brokers are known to
+    support that.
     """
     can_skip = held.can_skip and held.data_version != DataVersion()
     asked = held.data_version if can_skip else None
@@ -306,7 +310,7 @@ async def _fetch_pages(fetch_page: _FetchPage[T], held: HeldTable) -> FetchedTab
         page = await fetch_page(first, "" if asked is None else encode_data_version(asked).decode())
         is_unchanged = page.data_version == held.data_version != DataVersion()
         if page.data_version != asked:
-            # The first page, or the table has changed: the master has begun at its first entry.
+            # The first page, or the table has changed: the master has started again at its first entry.
             entries, asked = {}, page.data_version
         entries |= page.entries
         deleted |= page.deleted
@@ -326,14 +330,16 @@ async def _fetch_pages(fetch_page: _FetchPage[T], held: HeldTable) -> FetchedTab
 
 @dataclass(frozen=True, slots=True)
 class MasterPlace:
-    """Where a master serves its log, "" of a broker that is none; the epoch is None of one of RocketMQ."""
+    """The address at which a master serves its log ("" from a broker that is not a master), and its epoch
+    (None from RocketMQ).
+    """
 
     ha_address: str
     epoch: int | None
 
 
 async def find_master_place(client: RemotingClient, address: str, *, timeout_s: float) -> MasterPlace:
-    """Ask the broker at `address` itself. Raises what `call` raises."""
+    """Asks the broker at `address` for its own replication address. Raises the errors of `call`."""
     code = RequestCode.EXCHANGE_BROKER_HA_INFO
     answer = await call(client, address, code, ExchangeHaInfoRequest(), timeout_s=timeout_s)
     epoch = answer.fields.get("tmEpoch", "")

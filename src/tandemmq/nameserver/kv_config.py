@@ -30,11 +30,9 @@ from tandemmq.units import MIB, Buffer
 
 log = logging.getLogger(__name__)
 
-"""Topic -> `broker:queues;...`, the fixed queues of ordered topics."""
-
 
 class KvTable:
-    """Namespace -> key -> value. A namespace stays when its last key is deleted."""
+    """The namespaces, as namespace -> key -> value. A namespace stays when its last key is deleted."""
 
     def __init__(self, namespaces: Mapping[str, Mapping[str, str]] | None = None) -> None:
         self._namespaces = {name: dict(table) for name, table in (namespaces or {}).items()}
@@ -43,7 +41,7 @@ class KvTable:
         return self._namespaces.get(namespace, {}).get(key)
 
     def namespace(self, namespace: str) -> Mapping[str, str] | None:
-        """All of a namespace; None when there is none."""
+        """Returns all keys of a namespace; None when it does not exist."""
         return self._namespaces.get(namespace)
 
     def put(self, namespace: str, key: str, value: str) -> None:
@@ -53,7 +51,7 @@ class KvTable:
         self._namespaces.get(namespace, {}).pop(key, None)
 
     def replace_all(self, other: KvTable) -> None:
-        """Takes the content of another table."""
+        """Replaces the content by that of another table."""
         self._namespaces = other._namespaces
 
     def copy(self) -> KvTable:
@@ -64,9 +62,9 @@ class KvTable:
 
 
 def decode_kv_file(data: Buffer) -> KvTable:
-    """The table of a `kvConfig.json`, ours or Java's.
+    """Decodes a `kvConfig.json`, written by TandemMQ or by Java.
 
-    Raises:  RemoteProtocolError when it is not one.
+    Raises:  RemoteProtocolError for other content.
     """
     value = decode_plain(data, LARGE_TEXT)
     tables = value.get("configTable") if isinstance(value, dict) else None
@@ -76,11 +74,15 @@ def decode_kv_file(data: Buffer) -> KvTable:
 
 
 FILE_BYTES_MAX: Final = 8 * MIB
-"""Ours: a change that makes the file larger is refused. Each one writes all of it."""
+"""TandemMQ's bound on the file: a change that makes it larger is rejected. Each change writes the whole
+file.
+"""
 
 
 class KvConfig:
-    """`table` follows the file: a change is seen, and answered, once it is on disk."""
+    """The KV configuration and its file. `table` follows the file: a change is visible, and answered, once it
+    is on disk.
+    """
 
     def __init__(self, path: Path, *, disk: Disk) -> None:
         self.table = KvTable()
@@ -89,9 +91,9 @@ class KvConfig:
         self._writing = asyncio.Lock()
 
     def load(self) -> None:
-        """Takes the file, or its backup when it cannot be read; without either the table is empty.
+        """Loads the file, or its backup if the file cannot be read; without either, the table is empty.
 
-        Raises:  ConfigError when there is a file but none can be read: starting empty would lose it for good.
+        Raises:  ConfigError when a file exists but none can be read: starting empty would lose it for good.
         """
         reason = ""
         for path in (self._path, self._path.with_name(self._path.name + ".bak")):
@@ -108,19 +110,19 @@ class KvConfig:
             raise ConfigError(f"kvConfigPath: neither the file nor its .bak can be read: {reason}")
 
     async def handle_put(self, channel: Channel, command: Command) -> Command:
-        """PUT_KV_CONFIG (100), answered when it is on disk."""
+        """Handles PUT_KV_CONFIG (100); answers once the value is on disk."""
         header = command.decode(PutKvRequest)
         await self._change(lambda table: table.put(header.namespace, header.key, header.value))
         return command.reply()
 
     async def handle_delete(self, channel: Channel, command: Command) -> Command:
-        """DELETE_KV_CONFIG (102); what is not there is no error."""
+        """Handles DELETE_KV_CONFIG (102); a missing key is not an error."""
         header = command.decode(DeleteKvRequest)
         await self._change(lambda table: table.delete(header.namespace, header.key))
         return command.reply()
 
     def handle_get(self, channel: Channel, command: Command) -> Command:
-        """GET_KV_CONFIG (101). Raises RequestRejected (QUERY_NOT_FOUND)."""
+        """Handles GET_KV_CONFIG (101). Raises RequestRejected (QUERY_NOT_FOUND)."""
         header = command.decode(GetKvRequest)
         value = self.table.get(header.namespace, header.key)
         if value is None:
@@ -128,7 +130,7 @@ class KvConfig:
         return command.reply(header=GetKvResponse(value=value))
 
     def handle_list(self, channel: Channel, command: Command) -> Command:
-        """GET_KVLIST_BY_NAMESPACE (219). Raises RequestRejected (QUERY_NOT_FOUND)."""
+        """Handles GET_KVLIST_BY_NAMESPACE (219). Raises RequestRejected (QUERY_NOT_FOUND)."""
         header = command.decode(KvListRequest)
         table = self.table.namespace(header.namespace)
         if table is None:
@@ -136,7 +138,7 @@ class KvConfig:
         return command.reply(body=encode_kv_table(table))
 
     async def _change(self, change: Callable[[KvTable], None]) -> None:
-        """One change at a time. Raises OSError or RequestRejected, and then nothing changed."""
+        """Makes one change at a time. Raises OSError or RequestRejected; nothing has changed then."""
         async with self._writing:
             changed = self.table.copy()
             change(changed)

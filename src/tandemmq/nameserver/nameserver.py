@@ -1,10 +1,10 @@
-"""NameServer: composes the route table, its requests and the port they come in by; answers questions about
+"""NameServer: composes the route table, its request handlers and the listening port; answers queries about
 brokers and topics.
 
-Name servers do not know each other; each holds what brokers told it. Routes live in memory only, the KV
-configuration on disk (spec nameserver 1). `build_routes` is the whole interface: another code is answered 3.
-Questions, and the operator's changes, are 105, 106, 205, 206, 216, 224, 304, 311 to 313, 327, 901 (spec
-nameserver 6 and 7).
+Name servers do not know each other; each has only what brokers registered at it. Routes are in memory only,
+the KV configuration is on disk (spec nameserver 1). `build_routes` is the whole interface: another code is
+answered 3. Queries, and the operator's changes, are 105, 106, 205, 206, 216, 224, 304, 311 to 313, 327, 901
+(spec nameserver 6 and 7).
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ FIRST_SCAN_S = 5.0
 
 
 class RouteHandlers:
-    """Reads of the route table; `started_at_s` is the monotonic time at which the server began to listen."""
+    """The handlers that read the route table; `started_at_s` is the monotonic time at which the server began
+    to listen.
+    """
 
     def __init__(
         self,
@@ -72,7 +74,9 @@ class RouteHandlers:
         self._options = options
 
     def handle_route(self, channel: Channel, command: Command) -> Command:
-        """GET_ROUTEINFO_BY_TOPIC (105), in the dialect that the client reads by its version or word."""
+        """Handles GET_ROUTEINFO_BY_TOPIC (105), in the JSON dialect that the client's version or request asks
+        for.
+        """
         header = command.decode(RouteRequest)
         options = self._options()
         age_s = self._clock.monotonic() - self.started_at_s
@@ -89,59 +93,61 @@ class RouteHandlers:
         return command.reply(body=encode_topic_route(route, is_strict=is_strict))
 
     def handle_cluster_info(self, channel: Channel, command: Command) -> Command:
-        """GET_BROKER_CLUSTER_INFO (106)."""
+        """Handles GET_BROKER_CLUSTER_INFO (106)."""
         info = self._table.cluster_info()
         return command.reply(body=encode_cluster_info(info, is_strict=_reads_strict_json(command)))
 
     def handle_member_group(self, channel: Channel, command: Command) -> Command:
-        """GET_BROKER_MEMBER_GROUP (901): the replicas of a broker name; none when it is unknown."""
+        """Handles GET_BROKER_MEMBER_GROUP (901): the replicas of a broker name; none when it is unknown."""
         header = command.decode(MemberGroupRequest)
         group = self._table.member_group(header.cluster_name, header.broker_name)
         return command.reply(body=encode_member_group(group))
 
     def handle_all_topics(self, channel: Channel, command: Command) -> Command:
-        """GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206)."""
+        """Handles GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206)."""
         if not self._options().all_topic_list_enable:
             raise RequestRejected("enableAllTopicList is false")
         return command.reply(body=encode_topic_list(self._table.topics()))
 
     def handle_topics_of_cluster(self, channel: Channel, command: Command) -> Command:
-        """GET_TOPICS_BY_CLUSTER (224)."""
+        """Handles GET_TOPICS_BY_CLUSTER (224)."""
         header = command.decode(TopicsByClusterRequest)
         return self._topic_list(command, self._table.topics_of_cluster(header.cluster))
 
     def handle_system_topics(self, channel: Channel, command: Command) -> Command:
-        """GET_SYSTEM_TOPIC_LIST_FROM_NS (304): clusters, brokers, and one of those to ask for more."""
+        """Handles GET_SYSTEM_TOPIC_LIST_FROM_NS (304): clusters, brokers, and the address of one broker for
+        further queries.
+        """
         names, broker_address = self._table.system_topics()
         return command.reply(body=encode_topic_list(names, broker_address))
 
     def handle_unit_topics(self, channel: Channel, command: Command) -> Command:
-        """GET_UNIT_TOPIC_LIST (311)."""
+        """Handles GET_UNIT_TOPIC_LIST (311)."""
         return self._topic_list(command, self._table.topics_with_flag(set_bits=FLAG_UNIT))
 
     def handle_unit_sub_topics(self, channel: Channel, command: Command) -> Command:
-        """GET_HAS_UNIT_SUB_TOPIC_LIST (312)."""
+        """Handles GET_HAS_UNIT_SUB_TOPIC_LIST (312)."""
         return self._topic_list(command, self._table.topics_with_flag(set_bits=FLAG_UNIT_SUB))
 
     def handle_unit_sub_topics_outside_units(self, channel: Channel, command: Command) -> Command:
-        """GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST (313)."""
+        """Handles GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST (313)."""
         topics = self._table.topics_with_flag(set_bits=FLAG_UNIT_SUB, clear_bits=FLAG_UNIT)
         return self._topic_list(command, topics)
 
     def handle_delete_topic(self, channel: Channel, command: Command) -> Command:
-        """DELETE_TOPIC_IN_NAMESRV (216): of one cluster, or of all when none is named."""
+        """Handles DELETE_TOPIC_IN_NAMESRV (216): deletes from one cluster, or from all when none is named."""
         header = command.decode(DeleteTopicInNameServerRequest)
         self._table.delete_topic(header.topic, header.cluster_name or None)
         return command.reply()
 
     def handle_wipe_write_permission(self, channel: Channel, command: Command) -> Command:
-        """WIPE_WRITE_PERM_OF_BROKER (205): how many topics of the broker were touched."""
+        """Handles WIPE_WRITE_PERM_OF_BROKER (205); answers with the number of the broker's topics."""
         header = command.decode(WipeWritePermissionRequest)
         count = self._table.wipe_write_permission(header.broker_name)
         return command.reply(header=WipeWritePermissionResponse(topic_count=count))
 
     def handle_add_write_permission(self, channel: Channel, command: Command) -> Command:
-        """ADD_WRITE_PERM_OF_BROKER (327): how many topics of the broker were touched."""
+        """Handles ADD_WRITE_PERM_OF_BROKER (327); answers with the number of the broker's topics."""
         header = command.decode(AddWritePermissionRequest)
         count = self._table.add_write_permission(header.broker_name)
         return command.reply(header=AddWritePermissionResponse(topic_count=count))
@@ -162,7 +168,7 @@ def build_routes(
     kv: KvConfig,
     settings: Settings[NameServerOptions],
 ) -> dict[int, Handler]:
-    """Handlers by request code (spec nameserver 3 to 10)."""
+    """Returns the handlers by request code (spec nameserver 3 to 10)."""
     return {
         RequestCode.PUT_KV_CONFIG: kv.handle_put,
         RequestCode.GET_KV_CONFIG: kv.handle_get,
@@ -205,7 +211,7 @@ class NameServer:
         credentials: Credentials | None = None,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        """`credentials`: what it signs with when it tells brokers something."""
+        """Creates the name server. `credentials` sign its notifications to brokers."""
         self._tls = TlsDoor(tls, disk=disk, clock=clock)
         self._clock = clock
         self._settings = Settings(
@@ -244,11 +250,11 @@ class NameServer:
 
     @property
     def address(self) -> Address:
-        """Where it listens. Only between `start` and `stop`."""
+        """The listening address. Only between `start` and `stop`."""
         return self._server.address
 
     async def start(self) -> Address:
-        """The bound address.
+        """Starts the name server and returns the bound address.
 
         Raises:  OSError when the port cannot be bound; ConfigError when the KV configuration cannot be read.
         """
@@ -265,14 +271,14 @@ class NameServer:
         return address
 
     async def stop(self) -> None:
-        """Closes the port and every connection; the KV configuration is on disk already."""
+        """Closes the port and every connection; the KV configuration is already on disk."""
         await self._scope.close()
         await self._server.stop()
         await self._client.close()
         log.info(events.NAMESERVER_STOPPED)
 
     async def _scan(self) -> None:
-        """Looks for silent brokers (spec nameserver 5)."""
+        """Removes silent brokers periodically (spec nameserver 5)."""
         await self._clock.sleep(FIRST_SCAN_S)
         while True:
             self._registration.expire()

@@ -1,4 +1,4 @@
-"""What a name server can be told; RocketMQ's defaults, its key beside each field."""
+"""The settings of a name server, with RocketMQ's defaults and its key beside each field."""
 
 from __future__ import annotations
 
@@ -21,33 +21,37 @@ class NameServerOptions:
 
     listen_host: str = field(default="0.0.0.0", metadata={"key": "bindAddress"})
     listen_port: int = field(default=9876, metadata={"key": "listenPort"})
-    """0 picks a free one."""
+    """The port to listen on; 0 picks a free one."""
     kv_config_path: Path = field(default=KV_CONFIG_PATH, metadata={"key": "kvConfigPath"})
     config_store_path: Path = field(default=CONFIG_STORE_PATH, metadata={"key": "configStorePath"})
-    """Where UPDATE_NAMESRV_CONFIG keeps what it changed."""
+    """The file in which UPDATE_NAMESRV_CONFIG saves its changes."""
     scan_period_ms: int = field(default=5_000, metadata={"key": "scanNotActiveBrokerInterval"})
     idle_close_s: int = field(default=120, metadata={"key": "serverChannelMaxIdleTimeSeconds"})
     order_message_enable: bool = field(default=False, metadata={"key": "orderMessageEnable"})
-    """Whether route answers carry the fixed queue list of ordered topics."""
+    """True if route answers include the fixed queue list of ordered topics."""
     return_order_topics: bool = field(default=True, metadata={"key": "returnOrderTopicConfigToBroker"})
-    """Whether registrations are answered with it."""
+    """True if answers to registrations include that list."""
     all_topic_list_enable: bool = field(default=True, metadata={"key": "enableAllTopicList"})
     topic_list_enable: bool = field(default=True, metadata={"key": "enableTopicList"})
     wait_for_service: bool = field(default=False, metadata={"key": "needWaitForService"})
     wait_for_service_s: int = field(default=45, metadata={"key": "waitSecondsForService"})
-    """With `wait_for_service`, routes are refused for this long after the start."""
+    """The time in seconds after the start for which route queries are rejected, with `wait_for_service`."""
     delete_topics_by_registration: bool = field(
         default=False, metadata={"key": "deleteTopicWithBrokerRegistration"}
     )
-    """Whether a master's registration removes the topics that it does not list."""
+    """True if a master's registration removes the topics that it does not list."""
     acting_master_enable: bool = field(default=False, metadata={"key": "supportActingMaster"})
-    """Whether a slave may be shown as master while there is none (spec nameserver 9)."""
+    """True if a slave may be shown as master while there is none (spec nameserver 9)."""
     notify_min_id_change: bool = field(default=False, metadata={"key": "notifyMinBrokerIdChanged"})
-    """Whether the brokers of a name are told when its smallest one comes or goes (spec nameserver 9)."""
+    """True if the brokers of a name are notified when the one with the smallest id comes or goes (spec
+    nameserver 9).
+    """
     config_black_list: str = field(
         default="configBlackList;configStorePath;kvConfigPath", metadata={"key": "configBlackList"}
     )
-    """Keys that UPDATE_NAMESRV_CONFIG must not change, joined by `;`; those paths never may."""
+    """The keys that UPDATE_NAMESRV_CONFIG must not change, joined by `;`; the two paths can never be
+    changed.
+    """
 
     def __post_init__(self) -> None:
         if not 0 <= self.listen_port <= 65535:
@@ -59,7 +63,7 @@ class NameServerOptions:
 
 
 def option_keys() -> dict[str, Field[Any]]:
-    """RocketMQ's key -> the field of `NameServerOptions` that it sets."""
+    """Returns RocketMQ's key -> the field of `NameServerOptions` that it sets."""
     return settings.option_keys(NameServerOptions)
 
 
@@ -74,8 +78,8 @@ FIXED_KEYS: Final = frozenset(
         "innerClientAuthenticationCredentials",
     }
 )
-"""Never changed by a request: they say what may be written, and where, where the server listens, and who it
-is.
+"""The keys that no request can change: they determine what may be written and where, the listening address,
+and the server's identity.
 """
 
 CHANGEABLE_KEYS: Final = frozenset(option_keys()) - FIXED_KEYS

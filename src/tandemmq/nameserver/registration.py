@@ -1,9 +1,10 @@
-"""The requests by which brokers come, stay and go: 103, 104, 217, 322, 904 (spec nameserver 3 to 6); and what
-brokers are told about it: NOTIFY_MIN_BROKER_ID_CHANGE (905).
+"""The requests by which brokers register, stay and leave: 103, 104, 217, 322, 904 (spec nameserver 3 to 6);
+and the notification of brokers: NOTIFY_MIN_BROKER_ID_CHANGE (905).
 
-With notifyMinBrokerIdChanged the brokers of a name learn that its smallest one came or went (`MinIdNotices`;
-spec nameserver 9). Nobody answers; a broker that cannot be reached finds out by its next registration. At a
-bound: a change while `TASKS_MAX` others are being told is told to nobody.
+With notifyMinBrokerIdChanged the brokers of a name are notified when the one with the smallest id came or
+went (`MinIdNotices`; spec nameserver 9). Notifications are not answered; an unreachable broker learns of the
+change at its next registration. At a bound: a change while `TASKS_MAX` notifications are being sent is not
+notified.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ TASKS_MAX: Final = 256
 
 
 class RegistrationHandlers:
-    """Brokers in the route table, and the connections by which they are known to live."""
+    """The handlers that maintain brokers in the route table, and the connections that prove that they are
+    alive.
+    """
 
     def __init__(
         self,
@@ -63,7 +66,8 @@ class RegistrationHandlers:
         self._watched: set[Channel] = set()
 
     def handle_register_broker(self, channel: Channel, command: Command) -> Command:
-        """REGISTER_BROKER (103): where the master is, and the fixed queue lists of ordered topics.
+        """Handles REGISTER_BROKER (103); answers with the master's addresses, and the fixed queue lists of
+        ordered topics.
 
         Raises:  BadRequest for a wrong check sum; RequestRejected as `RouteTable.register`.
         """
@@ -92,7 +96,9 @@ class RegistrationHandlers:
         )
 
     def handle_unregister_broker(self, channel: Channel, command: Command) -> Command:
-        """UNREGISTER_BROKER (104); an unknown broker, or one that has another id by now, is not an error."""
+        """Handles UNREGISTER_BROKER (104); an unknown broker, or one that has another id by now, is not an
+        error.
+        """
         header = command.decode(UnregisterBrokerRequest)
         is_known = self._table.data_version((header.cluster_name, header.broker_address)) is not None
         smallest = self._table.smallest(header.broker_name)
@@ -105,14 +111,16 @@ class RegistrationHandlers:
         return command.reply()
 
     def handle_register_topic(self, channel: Channel, command: Command) -> Command:
-        """REGISTER_TOPIC_IN_NAMESRV (217); without a body nothing is registered."""
+        """Handles REGISTER_TOPIC_IN_NAMESRV (217); without a body nothing is registered."""
         header = command.decode(RegisterTopicRequest)
         if len(command.body):
             self._table.register_topic(header.topic, decode_topic_route(command.body).queues)
         return command.reply()
 
     def handle_query_data_version(self, channel: Channel, command: Command) -> Command:
-        """QUERY_DATA_VERSION (322): whether the broker must register again; also a sign of life."""
+        """Handles QUERY_DATA_VERSION (322); answers if the broker must register again. Also counts as a
+        heartbeat.
+        """
         header = command.decode(QueryDataVersionRequest)
         key = header.cluster_name, header.broker_address
         held = self._table.data_version(key)
@@ -124,7 +132,7 @@ class RegistrationHandlers:
         )
 
     def handle_heartbeat(self, channel: Channel, command: Command) -> Command:
-        """BROKER_HEARTBEAT (904): a sign of life; of an unknown broker it is ignored."""
+        """Handles BROKER_HEARTBEAT (904); ignored for an unknown broker."""
         header = command.decode(BrokerHeartbeatRequest)
         self._table.touch((header.cluster_name, header.broker_address), self._clock.monotonic())
         return command.reply()
@@ -144,7 +152,7 @@ class RegistrationHandlers:
             channel.on_close.append(self._on_close)
 
     def _on_close(self, channel: Channel) -> None:
-        """A broker that registered again over a newer connection is not touched."""
+        """Removes the brokers of a closed connection, except those that registered again over a newer one."""
         self._watched.discard(channel)
         smallest = self._smallest_of_all()
         for live in self._table.drop_connection(channel):
@@ -154,7 +162,7 @@ class RegistrationHandlers:
         self._after_leaving(smallest)
 
     def _smallest_of_all(self) -> dict[str, Smallest | None]:
-        """By broker name; nothing while nobody is to be told."""
+        """Returns the smallest broker by name; empty if notifications are off."""
         if not self._options().notify_min_id_change:
             return {}
         return {name: self._table.smallest(name) for name in self._table.broker_names()}
@@ -166,9 +174,9 @@ class RegistrationHandlers:
 
 
 def _read_registration(channel: Channel, command: Command, header: RegisterBrokerRequest) -> RegisteredBroker:
-    """What the request tells of its broker.
+    """Decodes the registration of a broker.
 
-    Raises:  BadRequest for a wrong check sum; RemoteProtocolError for a body that cannot be read.
+    Raises:  BadRequest for a wrong check sum; RemoteProtocolError for a body that cannot be decoded.
     """
     if header.body_crc not in (0, body_crc32(command.body)):
         raise BadRequest(f"bodyCrc32 is {header.body_crc}, that of the body is {body_crc32(command.body)}")
@@ -205,7 +213,7 @@ def _describe_live(live: LiveBroker) -> dict[str, object]:
 
 
 class MinIdNotices:
-    """Tells the brokers over connections of the name server's own."""
+    """Notifies the brokers, over separate connections of the name server."""
 
     def __init__(self, table: RouteTable, *, client: RemotingClient, scope: TaskScope) -> None:
         self._table = table
@@ -213,7 +221,9 @@ class MinIdNotices:
         self._scope = scope
 
     def after_registration(self, name: str, before: Smallest | None) -> None:
-        """A smaller id than all others registered: the others are told, or itself when it is alone."""
+        """Sends a notification if an id smaller than all others registered: to the others, or to the broker
+        itself when it is alone.
+        """
         now = self._table.smallest(name)
         if now is None or before is None or now.broker_id >= before.broker_id:
             return
@@ -221,7 +231,9 @@ class MinIdNotices:
         self._tell(name, others or [now.address], offline_address=None)
 
     def after_leaving(self, name: str, before: Smallest | None) -> None:
-        """The smallest one left: all that stay are told, when they know acting masters."""
+        """Sends a notification if the smallest broker left: to all that remain, if they support acting
+        masters.
+        """
         now = self._table.smallest(name)
         if before is None or now is None or now.address == before.address:
             return

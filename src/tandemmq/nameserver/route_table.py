@@ -1,10 +1,10 @@
-"""Which brokers live, under which names, with which topics: the `RouteTable`; what it remembers of a broker
-and of a replica set; and how a route is shown to one asker (acting masters, zones). Pure.
+"""The live brokers, their names and their topics: the `RouteTable`. Also its records of a broker and of a
+replica set, and the adaptation of a route to one client (acting masters, zones). Pure.
 
-The table is three tables derived from registrations: replica sets by broker name, queue data by topic,
-liveness by (cluster, address). Every change is one call that either happens whole or raises before it changed
-anything. Nothing here waits, knows a channel (a connection is any object, compared by identity) or reads a
-clock: `now_s` is a monotonic time.
+The table consists of three tables derived from registrations: replica sets by broker name, queue data by
+topic, liveness by (cluster, address). Every change is one call that is applied completely, or raises before
+it changed anything. The module does not wait, use channels (a connection is any object, compared by identity)
+or read a clock: `now_s` is a monotonic time.
 
 Source:  spec nameserver 2 to 7 and 9, the 5.x rules.
 """
@@ -27,18 +27,18 @@ HEARTBEAT_TIMEOUT_MS: Final = 120_000
 PERMISSION_ADDED: Final = Permission.READ | Permission.WRITE
 BROKERS_MAX: Final = 16_384
 TOPICS_MAX: Final = 300_000
-"""Ours, as the other: a list of all of them still fits into a frame with names of fifty characters."""
+"""TandemMQ's bounds: a list of all topics with names of fifty characters still fits into a frame."""
 SYNC_MEMBER_TOPIC_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
-"""Topics by which a replica set talks to itself: they show the addresses as they are."""
+"""The prefix of topics that a replica set uses internally; their routes show the addresses unchanged."""
 
 BrokerKey = tuple[str, str]
-"""(cluster, `host:port`)"""
+"""The key of a broker: (cluster, `host:port`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredBroker:
-    """What one broker says of itself. `is_acting_master_enabled` None: a broker that knows no acting
-    master.
+    """The registration of one broker. `is_acting_master_enabled` is None for a broker that does not support
+    acting masters.
     """
 
     cluster: str
@@ -61,7 +61,7 @@ class RegisteredBroker:
 
 @dataclass(frozen=True, slots=True)
 class MasterAddresses:
-    """Where a slave finds its master: `host:port` for requests and for replication."""
+    """The addresses of a master for its slaves: `host:port` for requests and for replication."""
 
     address: str
     ha_address: str
@@ -69,7 +69,7 @@ class MasterAddresses:
 
 @dataclass(slots=True)
 class LiveBroker:
-    """One broker that is heard from."""
+    """One live broker."""
 
     cluster: str
     address: str
@@ -102,7 +102,8 @@ class ReplicaSet:
 
 
 def with_acting_master(broker: BrokerData, queues: QueueData) -> BrokerData:
-    """While there is no master, the smallest slave id of a topic that is not writable stands as id 0.
+    """Returns the broker data with the smallest slave id shown as id 0 while there is no master. Applies only
+    to a topic that is not writable.
 
     Source:  spec nameserver 9.
     """
@@ -114,7 +115,8 @@ def with_acting_master(broker: BrokerData, queues: QueueData) -> BrokerData:
 
 
 def select_zone(route: TopicRoute, zone_name: str) -> TopicRoute:
-    """Without the brokers that have a master in another zone, and without their queues (spec nameserver 6).
+    """Returns the route without the brokers that have a master in another zone, and without their queues
+    (spec nameserver 6).
 
     Both lists may end up empty.
     """
@@ -129,7 +131,7 @@ def select_zone(route: TopicRoute, zone_name: str) -> TopicRoute:
 
 
 class Smallest(NamedTuple):
-    """The broker with the smallest id of a name; without an HA address when it is not heard from."""
+    """The broker with the smallest id of a name; without an HA address when it is not live."""
 
     broker_id: int
     address: str
@@ -137,9 +139,9 @@ class Smallest(NamedTuple):
 
 
 class RouteTable:
-    """Everything a name server knows of brokers and topics. Lists come in order of first registration.
+    """The name server's data about brokers and topics. Lists are in order of first registration.
 
-    At a bound: a new broker, or one that brings new topics, is refused.
+    At a bound: a new broker, or one that brings new topics, is rejected.
     """
 
     def __init__(self, *, brokers_max: int = BROKERS_MAX, topics_max: int = TOPICS_MAX) -> None:
@@ -157,15 +159,15 @@ class RouteTable:
     def register(
         self, registration: RegisteredBroker, now_s: float, *, drops_missing_topics: bool = False
     ) -> MasterAddresses | None:
-        """Takes the registration in; a slave gets its master's addresses when the master lives.
+        """Applies the registration; returns the master's addresses to a slave if the master is live.
 
-        Raises:  RequestRejected at a bound, and when the first registration of an id brings exactly one
-                 topic: it is an incremental one whose full one has not arrived.
-        Source:  spec nameserver 3.2. Unlike Java, what is refused leaves no empty broker behind.
+        Raises:  RequestRejected at a bound, and when the first registration of an id has exactly one topic:
+                 it is an incremental one whose full one has not arrived.
+        Source:  spec nameserver 3.2. Unlike in Java, a rejected registration leaves no empty broker behind.
         """
         broker_id, address = registration.broker_id, registration.address
         known = self._replica_sets.get(registration.broker_name)
-        # One address has one id: a slave that became master must not stay a slave.
+        # One address has one id: a slave that became master must not remain a slave.
         addresses = {
             number: other
             for number, other in (known.addresses.items() if known else ())
@@ -211,12 +213,14 @@ class RouteTable:
             )
 
     def _is_older(self, registration: RegisteredBroker, holder: str) -> bool:
-        """Whether the living holder of the same id is of a newer master term."""
+        """Returns True if the live holder of the same id belongs to a newer master term."""
         live = self._live.get((registration.cluster, holder))
         return live is not None and live.data_version.state_version > registration.data_version.state_version
 
     def _gives_topics(self, registration: RegisteredBroker, replica_set: ReplicaSet) -> bool:
-        """Topics come from the master, or from the smallest slave of a set that knows acting masters."""
+        """Returns True for the master, and for the smallest slave of a set that supports acting masters: only
+        these provide topics.
+        """
         if registration.broker_id == MASTER_ID:
             return True
         return registration.is_acting_master_enabled is not None and registration.broker_id == min(
@@ -224,7 +228,9 @@ class RouteTable:
         )
 
     def _take_topics(self, registration: RegisteredBroker, *, is_first: bool) -> None:
-        """With an equal data version only missing queues are added, so a wiped permission stays wiped."""
+        """Applies the topics. With an equal data version only missing queues are added, so a wiped permission
+        stays wiped.
+        """
         name = registration.broker_name
         live = self._live.get(registration.key)
         is_changed = is_first or live is None or live.data_version != registration.data_version
@@ -267,10 +273,10 @@ class RouteTable:
         return None if live is None else MasterAddresses(master, live.ha_address)
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> None:
-        """Replaces single brokers' queues of a topic; from the first unknown broker on, nothing is taken.
+        """Replaces single brokers' queues of a topic; entries from the first unknown broker on are ignored.
 
-        A topic that is new stays unknown when any of its brokers is (spec nameserver 6, code 217).
-        Raises:  RequestRejected when it is new and the table is full.
+        A new topic stays unknown if any of its brokers is (spec nameserver 6, code 217).
+        Raises:  RequestRejected when the topic is new and the table is full.
         """
         if topic not in self._queues and len(self._queues) >= self._topics_max:
             raise RequestRejected(f"the name server knows {self._topics_max} topics, its bound")
@@ -289,24 +295,24 @@ class RouteTable:
     # Liveness
 
     def touch(self, key: BrokerKey, now_s: float) -> None:
-        """A sign of life; an unknown broker is ignored."""
+        """Records a heartbeat; an unknown broker is ignored."""
         live = self._live.get(key)
         if live is not None:
             live.updated_at_s = now_s
 
     def data_version(self, key: BrokerKey) -> DataVersion | None:
-        """The version of the broker's last registration; None when it is not alive."""
+        """Returns the version of the broker's last registration; None when it is not live."""
         live = self._live.get(key)
         return None if live is None else live.data_version
 
     def expire(self, now_s: float) -> list[LiveBroker]:
-        """Removes the brokers that were silent for longer than their timeout; which ones."""
+        """Removes and returns the brokers that were silent for longer than their timeout."""
         return self._remove(
             [live for live in self._live.values() if live.updated_at_s + live.timeout_s < now_s]
         )
 
     def drop_connection(self, connection: object) -> list[LiveBroker]:
-        """Removes the brokers whose newest registration came over this connection; which ones."""
+        """Removes and returns the brokers whose newest registration came over this connection."""
         return self._remove([live for live in self._live.values() if live.connection is connection])
 
     def _remove(self, brokers: list[LiveBroker]) -> list[LiveBroker]:
@@ -315,9 +321,9 @@ class RouteTable:
         return brokers
 
     def unregister(self, cluster: str, broker_name: str, address: str, broker_id: int | None = None) -> bool:
-        """Removes one broker by its address. An unknown broker is ignored, and so is one that is registered
-        under another id than `broker_id`: the request is of an earlier role (spec nameserver 4). True when
-        the broker is not registered any more.
+        """Removes one broker by its address; returns True if the broker is not registered any more. An
+        unknown broker is ignored, and so is one registered under another id than `broker_id`: that request
+        belongs to an earlier role (spec nameserver 4).
         """
         replica_set = self._replica_sets.get(broker_name)
         addresses = {} if replica_set is None else replica_set.addresses
@@ -349,16 +355,16 @@ class RouteTable:
         self._topics_of.pop(replica_set.name, None)
 
     def _drop_queues(self, topic: str, broker_name: str) -> None:
-        """Of a topic that the broker has."""
+        """Removes the queues of a topic that the broker has."""
         brokers = self._queues[topic]
         del brokers[broker_name], self._topics_of[broker_name][topic]
         if not brokers:
             del self._queues[topic]
 
-    # Who is the smallest
+    # The smallest broker
 
     def smallest(self, broker_name: str) -> Smallest | None:
-        """The broker with the smallest id; None for an unknown name."""
+        """Returns the broker with the smallest id; None for an unknown name."""
         replica_set = self._replica_sets.get(broker_name)
         if replica_set is None:
             return None
@@ -370,7 +376,7 @@ class RouteTable:
         return list(self._replica_sets)
 
     def addresses(self, broker_name: str) -> list[str]:
-        """All addresses of a name, by id."""
+        """Returns all addresses of a name, by id."""
         replica_set = self._replica_sets.get(broker_name)
         return [] if replica_set is None else list(replica_set.addresses.values())
 
@@ -381,18 +387,18 @@ class RouteTable:
     # Administration
 
     def delete_topic(self, topic: str, cluster: str | None) -> None:
-        """Forgets a topic, on the brokers of one cluster or on all; what is unknown is ignored."""
+        """Forgets a topic, on the brokers of one cluster or on all; unknown names are ignored."""
         names = self._queues.get(topic, {})
         of_cluster = names if cluster is None else self._clusters.get(cluster, {})
         for name in [name for name in names if name in of_cluster]:
             self._drop_queues(topic, name)
 
     def wipe_write_permission(self, broker_name: str) -> int:
-        """Takes the write bit from all topics of a broker; how many topics it has."""
+        """Clears the write bit of all topics of a broker; returns their number."""
         return self._change_permissions(broker_name, lambda permission: permission & ~Permission.WRITE)
 
     def add_write_permission(self, broker_name: str) -> int:
-        """Sets all topics of a broker to read and write exactly; how many topics it has."""
+        """Sets all topics of a broker to exactly read and write; returns their number."""
         return self._change_permissions(broker_name, lambda _: int(PERMISSION_ADDED))
 
     def _change_permissions(self, broker_name: str, change: Callable[[int], int]) -> int:
@@ -406,9 +412,9 @@ class RouteTable:
     # Queries
 
     def route(self, topic: str, *, shows_acting_master: bool = False) -> TopicRoute | None:
-        """Queues of a topic and their brokers; None when either is missing.
+        """Returns the queues of a topic and their brokers; None when either is missing.
 
-        Queues of a broker that is not known stay in the list (spec nameserver 6).
+        Queues of an unknown broker stay in the list (spec nameserver 6).
         """
         queues = self._queues.get(topic, {})
         found = [self._replica_sets[name] for name in queues if name in self._replica_sets]
@@ -434,7 +440,7 @@ class RouteTable:
         )
 
     def member_group(self, cluster: str, broker_name: str) -> BrokerMembers:
-        """The addresses of a broker name; empty when it is unknown. The cluster is only repeated."""
+        """Returns the addresses of a broker name; empty when it is unknown. The cluster is only repeated."""
         replica_set = self._replica_sets.get(broker_name)
         addresses = {} if replica_set is None else dict(replica_set.addresses)
         return BrokerMembers(addresses=addresses, broker_name=broker_name, cluster=cluster)
@@ -447,7 +453,9 @@ class RouteTable:
         return [topic for topic, brokers in self._queues.items() if names & brokers.keys()]
 
     def topics_with_flag(self, *, set_bits: int, clear_bits: int = 0) -> list[str]:
-        """Topics whose first queue data has all `set_bits` and none of `clear_bits` in its sys flag."""
+        """Returns the topics whose first queue data has all `set_bits` and none of `clear_bits` in its sys
+        flag.
+        """
         flags = {
             topic: next(iter(brokers.values())).topic_sys_flag for topic, brokers in self._queues.items()
         }
@@ -456,7 +464,9 @@ class RouteTable:
         ]
 
     def system_topics(self) -> tuple[list[str], str | None]:
-        """Cluster and broker names, which are topics too; and the address of some broker (code 304)."""
+        """Returns the cluster and broker names, which are topics too, and the address of some broker (code
+        304).
+        """
         names: dict[str, None] = {}
         for cluster, brokers in self._clusters.items():
             names[cluster] = None

@@ -1,1 +1,1 @@
-"""What a person types: a cluster on this machine, messages in and out, and what is wrong."""
+"""The user's commands: a cluster on this machine, messages in and out, and diagnosis."""

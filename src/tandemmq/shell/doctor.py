@@ -1,6 +1,7 @@
-"""`tandemmq doctor`: looks at a cluster from outside, says what is wrong and what to do about it.
+"""`tandemmq doctor`: examines a cluster from outside, reports problems and how to fix them.
 
-A problem loses messages, stops senders or readers, or will; a warning is what somebody should have meant.
+A problem loses messages or stops senders or readers, now or soon. A warning is a setting that should be
+intended.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ from tandemmq.shell.session import AsJson, NameServers, find_name_servers, run
 from tandemmq.units import MASTER_ID, MIB
 
 CLOCK_MS_MAX: Final = 5_000
-"""Brokers tell their age in whole seconds, and the question takes its time."""
+"""Brokers report their uptime in whole seconds, and the request takes time."""
 DISK_PROBLEM: Final = 0.85
 DISK_WARNING: Final = 0.75
 LAG_BYTES_MAX: Final = 64 * MIB
 TOPICS_MAX: Final = 1_000
-"""Topics whose routes are looked at."""
+"""The most topics whose routes are examined."""
 
 _AGE: Final = re.compile(r"(\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds")
 _ALIKE: Final = {
@@ -58,12 +59,12 @@ _ALIKE: Final = {
     "flushDiskType": "warning",
     "fileReservedTime": "warning",
 }
-"""What a master and its slave must have alike, and how bad it is when they do not."""
+"""The settings that must be equal at a master and its slave, and the level of a difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorLine:
-    """`level`: ok, warning or problem; `fix` is empty for what is well."""
+    """One line of the report. `level` is ok, warning or problem; `fix` is empty for ok."""
 
     level: str
     area: str
@@ -73,7 +74,7 @@ class DoctorLine:
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
-    """What one broker answered."""
+    """The answers of one broker."""
 
     target: Target
     facts: Mapping[str, str]
@@ -86,7 +87,7 @@ class Checkup:
 
 
 def doctor(namesrv: NameServers = "", as_json: AsJson = False) -> None:
-    """Look for what is wrong in a cluster and say what to do; exit code 1 when there is a problem."""
+    """Look for problems in a cluster and report how to fix them; exit code 1 when there is a problem."""
     servers = find_name_servers(namesrv)
 
     async def work() -> int:
@@ -111,7 +112,7 @@ def _print(findings: Sequence[DoctorLine], *, as_json: bool) -> None:
 
 
 async def examine(tools: Tools, servers: Sequence[str]) -> list[DoctorLine]:
-    """Everything that can be found out; what cannot be asked is a finding, too."""
+    """Returns all findings about the cluster; a server that does not answer is a finding, too."""
     findings: list[DoctorLine] = []
     infos: dict[str, ClusterInfo] = {}
     for address in servers:
@@ -154,7 +155,9 @@ async def _check_up(tools: Tools, target: Target) -> Checkup | DoctorLine:
 
 
 def judge_name_servers(infos: Mapping[str, ClusterInfo]) -> Iterator[DoctorLine]:
-    """Name servers know nothing of each other: every broker must be registered at each of them."""
+    """Compares the name servers: they do not know each other, so every broker must be registered at each of
+    them.
+    """
     known = {address: {target.address for target in targets_of(info)} for address, info in infos.items()}
     everything = set().union(*known.values())
     for address, brokers in known.items():
@@ -170,7 +173,7 @@ def judge_name_servers(infos: Mapping[str, ClusterInfo]) -> Iterator[DoctorLine]
 
 
 def judge_broker(one: Checkup, now_ms: int, servers: Sequence[str]) -> Iterator[DoctorLine]:
-    """What one broker's own answers say."""
+    """Judges one broker by its own answers."""
     role = one.facts.get("brokerRole", "")
     is_master = one.target.broker_id == MASTER_ID
     if role and is_master == (role == "SLAVE"):
@@ -185,7 +188,7 @@ def judge_broker(one: Checkup, now_ms: int, servers: Sequence[str]) -> Iterator[
     yield from _judge_disk(one)
     yield from _judge_replication(one)
     yield from _judge_refusals(one)
-    is_elected = one.settings.get("enableControllerMode") == "true"  # it waits for its set, not for a number
+    is_elected = one.settings.get("enableControllerMode") == "true"  # waits for its set, not for a number
     if role == "SYNC_MASTER" and one.settings.get("inSyncReplicas") == "1" and not is_elected:
         fix = "set inSyncReplicas=2, or brokerRole=ASYNC_MASTER if that is what is meant"
         yield DoctorLine("warning", "settings", f"{one.label} is a SYNC_MASTER that waits for no slave", fix)
@@ -265,7 +268,9 @@ def _judge_replication(one: Checkup) -> Iterator[DoctorLine]:
 
 
 def _judge_refusals(one: Checkup) -> Iterator[DoctorLine]:
-    """Whom the broker has refused since it started; who is refused often stays silent. Only ours tell it."""
+    """Reports what the broker has rejected since it started, because rejected clients are often silent. Only
+    TandemMQ brokers report it.
+    """
     if REFUSALS_KEY not in one.facts:
         return
     found = []
@@ -291,7 +296,7 @@ def _judge_refusals(one: Checkup) -> Iterator[DoctorLine]:
 
 
 def judge_groups(info: ClusterInfo, checkups: Sequence[Checkup]) -> Iterator[DoctorLine]:
-    """Whether each group of brokers has a master, and whether its members fit each other."""
+    """Checks that each group of brokers has a master, and that its members' settings agree."""
     for name, broker in sorted(info.brokers.items()):
         if MASTER_ID not in broker.addresses:
             fix = "start it: until then nothing can be sent there, and reading goes on at its slaves"
@@ -341,7 +346,7 @@ _OPEN_PORTS: Final = {
 
 
 async def _judge_ports(servers: Sequence[str], checkups: Sequence[Checkup]) -> list[DoctorLine]:
-    """Which ports other machines reach that serve somebody who signs nothing and has no certificate."""
+    """Finds the ports that other machines reach and that serve clients without signature and certificate."""
     ports = [(address, "name server", RequestCode.GET_NAMESRV_CONFIG) for address in servers]
     for one in checkups:
         ports.append((one.target.address, "broker", RequestCode.GET_BROKER_CONFIG))
@@ -364,7 +369,9 @@ async def _judge_ports(servers: Sequence[str], checkups: Sequence[Checkup]) -> l
 
 
 async def _serves(stranger: RemotingClient, address: str, code: RequestCode) -> bool:
-    """Whether a server shows a stranger its settings, on a port that other machines reach."""
+    """Returns True if a server shows its settings to an unauthenticated client, on a port that other machines
+    reach.
+    """
     try:
         text = bytes((await call(stranger, address, code)).body)
         settings = parse_properties(text, address)
@@ -375,7 +382,9 @@ async def _serves(stranger: RemotingClient, address: str, code: RequestCode) -> 
 
 
 async def _serves_changes(stranger: RemotingClient, address: str) -> bool:
-    """Whether a controller would change something for a stranger; the request itself changes nothing."""
+    """Returns True if a controller would accept changes of an unauthenticated client; the request itself
+    changes nothing.
+    """
     header = NextBrokerIdRequest(cluster_name="doctor", broker_name="doctor")
     try:
         answer = await ask(stranger, address, RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, header)

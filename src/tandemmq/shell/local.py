@@ -1,11 +1,11 @@
-"""A cluster of this machine: its folder, its ports, what it says about itself, and its processes.
+"""A local cluster: its folder, its ports, its recorded state, and its processes.
 
-The folder holds one directory per process (`server.properties`, the log, the store), `up.json` with what
-runs, and `up.lock`, which the supervisor holds while it lives.
+The folder holds one directory per process (`server.properties`, the log, the store), `up.json` with the
+running servers, and `up.lock`, which the supervisor holds while it runs.
 
-Invariants: a lock ends with its process, so a folder has at most one supervisor and a dead one is known at
-            once. Every server carries the folder in its environment, so servers whose supervisor was killed
-            are found again, and nobody else's process is ever taken for one of them.
+Invariants: a lock ends with its process, so a folder has at most one supervisor, and a dead one is noticed at
+            once. Every server carries the folder in its environment. So servers whose supervisor was killed
+            are found again, and no other process is ever mistaken for one of them.
 """
 
 from __future__ import annotations
@@ -39,20 +39,24 @@ MARK: Final = "TANDEMMQ_UP"
 NAMESRV_PORT: Final = 9876
 BROKER_PORT: Final = 10911
 PORT_STEP: Final = 20
-"""Between the masters of two groups; a slave listens half as far behind its master."""
+"""The distance between the ports of the masters of two groups; a slave listens half of it above its
+master.
+"""
 PORTS_OF_BROKER: Final = (-2, 0, 1)
-"""The second listener, the first, and the one for replication."""
+"""The port distances of the second listener, the first, and the one for replication."""
 CONTROLLER_DISTANCE: Final = 2
-"""Of the controller's port from the name server's, whose process it shares: RocketMQ's 9878 by default."""
+"""The distance from the name server's port to the port of the controller, which runs in its process:
+RocketMQ's 9878 by default.
+"""
 ELECTED: Final = "elected"
-"""The role of a broker that is master or slave by turns, in `up.json`."""
+"""The role in `up.json` of a broker that may be master or slave."""
 GROUPS_MAX: Final = 26
 AUTO: Final = "auto"
 _AUTO_LOWEST, _AUTO_HIGHEST = 12_000, 30_000
-"""Below what systems give to outgoing connections: none of those takes a port between choice and use."""
+"""Below the ephemeral port range, so that no outgoing connection occupies a port between choice and use."""
 
 COMMIT_LOG_FILE_BYTES: Final = 128 * MIB
-"""On a small disk less, so that each broker has room for LOG_FILES_MIN files."""
+"""Smaller on a small disk, so that each broker has room for LOG_FILES_MIN files."""
 LOG_FILES_MIN: Final = 4
 STOP_SECONDS_MAX: Final = 20.0
 _PAUSE_S: Final = 0.05
@@ -68,7 +72,7 @@ class AlreadyRunning(TandemError):
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """One process: how it is started and where it will be found. `command` follows `tandemmq`."""
+    """The start command and the address of one process. `command` follows `tandemmq`."""
 
     name: str
     role: str
@@ -83,7 +87,7 @@ class ServerPlan:
 
 @dataclass(slots=True)
 class ServerState:
-    """One process as `up.json` has it. `note`: why it does not run now."""
+    """One process in `up.json`. `note` is the reason why it is not running."""
 
     name: str
     role: str
@@ -98,7 +102,7 @@ class ServerState:
 
 @dataclass(slots=True)
 class UpState:
-    """What a supervisor says about its cluster; `error`: why it gave up."""
+    """The supervisor's report on its cluster; `error` is the reason why it gave up."""
 
     pid: int
     folder: str
@@ -123,16 +127,16 @@ def make_plan(
     bind: str = "",
     overrides: Sequence[str] = (),
 ) -> list[ServerPlan]:
-    """The processes of a cluster, the name server first, then masters, then slaves.
+    """Plans the processes of a cluster: the name server first, then masters, then slaves.
 
-    `is_elected`: a controller in the name server's process decides who of a group is master. A folder stays
-    of the kind that it began as; None: of that kind, and a new one is elected unless `is_minimal`.
+    With `is_elected` a controller in the name server's process chooses the master of each group. A folder
+    keeps the mode that it began with; None: that mode, and a new folder is elected unless `is_minimal`.
 
-    `host` is the address that clients are told. `bind`: where the servers listen; by default there when it is
-    an address of the loopback, else on all interfaces.
+    `host` is the address that clients are given. `bind` is the address to listen at; the default is `host` if
+    it is a loopback address, else all interfaces.
 
-    Raises:  ConfigError for numbers and addresses that cannot be used, for ports that are taken, and for a
-             folder of the other kind.
+    Raises:  ConfigError for invalid numbers and addresses, for ports in use, and for a folder with the other
+             mode.
     """
     controller_store = folder / "namesrv" / "controller"
     is_old = any(folder.glob("broker-*/store"))  # else a start may have failed, which decides nothing
@@ -206,7 +210,7 @@ def make_plan(
 
 
 def _choose_log_file_bytes(folder: Path, broker_count: int) -> int:
-    """How large the log files of new stores in `folder` are: a power of two.
+    """Returns the size of the log files of new stores in `folder`: a power of two.
 
     Raises:  ConfigError when the disk has no room for LOG_FILES_MIN of the smallest files for each broker.
     """
@@ -222,7 +226,9 @@ def _choose_log_file_bytes(folder: Path, broker_count: int) -> int:
 
 
 def _kept_log_file_bytes(directory: Path) -> int:
-    """The size that a broker's store was made with: all files of a log are alike. 0 without a store."""
+    """Returns the file size with which a broker's store was created, because all files of a log have the same
+    size; 0 without a store.
+    """
     path = directory / "server.properties"
     if not (directory / "store" / "commitlog").exists() or not path.exists():
         return 0
@@ -231,7 +237,7 @@ def _kept_log_file_bytes(directory: Path) -> int:
 
 
 def _require_ipv4(option: str, text: str) -> None:
-    """Raises ConfigError for what is not a numeric address of IPv4."""
+    """Raises ConfigError for a text that is not a numeric IPv4 address."""
     try:
         IPv4Address(text)
     except ValueError:
@@ -254,7 +260,7 @@ def _pairs(overrides: Sequence[str]) -> dict[str, str]:
 def _choose_ports(
     bind: str, groups: int, *, is_minimal: bool, is_elected: bool, port_base: str
 ) -> tuple[int, list[tuple[int, ...]]]:
-    """The name server's port, and per group those of its brokers."""
+    """Returns the name server's port, and the ports of the brokers by group."""
 
     def ports_from(names: int, first: int) -> tuple[int, list[tuple[int, ...]]]:
         masters = [first + PORT_STEP * number for number in range(groups)]
@@ -290,7 +296,7 @@ def _choose_ports(
 
 def _is_free(host: str, port: int) -> bool:
     with socket.socket() as one:
-        # As the servers do: a port whose last connections are only fading is free.
+        # As the servers do: a port with connections in TIME_WAIT counts as free.
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             one.bind((host, port))
@@ -307,12 +313,12 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def default_folder() -> Path:
-    """$TANDEMMQ_STORE, else ~/.tandemmq."""
+    """Returns $TANDEMMQ_STORE, else ~/.tandemmq."""
     return (Path(os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER)).expanduser().resolve()
 
 
 def write_state(state: UpState) -> None:
-    """`up.json` has this state, whole, for every reader from now on."""
+    """Replaces `up.json` atomically with this state."""
     path = Path(state.folder) / "up.json"
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
@@ -320,7 +326,9 @@ def write_state(state: UpState) -> None:
 
 
 def read_state(folder: Path) -> UpState | None:
-    """What the last supervisor of the folder said; None when there was none or it cannot be read."""
+    """Returns the last state written by a supervisor of the folder; None when there is none or it cannot be
+    read.
+    """
     try:
         found: dict[str, Any] = json.loads((folder / "up.json").read_text(encoding="utf-8"))
         servers = [ServerState(**one) for one in found.pop("servers")]
@@ -330,7 +338,7 @@ def read_state(folder: Path) -> UpState | None:
 
 
 def running_state(folder: Path) -> UpState:
-    """What the supervisor that runs now says. Raises NotRunning."""
+    """Returns the state of the running supervisor. Raises NotRunning."""
     state = read_state(folder)
     if state is None or supervisor_pid(folder) != state.pid:
         raise NotRunning(f"no cluster runs in {folder}: start one with `tandemmq up`")
@@ -339,7 +347,7 @@ def running_state(folder: Path) -> UpState:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """The folder is ours while the block runs. Raises AlreadyRunning."""
+    """Holds the folder's lock while the block runs. Raises AlreadyRunning."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -356,7 +364,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 
 def supervisor_pid(folder: Path) -> int | None:
-    """The process that holds the folder now."""
+    """Returns the id of the process that holds the folder now; None without one."""
     try:
         descriptor = os.open(folder / "up.lock", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -376,12 +384,12 @@ def supervisor_pid(folder: Path) -> int | None:
 
 
 def environment_of(folder: Path) -> dict[str, str]:
-    """What a server of the folder is started with."""
+    """Returns the environment of a server of the folder."""
     return {**os.environ, MARK: str(folder)}
 
 
 def server_pids(folder: Path) -> list[int]:
-    """The servers of the folder that run, whoever started them."""
+    """Returns the running servers of the folder, whoever started them."""
     mark = f"{MARK}={folder}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -391,12 +399,12 @@ def server_pids(folder: Path) -> list[int]:
             if mark in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
         except OSError:
-            continue  # it has ended, or is another user's
+            continue  # it has ended, or belongs to another user
     return sorted(found)
 
 
 def end_servers(folder: Path, stop_seconds_max: float = STOP_SECONDS_MAX) -> int:
-    """Ends the servers of the folder, in order, then by force; how many there were."""
+    """Stops the servers of the folder, by SIGTERM and then by SIGKILL; returns their number."""
     pids = server_pids(folder)
     _signal(pids, signal.SIGTERM)
     if not _until(lambda: not server_pids(folder), stop_seconds_max):
@@ -406,12 +414,14 @@ def end_servers(folder: Path, stop_seconds_max: float = STOP_SECONDS_MAX) -> int
 
 
 def end_supervisor(folder: Path) -> bool:
-    """Ends the supervisor, which ends its servers; by force when it does not. False when there was none."""
+    """Stops the supervisor, which stops its servers; kills it if it does not end. Returns False when there
+    was none.
+    """
     pid = supervisor_pid(folder)
     if pid is None:
         return False
     _signal([pid], signal.SIGTERM)
-    # It lets go of the folder a moment before it ends.
+    # It releases the folder a moment before it ends.
     if not _until(lambda: not _is_running(pid), 2 * STOP_SECONDS_MAX):
         _signal([pid], signal.SIGKILL)
         _until(lambda: not _is_running(pid), STOP_SECONDS_MAX)
@@ -419,7 +429,7 @@ def end_supervisor(folder: Path) -> bool:
 
 
 def _is_running(pid: int) -> bool:
-    """False also for a process that has ended and whose parent has not asked for its code."""
+    """Returns True if the process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -23,12 +23,12 @@ def topics(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List topics with their queues and how many messages they hold."""
+    """List topics with their queues and message counts."""
 
     async def work(tools: Tools) -> CommandAnswer:
         table = Table("topics", ("topic", "queues", "messages", "brokers"))
         info = await tools.cluster_admin.cluster_info()
-        # Each broker has a topic of its own name, one of its cluster's, and one for replies.
+        # Each broker has a topic of its own name, one of its cluster's name, and one for replies.
         of_brokers = {*info.brokers, *info.clusters, *map(reply_topic, info.clusters)}
         for name in await tools.cluster_admin.topics():
             is_system = name in of_brokers or is_system_topic(name)
@@ -65,7 +65,7 @@ def lag(
     ] = 2.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show how far a group is behind, per queue."""
+    """Show the lag of a group, per queue."""
 
     def work(tools: Tools) -> Awaitable[CommandAnswer]:
         return group_tools.show_progress(tools, group, topic)

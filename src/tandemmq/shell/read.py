@@ -43,12 +43,12 @@ from tandemmq.shell.session import (
 from tandemmq.units import MASTER_ID
 
 PULL_COUNT_MAX: Final = 32
-"""What RocketMQ's brokers give at most in one answer from memory, by default."""
+"""The most messages that RocketMQ's brokers return in one answer from memory, by default."""
 SUSPEND_MS: Final = 15_000
 WAITING_PULLS_MAX: Final = 16
-"""Answers of all queues that wait for a slow reader; then the queues wait."""
+"""The most answers, of all queues, that wait for a slow reader; then the queues pause."""
 _LAST: Final = 10
-"""How many messages `tail` begins with, as the command of that name does with lines."""
+"""The number of messages that `tail` starts with; the Unix command starts with as many lines."""
 _RETRY_S: Final = 0.5
 _READER_LOOK_S: Final = 0.5
 _MS_DIGITS_MAX: Final = 18
@@ -57,7 +57,7 @@ _TIME_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 Tag = Annotated[str, typer.Option("--tag", help="Only these tags, separated by ||.", metavar="TAGS")]
 
 
-# A group
+# Reading as a group
 
 
 def consume(
@@ -78,7 +78,7 @@ def consume(
     meta: Meta = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read as a member of a group: what was written out is acknowledged, the next run goes on behind it."""
+    """Read as a member of a group. Printed messages are acknowledged; the next run continues after them."""
     check_name(topic)
     if start not in ("first", "last"):
         raise typer.BadParameter(f"--from {start}: first or last")
@@ -114,12 +114,12 @@ def consume(
     run(work)
 
 
-# Without a group
+# Reading without a group
 
 
 @dataclass(slots=True)
 class TopicTail:
-    """Pulls a topic's queues and goes to a slave while a master is away."""
+    """Pulls a topic's queues; uses a slave while a master is away."""
 
     tools: Tools
     topic: str
@@ -127,7 +127,7 @@ class TopicTail:
     addresses: dict[str, dict[int, str]] = field(default_factory=dict)
 
     async def queues(self) -> tuple[MessageQueue, ...]:
-        """The queues that can be read now. Raises TopicNotFound."""
+        """Returns the queues that can be read now. Raises TopicNotFound."""
         view = build_view(self.topic, await self.tools.cluster_admin.topic_route(self.topic))
         self.addresses = {name: dict(replicas) for name, replicas in view.addresses.items()}
         return view.subscribe_queues
@@ -135,7 +135,7 @@ class TopicTail:
     async def pull(
         self, queue: MessageQueue, offset: int, *, suspend_ms: int = 0, avoided: Sequence[str] = ()
     ) -> tuple[Pulled, list[ReceivedMessage], int]:
-        """One answer, the messages in it that are wanted, and the id of the broker that gave it."""
+        """Returns one answer, the wanted messages in it, and the id of the answering broker."""
         replica = choose_replica(self.addresses.get(queue.broker_name, {}), MASTER_ID, avoided)
         if replica is None:
             raise NoRoute(f"no address of broker {queue.broker_name!r} is known")
@@ -162,7 +162,7 @@ class TopicTail:
         return pulled, found, replica.broker_id
 
     async def read(self, queue: MessageQueue, offset: int, count: int) -> list[ReceivedMessage]:
-        """Up to `count` messages from the offset on, as far as the queue reaches now."""
+        """Returns up to `count` messages from the offset on, up to the current end of the queue."""
         messages: list[ReceivedMessage] = []
         while len(messages) < count:
             pulled, found, _ = await self.pull(queue, offset)
@@ -175,7 +175,9 @@ class TopicTail:
     async def follow(
         self, queue: MessageQueue, offset: int, out: asyncio.Queue[list[ReceivedMessage]]
     ) -> None:
-        """All messages from the offset on, for ever; faults are told once and outlived."""
+        """Puts all messages from the offset on into `out`, for ever; a fault is reported once, and reading is
+        retried.
+        """
         is_away = False
         while True:
             try:
@@ -191,7 +193,7 @@ class TopicTail:
             if found:
                 await out.put(found)
             if broker_id != MASTER_ID and pulled.next_offset < offset:
-                await asyncio.sleep(_RETRY_S)  # a slave that is behind what its master gave us
+                await asyncio.sleep(_RETRY_S)  # the slave is behind the offset that its master had
             elif pulled.next_offset == offset:
                 await asyncio.sleep(0.05 if pulled.status is PullStatus.NOTHING_NEW else _RETRY_S)
             else:
@@ -201,16 +203,16 @@ class TopicTail:
         try:
             await self.queues()
         except TandemError:
-            return  # the name server is away, too; what we know stays
+            return  # the name server is away, too; the known addresses stay
 
 
 def received(record: Record, broker_name: str) -> ReceivedMessage:
-    """The message of a record."""
+    """Returns the message of a record."""
     return ReceivedMessage(record, broker_name=broker_name)
 
 
 def in_time(messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
-    """By when they were stored, then by their place."""
+    """Sorts messages by store time, then by position."""
     return sorted(
         messages, key=lambda one: (one.stored_at_ms, one.broker_name, one.queue_id, one.queue_offset)
     )
@@ -240,7 +242,7 @@ def tail(
     meta: Meta = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the last messages of all queues and what comes, without a group; goes on while brokers restart."""
+    """Show the last messages of all queues and new ones, without a group; continues while brokers restart."""
     check_name(topic)
     if last and since:
         raise typer.BadParameter("either --last or --since")
@@ -315,7 +317,7 @@ def browse(
     meta: Meta = True,
     as_json: AsJson = False,
 ) -> None:
-    """Look messages up by place, time, key, tag or id; exit code 1 when there is none."""
+    """Look up messages by position, time, key, tag or id; exit code 1 when there is none."""
     check_name(topic)
     if sum(map(bool, (offset is not None, when, key, message_id))) > 1:
         raise typer.BadParameter("one of --offset, --time, --key and --id")
@@ -353,7 +355,8 @@ async def _look_up(tools: Tools, topic: str, key: str, message_id: str, count: i
 
 
 def parse_when(text: str) -> int:
-    """Milliseconds since 1970 of `10m` (ago), of an ISO time (local unless it says otherwise), or of itself.
+    """Returns milliseconds since 1970 for a duration such as `10m` (ago), an ISO time (local unless it has a
+    zone), or milliseconds.
 
     Raises:  typer.BadParameter.
     """

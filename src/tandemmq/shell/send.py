@@ -1,4 +1,4 @@
-"""`tandemmq produce`: lines become messages, as they come; `tandemmq resend`: dead letters go once more."""
+"""`tandemmq produce` sends lines as messages, as they arrive; `tandemmq resend` redelivers dead letters."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def produce(
     ] = 1_000,
     as_json: AsJson = False,
 ) -> None:
-    """Send each line as one message, without its line end. Empty lines are passed over."""
+    """Send each line as one message, without its line end. Empty lines are skipped."""
     check_name(topic)
     pairs = dict(_pair(text) for text in properties or ())
     options = ProducerOptions(client=tools_options(), batch_count_max=batch)
@@ -107,9 +107,9 @@ def produce(
 
 
 def read_lines(source: int) -> Iterator[list[bytes]]:
-    """The lines that are there, as soon as some are; the last one may lack its line end.
+    """Yields the available lines as soon as there are some; the last one may lack its line end.
 
-    Raises:  MessageIllegal for a line that no message can hold.
+    Raises:  MessageIllegal for a line that is longer than a message may be.
     """
     rest = b""
     while chunk := os.read(source, READ_BYTES):
@@ -123,7 +123,7 @@ def read_lines(source: int) -> Iterator[list[bytes]]:
 
 
 class Sending:
-    """What was sent so far, and the bar that shows it."""
+    """The progress of sending, and the bar that shows it."""
 
     def __init__(self, progress: Progress | None) -> None:
         self.sent_count = 0
@@ -134,7 +134,7 @@ class Sending:
         self._began = time.monotonic()
 
     def send(self, producer: BlockingProducer, messages: list[Message], line_count: int) -> None:
-        """Raises the first error, once everything under way has its result."""
+        """Sends the messages. Raises the first error, once every send in flight has its result."""
         producer.send_many(messages, on_result=self._note)
         self.lines_before += line_count
         if self._progress is not None and self._task is not None:
@@ -151,7 +151,7 @@ class Sending:
         return self.sent_count / max(time.monotonic() - self._began, 1e-6)
 
     def tell(self, topic: str, *, as_json: bool) -> None:
-        """What was done, in the end."""
+        """Prints the summary."""
         seconds = time.monotonic() - self._began
         if as_json:
             facts = {"topic": topic, "sent": self.sent_count, "not_replicated": self.alone_count}
@@ -163,7 +163,7 @@ class Sending:
             note(f"{self.alone_count} of them are not at a slave yet: `tandemmq doctor` looks why")
 
     def explain(self, error: TandemError) -> Explained:
-        """The error with how to go on."""
+        """Returns the error with the way to resume."""
         return Explained(
             f"{explain(error)}. {self.sent_count} messages are stored; all lines up to {self.lines_before}"
             f" are among them, so `tail -n +{self.lines_before + 1}` gives those to send again"
@@ -174,7 +174,7 @@ class Sending:
 
 
 RESEND_COUNT: Final = 256
-"""So many are sent, and then noted as sent, at a time."""
+"""The number of messages that are sent before the progress is saved."""
 
 
 def resend(
@@ -194,9 +194,9 @@ def resend(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show them.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send the dead letters of a group once more: to its retries, where other groups do not see them.
+    """Redeliver a group's dead letters; only that group receives them, unless --to names a topic.
 
-    Without --key and --id all go, and the next run goes on behind them.
+    Without --key and --id all dead letters are sent, and the next run continues after them.
     """
     check_name(retry_topic(group))
     if to:
@@ -227,10 +227,11 @@ def resend(
 
 
 class DeadLetterGroup:
-    """The dead letters of a group, and how far they were sent again.
+    """The dead letters of a group, and the progress of resending them.
 
-    The mark is an offset of a group of our own, so it is kept by the broker and seen from every machine. It
-    follows the sends: what was sent and not noted, because we were killed, is sent twice.
+    The progress is a committed offset of a separate group, so the broker stores it, and every machine sees
+    it. It is committed after the sends: messages sent but not committed, because the process was killed, are
+    sent twice.
     """
 
     def __init__(
@@ -250,7 +251,7 @@ class DeadLetterGroup:
         return not (self._keys or self._ids)
 
     async def open(self, *, again: bool) -> None:
-        """Find what there is now."""
+        """Finds the dead letters to read now."""
         admin = self._tools.cluster_admin
         try:
             queues = await self._reader.queues()
@@ -267,7 +268,7 @@ class DeadLetterGroup:
             self._ends[queue] = begin, ends.max_offset
 
     async def read(self) -> AsyncIterator[list[ReceivedMessage]]:
-        """Those that are wanted, by queue; some are noted as sent when the next ones are asked for."""
+        """Yields the wanted dead letters by queue; the progress is saved when the next ones are requested."""
         for queue, (begin, end) in self._ends.items():
             while begin < end:
                 found = await self._reader.read(queue, begin, min(RESEND_COUNT, end - begin))
@@ -284,7 +285,7 @@ class DeadLetterGroup:
         return self._is_whole or bool(self._keys.intersection(message.keys) or self._ids & ids)
 
     async def send(self, messages: list[ReceivedMessage]) -> None:
-        """One after the other, so that their order stays. Raises the first error."""
+        """Sends the messages one after the other, to keep their order. Raises the first error."""
         view = build_view(self.target, await self._route())
         for message in messages:
             masters = [view.master_address(name) for name in (message.broker_name, *view.addresses)]
@@ -298,7 +299,9 @@ class DeadLetterGroup:
                 note(f"{message.message_id} is not at a slave yet: {answer.status.value}")
 
     async def _route(self) -> TopicRoute:
-        """A broker that has dead letters of the group takes its retries, too."""
+        """Returns the route of the target; if the retry topic has none, that of the dead letters: their
+        brokers accept the group's retries, too.
+        """
         admin = self._tools.cluster_admin
         try:
             return await admin.topic_route(self.target)
@@ -308,7 +311,7 @@ class DeadLetterGroup:
             return await admin.topic_route(self._topic)
 
     def _header(self, message: ReceivedMessage) -> SendRequestV2:
-        """The message as it was, with its tries counted anew."""
+        """Returns the message with its original content and a new retry count."""
         pairs = {name: text for name, text in message.properties.items() if name not in _OF_ITS_TRIES}
         pairs[names.WAIT] = "true"
         if not is_retry_topic(self.target):
@@ -362,7 +365,9 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 class _progress:  # a context manager
-    """A bar on the terminal's standard error; None elsewhere, and where a person types the lines."""
+    """A progress bar on a terminal's standard error; None elsewhere, and if the lines are typed at a
+    terminal.
+    """
 
     def __init__(self, source: int) -> None:
         self._progress: Progress | None = None

@@ -1,8 +1,8 @@
-"""What the commands for messages share: which name server, how they end, how messages are written.
+"""The shared parts of the commands for messages: finding the name server, exit codes, and writing messages.
 
-Invariants: standard output carries messages and nothing else, so pipes and files work; notes go to standard
-            error. A reader that has gone (`| head -1`) is a good end, not an error. An error names what the
-            user can do next.
+Invariants: standard output carries only messages, so pipes and files work; notes go to standard error. A
+            closed reader (`| head -1`) is a successful end, not an error. An error names the user's next
+            step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tandemmq.shell import local
 
 VARIABLES: Final = ("TANDEMMQ_NAMESRV", "NAMESRV_ADDR")
 ROUTE_PATIENCE_S: Final = 5.0
-"""A broker that has just started is at the name server within this time."""
+"""The time within which a broker that has just started is registered at the name server."""
 
 NameServers = Annotated[
     str,
@@ -69,13 +69,15 @@ class Explained(TandemError):
 
 
 def explain(error: TandemError) -> TandemError:
-    """The error with what to do about it, where we know that."""
+    """Returns the error with the next step, if one is known."""
     step = next((step for kind, step in _NEXT_STEPS if isinstance(error, kind)), "")
     return Explained(f"{error}; {step}") if step else error
 
 
 def find_name_servers(given: str) -> str:
-    """What was given, else of the environment, else of the cluster that runs here. Raises ConfigError."""
+    """Returns the given name servers, else those of the environment, else that of the local cluster. Raises
+    ConfigError.
+    """
     text = given or next(filter(None, (os.environ.get(name) for name in VARIABLES)), "")
     if text:
         return text
@@ -88,7 +90,7 @@ def find_name_servers(given: str) -> str:
 
 
 def run(work: Callable[[], Awaitable[int]]) -> NoReturn:
-    """Does the work and exits with its code; Ctrl-C and SIGTERM end it in order, with code 0."""
+    """Does the work and exits with its code; Ctrl-C and SIGTERM cancel it and exit with code 0."""
     _quiet_logs()
 
     async def main() -> int:
@@ -107,7 +109,7 @@ def run(work: Callable[[], Awaitable[int]]) -> NoReturn:
 
 @contextmanager
 def ending_well() -> Iterator[None]:
-    """Errors get their next step; a reader that has gone ends the command with code 0."""
+    """Adds the next step to errors; a closed reader of standard output ends the command with code 0."""
     with readers_may_go():
         try:
             yield
@@ -116,17 +118,17 @@ def ending_well() -> Iterator[None]:
 
 
 def _quiet_logs() -> None:
-    """The client's log lines are for services; commands say themselves what happens."""
+    """Discards the client's log lines, which are meant for services; commands print their own messages."""
     logging.getLogger("tandemmq").addHandler(logging.NullHandler())
 
 
 def note(sentence: str) -> None:
-    """A sentence for the person at the terminal."""
+    """Prints a sentence for the user to standard error."""
     typer.echo(f"tandemmq: {sentence}", err=True)
 
 
 def check_name(topic: str) -> None:
-    """Raises typer.BadParameter for what cannot be a topic."""
+    """Raises typer.BadParameter for an invalid topic name."""
     try:
         check_topic(topic)
     except TandemError as error:
@@ -137,9 +139,9 @@ def check_name(topic: str) -> None:
 
 
 def write_messages(messages: Iterable[ReceivedMessage], *, as_json: bool, with_meta: bool) -> None:
-    """Each message as one line on standard output; all are written when this returns.
+    """Writes each message as one line to standard output; all are written when the function returns.
 
-    A body that could not be decoded is written as it is stored, with a note on standard error.
+    A body that could not be decoded is written as stored, with a note on standard error.
     """
     is_terminal = sys.stdout.isatty()
     out = sys.stdout.buffer
@@ -152,7 +154,7 @@ def write_messages(messages: Iterable[ReceivedMessage], *, as_json: bool, with_m
         else:
             line = bytes(message.body)
             if is_terminal:
-                # A terminal takes control bytes as commands.
+                # A terminal interprets control bytes as commands.
                 line = _printable(line)
             if with_meta:
                 line = _meta(message).encode() + b"\t" + line
@@ -172,7 +174,7 @@ def _printable(line: bytes) -> bytes:
 
 
 def is_reader_gone() -> bool:
-    """True when standard output is a pipe that nobody reads any more."""
+    """Returns True if standard output is a pipe whose reader has closed it."""
     try:
         watched = select.poll()
         watched.register(sys.stdout.fileno(), 0)

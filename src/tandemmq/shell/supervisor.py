@@ -1,9 +1,10 @@
-"""Keeps the servers of a local cluster running: starts them, starts again what dies, stops them in order.
+"""Keeps the servers of a local cluster running: starts them, restarts those that die, and stops them in
+order.
 
-Invariants: what `up.json` says is written at every change, before it is printed. A server that dies is
-            started again after a pause that doubles with each death, up to RESTART_PAUSE_S_MAX, and begins
-            anew once the server has run for STEADY_S. A server that was never ready ends the whole `up`: then
-            something is wrong that another try does not mend.
+Invariants: every change is written to `up.json` before it is printed. A server that dies is restarted after a
+            pause that doubles with each death, up to RESTART_PAUSE_S_MAX; the pause is reset once the server
+            has run for STEADY_S. A server that was never ready ends the whole `up`, because another try would
+            fail in the same way.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ RESTART_PAUSE_S_MAX: Final = 30.0
 STEADY_S: Final = 60.0
 STOP_S_MAX: Final = local.STOP_SECONDS_MAX
 LOG_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Of one server; at this size the log becomes `log.1`, which replaces the one before it."""
+"""The size of one server's log at which it becomes `log.1`, replacing the previous one."""
 LOG_LOOK_S: Final = 10.0
 REGISTERED_LOOK_S: Final = 0.05
 SLOW_START_S: Final = 15.0
-"""Then whoever waits is told for what."""
+"""The time after which the user is told which servers are not ready."""
 
 Say = Callable[[str], None]
 
 
 class SupervisedServer:
-    """One process and its whole history under this supervisor."""
+    """One server process with its restarts."""
 
     def __init__(self, plan: ServerPlan, folder: Path, note: Callable[[], None], say: Say) -> None:
         self.plan = plan
@@ -55,17 +56,17 @@ class SupervisedServer:
 
     @property
     def label(self) -> str:
-        """How lines for people name it."""
+        """The name in lines for people."""
         return self.plan.name if self.plan.name == self.plan.role else f"{self.plan.name} {self.plan.role}"
 
     async def run(self) -> None:
-        """Until `stop`. Raises ProcessFailed when the first start fails."""
+        """Runs the server until `stop`. Raises ProcessFailed when the first start fails."""
         pause_s = RESTART_PAUSE_S_MIN
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
                 how = _ending(await self._live())
-            except OSError as error:  # no process or no file can be made now
+            except OSError as error:  # no process or file can be created now
                 how = f"cannot be started: {error.strerror or error}"
             if self._stopping.is_set():
                 return
@@ -82,7 +83,7 @@ class SupervisedServer:
             self.state.restarts += 1
 
     async def _live(self) -> int:
-        """One life of the process; its exit code."""
+        """Runs the process once; returns its exit code."""
         self.bound_log()
         with self.plan.log_path.open("ab") as log:
             self._log_begin = log.tell()
@@ -95,7 +96,8 @@ class SupervisedServer:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env=self._environment,
-                # Ctrl-C reaches every process of a terminal's session; these are stopped by us, in order.
+                # Ctrl-C reaches every process of a terminal's session; the supervisor stops these processes
+                # in order.
                 start_new_session=True,
             )
         self.state.pid, self.state.started_at = process.pid, _now_ms()
@@ -112,7 +114,7 @@ class SupervisedServer:
         return await process.wait()
 
     async def stop(self) -> None:
-        """Ends the process in order; by force after STOP_S_MAX."""
+        """Stops the process by SIGTERM, or by SIGKILL after STOP_S_MAX."""
         self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
@@ -127,7 +129,7 @@ class SupervisedServer:
         self._change("stopped")
 
     def bound_log(self) -> None:
-        """A log that has grown too long is set aside; what is written while it is copied may be lost."""
+        """Moves a log that has grown too long aside; lines written during the copy may be lost."""
         path = self.plan.log_path
         with suppress(OSError):
             if path.stat().st_size > LOG_BYTES_MAX:
@@ -140,7 +142,7 @@ class SupervisedServer:
                 self._process.terminate()
 
     def _last_words(self) -> str:
-        """The sentence with which the server ended this life; empty when it said none."""
+        """Returns the server's last error message of this run; empty when there is none."""
         with suppress(OSError), self.plan.log_path.open("rb") as log:
             log.seek(self._log_begin)
             lines = log.read(LOG_BYTES_MAX).decode("utf-8", "replace").splitlines()
@@ -165,7 +167,9 @@ class Supervisor:
         self._tasks: list[asyncio.Task[None]] = []
 
     def _note(self) -> None:
-        """`up.json` as things are. A full disk must not end what it tells of: the next change tries again."""
+        """Writes the state to `up.json`. A full disk must not end the supervisor: the next change tries
+        again.
+        """
         try:
             local.write_state(self.state)
         except OSError as error:
@@ -177,14 +181,14 @@ class Supervisor:
             self._is_told = True
 
     async def run(self, on_ready: Callable[[UpState], None]) -> None:
-        """Until a signal asks for the end.
+        """Runs the servers until a signal ends them.
 
         Raises:  ProcessFailed when a server cannot be started, OSError when the folder cannot be written.
         """
         due = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
                 loop.add_signal_handler(number, due.set)
         ending = asyncio.create_task(due.wait())
         try:
@@ -220,13 +224,13 @@ class Supervisor:
     async def _all_ready(self) -> None:
         names, *brokers = self.servers
         await names.is_ready.wait()
-        # A broker registers right before it is ready; one that found no name server tries again later.
+        # A broker registers right before it is ready; if it found no name server, it tries again later.
         was_too_early = any(server.is_ready.is_set() for server in brokers)
         for server in brokers:
             await server.is_ready.wait()
         is_elected = any(server.plan.role == local.ELECTED for server in brokers)
         if was_too_early or is_elected:
-            # Of elected brokers one that is no master yet may be registered or not.
+            # An elected broker that is not the master yet may be registered or not.
             groups = Counter(server.plan.name for server in brokers)
             await _registered(names.plan.address, dict.fromkeys(groups, 1) if is_elected else groups)
 
@@ -246,7 +250,7 @@ class Supervisor:
                 task.result()
 
     async def _stop(self) -> None:
-        """Masters first, so that their slaves have everything; the name server last."""
+        """Stops the masters first, so that their slaves receive everything, and the name server last."""
         names, *brokers = self.servers
         masters = [server for server in brokers if server.plan.role == "master"]
         slaves = [server for server in brokers if server.plan.role != "master"]
@@ -259,8 +263,8 @@ class Supervisor:
 
 
 async def _registered(namesrv: str, groups: Mapping[str, int]) -> None:
-    """Until the name server knows so many brokers of each group, and its master: before that nobody can
-    send.
+    """Waits until the name server knows the given number of brokers of each group, and its master: before
+    that, sends fail.
     """
     from tandemmq.admin.targets import open_tools
     from tandemmq.api.nameserver import query_cluster_info

@@ -107,7 +107,7 @@ def up(
 
 
 def _say(line: str) -> None:
-    """For whoever watches; that nobody does any more must not end the servers."""
+    """Prints a line for the user; a closed output must not end the servers."""
     with suppress(OSError):
         typer.echo(line)
 
@@ -118,16 +118,18 @@ async def _supervise(supervisor: Supervisor) -> None:
 
 
 def _detach(folder: Path) -> int:
-    """Go on in a child with a session of its own, which writes into `up.log`; 0 there, its process id here.
+    """Continues in a child process with a session of its own, which writes to `up.log`. Returns 0 in the
+    child, the child's id in the parent.
 
-    A fork and not a new command: what is imported by now need not be imported again. There is one thread and
-    no event loop yet.
+    A fork is faster than a new command: the imports are done. There is only one thread, and no event loop
+    yet.
     """
     folder.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Before the fork, so that whoever asked is told why it cannot be written; appended to, because the child
-    # of a second `up` at the same moment says here that it came too late.
+    # The file is opened before the fork, so that the caller gets the error if it cannot be written. It is
+    # opened for appending, because the child of a second `up` at the same moment reports here that it came
+    # too late.
     log = os.open(folder / "up.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
     child = os.fork()
     if child:
@@ -143,7 +145,8 @@ def _detach(folder: Path) -> int:
 
 
 def _await_ready(folder: Path, supervisor: int, *, is_ours: bool) -> None:
-    """Until the supervisor says that all is ready: our child, or of a second `up` the one that came first.
+    """Waits until the supervisor reports that all servers are ready. The supervisor is this process's child,
+    or for a second `up` the one that came first.
 
     Raises:  ProcessFailed when it ends, or takes too long.
     """
@@ -162,7 +165,7 @@ def _await_ready(folder: Path, supervisor: int, *, is_ours: bool) -> None:
         if not is_ours:
             pid = local.supervisor_pid(folder)
     text = ""
-    with suppress(FileNotFoundError):  # of one in a terminal
+    with suppress(FileNotFoundError):  # the supervisor may run in a terminal
         text = (folder / "up.log").read_text(encoding="utf-8", errors="replace").strip()
     if pid is not None:
         raise ProcessFailed(
@@ -206,7 +209,7 @@ def _folder(store: Path | None) -> Path:
 
 
 def down(store: Store = None) -> None:
-    """Stop the cluster that `up` started; nothing of it is left running. Its messages stay."""
+    """Stop the cluster that `up` started, with all its processes. The messages are kept."""
     folder = _folder(store)
     count = len(local.server_pids(folder))
     was_running = local.end_supervisor(folder)
@@ -221,7 +224,7 @@ def down(store: Store = None) -> None:
 
 
 def status(store: Store = None, as_json: AsJson = False) -> None:
-    """What runs here: processes, addresses, roles, lag. Exit code 1 when something does not run."""
+    """Show the local processes with address, role and lag; exit code 1 when one is not running well."""
     folder = _folder(store)
     try:
         state = local.running_state(folder)
@@ -264,7 +267,7 @@ async def _show_status(state: UpState, as_json: bool) -> None:
 
 
 async def _ask(state: UpState, server: ServerState) -> tuple[str, tuple[str, int | None, str]]:
-    """The role, a slave's distance from its master in bytes, and what is wrong with a broker."""
+    """Returns the role, a slave's lag behind its master in bytes, and the problem of a broker."""
     from tandemmq.admin.targets import open_tools
     from tandemmq.api import broker_admin
 

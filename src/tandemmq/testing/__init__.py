@@ -1,7 +1,7 @@
-"""For tests of applications: a whole cluster inside the test's process, and the faults that it may have.
+"""Tools for tests of applications: a whole cluster inside the test's process, with injectable faults.
 
-`Cluster` is for asyncio; `BlockingCluster` is the same for plain threads, and what pytest's fixtures are made
-of (`tandemmq.pytest_plugin`). `python -m tandemmq.testing` serves tests in other languages.
+`Cluster` is for asyncio. `BlockingCluster` is the same for plain threads; pytest's fixtures use it
+(`tandemmq.pytest_plugin`). `python -m tandemmq.testing` serves tests in other languages.
 """
 
 from tandemmq.testing.blocking import BlockingCluster

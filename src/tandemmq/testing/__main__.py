@@ -1,8 +1,8 @@
 """A cluster for tests in other languages: `python -m tandemmq.testing [--slave] [--elected] [--set K=V]`.
 
-Its first line on standard output is the name server's address. A line on standard input names a fault, as
-`lose_master` or `delay_acks 2`; the answer is `ok` or a sentence. It ends when its standard input does, so it
-never outlives the test that started it.
+The first line on standard output is the name server's address. A line on standard input names a fault, such
+as `lose_master` or `delay_acks 2`; the answer is `ok` or an error message. The cluster ends when its standard
+input is closed, so it never outlives the test that started it.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Cluster: a name server, a master and, when wanted, its slave on the running event loop; or two brokers of
-which a controller makes one the master.
+"""Cluster: a name server, a master and optionally its slave on the running event loop; or two brokers of
+which a controller elects one master.
 
     async with Cluster(slave=True) as cluster:
         async with cluster.producer() as producer:
             await producer.send(Message(topic="Orders", body=b"order 1"))
         await cluster.lose_master()
 
-The servers are the real ones, on real sockets at ports that the system gives, with their stores in a
-temporary folder. What a test may do to them goes through their doors (`doors`).
+The servers are the real ones, on real sockets at ports that the system assigns, with their stores in a
+temporary folder. Faults are injected through their network and disk (`doors`).
 
-Invariants: a method that changes something returns when it is so: a started broker is in the routes and, with
-            a slave, the next send is copied. After `close` no task, socket or file is left, whatever was
-            broken before.
+Invariants: a method that changes something returns once the change has taken effect: a started broker is in
+            the routes and, with a slave, the next send is replicated. After `close` no task, socket or file
+            is left, whatever was broken before.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ CONTROLLER_NAME: Final = "n0"
 RECONNECT_MS: Final = 50
 
 CLIENT: Final = ClientOptions(heartbeat_s=1.0, route_refresh_s=0.5)
-"""Of the clients that a cluster makes: they notice within a second what a test did to it."""
+"""The options of the clients that a cluster creates: they notice a change of the cluster within a second."""
 
 SETTINGS: Final[Mapping[str, str]] = {
     "bindAddress": HOST,
@@ -66,30 +66,32 @@ SETTINGS: Final[Mapping[str, str]] = {
     "brokerName": BROKER_NAME,
     "slaveReadEnable": "true",
     "enablePropertyFilter": "true",
-    # Files as small as the largest message allows: they are made before the cluster is ready.
+    # Files as small as the largest message allows: they are created before the cluster is ready.
     "mappedFileSizeCommitLog": str(8 * MIB),
     "mappedFileSizeConsumeQueue": "200000",
     "maxHashSlotNum": "10000",
     "maxIndexNum": "100000",
     "scrubBytesPerSecond": "0",
-    # A test does not wait half a minute for a question.
+    # A test must not wait half a minute for a transaction check.
     "transactionTimeOut": "1000",
     "transactionCheckInterval": "1000",
-    # Of elected brokers.
+    # Settings of elected brokers.
     "brokerHeartbeatInterval": "100",
     "syncBrokerMetadataPeriod": "200",
 }
-"""What differs from a broker's defaults."""
+"""The settings that differ from a broker's defaults."""
 
 
 class ClusterFailed(TandemError):
-    """The cluster cannot do what was asked, or a server of it has failed; the text says which and why."""
+    """An error of the cluster: a call that is impossible, or a server that has failed; the text has the
+    details.
+    """
 
 
 class Cluster:
-    """One cluster; used from one event loop, and started once.
+    """One cluster. Use it from one event loop only, and start it once.
 
-    name_servers   where clients begin, `host:port`; clients of any language can use it
+    name_servers   the address for clients of any language, `host:port`
     """
 
     def __init__(
@@ -100,11 +102,13 @@ class Cluster:
         settings: Mapping[str, object] | None = None,
         port: int = 0,
     ) -> None:
-        """`slave`: the master has one, and a send is answered when both have the message.
+        """Creates the cluster. With `slave` the master has a slave, and a send is answered once both have the
+        message.
 
-        `elected`: likewise, and a controller has the slave take the place of a master that is lost.
-        `settings`: RocketMQ's, for all brokers, as in a properties file. `port`: of the name server; 0: any.
-        Raises:  ConfigError for a setting that no broker takes.
+        `elected` includes `slave`; in addition a controller makes the slave the master when the master is
+        lost. `settings` are RocketMQ's settings for all brokers, as in a properties file. `port` is the name
+        server's port; 0: any.
+        Raises:  ConfigError for a setting that no broker accepts.
         """
         self.name_servers = ""
         self._port = port
@@ -121,12 +125,12 @@ class Cluster:
         self._slave: ClusterMember | None = None
         self._load(0, Path(), f"{HOST}:1", self._fixed_ports(lambda: 1))
 
-    # Life
+    # Starting and closing
 
     async def start(self) -> Self:
-        """Returns when a client can send.
+        """Starts the servers; returns once a client can send.
 
-        Raises:  ConfigError or OSError when a server cannot be started; then nothing is left.
+        Raises:  ConfigError or OSError when a server cannot be started; nothing is left then.
         """
         if self.name_servers:
             raise ClusterFailed("the cluster was started already: make another one")
@@ -193,7 +197,7 @@ class Cluster:
         return int(held.getsockname()[1])
 
     def _fixed_ports(self, take: Callable[[], int]) -> Mapping[str, str]:
-        """Of an elected broker, whose address the controller keeps."""
+        """Returns ports for an elected broker, whose address the controller keeps."""
         return {key: str(take()) for key in ("listenPort", "haListenPort")} if self._is_elected else {}
 
     def _load(self, broker_id: int, root: Path, name_servers: str, ports: Mapping[str, str]) -> BrokerConfig:
@@ -206,7 +210,7 @@ class Cluster:
             "namesrvAddr": name_servers,
         }
         if self._master is not None and not self._is_elected:
-            # The slave need not wait for a name server to say it.
+            # The slave need not wait for a name server to report it.
             settings["haMasterRemotingAddress"] = render_address(self._master.address)
         machine = MachineFacts(host_name=BROKER_NAME, address=HOST, memory_bytes=4 * GIB, home=root)
         told = {key: Setting(text, "settings") for key, text in settings.items()}
@@ -228,7 +232,7 @@ class Cluster:
         }
 
     async def close(self) -> None:
-        """Stop all servers and remove their files. Closing twice does nothing.
+        """Stops all servers and removes their files. Closing twice does nothing.
 
         Raises:  ClusterFailed when a server had failed by itself.
         """
@@ -247,19 +251,21 @@ class Cluster:
     # For applications
 
     def producer(self, group: str = "test-producer", *, options: ProducerOptions | None = None) -> Producer:
-        """A producer of this cluster, not started: `async with` starts it."""
+        """Returns a producer of this cluster, not started: `async with` starts it."""
         return Producer(group, self.name_servers, options=options or ProducerOptions(client=CLIENT))
 
     def consumer(
         self, topic: str, group: str = "test-consumer", *, options: ConsumerOptions | None = None
     ) -> Consumer:
-        """A consumer of all messages of the topic, from the first one on, not started."""
+        """Returns a consumer of all messages of the topic, from the first one on, not started."""
         consumer = Consumer(group, self.name_servers, options=options or consumer_options())
         consumer.subscribe(topic)
         return consumer
 
     async def create_topic(self, topic: str, *, queue_count: int = 4) -> None:
-        """The topic is in the routes, and on the slave if it runs, which a lost master tells nothing more."""
+        """Creates a topic; returns once it is in the routes, and on the slave if that runs. The master must
+        run.
+        """
         self._require_running(self._require_master(), "master")
         async with Admin(self.name_servers, options=CLIENT) as admin:
             await admin.create_topic(topic, queue_count=queue_count)
@@ -279,17 +285,17 @@ class Cluster:
 
     @property
     def master_address(self) -> str:
-        """Where the master listens, also while it is lost; of an elected cluster, who was master last."""
+        """The address of the master, also while it is lost; in an elected cluster, of the last master."""
         return render_address(self._require_master().address)
 
     @property
     def slave_address(self) -> str:
-        """Where the slave listens, also while it is stopped."""
+        """The address of the slave, also while it is stopped."""
         return render_address(self._require_slave().address)
 
     @property
     def controller_address(self) -> str:
-        """Where the controller of an elected cluster listens, for `tandemmq admin`."""
+        """The address of an elected cluster's controller, for `tandemmq admin`."""
         self._require_master()
         if self._controller is None:
             raise ClusterFailed("this cluster has no controller: make it with Cluster(elected=True)")
@@ -298,10 +304,11 @@ class Cluster:
     # Faults
 
     async def lose_master(self) -> None:
-        """The master is gone as by SIGKILL: nobody is told, and what it had in memory only is lost.
+        """Ends the master as SIGKILL would: it notifies no other process, and data that was only in memory is
+        lost.
 
-        Nobody takes sends then; a slave serves readers. Of an elected cluster the slave, if it is in sync, is
-        the master when this returns.
+        After that, sends fail and a slave serves reads. In an elected cluster a slave in sync has become the
+        master when this returns.
         """
         master, has_successor = self._require_running(self._require_master(), "master"), self._has_successor()
         await master.kill()
@@ -309,9 +316,9 @@ class Cluster:
             await self._await_master()
 
     async def restart_master(self) -> None:
-        """The master ends in order, if it runs, and starts again with what it has, at the same address.
+        """Stops the master, if it runs, and starts it again with its files, at the same address.
 
-        Of an elected cluster it starts again as the slave of the one that took its place meanwhile.
+        In an elected cluster it starts as the slave of its successor.
         """
         master = self._require_master()
         has_successor = master.is_running and self._has_successor()
@@ -322,20 +329,20 @@ class Cluster:
         await self._settle()
 
     async def stop_slave(self) -> None:
-        """The slave ends in order. Sends are answered FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE then; an
-        elected master goes on without it, as the controller takes it out of the SyncStateSet.
+        """Stops the slave in an orderly way. Sends are answered FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE
+        then; an elected master continues without it once the controller has removed it from the SyncStateSet.
         """
         await self._require_running(self._require_slave(), "slave").stop()
 
     async def start_slave(self) -> None:
-        """The slave runs again, and has what it missed."""
+        """Starts the slave; returns once it has caught up."""
         slave = self._require_slave()
         if not slave.is_running:
             await slave.start()
         await self._settle()
 
     async def delay_acks(self, seconds: float) -> None:
-        """The slave's acknowledgements reach the master so much later, from now on; 0 ends it.
+        """Delays the slave's acknowledgements to the master by `seconds` from now on; 0 ends the delay.
 
         After `slaveTimeout` (3 s) a send is answered FLUSH_SLAVE_TIMEOUT.
         """
@@ -344,27 +351,27 @@ class Cluster:
         self._require_slave().network.delay(ha_port, seconds)
 
     async def delay_answers(self, seconds: float) -> None:
-        """The brokers do what they are asked at once, and their answers leave so much later; 0 ends it."""
+        """Delays the brokers' answers by `seconds`; requests are executed at once. 0 ends the delay."""
         _check_seconds(seconds)
         for member in self._members():
             member.network.delay(member.address[1], seconds)
 
     async def cut_connections(self) -> None:
-        """Every connection of every server breaks once; the servers go on."""
+        """Breaks every connection of every server once; the servers keep running."""
         self._require_master()
         for network in (self._names, *(member.network for member in self._members())):
             network.cut()
 
     async def fill_disk(self) -> None:
-        """The brokers find their disks full: sends are refused, SERVICE_NOT_AVAILABLE; reading goes on."""
+        """Makes the brokers' disks full: sends are rejected with SERVICE_NOT_AVAILABLE; reads continue."""
         self._set_disk_full(is_full=True)
 
     async def free_disk(self) -> None:
-        """The disks have room again, and sends are taken."""
+        """Gives the disks room again, so that sends are accepted."""
         self._set_disk_full(is_full=False)
 
     async def heal(self) -> None:
-        """Every fault ends: all servers run, nothing is slow or full."""
+        """Ends every fault: all servers run, nothing is slow or full."""
         self._raise_failure()
         self._set_disk_full(is_full=False)
         for member in self._members():
@@ -411,7 +418,9 @@ class Cluster:
             raise ClusterFailed(f"a server failed: {failure or type(failure).__name__}") from failure
 
     async def _settle(self) -> None:
-        """Returns when the slave, if both run, has all that the master has, and acknowledges."""
+        """Waits until the slave, if both brokers run, has everything that the master has, and
+        acknowledges.
+        """
         await self._until(self._follows, "the slave follows its master")
 
     async def _follows(self) -> bool:
@@ -426,7 +435,9 @@ class Cluster:
         await self._until(self._has_master, "a broker was elected and is in the routes")
 
     async def _has_master(self) -> bool:
-        """Whether the broker that the controller elected is in office and in the routes as the master."""
+        """Returns True if the broker that the controller elected is active and in the routes as the
+        master.
+        """
         group = self._group()
         for member in self._members():
             if member.is_running and member.leads and group is not None:
@@ -447,7 +458,7 @@ class Cluster:
         return places.get(MASTER_ID) == render_address(member.address)
 
     def _is_in_sync(self, member: ClusterMember) -> bool:
-        """Whether the controller would elect it; true without one."""
+        """Returns True if the controller would elect this broker, or there is no controller."""
         group = self._group()
         return not self._is_elected or (group is not None and member.elected_id in group.sync_set)
 
@@ -456,7 +467,7 @@ class Cluster:
         return self._is_elected and slave is not None and slave.is_running and self._is_in_sync(slave)
 
     def _group(self) -> ReplicaGroup | None:
-        """What the controller of an elected cluster knows."""
+        """Returns the group as the controller of an elected cluster knows it."""
         return None if self._controller is None else self._controller.groups.get(BROKER_NAME)
 
     async def _until(self, is_met: Callable[[], Awaitable[bool]], what: str) -> None:
@@ -470,7 +481,7 @@ class Cluster:
 
 
 def consumer_options() -> ConsumerOptions:
-    """Of the consumers that a cluster makes."""
+    """Returns the options of the consumers that a cluster creates."""
     return ConsumerOptions(client=CLIENT, start_from=StartFrom.FIRST, pull_error_delay_s=0.1)
 
 

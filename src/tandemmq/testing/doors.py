@@ -1,6 +1,7 @@
-"""The doors of one server, with switches: its network can be slow, cut or gone, its disk full.
+"""The network and the disk of one test server, with switches: the network can be slow, cut or gone, the disk
+full.
 
-The server behind them is the real one on real sockets and files, and knows nothing of the switches.
+The server that uses them is the real one, on real sockets and files, and does not know of the switches.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from tandemmq.runtime.ports import Address, ProtocolFactory
 from tandemmq.units import GIB, Buffer
 
 DISK_BYTES = 1024 * GIB
-"""What a server is told that it has: how full the machine's own disk is decides no test."""
+"""The disk size reported to a server: the fill level of the machine's own disk must not decide a test."""
 
 
 class SwitchedNetwork:
-    """The connections and open ports of one server, over all its lives."""
+    """The connections and listening ports of one server, across restarts."""
 
     def __init__(self) -> None:
         self._tcp = TcpNetwork()
@@ -46,20 +47,20 @@ class SwitchedNetwork:
         assert junction.wire is not None
         return junction.wire
 
-    # The switches.
+    # The switches
 
     def delay(self, port: int, seconds: float) -> None:
-        """What the server writes on connections of this port, its own or the peer's, leaves so much later."""
+        """Delays the server's writes on connections of this port, its own or the peer's, by `seconds`."""
         self._delays[port] = seconds
 
     def cut(self) -> None:
-        """Every connection breaks; what was on its way is lost."""
+        """Breaks every connection; data in transit is lost."""
         for wire in self._wires:
             wire.abort()
         self._wires.clear()
 
     async def sever(self) -> None:
-        """Nothing goes in or out any more, as for a killed process; until `restore`."""
+        """Blocks all traffic until `restore`, as for a killed process."""
         self._is_severed = True
         for listener in self._listeners:
             await listener.close()
@@ -67,10 +68,10 @@ class SwitchedNetwork:
         self.cut()
 
     def restore(self) -> None:
-        """The next life may listen and connect."""
+        """Lets the restarted server listen and connect."""
         self._is_severed = False
 
-    # What connections ask.
+    # Called by connections
 
     def delay_of(self, ends: Iterable[Address]) -> float:
         return max((self._delays.get(port, 0.0) for _, port in ends), default=0.0)
@@ -83,7 +84,9 @@ class SwitchedNetwork:
 
 
 class _Junction(asyncio.Protocol):
-    """Stands in for a server's protocol until the connection is made, and gives it a `Wire` to write to."""
+    """A placeholder for a server's protocol until the connection is made; it gives the protocol a `Wire` to
+    write to.
+    """
 
     def __init__(self, network: SwitchedNetwork, factory: ProtocolFactory) -> None:
         self._network = network
@@ -92,7 +95,7 @@ class _Junction(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         protocol = self._factory()
-        # uvloop's transports are no subclasses of asyncio's.
+        # uvloop's transports are not subclasses of asyncio's.
         wire = self.wire = Wire(self._network, cast(asyncio.Transport, transport))
         wire.set_protocol(protocol)
         protocol.connection_made(wire)
@@ -100,7 +103,7 @@ class _Junction(asyncio.Protocol):
 
 
 class Wire(asyncio.Transport):
-    """A connection whose writes may leave late, in their order."""
+    """A connection whose writes may be delayed; their order is kept."""
 
     def __init__(self, network: SwitchedNetwork, transport: asyncio.Transport) -> None:
         super().__init__()
@@ -164,7 +167,7 @@ class Wire(asyncio.Transport):
 
 
 class SwitchedDisk(RealDisk):
-    """The files of one server, which thinks that it `is_full` or has half of its room."""
+    """The files of one server, with a reported disk that is full (`is_full`) or half full."""
 
     is_full = False
 

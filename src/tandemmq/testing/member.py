@@ -1,4 +1,4 @@
-"""One broker of a test's cluster over all its lives: at the same address, with the same files."""
+"""One broker of a test cluster across restarts: at the same address, with the same files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COPY_TRIES: Final = 100
 
 
 class ClusterMember:
-    """One broker over all its lives: at the same address, with the same files."""
+    """One broker across restarts: at the same address, with the same files."""
 
     def __init__(self, config: BrokerConfig, on_fatal: Callable[[BaseException], None]) -> None:
         self.network = SwitchedNetwork()
@@ -36,13 +36,13 @@ class ClusterMember:
 
     @property
     def leads(self) -> bool:
-        """Elected, in office, and what it is sent it takes."""
+        """True if this is an elected broker that is the active master and accepts sends."""
         broker = self._broker
         return isinstance(broker, ElectedBroker) and broker.is_master and broker.may_write()
 
     @property
     def elected_id(self) -> int:
-        """What the controllers gave it. Only of an elected broker that runs."""
+        """The id that the controllers assigned. Only for a running elected broker."""
         assert isinstance(self._broker, ElectedBroker)
         return self._broker.broker_id
 
@@ -55,7 +55,9 @@ class ClusterMember:
         return HOST, self._config.broker.ha_listen_port
 
     async def start(self) -> None:
-        """In the routes, as far as a name server is there, when it returns; an elected one serves readers."""
+        """Starts the broker; returns once it is in the routes, if a name server is reachable. An elected
+        broker serves reads then.
+        """
         config = self._config
         self.network.restore()
         broker = self._broker = self._make()
@@ -97,13 +99,13 @@ class ClusterMember:
         )
 
     async def stop(self) -> None:
-        """In order; does nothing when it does not run."""
+        """Stops the broker in an orderly way; does nothing when it is not running."""
         broker, self._broker = self._broker, None
         if broker is not None:
             await broker.stop()
 
     async def kill(self) -> None:
-        """Its files are left as they are now, whatever the end of the process does to them."""
+        """Stops the broker so that its files stay as they are now, whatever the end of the process writes."""
         root = self._config.store.root
         left = root.with_name(f"{root.name}.left")
         await self.network.sever()
@@ -118,7 +120,9 @@ class ClusterMember:
             self._broker.store.clean()
 
     def has_all_of(self, master: ClusterMember) -> bool:
-        """Everything that the master's log has, told to the master and ready for readers."""
+        """Returns True if the broker has everything of the master's log, has reported that to the master, and
+        serves it to readers.
+        """
         assert self._broker is not None
         assert master._broker is not None
         own, other = self._broker.store, master._broker.store
