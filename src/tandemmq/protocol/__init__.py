@@ -1,4 +1,4 @@
-"""Bytes of the RocketMQ protocol and values, both ways; pure: no sockets, clocks, files or tasks.
+"""Converts between bytes of the RocketMQ protocol and values; pure: no sockets, clocks, files or tasks.
 
 Import from the files: `command`, `frame`, `codes`, `requests.*`, `bodies.*`, `record` and so on.
 """

@@ -1,8 +1,8 @@
-"""Several messages of one topic in one body: what a batch send carries.
+"""The body of a batch send: several messages of one topic.
 
 Per message: i32 size, i32 0, i32 0, i32 flag, i32 body size, body, i16 properties size, properties; no count.
-The broker splits it and stores every message as a record of its own.
-Source: spec remoting 12.6, spec store 4.1, spec semantics 3.7.
+             The broker splits it and stores every message as a separate record.
+Source:      spec remoting 12.6, spec store 4.1, spec semantics 3.7.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX
 from tandemmq.units import Buffer
 
 BATCH_COUNT_MAX: Final = 65536
-"""Our own bound: 4 MiB of the smallest messages are fewer than 200,000, and no client batches near this."""
+"""Our own bound: 4 MiB of the smallest messages are fewer than 200,000, and no client comes near this."""
 
 _HEAD: Final = Struct(">iiiii")
 _HEAD_BYTES: Final = _HEAD.size
 _ITEM_BYTES_MIN: Final = _HEAD_BYTES + 2
 _EQUAL_COUNT_MIN: Final = 4
-"""From about so many messages on it pays to look whether all have the same sizes."""
+"""The number of messages from which checking for equal sizes pays (approximate)."""
 
 
 class BatchItem(NamedTuple):
@@ -35,9 +35,9 @@ class BatchItem(NamedTuple):
 
 
 def encode_batch_item(flag: int, body: Buffer, properties: bytes) -> bytes:
-    """One message in the form of the batch body.
+    """Encodes one message for a batch body.
 
-    Raises:  LocalProtocolError if the properties exceed what their length field can say.
+    Raises:  LocalProtocolError if the properties exceed their length field.
     """
     if len(properties) > PROPERTIES_BYTES_MAX:
         raise LocalProtocolError(f"properties of {len(properties)} bytes: at most {PROPERTIES_BYTES_MAX}")
@@ -47,12 +47,12 @@ def encode_batch_item(flag: int, body: Buffer, properties: bytes) -> bytes:
 
 
 def encode_batch(items: Iterable[tuple[int, Buffer, bytes]]) -> bytes:
-    """The batch body of (flag, body, properties in wire form) triples."""
+    """Encodes the batch body of (flag, body, properties in wire form) triples."""
     return b"".join([encode_batch_item(flag, body, properties) for flag, body, properties in items])
 
 
 def split_batch(batch: Buffer) -> list[BatchItem]:
-    """The messages of a batch body, in order; at least one.
+    """Returns the messages of a batch body, in order; at least one.
 
     Raises:  as `split_columns`.
     """
@@ -60,9 +60,10 @@ def split_batch(batch: Buffer) -> list[BatchItem]:
 
 
 def split_columns(batch: Buffer) -> tuple[list[int], list[memoryview], list[bytes]]:
-    """The flags, bodies and properties of the messages of a batch body, in order; at least one of each.
+    """Returns the flags, bodies and properties of the messages of a batch body, in order; at least one of
+    each.
 
-    Raises:  MessageIllegal if the body is empty, cut short, inconsistent or holds too many messages: then
+    Raises:  MessageIllegal if the body is empty, truncated, inconsistent or holds too many messages: then
              none of it may be stored.
     """
     raw = batch if type(batch) is bytes else bytes(batch)
@@ -103,7 +104,7 @@ def split_columns(batch: Buffer) -> tuple[list[int], list[memoryview], list[byte
 def _split_equal(
     raw: bytes, view: memoryview, size: int, body_size: int
 ) -> tuple[list[int], list[memoryview], list[bytes]] | None:
-    """As `split_columns`, for messages that all have these sizes; None if they have not."""
+    """Like `split_columns`, for messages that all have these sizes; None if they do not."""
     properties_size = size - _ITEM_BYTES_MIN - body_size
     if body_size < 0 or not 0 <= properties_size <= PROPERTIES_BYTES_MAX:
         return None
@@ -122,7 +123,7 @@ def _split_equal(
 
 @lru_cache(maxsize=256)
 def _equal_item(body_size: int, properties_size: int) -> Struct:
-    """Size, flag, body size, properties size, properties of one message."""
+    """Returns the struct of one message: size, flag, body size, properties size, properties."""
     return Struct(f">i8xii{body_size}xH{properties_size}s")
 
 

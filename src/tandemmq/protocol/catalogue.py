@@ -1,8 +1,8 @@
-"""What every request code carries and who answers it; a code that we do not serve says why.
+"""The headers and the serving role of every request code; for a code that is not served, the reason.
 
-`CATALOGUE` states the protocol, `UNSUPPORTED` our gaps: a capability that adds handlers takes its
-codes out of `UNSUPPORTED`. A header of None means that there is none, or that only extra fields
-travel. A test demands that every RequestCode is in one of the two.
+`CATALOGUE` states the protocol, `UNSUPPORTED` our gaps: a capability that adds handlers removes its codes
+from `UNSUPPORTED`. A header of None means that none exists, or that only extra fields travel. A test requires
+every RequestCode in one of the two.
 
 Source:  spec remoting 8 and 9; spec nameserver 3 to 9; spec decisions 6.
 """
@@ -18,7 +18,7 @@ from tandemmq.protocol.requests import admin, consume, controller, replica, rout
 
 
 class ServingRole(Enum):
-    """Who answers a request."""
+    """The role that answers a request."""
 
     BROKER = "broker"
     NAME_SERVER = "name server"
@@ -28,7 +28,7 @@ class ServingRole(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow:
-    """One request code. `is_oneway`: its senders expect no answer; others may still send it so."""
+    """One request code. `is_oneway`: its senders expect no answer; others may still send it oneway."""
 
     code: Code
     request: type[Header] | None
@@ -283,7 +283,7 @@ CATALOGUE: dict[int, RequestRow] = {
 }
 
 RELAYED = frozenset((Code.GET_CONSUMER_RUNNING_INFO, Code.CONSUME_MESSAGE_DIRECTLY))
-"""Questions to a client that tools send to a broker, which passes them on (spec remoting 9.11)."""
+"""The requests to a client that tools send to a broker, which relays them (spec remoting 9.11)."""
 
 ELECTED = frozenset(
     (
@@ -294,10 +294,10 @@ ELECTED = frozenset(
         Code.TANDEM_HISTORY,
     )
 )
-"""What only brokers serve whose role is decided by controllers (enableControllerMode)."""
+"""The codes served only by brokers whose role is decided by controllers (enableControllerMode)."""
 
 UNSUPPORTED: dict[int, str] = {}
-"""Codes answered REQUEST_CODE_NOT_SUPPORTED, and why."""
+"""The codes answered with REQUEST_CODE_NOT_SUPPORTED, and the reasons."""
 
 _FILTERS = "class filters: code of clients is not run in brokers; SQL92 filters are served"
 _STATIC = "static topics: the queues of a topic belong to its brokers"
@@ -346,4 +346,4 @@ NOT_OURS: dict[int, tuple[str, str]] = {
     200078: ("GET_LITE_GROUP_INFO", _LITE),
     200079: ("TRIGGER_LITE_DISPATCH", _LITE),
 }
-"""Codes of RocketMQ that have no name here, answered the same way."""
+"""The codes of RocketMQ without a name here, answered the same way."""

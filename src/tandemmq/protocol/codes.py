@@ -1,7 +1,7 @@
 """The numbers of the remoting protocol: request codes, response codes, languages, flags, our version.
 
-Only names and numbers live here. What each code carries and who serves it is `catalogue`; which response
-code is which error class is `rejections`.
+Only names and numbers are defined here. `catalogue` holds the headers and the serving role of each code;
+`rejections` maps response codes to error classes.
 
 Source:  spec remoting 3, 4, 8 and 10; spec nameserver 6 to 9.
 """
@@ -20,19 +20,19 @@ OUR_VERSION = 479
 """V5_3_3, the release whose behaviour we follow; peers switch features on this number (spec remoting 4)."""
 
 VERSION_HIGHER = 612
-"""Everything from here on prints as HIGHER_VERSION."""
+"""The first version number that prints as HIGHER_VERSION."""
 
 VERSION_MAX_RETRY_HONOURED = 121
-"""From this version on, a client's maxReconsumeTimes counts (3.4.9)."""
+"""The first version from which a client's maxReconsumeTimes counts (3.4.9)."""
 
 VERSION_STANDARD_JSON = 401
-"""From this version on, a client reads route answers as strict JSON (4.9.4)."""
+"""The first version from which a client reads route answers as strict JSON (4.9.4)."""
 
 VERSION_WRAPPED_REGISTER_BODY = 37
-"""Brokers below this send the topic table without RegisterBrokerBody around it (3.0.11)."""
+"""The first version whose topic table is wrapped in RegisterBrokerBody (3.0.11)."""
 
 VERSION_REGISTER_MAPPING = 413
-"""From this version on, the compressed register body ends with a mapping section (5.0.0)."""
+"""The first version whose compressed register body ends with a mapping section (5.0.0)."""
 
 
 class LanguageCode(IntEnum):
@@ -58,8 +58,10 @@ OUR_LANGUAGE = int(LanguageCode.PYTHON)
 
 
 class RequestCode(IntEnum):
-    """What a request asks for (spec remoting 8). TANDEM_ codes are ours: only two of ours use them, and a
-    RocketMQ peer answers that it does not support them.
+    """The operation of a request (spec remoting 8).
+
+    TANDEM_ codes are ours, used only between our own servers and tools; a RocketMQ peer answers that it does
+    not support them.
     """
 
     SEND_MESSAGE = 10
@@ -215,7 +217,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How a request ended (spec remoting 10)."""
+    """The outcome of a request (spec remoting 10)."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -280,7 +282,7 @@ class ResponseCode(IntEnum):
 
 
 def response_name(code: int) -> str:
-    """The name of a response code, else its number."""
+    """Returns the name of a response code, else its number."""
     try:
         return ResponseCode(code).name
     except ValueError:
@@ -297,7 +299,7 @@ _V3_LINES = (
 
 
 def render_version(version: int) -> str:
-    """The name users see for a version number: `V5_3_3`, `V4_1_0_SNAPSHOT`, `HIGHER_VERSION`.
+    """Returns the name users see for a version number: `V5_3_3`, `V4_1_0_SNAPSHOT`, `HIGHER_VERSION`.
 
     Source:  spec remoting 4: two ordinals per release, the snapshot directly before its release.
     """

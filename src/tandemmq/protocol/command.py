@@ -1,9 +1,8 @@
 """Command: one request or response of the remoting protocol, in typed form.
 
-A received Command keeps its extFields as the JSON text they came in and decodes them only when asked:
-`decode` goes straight to a typed header, `fields` to a map of texts. A Command to send carries a typed
-header, extra fields, or both; `frame.encode_frame` turns it into bytes. The opaque of a request is set by
-the connection that sends it.
+A received Command keeps its extFields as received JSON text and decodes them on demand: `decode` returns a
+typed header, `fields` a map of texts. A Command to send has a typed header, extra fields, or both;
+`frame.encode_frame` converts it to bytes. The connection that sends a request sets its opaque.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ H = TypeVar("H", bound=Header)
 
 
 class Command(msgspec.Struct, gc=False):
-    """One frame's content; spec remoting 4."""
+    """The content of one frame; spec remoting 4."""
 
     code: int
     opaque: int = 0
@@ -38,9 +37,9 @@ class Command(msgspec.Struct, gc=False):
     body: Buffer = b""
     header: Header | None = None
     extra_fields: Mapping[str, str] | None = None
-    """To send: fields besides the header. Received: the whole map, once it was decoded."""
+    """The fields besides the header (to send), or the whole map once it was decoded (received)."""
     fields_json: bytes = b""
-    """Received over JSON: the text of extFields, not yet looked into; empty when there was none."""
+    """The text of extFields as received over JSON, not parsed yet; empty without fields."""
 
     @classmethod
     def request(
@@ -54,7 +53,7 @@ class Command(msgspec.Struct, gc=False):
         serialize_type: int = SERIALIZE_JSON,
         fields: Mapping[str, str] | None = None,
     ) -> Command:
-        """A request to send; its opaque is set by the connection."""
+        """Returns a request to send; its opaque is set by the connection."""
         return cls(
             code=code,
             flag=FLAG_ONEWAY if oneway else 0,
@@ -74,7 +73,7 @@ class Command(msgspec.Struct, gc=False):
         body: Buffer = b"",
         fields: Mapping[str, str] | None = None,
     ) -> Command:
-        """The response to this request: same opaque, same header form (spec remoting 1 and 4)."""
+        """Returns the response to this request: same opaque, same header form (spec remoting 1 and 4)."""
         return Command(
             code,
             self.opaque,
@@ -98,9 +97,9 @@ class Command(msgspec.Struct, gc=False):
 
     @property
     def fields(self) -> Mapping[str, str]:
-        """All fields by wire name, header and extra ones; decoded at the first look.
+        """All fields by wire name, header and extra ones; decoded on first use.
 
-        Raises:  RemoteProtocolError when the received text is no map.
+        Raises:  RemoteProtocolError when the received text is not a map.
         """
         extra = self.extra_fields
         if self.header is not None:
@@ -112,7 +111,7 @@ class Command(msgspec.Struct, gc=False):
         return extra
 
     def decode(self, header_type: type[H]) -> H:
-        """The fields as a typed header; unknown fields are ignored.
+        """Returns the fields as a typed header; unknown fields are ignored.
 
         Raises:  BadRequest naming the wire spelling of a field that is missing or ill-typed.
         """

@@ -1,12 +1,13 @@
-"""Bodies that a client compressed: the broker carries them as they are, producers and readers meet here.
+"""Compression of message bodies: producers compress, readers decompress, and the broker stores the bytes
+unchanged.
 
-zlib is always there; lz4 (frame format) and zstd only with the extra of that name. A body may not inflate to
-more than `CONTENT_BYTES_MAX`: the limit on messages holds before compression (spec semantics 1.5), so
+zlib is always available; lz4 (frame format) and zstd need the extra of that name. A body may not inflate to
+more than `CONTENT_BYTES_MAX`: the limit on messages applies before compression (spec semantics 1.5), so
 anything larger is an attack or a mistake.
 
 Brokers store whatever flag a sender claims. Readers therefore call `decode_content`, which keeps the raw
 bytes of a body that does not decode; `decompress` raises, for callers that handle the error themselves.
-Source: spec remoting 12.3.
+Source:  spec remoting 12.3.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ from tandemmq.units import MIB
 
 CONTENT_BYTES_MAX: Final = 64 * MIB
 LEVEL: Final = 5
-"""RocketMQ's `compressLevel`, for zlib and zstd; lz4 has its fastest one there, and so here."""
+"""RocketMQ's `compressLevel`, for zlib and zstd; lz4 uses its fastest level, as in RocketMQ."""
 _ZSTD_STEP_BYTES: Final = 1024
-"""zstd's object takes no bound on its output; so much input gives 32 MiB at most (128 KiB per 4 bytes)."""
+"""The input step for zstd, whose object has no output bound: a step yields at most 32 MiB (128 KiB per 4
+bytes).
+"""
 
 
 class Compression(Enum):
-    """How a producer compresses; the names are those of RocketMQ's `compressType`."""
+    """The compression of a producer; the names are those of RocketMQ's `compressType`."""
 
     ZLIB = "ZLIB"
     LZ4 = "LZ4"
@@ -48,20 +51,20 @@ SYS_FLAGS: Final = {
     Compression.LZ4: COMPRESSED | COMPRESSION_LZ4,
     Compression.ZSTD: COMPRESSED | COMPRESSION_ZSTD,
 }
-"""What a message's sysFlag says of its body."""
+"""The bits in a message's sysFlag that state the compression of its body."""
 
 
 def compressor(kind: Compression) -> Callable[[bytes], bytes]:
-    """Compresses bodies, one at a time: the function is for one thread.
+    """Returns a function that compresses bodies; use it in one thread only.
 
-    Raises:  ConfigError if the extra that it needs is not installed.
+    Raises:  ConfigError if the required extra is not installed.
     """
     if kind is Compression.ZLIB:
         return lambda body: zlib.compress(body, LEVEL)
     try:
         if kind is Compression.LZ4:
             frame = _optional("lz4.frame", "lz4")
-            # Java's reader refuses frames whose blocks refer to one another.
+            # Java's reader rejects frames with linked blocks.
             return lambda body: bytes(frame.compress(body, block_linked=False, store_size=False))
         engine = _optional("zstandard", "zstd").ZstdCompressor(level=LEVEL)
     except LocalProtocolError as error:
@@ -70,17 +73,19 @@ def compressor(kind: Compression) -> Callable[[bytes], bytes]:
 
 
 class Content(NamedTuple):
-    """The content of a stored body; with a `fault` the stored bytes, and why they did not decode."""
+    """The content of a stored body; with a `fault` the stored bytes, and the reason why they did not
+    decode.
+    """
 
     data: bytes
     fault: str = ""
 
 
 def decode_content(body: bytes, sys_flag: int, *, bytes_max: int = CONTENT_BYTES_MAX) -> Content:
-    """The body as its sender wrote it; the stored bytes with the reason when they do not decode.
+    """Returns the body as its sender wrote it; the stored bytes and the reason if they do not decode.
 
-    Never raises on foreign bytes: one message whose body is not what its flag says must not stop the reader
-    of its queue. A missing extra (lz4, zstd) is a reason as well, and the bytes stay usable elsewhere.
+    Never raises on foreign bytes: one message with a body that contradicts its flag must not stop the reader
+    of its queue. A missing extra (lz4, zstd) is a reason as well, and the bytes remain usable elsewhere.
     """
     if not sys_flag & COMPRESSED:
         return Content(body)
@@ -91,9 +96,9 @@ def decode_content(body: bytes, sys_flag: int, *, bytes_max: int = CONTENT_BYTES
 
 
 def decompress(body: bytes, sys_flag: int, *, bytes_max: int = CONTENT_BYTES_MAX) -> bytes:
-    """The content of a body whose sysFlag says compressed.
+    """Returns the content of a body whose sysFlag says compressed.
 
-    Raises:  RemoteProtocolError if the bytes are not what the flag says, or inflate to more than `bytes_max`;
+    Raises:  RemoteProtocolError if the bytes contradict the flag, or inflate to more than `bytes_max`;
              LocalProtocolError if the extra for lz4 or zstd is not installed.
     """
     kind = sys_flag & COMPRESSION_MASK

@@ -1,8 +1,8 @@
-"""Frames: how commands follow each other in a byte stream (spec remoting 1).
+"""Frames: the encoding of successive commands in a byte stream (spec remoting 1).
 
-`FrameDecoder` takes the stream in any pieces and keeps at most one unfinished frame; what a peer announces
-is checked before a byte of it is kept, so nothing it says can make us hold more than the frame limit.
-Complete frames inside a piece are decoded in place; only the tail is copied.
+`FrameDecoder` accepts the stream in pieces of any size and keeps at most one unfinished frame. Announced
+sizes are checked before a byte is kept, so no peer can make us hold more than the frame limit. Complete
+frames inside a piece are decoded in place; only the tail is copied.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ FRAME_BYTES_MAX = 16_777_216
 _HEAD = struct.Struct(">iI")
 _LENGTH = struct.Struct(">i")
 HEADER_BYTES_MAX = 0x3FFFF
-"""A limit of ours: six times the 32,767 bytes that properties may have, as JSON that escapes each character
-has them, and room for the other fields.
+"""Our own limit: six times the 32,767 bytes allowed for properties, the size in JSON with every character
+escaped, with room for the other fields.
 """
 
 _HEADER_SIZE = 0xFFFFFF
 _IMPOSSIBLE = 0xFFFFFFFF ^ (SERIALIZE_ROCKETMQ << 24 | HEADER_BYTES_MAX)
-"""Bits that no mark has: of an unknown serialize type, or of a header that is too long."""
+"""The bits that no valid mark has: of an unknown serialize type, or of a header that is too long."""
 
 
 class FrameDecoder:
-    """The commands of one direction of one connection, in order."""
+    """Decodes the commands of one direction of one connection, in order."""
 
     __slots__ = ("_buffer", "_bytes_max", "_is_broken", "unfinished_count")
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.unfinished_count = 0
-        """How many frames were begun by one piece and left to the next; the last may still be unfinished."""
+        """The number of frames split between pieces; the last may still be unfinished."""
         self._bytes_max = frame_bytes_max
         self._buffer = bytearray()
         self._is_broken = False
 
     @property
     def buffered_bytes(self) -> int:
-        """How much of an unfinished frame is held."""
+        """The number of bytes held of an unfinished frame."""
         return len(self._buffer)
 
     def feed(self, data: Buffer) -> list[Command]:
-        """The commands that `data` completes, oldest first.
+        """Returns the commands that `data` completes, oldest first.
 
-        Raises:  RemoteProtocolError when the stream cannot be followed; from then on every call raises, and
-                 what came before in the same piece is lost with the connection.
+        Raises:  RemoteProtocolError when the stream is invalid; from then on every call raises, and commands
+                 before the fault in the same piece are lost with the connection.
         """
         if self._is_broken:
             raise RemoteProtocolError("the stream was broken before")
@@ -81,11 +81,11 @@ class FrameDecoder:
         return commands
 
     def close(self) -> None:
-        """Forget an unfinished frame: the connection is gone."""
+        """Drops an unfinished frame, because the connection is closed."""
         self._buffer.clear()
 
     def _finish_frame(self, piece: bytes, commands: list[Command]) -> int:
-        """Add to the unfinished frame what belongs to it; the position in `piece` behind that."""
+        """Adds the rest of the unfinished frame; returns the position in `piece` after it."""
         buffer, used = self._buffer, 0
         if len(buffer) < 8:
             used = min(8 - len(buffer), len(piece))
@@ -109,13 +109,13 @@ class FrameDecoder:
         return used + taken
 
     def _keep(self, piece: bytes, position: int) -> None:
-        """Hold the start of the next frame; its head is refused as early as it shows."""
+        """Holds the start of the next frame; an invalid head is refused as early as possible."""
         self.unfinished_count += 1
         self._buffer += memoryview(piece)[position:]
         self._check_head()
 
     def _check_head(self) -> None:
-        """Refuse an impossible head from as many of its bytes as are here."""
+        """Refuses an impossible head from as many of its bytes as have arrived."""
         buffer = self._buffer
         if len(buffer) < 4:
             return
@@ -130,7 +130,7 @@ class FrameDecoder:
 
 
 def encode_frame(command: Command) -> bytes:
-    """The whole frame of a command.
+    """Returns the whole frame of a command.
 
     Raises:  LocalProtocolError when it cannot be encoded or is longer than peers accept.
     """
@@ -143,7 +143,7 @@ def encode_frame(command: Command) -> bytes:
 
 
 def encode_frame_head(command: Command, body_size: int) -> bytes:
-    """The frame up to its body, for a body of `body_size` bytes that the caller sends right behind it.
+    """Returns the frame up to its body, for a body of `body_size` bytes that the caller sends next.
 
     Raises:  LocalProtocolError as `encode_frame`.
     """

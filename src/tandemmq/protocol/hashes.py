@@ -1,9 +1,9 @@
-"""The hashes of the format: the 32-bit hash of a Java string, which ConsumeQueue tags and index slots are
-made of, and CRC-32 as records, bodies, registrations and our JSON files carry it.
+"""The hashes of the format: the 32-bit hash of a Java string, used for ConsumeQueue tags and index slots, and
+the CRC-32 of records, bodies, registrations and our JSON files.
 
 A Java string's hash is h = s[0]*31^(n-1) + ... + s[n-1] over UTF-16 code units, modulo 2^32, signed. A
-character outside the BMP is two units. Tags repeat and are cached; keys hardly ever do and must
-not push the tags out, so `java_hash` is not. Source: spec store 5 (tagsCode), 8 (keyHash).
+character outside the BMP is two units. Tags repeat and are cached; keys hardly ever do and must not evict the
+tags, so `java_hash` is not cached. Source: spec store 5 (tagsCode), 8 (keyHash).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 try:
     from zlib_ng.zlib_ng import crc32
-except ImportError:  # no wheel for this platform: slower, not different
+except ImportError:  # no wheel for this platform: slower, same results
     from zlib import crc32
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _weights(length: int) -> tuple[int, ...]:
 
 
 def _units(text: str) -> Sequence[int]:
-    """UTF-16 code units; a lone surrogate stays one unit, as in Java."""
+    """Returns UTF-16 code units; a lone surrogate stays one unit, as in Java."""
     if text.isascii():
         return text.encode("ascii")
     wide = text.encode("utf-16-be", "surrogatepass")
@@ -71,30 +71,32 @@ def _unsigned(text: str) -> int:
 
 
 def java_hash(text: str) -> int:
-    """`text.hashCode()` of Java: -2^31 .. 2^31 - 1."""
+    """Returns `text.hashCode()` of Java: -2^31 .. 2^31 - 1."""
     value = _unsigned(text)
     return value - ((value & _SIGN) << 1)
 
 
 @lru_cache(maxsize=16384)
 def tag_hash(tags: str) -> int:
-    """The ConsumeQueue's tagsCode: the hash of the whole TAGS property, 0 without one (spec store 5)."""
+    """Returns the ConsumeQueue's tagsCode: the hash of the whole TAGS property, 0 without one (spec
+    store 5).
+    """
     return java_hash(tags)
 
 
 @lru_cache(maxsize=4096)
 def key_head(topic: str) -> int:
-    """The hash of what stands before each key of a topic, for `java_hashes`."""
+    """Returns the hash of the prefix of each key of a topic, for `java_hashes`."""
     return _unsigned(topic + "#")
 
 
 def _unsigned_behind(head: int, text: str) -> int:
-    """hash(a + b) = hash(a) * 31^len(b) + hash(b)."""
+    """Returns the hash of the concatenation: hash(a + b) = hash(a) * 31^len(b) + hash(b)."""
     return (head * pow(31, len(_units(text)), 1 << 32) + _unsigned(text)) & _MASK
 
 
 def key_hash(topic: str, key: str) -> int:
-    """The index file's hash of `topic#key`: 0 .. 2^31 - 1 (spec store 8).
+    """Returns the index file's hash of `topic#key`: 0 .. 2^31 - 1 (spec store 8).
 
     The topic's half is cached.
     """
@@ -106,7 +108,7 @@ def key_hash(topic: str, key: str) -> int:
 
 
 TAG_KEY_HEAD: Final = "T#"
-"""Begins a message's tags in the index of RocketMQ 5.4 and later, `topic#T#tags` (spec store 8)."""
+"""The prefix of a message's tags in the index of RocketMQ 5.4 and later, `topic#T#tags` (spec store 8)."""
 
 
 @cache
@@ -117,12 +119,13 @@ def _powers_rising() -> NDArray[np.uint32]:
 
 
 def java_hashes(texts: Sequence[str], heads: Sequence[int] = ()) -> NDArray[np.int32]:
-    """`java_hash` of every text at once; about ten times faster than one by one from some hundred texts on.
+    """Returns `java_hash` of every text at once; about ten times faster from some hundred texts on.
 
-    `heads`: of each text the hash, 0 .. 2^32 - 1, of what stands before it; none when nothing does.
+    `heads`: for each text the hash, 0 .. 2^32 - 1, of its prefix; empty without prefixes.
     Shape:   (len(texts),), dtype int32.
     """
-    # Only a store asks, and a client that hashes its own tags must not pay for the library: 0.1 s, 30 MiB.
+    # Imported here: only stores need numpy, and a client that hashes its own tags must not pay 0.1 s and 30
+    # MiB.
     import numpy as np
 
     count = len(texts)
@@ -136,7 +139,7 @@ def java_hashes(texts: Sequence[str], heads: Sequence[int] = ()) -> NDArray[np.i
     powers = _powers_rising()
     result: NDArray[np.uint32]
     if len(widths) == 1:
-        # The unique keys of one topic: a table, a row for each text.
+        # The unique keys of one topic have equal lengths: a table with a row for each text.
         shift = powers[len(units) // count]
         result = units.reshape(count, -1).astype(np.uint32) @ powers[: len(units) // count][::-1]
     else:
@@ -153,18 +156,20 @@ def java_hashes(texts: Sequence[str], heads: Sequence[int] = ()) -> NDArray[np.i
     return result.view(np.int32)
 
 
-# CRC-32 is zlib's, from zlib-ng where it is installed.
+# The CRC-32 is zlib's; zlib-ng computes it where installed.
 #
 # Every message is summed when it is stored, again on each slave, and when Spark reads it. For 1 KiB the
 # standard library takes 0.4 to 0.9 us, zlib-ng 0.1 us (it uses the processor's carry-less multiplication);
-# the results are the same. A JSON file of ours carries it, too, as its last key: a turned bit in an offset
-# would otherwise be another offset.
+# the results are the same. Our JSON files carry it, too, as their last key: a bit flip in an offset would
+# otherwise pass for another offset.
 
 _SEAL = re.compile(rb',?"tandemCrc32":"([0-9a-f]{8})"\}\Z')
 
 
 def seal_json(data: bytes) -> bytes:
-    """The object with its checksum as the last key, which RocketMQ ignores. What is no object stays."""
+    """Returns the object with its checksum as the last key, which RocketMQ ignores. Other texts are
+    unchanged.
+    """
     if not data.endswith(b"}"):
         return data
     comma = b"" if data == b"{}" else b","
@@ -172,10 +177,10 @@ def seal_json(data: bytes) -> bytes:
 
 
 def unseal_json(data: bytes) -> bytes:
-    """The object as it was sealed; as it is when no key at its end is a checksum: RocketMQ wrote it, or a
-    person.
+    """Returns the object as it was sealed; unchanged if it ends without a checksum (RocketMQ or an operator
+    wrote it).
 
-    Raises:  ValueError when the checksum is of another content.
+    Raises:  ValueError when the checksum does not match the content.
     """
     found = _SEAL.search(data)
     if found is None:

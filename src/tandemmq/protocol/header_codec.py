@@ -1,15 +1,15 @@
 """Compiles a typed header into its decoders and encoders, once per class.
 
-Everything in a header travels as text (spec remoting 2): `3` is `"3"`, true is `"true"`. A class is
-compiled at its first use into
+Every value in a header travels as text (spec remoting 2): `3` is `"3"`, true is `"true"`. A class is compiled
+at its first use into
 
-- a msgspec decoder that goes from the JSON text of extFields straight to the typed header. It runs in C and
-  accepts what most clients send, also numbers and booleans as JSON literals;
-- a tolerant decoder from the map of texts, for whatever the fast one refuses;
+- a msgspec decoder from the JSON text of extFields straight to the typed header. It runs in C and accepts
+  what most clients send, including numbers and booleans as JSON literals;
+- a tolerant decoder from the map of texts, for everything the fast one refuses;
 - an encoder to a twin struct that holds only texts, which msgspec then writes as JSON.
 
-A field that is missing or cannot be read is a BadRequest that names its wire spelling: the frame was fine,
-so the connection lives on.
+A missing or unreadable field is a BadRequest that names its wire spelling. The frame itself was valid, so the
+connection stays open.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
-    """Base of every typed header: fields of `str`, `bool`, `Int32`, `Int64`, or one of them with None.
+    """The base of every typed header: fields of `str`, `bool`, `Int32`, `Int64`, or one of them with None.
 
     Python names are ours; the wire spelling is `msgspec.field(name=...)`. None is never written.
     """
@@ -36,7 +36,7 @@ H = TypeVar("H", bound=Header)
 
 
 class HeaderCodec(Generic[H]):
-    """What was compiled for one header class; get it from `codec_of`."""
+    """The compiled codec of one header class; obtain it from `codec_of`."""
 
     __slots__ = ("_fields", "_json_decoder", "_type", "to_wire")
 
@@ -47,14 +47,16 @@ class HeaderCodec(Generic[H]):
         self.to_wire: Callable[[H], msgspec.Struct] = _compile_wire(header_type, self._fields)
 
     def decode_json(self, ext: bytes | msgspec.Raw) -> H | None:
-        """The header from the JSON text of extFields; None when only `decode_map` can tell what is wrong."""
+        """Returns the header from the JSON text of extFields; None if only `decode_map` can find the
+        fault.
+        """
         try:
             return self._json_decoder.decode(ext)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 
     def decode_map(self, fields: Mapping[str, str]) -> H:
-        """The header from a map of texts.
+        """Returns the header from a map of texts.
 
         Raises:  BadRequest naming the wire spelling of the field that is missing or ill-typed.
         """
@@ -68,7 +70,7 @@ class HeaderCodec(Generic[H]):
         return self._type(**values)
 
     def encode_map(self, header: H) -> dict[str, str]:
-        """The header as a map of texts by wire name."""
+        """Returns the header as a map of texts by wire name."""
         fields: dict[str, str] = msgspec.to_builtins(self.to_wire(header))
         return fields
 
@@ -101,7 +103,7 @@ class _Field:
 
 
 def codec_of(header_type: type[H]) -> HeaderCodec[H]:
-    """The compiled codec of a header class, made at its first use."""
+    """Returns the codec of a header class, compiled at its first use."""
     codec = _CODECS.get(header_type)
     if codec is None:
         codec = _CODECS[header_type] = HeaderCodec(header_type)
@@ -113,7 +115,7 @@ _CODECS: dict[type[Header], HeaderCodec[Any]] = {}
 
 
 def _analyse(hint: Any) -> tuple[type, int, int, bool]:
-    """Kind, bounds and optionality of a field's annotation; anything else is our own mistake."""
+    """Returns kind, bounds and optionality of a field's annotation; any other annotation is a bug."""
     args = get_args(hint)
     is_union = get_origin(hint) is Union or type(hint).__name__ == "UnionType"
     is_optional = is_union and type(None) in args
@@ -128,13 +130,13 @@ def _analyse(hint: Any) -> tuple[type, int, int, bool]:
 
 
 def _compile_wire(header_type: type[Header], fields: list[_Field]) -> Callable[[Any], msgspec.Struct]:
-    """From a header to its twin of texts, whose None are left out when it is written.
+    """Compiles a function from a header to its twin of texts, whose None are left out when it is written.
 
     Strategy: msgspec writes a struct of texts in C, escapes included, in a fifth of the time that Python
-    needs. The function is made as source text, as dataclasses do, because a loop over the fields costs
-    more than the writing, and a send response is on the path of every message.
+              needs. The function is generated as source text, as dataclasses do, because a loop over the
+              fields costs more than the writing, and every message has a send response.
     """
-    # Positional arguments need those without default first.
+    # Positional arguments without a default come first.
     ordered = sorted(fields, key=lambda field: field.is_optional)
     twin = msgspec.defstruct(
         header_type.__name__,
@@ -152,7 +154,7 @@ def _compile_wire(header_type: type[Header], fields: list[_Field]) -> Callable[[
 
 
 def _text_of(field: _Field) -> str:
-    """The expression for one field's text."""
+    """Returns the expression for one field's text."""
     value = f"header.{field.name}"
     if field.kind is str:
         return value

@@ -1,7 +1,7 @@
 """The ROCKETMQ (binary) form of a frame header (spec remoting 3).
 
-Every length is checked against what remains before it is used. An empty value reads as absent, as in Java;
-of a key that comes twice the last value counts.
+Every length is checked against the remaining bytes before it is used. An empty value counts as absent, as in
+Java; of duplicate keys the last value wins.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _LANGUAGE_MAX = max(LanguageCode)
 
 
 def decode_header_compact(header: bytes, body: bytes) -> Command:
-    """The command of one frame with a binary header.
+    """Returns the command of one frame with a binary header.
 
-    Raises:  RemoteProtocolError when a length points outside the header or a text is no UTF-8.
+    Raises:  RemoteProtocolError when a length points outside the header or a text is not UTF-8.
     """
     try:
         code, language, version, opaque, flag, remark_size = _FIXED.unpack_from(header)
@@ -49,9 +49,9 @@ def decode_header_compact(header: bytes, body: bytes) -> Command:
 
 
 def encode_header_compact(command: Command) -> bytes:
-    """The binary header.
+    """Returns the binary header.
 
-    A code above 16 bits (the POP family) is cut to its low half, as Java does: such calls only work over
+    A code above 16 bits (the POP family) is truncated to its low half, as in Java: such calls work only over
     JSON.
 
     Raises:  LocalProtocolError when a text is too long for its length field.

@@ -1,8 +1,8 @@
 """The JSON form of a frame header (spec remoting 2).
 
-Reading has a fast way in C for what Java, Go, Node and pyrocketmq send, and a tolerant one for the rest
-(numbers as text, nulls, literals where text is expected). Writing is strict JSON, `extFields`
-always present, because some Java response decoders read it without a null check.
+Reading has a fast path in C for what Java, Go, Node and pyrocketmq send, and a tolerant path for the rest
+(numbers as text, nulls, literals in place of text). Writing is strict JSON. `extFields` is always present,
+because some Java response decoders read it without a null check.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _DECODER = msgspec.json.Decoder(_WireHeader, strict=False)
 
 
 def decode_header_json(header: bytes, body: bytes) -> Command:
-    """The command of one frame with a JSON header.
+    """Returns the command of one frame with a JSON header.
 
-    Raises:  RemoteProtocolError when the header is no JSON object with an int32 `code`.
+    Raises:  RemoteProtocolError when the header is not a JSON object with an int32 `code`.
     """
     try:
         if not header.isascii():
-            # msgspec skips over extFields without checking their bytes; they are decoded later.
+            # msgspec skips extFields without checking their bytes; they are decoded later.
             header.decode()
         wire = _DECODER.decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -92,9 +92,10 @@ _ENCODE = msgspec.json.Encoder().encode
 
 
 def encode_header_json(command: Command) -> bytes:
-    """The header text.
+    """Returns the header text.
 
-    Raises:  LocalProtocolError when it cannot be written: half a surrogate pair, a field that is no text.
+    Raises:  LocalProtocolError when it cannot be written: half a surrogate pair, or a field that is not a
+             text.
     """
     header, remark = command.header, command.remark
     try:
@@ -117,7 +118,7 @@ def encode_header_json(command: Command) -> bytes:
 
 
 def _decode_tolerant(header: bytes, body: bytes) -> Command:
-    """What fastjson would still accept: loose JSON, numbers as text, nulls, any literal as remark."""
+    """Decodes what fastjson would still accept: loose JSON, numbers as text, nulls, any literal as remark."""
     value = parse(header, HEADER_TEXT)
     if not isinstance(value, dict):
         raise RemoteProtocolError("the header is not a JSON object")
@@ -142,7 +143,7 @@ def _decode_tolerant(header: bytes, body: bytes) -> Command:
 
 
 def _read_int32(value: Mapping[str, Any], key: str) -> int:
-    """An integer given as number or text; absent and null are 0."""
+    """Returns an integer that was sent as number or text; 0 if absent or null."""
     raw = value.get(key)
     if raw is None:
         return 0

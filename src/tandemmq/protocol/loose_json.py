@@ -1,14 +1,14 @@
-"""Reads the JSON that FastJSON writes and tolerates, where a strict parser gives up (spec remoting 6).
+"""Reads the JSON dialect that FastJSON writes and tolerates, where a strict parser fails (spec remoting 6).
 
-Beyond strict JSON it takes unquoted keys (integers, names), objects as keys, `$ref` to a value seen
-elsewhere, single quotes, raw control characters in texts, trailing commas, and FastJSON's number suffixes
-and `Set[` prefixes. An object used as a key becomes its own compact JSON text, which is the other spelling
-that Java accepts, so that every result is plain dicts with text keys.
+Beyond strict JSON it accepts unquoted keys (integers, names), objects as keys, `$ref` to a value elsewhere,
+single quotes, raw control characters in texts, trailing commas, and FastJSON's number suffixes and `Set[`
+prefixes. An object used as a key becomes its own compact JSON text, the other spelling that Java accepts, so
+that every result is plain dicts with text keys.
 
-Strategy:    strict JSON is read in C, and so is a text whose only oddity is integer keys without quotes. The
-             reader in Python is for the rest; it costs microseconds per value.
-At a bound:  that reader, and the growth by `$ref`, count what they do and give up at a `TextBound`. Depth is
-             bounded as well. Anything unreadable is a RemoteProtocolError, nothing else.
+Strategy:   strict JSON is read in C, and so is a text whose only deviation is integer keys without quotes.
+            The reader in Python handles the rest; it costs microseconds per value.
+At a bound: that reader, and the expansion of `$ref`, count their work and give up at a `TextBound`. Depth is
+            bounded as well. Anything unreadable is a RemoteProtocolError, nothing else.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import msgspec
 from tandemmq.errors import RemoteProtocolError
 
 DEPTH_MAX = 64
-"""RocketMQ's own bodies nest less than ten deep."""
+"""The maximum nesting; RocketMQ's own bodies nest less than ten deep."""
 
 
 class TextBound(NamedTuple):
-    """How much of a text that is no strict JSON is read: characters, and steps of the reader (a value, a key,
-    an escape each).
+    """The limits for a text that is not strict JSON: characters, and steps of the reader (a value, a key, an
+    escape each).
     """
 
     characters: int
@@ -36,14 +36,14 @@ class TextBound(NamedTuple):
 
 
 HEADER_TEXT: Final = TextBound(262_144, 1_024)
-"""A header has some thirty fields; a thousand steps take some milliseconds."""
+"""The bound for a header, which has some thirty fields; a thousand steps take a few milliseconds."""
 REQUEST_TEXT: Final = TextBound(262_144, 16_384)
-"""A body of a request, which its sender may choose: some ten milliseconds."""
+"""The bound for the body of a request, which its sender may choose: some ten milliseconds."""
 LARGE_TEXT: Final = TextBound(1 << 31, 1 << 23)
-"""A file, or an answer that was asked for: tables of RocketMQ's servers have a million rows."""
+"""The bound for a file, or an answer to our own request: tables of RocketMQ's servers have a million rows."""
 
 EXPANDED_MIN: Final = 1_024
-"""All `$ref` of a text may expand to so many values, and to one more for each character of the text."""
+"""The number of values that all `$ref` of a text may expand to, plus one for each character of the text."""
 
 _SPACE = re.compile(r"[ \t\r\n\f\b\ufeff\x00]*")
 _NUMBER = re.compile(r"([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)[LlSsBbFfDd]?(?![\w.])")
@@ -56,7 +56,7 @@ _ESCAPES = {
 }  # fmt: skip
 _WORDS = {"true": True, "false": False, "null": None, "undefined": None, "NaN": None}
 _DIGITS_MAX = 400
-# A text, or an integer key without quotes. Possessive, so that no text makes the search go back.
+# A text, or an integer key without quotes. Possessive, so that no text causes backtracking.
 _QUOTABLE = re.compile(r'"([^"\\]*+(?:\\.?[^"\\]*+)*+)(?:"|\Z)|(?<=[{,])(-?[0-9]+)(?=:)', re.DOTALL)
 _STRICT = msgspec.json.Decoder()
 
@@ -66,10 +66,10 @@ _TEXT = msgspec.json.Decoder(str)
 
 
 def parse(text: str | bytes | bytearray | memoryview, bound: TextBound = REQUEST_TEXT) -> Any:
-    """The value of a strict or loose JSON text; object keys are always texts.
+    """Returns the value of a strict or loose JSON text; object keys are always texts.
 
-    Raises:  RemoteProtocolError with the position of what cannot be read, or naming the bound that a text
-             beyond strict JSON exceeds.
+    Raises:  RemoteProtocolError with the position of the fault, or naming the bound exceeded by a text that
+             is not strict JSON.
     """
     source = _decode_utf8(text)
     try:
@@ -77,7 +77,7 @@ def parse(text: str | bytes | bytearray | memoryview, bound: TextBound = REQUEST
         if value is _UNREAD:
             _require_short(source, bound)
             quoted = _QUOTABLE.sub(_QUOTED, source)
-            if not quoted.endswith('"'):  # else a text without end got one
+            if not quoted.endswith('"'):  # else an unterminated text was closed
                 value = _read_strict(quoted)
         if value is _UNREAD:
             reader = _Reader(source, bound.steps)
@@ -95,7 +95,9 @@ _QUOTED: Final = r'"\1\2"'
 
 
 def _read_strict(source: str) -> Any:
-    """The value; `_UNREAD` when the text is no strict JSON, or is one that the reader reads otherwise."""
+    """Returns the value; `_UNREAD` if the text is not strict JSON, or the reader would read it
+    differently.
+    """
     try:
         value = _STRICT.decode(source)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -104,7 +106,7 @@ def _read_strict(source: str) -> Any:
 
 
 def _is_shallow(value: Any) -> bool:
-    """Whether a value is nested no deeper than DEPTH_MAX."""
+    """Returns True if a value is nested no deeper than DEPTH_MAX."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(DEPTH_MAX + 1):
         level = [
@@ -127,10 +129,11 @@ def _require_short(source: str, bound: TextBound) -> None:
 
 
 def parse_text_map(text: bytes) -> dict[str, str]:
-    """The extFields of a header as texts: numbers, booleans and nested values keep their JSON text, nulls
-    are absent.
+    """Returns the extFields of a header as texts.
 
-    Raises:  RemoteProtocolError when the text is no JSON object.
+    Numbers, booleans and nested values keep their JSON text; nulls are absent.
+
+    Raises:  RemoteProtocolError when the text is not a JSON object.
     """
     try:
         return _TEXT_MAP.decode(text)
@@ -152,7 +155,7 @@ def parse_text_map(text: bytes) -> dict[str, str]:
 
 
 def text_map(values: Mapping[str, Any]) -> dict[str, str]:
-    """Parsed values as header texts; nulls are left out."""
+    """Returns parsed values as header texts; nulls are left out."""
     return {
         name: value if isinstance(value, str) else render_value(value)
         for name, value in values.items()
@@ -161,7 +164,7 @@ def text_map(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def render_value(value: Any) -> str:
-    """A parsed value as compact JSON text."""
+    """Returns a parsed value as compact JSON text."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -175,7 +178,7 @@ def _decode_utf8(text: str | bytes | bytearray | memoryview) -> str:
 
 
 class _Reader:
-    """A recursive-descent reader over one text; `position` is the next character to look at."""
+    """A recursive-descent reader of one text; `_position` is the next character to read."""
 
     __slots__ = ("_position", "_steps_left", "_steps_max", "_text", "has_ref")
 
@@ -244,7 +247,7 @@ class _Reader:
         return key.group(1) if key.re is _NUMBER else key.group()
 
     def _read_text(self, quote: str) -> str:
-        """A text in `quote`; escapes of FastJSON included, half surrogates become '?' as in Java's UTF-8."""
+        """Reads a text in `quote`, with FastJSON's escapes; half surrogates become '?' as in Java's UTF-8."""
         text, plain = self._text, _PLAIN[quote]
         pieces: list[str] = []
         position = self._position + 1
@@ -262,7 +265,7 @@ class _Reader:
         self._position = position + 1
         joined = "".join(pieces)
         if not joined.isascii():
-            # The first step joins pairs that came as two escapes, the second replaces what stays alone.
+            # The first step joins pairs that came as two escapes, the second replaces lone surrogates.
             whole = joined.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
             joined = whole.encode("utf-8", "replace").decode()
         return joined
@@ -318,7 +321,7 @@ class _Reader:
         return False
 
     def _skip_comma(self, closing: str) -> None:
-        """A comma is needed between values and allowed behind the last."""
+        """Skips a comma, required between values and allowed after the last."""
         if not self._skip(",") and not self._text.startswith(closing, self._position):
             raise self._error(f"',' or {closing!r} expected")
 
@@ -332,9 +335,7 @@ class _Reader:
 
 
 class _Expander:
-    """Puts copies of the named values in the place of `{"$ref":path}`; a value that holds itself is
-    refused.
-    """
+    """Replaces `{"$ref":path}` by copies of the named values; a value that contains itself is refused."""
 
     __slots__ = ("_nodes_left", "_root")
 

@@ -1,4 +1,4 @@
-"""Messages as users see them: what they send, and what they get.
+"""Messages for users: the ones they send, and the ones they receive.
 
 Invariants: a `Message` that passed `check_message` can be stored by any broker with default limits.
 Source:     spec semantics 1.4, 1.5; spec remoting 12.5.
@@ -40,13 +40,13 @@ _FIELD_TYPES: Final[tuple[tuple[str, tuple[type, ...], str], ...]] = (
 
 
 class Message(msgspec.Struct):
-    """What a producer sends.
+    """A message to send.
 
-    `keys`: by which the message can be found later: one text with spaces between them, or several texts,
-    none of which may hold a space. `properties`: the user's own; names that the system reserves are refused.
-    `delay_level` 0 delivers at once. `wait_stored` False: the answer does not wait for flush or replicas.
-    `deliver_at_ms` (UTC, by the broker's clock) or `delay_ms`: deliver then, to about a second; only one of
-    the three delays can be given.
+    `keys`: the keys for later searches: one text with spaces between them, or several texts without spaces.
+    `properties`: the user's own; names reserved by the system are refused. `delay_level` 0 delivers at once.
+    `wait_stored` False: the answer does not wait for flush or replicas. `deliver_at_ms` (UTC, by the broker's
+    clock) or `delay_ms`: the delivery time, accurate to about a second. Only one of the three delays can be
+    set.
     """
 
     topic: str
@@ -61,7 +61,9 @@ class Message(msgspec.Struct):
     delay_ms: int | None = None
 
     def __repr__(self) -> str:
-        """The fields that are set; a body of more than `BODY_SHOWN_BYTES` is cut, with its size behind it."""
+        """Shows the fields that are set; a body over `BODY_SHOWN_BYTES` is truncated and followed by its
+        size.
+        """
         shown = [f"topic={self.topic!r}", f"body={_clipped(self.body)}"]
         for field in msgspec.structs.fields(self)[2:]:
             value = getattr(self, field.name)
@@ -77,12 +79,12 @@ def _clipped(body: object) -> str:
 
 
 def is_delayed(message: Message) -> bool:
-    """True when the message is not for now."""
+    """Returns True if the message is to be delivered later."""
     return bool(message.delay_level) or message.deliver_at_ms is not None or message.delay_ms is not None
 
 
 def wire_properties(message: Message, unique_key: str) -> dict[str, str]:
-    """All properties that travel with the message, the user's first."""
+    """Returns all properties that travel with the message, the user's first."""
     pairs = dict(message.properties)
     if message.keys:
         keys = message.keys
@@ -101,10 +103,10 @@ def wire_properties(message: Message, unique_key: str) -> dict[str, str]:
 
 
 def encode_wire_properties(message: Message, unique_key: str) -> bytes:
-    """The wire form of `wire_properties`.
+    """Returns the wire form of `wire_properties`.
 
     Raises:  MessageIllegal if they are more than a record can hold; LocalProtocolError for a name or value
-             that has no wire form.
+             without a wire form.
     """
     raw = encode_properties(wire_properties(message, unique_key))
     names.check_properties_size(raw)
@@ -112,8 +114,8 @@ def encode_wire_properties(message: Message, unique_key: str) -> bytes:
 
 
 def check_message(message: Message, *, bytes_max: int = MESSAGE_BYTES_MAX) -> None:
-    """Raises MessageIllegal if no broker would store the message (spec semantics 1.5), or if something in it
-    has the wrong type.
+    """Checks a message. Raises MessageIllegal if no broker would store it (spec semantics 1.5), or for a
+    wrong type.
     """
     try:
         fault = topic_fault(message.topic)
@@ -152,7 +154,7 @@ def check_message(message: Message, *, bytes_max: int = MESSAGE_BYTES_MAX) -> No
 
 
 def _type_fault(message: Message) -> str:
-    """Which field has a type that it must not have."""
+    """Returns the error text for the field of a wrong type."""
     for name, types, wanted in _FIELD_TYPES:
         value = getattr(message, name)
         if not isinstance(value, types):
@@ -173,17 +175,17 @@ def _check_delays(message: Message) -> None:
 
 
 class ReceivedMessage:
-    """A stored message as a consumer gets it, with its body decompressed.
+    """A stored message as received by a consumer, with its body decompressed.
 
-    `body_fault`: empty, or the reason why `body` is the stored bytes: they are not what their sender's flag
-    says, or the extra for their compression is not installed. `record` holds everything that the broker
+    `body_fault`: empty, or the reason why `body` holds the stored bytes: they do not match their sender's
+    flag, or the extra for their compression is not installed. `record` holds everything that the broker
     stored, hosts and offsets included.
     """
 
     __slots__ = ("body", "body_fault", "broker_name", "record", "topic")
 
     def __init__(self, record: Record, *, topic: str | None = None, broker_name: str = "") -> None:
-        """`topic`: the subscribed topic, for a record that lies in a retry topic."""
+        """Creates the message. `topic`: the subscribed topic, for a record in a retry topic."""
         self.record = record
         self.topic = record.topic if topic is None else topic
         self.broker_name = broker_name
@@ -194,22 +196,22 @@ class ReceivedMessage:
 
     @property
     def body_sys_flag(self) -> int:
-        """The sysFlag with which `body` is sent again: how it is compressed, while it is as it was stored."""
+        """The sysFlag for sending `body` again: its compression, if `body` holds the stored bytes."""
         return self.record.sys_flag & (COMPRESSED | COMPRESSION_MASK) if self.body_fault else 0
 
     @property
     def message_id(self) -> str:
-        """The producer's id, or the broker's if it gave none (spec remoting 12.2)."""
+        """The producer's id, or the broker's if the producer set none (spec remoting 12.2)."""
         return self.record.unique_key or self.record.message_id
 
     @property
     def tags(self) -> str:
-        """Empty without tags."""
+        """The tags; empty without tags."""
         return self.record.tags
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Empty without keys."""
+        """The keys; empty without keys."""
         return tuple(self.record.keys.split())
 
     @property
@@ -219,34 +221,34 @@ class ReceivedMessage:
 
     @property
     def queue_id(self) -> int:
-        """The queue of the broker that the message lies in."""
+        """The queue of the message at its broker."""
         return self.record.queue_id
 
     @property
     def queue_offset(self) -> QueueOffset:
-        """The message's place in its queue."""
+        """The message's offset in its queue."""
         return QueueOffset(self.record.queue_offset)
 
     @property
     def born_at_ms(self) -> EpochMs:
-        """When it was sent, by the producer's clock."""
+        """The time of sending, by the producer's clock."""
         return EpochMs(self.record.born_at_ms)
 
     @property
     def stored_at_ms(self) -> EpochMs:
-        """When it was stored, by the broker's clock."""
+        """The time of storing, by the broker's clock."""
         return EpochMs(self.record.stored_at_ms)
 
     @property
     def retry_count(self) -> int:
-        """How many times a consumer has handed it back."""
+        """The number of times a consumer has returned it."""
         return self.record.retry_count
 
     def as_object(self) -> dict[str, Any]:
-        """The message for programs, in values of JSON.
+        """Returns the message for programs, in values of JSON.
 
-        A body that is not UTF-8 is in `body_base64` and not in `body`; `broker` is there when it is known,
-        `body_fault` when the body could not be decompressed.
+        A body that is not UTF-8 is in `body_base64` and not in `body`. `broker` is present if it is known,
+        `body_fault` if the body could not be decompressed.
         """
         found: dict[str, Any] = {
             "topic": self.topic,
@@ -273,7 +275,7 @@ class ReceivedMessage:
         return found
 
     def note_retry(self) -> None:
-        """The consumer itself hands it out once more."""
+        """Counts one more delivery by the consumer itself."""
         self.record = msgspec.structs.replace(self.record, retry_count=self.record.retry_count + 1)
 
     def __repr__(self) -> str:
@@ -285,7 +287,7 @@ class ReceivedMessage:
 
 
 class PoppedMessage(ReceivedMessage):
-    """What a pop consumer gets: ours until `invisible_until_ms`. `handle` acknowledges it."""
+    """A message received by a pop consumer, reserved until `invisible_until_ms`. `handle` acknowledges it."""
 
     __slots__ = ("handle",)
 
@@ -295,6 +297,6 @@ class PoppedMessage(ReceivedMessage):
 
     @property
     def invisible_until_ms(self) -> EpochMs:
-        """When others of the group may get it, by the broker's clock."""
+        """The time from which others of the group may get it, by the broker's clock."""
         handle = parse_handle(self.handle)
         return EpochMs(handle.pop_time_ms + handle.invisible_ms)

@@ -1,9 +1,9 @@
-"""The two ids of a message: the broker's (where it is stored) and the producer's (UNIQ_KEY).
+"""The two ids of a message: the broker's, which encodes its position, and the producer's (UNIQ_KEY).
 
-Both are upper-case hex text. The broker's id is store host, port and log offset, so that a reader can dial
-the broker and fetch the message; tools and transactions depend on that. The producer's id is opaque to all
+Both are upper-case hex text. The broker's id is store host, port and log offset, so that a reader can connect
+to the broker and fetch the message; tools and transactions depend on that. The producer's id is opaque to all
 others.
-Source: spec store 3, spec remoting 12.2, spec semantics 3.5.
+Source:  spec store 3, spec remoting 12.2, spec semantics 3.5.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _KEY_TAIL: Final = struct.Struct(">IH")
 
 @lru_cache(maxsize=4096)
 def encode_host(ip: str, port: int) -> bytes:
-    """The packed form of records and ids: 4 or 16 address bytes, then the port as an i32.
+    """Returns the packed form of records and ids: 4 or 16 address bytes, then the port as an i32.
 
-    Raises:  LocalProtocolError if `ip` is no numeric address.
+    Raises:  LocalProtocolError if `ip` is not a numeric address.
     """
     try:
         return ip_address(ip.partition("%")[0]).packed + _PORT.pack(port)
@@ -40,7 +40,7 @@ def encode_host(ip: str, port: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def decode_host(packed: bytes) -> tuple[str, int]:
-    """Numeric address and port of 8 or 20 packed bytes.
+    """Returns the numeric address and port of 8 or 20 packed bytes.
 
     Raises:  LocalProtocolError for any other length.
     """
@@ -50,7 +50,7 @@ def decode_host(packed: bytes) -> tuple[str, int]:
 
 
 class MessageId(NamedTuple):
-    """What a broker's message id says: where the broker is and where in its log the message starts."""
+    """The content of a broker's message id: the broker's address and the log offset of the message."""
 
     ip: str
     port: int
@@ -58,12 +58,12 @@ class MessageId(NamedTuple):
 
 
 def encode_message_id(store_host: bytes, log_offset: int) -> str:
-    """32 (IPv4) or 56 (IPv6) upper-case hex digits; `store_host` is packed."""
+    """Returns 32 (IPv4) or 56 (IPv6) upper-case hex digits; `store_host` is packed."""
     return (store_host + _OFFSET.pack(log_offset)).hex().upper()
 
 
 def decode_message_id(text: str) -> MessageId:
-    """The parts of a message id.
+    """Returns the parts of a message id.
 
     Raises:  BadRequest if it is not 32 or 56 hex digits.
     """
@@ -78,7 +78,7 @@ def decode_message_id(text: str) -> MessageId:
 
 
 def month_start_ms(now_ms: int, utc_offset_ms: int = 0) -> EpochMs:
-    """The first instant of the month of `now_ms`, in the time zone of that offset."""
+    """Returns the first instant of the month of `now_ms`, in the time zone of that offset."""
     zone = timezone(timedelta(milliseconds=utc_offset_ms))
     local = datetime.fromtimestamp(now_ms / 1000, zone)
     start = local.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
@@ -86,10 +86,10 @@ def month_start_ms(now_ms: int, utc_offset_ms: int = 0) -> EpochMs:
 
 
 class UniqueKeys:
-    """Makes the UNIQ_KEYs of one process: all differ while fewer than 65536 are made per millisecond.
+    """Creates the UNIQ_KEYs of one process: all differ while fewer than 65536 are created per millisecond.
 
-    `process_hash` tells processes with equal ip and pid apart (containers): any 32 bits drawn at start.
-    The time part is milliseconds since the local month began; it moves on with the month.
+    `process_hash` distinguishes processes with equal ip and pid (containers): any 32 random bits drawn at
+    start. The time part is milliseconds since the local month began; it advances with the month.
     """
 
     __slots__ = ("_counter", "_month_end_ms", "_month_start_ms", "_prefix", "_utc_offset_ms")
@@ -103,7 +103,7 @@ class UniqueKeys:
         self._counter = 0
 
     def next(self, now_ms: int) -> str:
-        """A new key: 32 (IPv4) or 56 (IPv6) upper-case hex digits."""
+        """Returns a new key: 32 (IPv4) or 56 (IPv6) upper-case hex digits."""
         if not self._month_start_ms <= now_ms < self._month_end_ms:
             self._month_start_ms = month_start_ms(now_ms, self._utc_offset_ms)
             self._month_end_ms = month_start_ms(self._month_start_ms + 32 * 86_400_000, self._utc_offset_ms)

@@ -17,7 +17,7 @@ FLAG_RETRY_V1: Final = "1"
 FLAG_RETRY_V2: Final = "2"
 
 ORDERED_REVIVE_QUEUE: Final = 999
-"""reviveQid of what is popped in order: it has no check point."""
+"""The reviveQid of an ordered pop, which has no check point."""
 
 _NUMBER_CHARS_MAX: Final = 19
 
@@ -40,12 +40,12 @@ class Handle(NamedTuple):
 
 
 def render_handle(handle: Handle) -> str:
-    """The text of POP_CK."""
+    """Returns the text of POP_CK."""
     return " ".join(str(part) for part in handle)
 
 
 def parse_handle(text: str) -> Handle:
-    """Raises BadRequest (INVALID_PARAMETER) naming what is wrong."""
+    """Parses a handle. Raises BadRequest (INVALID_PARAMETER) naming the fault."""
     parts = text.split(" ")
     if len(parts) < 7:
         raise _bad(text, "it must have 8 fields separated by spaces")
@@ -58,31 +58,31 @@ def parse_handle(text: str) -> Handle:
 
 
 def start_item(flag: str, queue_id: int, offset: int) -> str:
-    """One item of startOffsetInfo."""
+    """Returns one item of startOffsetInfo."""
     return f"{flag} {queue_id} {offset}"
 
 
 def offsets_item(flag: str, queue_id: int, offsets: Sequence[int]) -> str:
-    """One item of msgOffsetInfo."""
+    """Returns one item of msgOffsetInfo."""
     return f"{flag} {queue_id} {','.join(map(str, offsets))}"
 
 
 def order_items(flag: str, queue_id: int, offsets: Sequence[int], counts: dict[int, int]) -> list[str]:
-    """Items of orderCountInfo: how often each message was popped before, then the least of all."""
+    """Returns items of orderCountInfo: the number of earlier pops of each message, then the least of all."""
     items = [f"{flag} qo{queue_id}%{offset} {count}" for offset, count in counts.items()]
     lowest = min(counts.values()) if counts and len(counts) == len(offsets) else 0
     return [*items, f"{flag} {queue_id} {lowest}"]
 
 
 def join_items(items: Sequence[str]) -> str:
-    """The lists of a pop's answer, which clients split again (spec semantics 14.2)."""
+    """Returns a list of a pop's answer, which clients split again (spec semantics 14.2)."""
     return ";".join(items)
 
 
 def split_items(text: str | None) -> list[tuple[str, ...]]:
-    """The items of one list of a pop's answer: flag, queue id, and offsets or a count.
+    """Returns the items of one list of a pop's answer: flag, queue id, and offsets or a count.
 
-    Raises:  RemoteProtocolError when one is none.
+    Raises:  RemoteProtocolError for an invalid item.
     """
     items = [tuple(item.split(" ")) for item in text.split(";")] if text else []
     for item in items:
@@ -93,7 +93,7 @@ def split_items(text: str | None) -> list[tuple[str, ...]]:
 
 
 def flag_of(stored_topic: str, group: str, topic: str) -> str:
-    """The flag of messages that lie in `stored_topic` and were popped from `topic`."""
+    """Returns the flag of messages stored in `stored_topic` and popped from `topic`."""
     if stored_topic == pop_retry_v1(group, topic):
         return FLAG_RETRY_V1
     if stored_topic == pop_retry_v2(group, topic):
@@ -102,17 +102,17 @@ def flag_of(stored_topic: str, group: str, topic: str) -> str:
 
 
 def pop_retry_v1(group: str, topic: str) -> str:
-    """The retry topic of popped messages as RocketMQ names it by default."""
+    """Returns the retry topic of popped messages, named as RocketMQ does by default."""
     return f"{RETRY_PREFIX}{group}_{topic}"
 
 
 def pop_retry_v2(group: str, topic: str) -> str:
-    """The same with enableRetryTopicV2: a separator that is in no name."""
+    """Returns the retry topic with enableRetryTopicV2: a separator that is in no name."""
     return f"{RETRY_PREFIX}{group}+{topic}"
 
 
 def real_topic(flag: str, group: str, topic: str) -> str:
-    """Where messages with this flag lie that were popped from `topic`."""
+    """Returns the topic that stores messages with this flag popped from `topic`."""
     if flag == FLAG_RETRY_V1:
         return pop_retry_v1(group, topic)
     if flag == FLAG_RETRY_V2:

@@ -1,10 +1,10 @@
-"""A message's properties: `name 0x01 value 0x02` repeated, as bytes and as a dict; their names; and the
-property by which a send is numbered.
+"""The properties of a message: `name 0x01 value 0x02` repeated, as bytes and as a dict; their names; and the
+property of numbered sends.
 
 The last 0x02 may be missing (Java 4.9.1 to 5.1.4). Pieces shorter than three characters or with an empty name
-or value are ignored; on duplicate names the later pair wins; there is no escaping, so a name may hold neither
-separator and a value no 0x02. Undecodable UTF-8 becomes U+FFFD, as in Java.
-Source: spec store 3, spec remoting 12.4 and 12.5.
+or value are ignored; on duplicate names the later pair wins. There is no escaping, so a name may contain
+neither separator, and a value no 0x02. Undecodable UTF-8 becomes U+FFFD, as in Java.
+Source:  spec store 3, spec remoting 12.4 and 12.5.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ INNER_BASE: Final = "INNER_BASE"
 SHARDING_KEY: Final = "__SHARDINGKEY"
 CRC32: Final = "__CRC32#"
 
-# Reserved names that a user may set all the same (spec semantics 1.4).
+# Reserved names that a user may set nevertheless (spec semantics 1.4).
 _SETTABLE: Final = frozenset(
     (
         "PROPERTY_FORWARD_QUEUE_ID",
@@ -83,21 +83,21 @@ _SYSTEM_NAMES: Final = (
     "BORN_TIMESTAMP __CRC32# PROPERTY_FORWARD_QUEUE_ID REDIRECT TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG "
 )
 SYSTEM_NAMES: Final = frozenset(_SYSTEM_NAMES.split())
-"""All names that mean something to brokers and clients."""
+"""The names with a meaning to brokers and clients."""
 
 RESERVED: Final = SYSTEM_NAMES - _SETTABLE
 TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
 
 
 def is_reserved(name: str) -> bool:
-    """True for a name that only the system may set."""
+    """Returns True for a name that only the system may set."""
     return name in RESERVED or name.startswith(TRANSIENT_PREFIX)
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """The wire form; pairs with an empty value are left out, because no reader sees them.
+    """Returns the wire form; pairs with an empty value are left out, because no reader sees them.
 
-    Raises:  LocalProtocolError if a name is empty or holds a separator, or a value holds 0x02.
+    Raises:  LocalProtocolError if a name is empty or contains a separator, or a value contains 0x02.
     """
     pairs = [f"{name}\x01{value}\x02" for name, value in properties.items() if value]
     text = "".join(pairs)
@@ -117,14 +117,14 @@ def _refuse_bad_pairs(properties: Mapping[str, str]) -> None:
 
 
 def decode_properties(raw: bytes | bytearray | memoryview) -> dict[str, str]:
-    """The pairs in their order; anything that is no pair is ignored."""
+    """Returns the pairs in order; invalid pieces are ignored."""
     text = str(raw, "utf-8", "replace")
     pieces = text.split("\x02")
-    # Nearly always all pieces are pairs, but for the empty one at the end.
+    # Nearly always all pieces are pairs, except the empty one at the end.
     if text[-1:] == "\x02" and text[0] != "\x01" and "\x01\x02" not in text and "\x02\x01" not in text:
         try:
             return dict([piece.split("\x01", 1) for piece in pieces[:-1]])
-        except ValueError:  # one has no separator
+        except ValueError:  # a piece has no separator
             return _decode_pieces(pieces)
     return _decode_pieces(pieces)
 
@@ -139,7 +139,7 @@ def _decode_pieces(pieces: list[str]) -> dict[str, str]:
 
 
 def find_property(raw: bytes, name: bytes) -> bytes | None:
-    """One value straight from the wire form, the same that `decode_properties` would give; None if absent."""
+    """Returns one value from the wire form, equal to that of `decode_properties`; None if absent."""
     mark = name + b"\x01"
     start = raw.rfind(mark)
     while start >= 0:
@@ -155,12 +155,12 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
 
 
 def property_mark(name: str) -> bytes:
-    """What `find_properties` looks for."""
+    """Returns the search text for `find_properties`."""
     return f"\x02{name}\x01".encode()
 
 
 def find_properties(raw: bytes, marks: Sequence[bytes]) -> tuple[bytes | None, ...]:
-    """As `find_property` for each of several names, which are given by their marks, for half the price."""
+    """Like `find_property` for several names, identified by their marks, at half the cost."""
     closed = b"\x02%b\x02" % raw
     values: list[bytes | None] = []
     for mark in marks:
@@ -170,12 +170,14 @@ def find_properties(raw: bytes, marks: Sequence[bytes]) -> tuple[bytes | None, .
             continue
         begin = at + len(mark)
         value = closed[begin : closed.find(b"\x02", begin)]
-        values.append(value or find_property(raw, mark[1:-1]))  # one without a value is ignored
+        values.append(value or find_property(raw, mark[1:-1]))  # a pair without a value is ignored
     return tuple(values)
 
 
 def append_property(raw: bytes, name: str, value: str) -> bytes:
-    """`raw` with one more pair at its end, where it wins over earlier ones; adds a missing separator."""
+    """Returns `raw` with one more pair at its end, where it wins over earlier ones; adds a missing
+    separator.
+    """
     pair = f"{name}\x01{value}\x02".encode()
     if raw and raw[-1] != 2:
         return b"%b\x02%b" % (raw, pair)
@@ -183,7 +185,7 @@ def append_property(raw: bytes, name: str, value: str) -> bytes:
 
 
 def remove_property(raw: bytes, name: bytes) -> bytes:
-    """`raw` without any pair of that name; unchanged (the same object) if there is none."""
+    """Returns `raw` without any pair of that name; the same object if there is none."""
     mark = name + b"\x01"
     if mark not in raw:
         return raw
@@ -191,14 +193,14 @@ def remove_property(raw: bytes, name: bytes) -> bytes:
 
 
 def check_properties_size(raw: bytes | memoryview) -> None:
-    """Raises MessageIllegal above the 32767 bytes that a record's length field can say."""
+    """Checks the size. Raises MessageIllegal above 32767 bytes, the limit of a record's length field."""
     if len(raw) > PROPERTIES_BYTES_MAX:
         raise MessageIllegal(
             f"the message properties have {len(raw)} bytes, at most {PROPERTIES_BYTES_MAX} are allowed"
         )
 
 
-# What a numbered send and its broker share (decision 010). Ours, not RocketMQ's.
+# The format of numbered sends, shared by clients and brokers (decision 010). Ours, not RocketMQ's.
 
 CLAIM_PROPERTY = f"{TRANSIENT_PREFIX}TANDEM_SEQ"
 CLAIM_VERSION = "1"
@@ -206,10 +208,10 @@ NO_PREDECESSOR = "-"
 PREFIX_DIGITS = 20
 
 CAPABILITY = "tandemExactlyOnce"
-"""In the runtime info of a broker that stores numbered sends once; its value is CLAIM_VERSION."""
+"""The key in the runtime info of a broker that stores numbered sends once; its value is CLAIM_VERSION."""
 
 
 def render_claim(producer: str, epoch: int, after: str) -> str:
-    """The properties of a request that make it a numbered send; `after` empty: the first one of the epoch."""
+    """Returns the properties of a numbered send; `after` empty: the first one of the epoch."""
     value = f"{CLAIM_VERSION},{producer},{epoch},{after or NO_PREDECESSOR}"
     return f"{CLAIM_PROPERTY}\x01{value}\x02"

@@ -1,10 +1,9 @@
-"""Java properties syntax: the form of broker.conf, namesrv.conf and of the admin requests that change
-settings.
+r"""Java properties syntax, used by broker.conf, namesrv.conf and the admin requests that change settings.
 
-`key=value`, `key: value` or `key value`; a line that begins with # or ! is a comment; a backslash at the end
-of a line continues it and otherwise escapes (\\t \\n \\r \\f \\uXXXX, anything else stands for itself). The
-last of two equal keys wins. Java reads the file as Latin-1; we take UTF-8 and fall back to Latin-1, so paths
-with umlauts mean what they show.
+`key=value`, `key: value` or `key value`; a line that begins with # or ! is a comment. A backslash at the end
+of a line continues it and otherwise escapes (\t \n \r \f \uXXXX, any other character stands for itself). The
+last of two equal keys wins. Java reads the file as Latin-1; here UTF-8 is accepted with Latin-1 as fallback,
+so that paths with umlauts mean what they show.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tandemmq.errors import ConfigError
 _BLANKS: Final = " \t\f"
 _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _ESCAPED: Final = re.compile(r"\\(u[0-9a-fA-F]{0,4}|.|$)", re.DOTALL)
-# A key ends at the first blank, = or : that no backslash escapes.
+# A key ends at the first unescaped blank, = or :.
 _KEY: Final = re.compile(r"((?:\\.|[^\\ \t\f=:])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
 
 
@@ -28,16 +27,16 @@ _PLAIN_LINE: Final = re.compile(r"[ \t\f]*([A-Za-z][A-Za-z0-9]*)[ \t\f]*(?:[=: \
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value as it was written, and where, for messages to the user."""
+    """One value as written, and its origin, for messages to the user."""
 
     text: str
     origin: str
 
 
 def parse_properties(data: bytes, source: str) -> dict[str, Setting]:
-    """The settings of a properties file; `source` is its name in messages.
+    r"""Returns the settings of a properties file; `source` is its name in messages.
 
-    Raises:  ConfigError for an escape \\u without four hexadecimal digits, with the line.
+    Raises:  ConfigError for an escape \u without four hexadecimal digits, with the line.
     """
     settings: dict[str, Setting] = {}
     for line_number, line in _logical_lines(_decode(data)):
@@ -50,9 +49,10 @@ def parse_properties(data: bytes, source: str) -> dict[str, Setting]:
 
 
 def edit_properties(data: bytes, settings: Mapping[str, str]) -> bytes:
-    """A properties file with these settings: their lines replaced where they stand, missing ones appended.
+    """Returns a properties file with these settings: existing lines are replaced in place, missing ones
+    appended.
 
-    Comments and everything else stay as they are. Of a key that stands twice the last line counts.
+    Comments and everything else are unchanged. Of a key with two lines the last one counts.
     """
     lines = data.decode("utf-8", "surrogateescape").splitlines()
     left = dict(settings)
@@ -86,7 +86,9 @@ def _decode(data: bytes) -> str:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with continuations joined, each with the number of its first; no blank lines, no comments."""
+    """Yields lines with continuations joined, each with its first line number; no blank lines, no
+    comments.
+    """
     pending = ""
     first = 0
     for number, raw in enumerate(re.split(r"\r\n|\r|\n", text), start=1):

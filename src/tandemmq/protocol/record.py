@@ -1,7 +1,7 @@
-"""A stored message, decoded; and the door to making, checking and reading CommitLog records.
+"""A decoded stored message, and the entry point for encoding, checking and reading CommitLog records.
 
-Invariants: nothing but RecordError leaves this file on foreign bytes.
-Strategy:   properties stay in their wire form until somebody asks for them.
+Invariants: only RecordError is raised on foreign bytes.
+Strategy:   properties stay in their wire form until they are needed.
 Knows not:  files, segments, ConsumeQueues. Many records at once: `record_scan.py`.
 Source:     spec store 3, spec remoting 12.1.
 """
@@ -63,7 +63,7 @@ __all__ = [
 
 
 class Record(msgspec.Struct):
-    """A stored message, decoded. Hosts are packed; `raw_properties` is the wire form of `properties`."""
+    """A decoded stored message. Hosts are packed; `raw_properties` is the wire form of `properties`."""
 
     topic: str
     queue_id: int
@@ -85,43 +85,43 @@ class Record(msgspec.Struct):
 
     @property
     def properties(self) -> dict[str, str]:
-        """Decoded on first use and kept."""
+        """The properties, decoded on first use and cached."""
         if self._properties is None:
             self._properties = decode_properties(self.raw_properties)
         return self._properties
 
     @property
     def content(self) -> bytes:
-        """The body as the sender wrote it; as it is stored when it cannot be decompressed. Not kept."""
+        """The body as the sender wrote it; as stored if it cannot be decompressed. Not cached."""
         return self.decode_content().data if self.sys_flag & COMPRESSED else self.body
 
     def decode_content(self) -> Content:
-        """As `content`, with the reason when the body could not be decompressed. Not kept."""
+        """Returns `content`, with the reason if the body could not be decompressed. Not cached."""
         return decode_content(self.body, self.sys_flag)
 
     @property
     def has_good_body(self) -> bool:
-        """True when the body has the checksum that was stored with it."""
+        """True if the body matches the checksum stored with it."""
         return not self.body or crc32(self.body) & CRC_MASK == self.body_crc
 
     @property
     def message_id(self) -> str:
-        """The broker's id: where the message is stored (spec remoting 12.2)."""
+        """The broker's id, which encodes the position of the message (spec remoting 12.2)."""
         return encode_message_id(self.store_host, self.log_offset)
 
     @property
     def unique_key(self) -> str:
-        """The producer's id of the message; empty if it gave none."""
+        """The producer's id of the message; empty if it set none."""
         return self._text(b"UNIQ_KEY")
 
     @property
     def tags(self) -> str:
-        """Empty without tags."""
+        """The tags; empty without tags."""
         return self._text(b"TAGS")
 
     @property
     def keys(self) -> str:
-        """Space separated; empty without keys."""
+        """The keys, separated by spaces; empty without keys."""
         return self._text(b"KEYS")
 
     @property
@@ -147,10 +147,10 @@ def decode_record(
     check_seal: bool = False,
     log_offset: int | None = None,
 ) -> Record:
-    """The record that starts at `offset` of `buffer`.
+    """Returns the record that starts at `offset` of `buffer`.
 
     `check_seal`: also verify the `__CRC32#` property, if the record has one.
-    Raises:  RecordError if there is no intact record, or it says that it lies elsewhere than `log_offset`.
+    Raises:  RecordError if no intact record starts there, or its stored offset differs from `log_offset`.
     """
     parsed = parse_record(buffer, offset)
     if isinstance(parsed, RecordCheck):
@@ -163,7 +163,7 @@ def decode_record(
         raise RecordError(RecordOutcome.BAD_CRC, offset)
     if log_offset is not None and head[6] != log_offset:
         raise RecordError(RecordOutcome.WRONG_OFFSET, offset)
-    # By position, in the order of the fields: by name it takes half a microsecond longer.
+    # By position, in field order: by name it takes half a microsecond longer.
     return Record(
         topic,
         head[3],
@@ -185,7 +185,7 @@ def decode_record(
 
 
 def decode_records(buffer: Buffer, *, check_crc: bool = True) -> Iterator[Record]:
-    """Every record of a pull's body, which is records one after the other.
+    """Yields every record of a pull's body, which is records one after the other.
 
     Raises:  RecordError at the first bytes that are not an intact record; those before it were yielded.
     """

@@ -1,6 +1,6 @@
-"""What lies at one place of the log, and what a dispatcher needs of it.
+"""Checks the record at one position of the log, and extracts the values a dispatcher needs.
 
-Invariants: foreign bytes give an outcome, never an exception.
+Invariants: foreign bytes lead to an outcome, never to an exception.
 Strategy:   properties are searched in their wire form; the hash of tags and the topic's text are cached.
 Source:     spec store 3.3, 5, 8.
 """
@@ -39,20 +39,21 @@ from tandemmq.protocol.topic_names import SCHEDULE_TOPIC, delivered_at_ms
 from tandemmq.units import Buffer
 
 _FACTS_V4: Final = Struct(">ii28xi44xi")
-"""Size, magic, system flag and body size of a record with addresses of four bytes."""
+"""The size, magic, system flag and body size of a record with addresses of four bytes."""
 
 
 Head: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, bytes, int, bytes, int, int, int]
 """size, magic, crc, queue_id, flag, queue_offset, log_offset, sys_flag, born_at, born_host, stored_at,
-store_host, retry_count, prepared_offset, body size"""
+store_host, retry_count, prepared_offset, body size
+"""
 
 
 class RecordCheck(msgspec.Struct, gc=False):
-    """What lies at a position, and what a dispatcher needs of it (spec store 3.3).
+    """The outcome at a position, and the values a dispatcher needs (spec store 3.3).
 
     `size` is set for OK, BLANK (the distance to the file's end), TRUNCATED and WRONG_OFFSET, else 0; the
-    others only for OK. `tag_hash` is the third field of the ConsumeQueue entry: of a delayed message the time
-    it is due.
+    other fields only for OK. `tag_hash` is the third field of the ConsumeQueue entry: for a delayed message
+    its due time.
     """
 
     outcome: RecordOutcome
@@ -78,10 +79,10 @@ def check_record(
     check_crc: bool = True,
     require_seal: bool = False,
 ) -> RecordCheck:
-    """What lies at `position` of `view`; never raises on foreign bytes.
+    """Checks the record at `position` of `view`; never raises on foreign bytes.
 
-    `log_offset`: where the log says this position is, None to believe the record. `require_seal`: judge by
-    property `__CRC32#`, whose absence is BAD_CRC, instead of by the body's checksum (forceVerifyPropCRC).
+    `log_offset`: the log offset of the position; None accepts the record's own. `require_seal`: verifies
+    property `__CRC32#`, whose absence is BAD_CRC, instead of the body's checksum (forceVerifyPropCRC).
     """
     parsed = parse_record(view, position)
     if isinstance(parsed, RecordCheck):
@@ -116,7 +117,7 @@ def check_record(
 
 
 def parse_record(view: Buffer, position: int) -> RecordCheck | tuple[Head, int, str, bytes]:
-    """Head, body position, topic and properties of a well-formed record, else why it is none."""
+    """Returns head, body position, topic and properties of a well-formed record, else the outcome."""
     remaining = len(view) - position
     if remaining < BLANK_BYTES_MIN:
         return RecordCheck(RecordOutcome.END)
@@ -158,9 +159,9 @@ def parse_record(view: Buffer, position: int) -> RecordCheck | tuple[Head, int, 
 
 
 def find_record_properties(view: Buffer) -> bytes | None:
-    """The properties of the record that `view` begins with, without the rest of it; None if it holds none.
+    """Returns the properties of the record at the start of `view`; None without a record.
 
-    Half the price of `parse_record`, for filters that look at every message of a queue.
+    Half the cost of `parse_record`, for filters that examine every message of a queue.
     """
     if len(view) < RECORD_BYTES_MIN:
         return None
@@ -187,8 +188,10 @@ def find_record_properties(view: Buffer) -> bytes | None:
 
 
 def find_plain_properties(view: Buffer, size: int, body_size: int) -> bytes | None:
-    """As `find_record_properties`, of a V1 record with addresses of four bytes whose `size` bytes are there.
-    Nearly all records are such.
+    """Like `find_record_properties`, for a V1 record with addresses of four bytes and all `size` bytes
+    present.
+
+    Nearly all records are of this kind.
     """
     if not 0 <= body_size <= size - RECORD_BYTES_MIN:
         return None
@@ -211,7 +214,7 @@ def _not_a_record(size: int, magic: int) -> RecordCheck:
 
 @lru_cache(maxsize=8192)
 def _decode_topic(raw: bytes) -> str:
-    """Empty if it is no UTF-8."""
+    """Returns the topic; empty if it is not UTF-8."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -234,13 +237,15 @@ def _tag_hash_of_bytes(tags: bytes) -> int:
 
 
 def tag_hash_of(properties: bytes) -> int:
-    """The hash of property TAGS in the wire form; 0 without tags."""
+    """Returns the hash of property TAGS in the wire form; 0 without tags."""
     tags = find_property(properties, b"TAGS")
     return 0 if tags is None else _tag_hash_of_bytes(tags)
 
 
 def consume_tag(topic: str, properties: bytes, stored_at_ms: int) -> int:
-    """Third field of the ConsumeQueue entry: the hash of TAGS, or when a delayed message is due."""
+    """Returns the third field of the ConsumeQueue entry: the hash of TAGS, or the due time of a delayed
+    message.
+    """
     if topic == SCHEDULE_TOPIC:
         level = _small_number(find_property(properties, b"DELAY"))
         if level > 0:
@@ -249,12 +254,12 @@ def consume_tag(topic: str, properties: bytes, stored_at_ms: int) -> int:
 
 
 def _inner_count(properties: bytes) -> int:
-    """How many queue offsets the record takes: INNER_NUM if INNER_BASE is there too, else 1."""
+    """Returns the number of queue offsets the record uses: INNER_NUM if INNER_BASE exists, else 1."""
     if find_property(properties, b"INNER_BASE") is None:
         return 1
     return max(1, _small_number(find_property(properties, b"INNER_NUM")))
 
 
 def _small_number(raw: bytes | None) -> int:
-    """A decimal of at most nine digits; 0 for anything else."""
+    """Returns a decimal of at most nine digits; 0 for anything else."""
     return int(raw) if raw is not None and len(raw) <= 9 and raw.isdigit() else 0

@@ -1,7 +1,7 @@
-"""Where the fields of a CommitLog record lie, for the one-at-a-time codec and the numpy scan alike; and how
-records are made of messages.
+"""The layout of a CommitLog record, for the one-at-a-time codec and the numpy scan; and the encoding of
+records.
 
-Source: spec store 3, spec remoting 12.1.
+Source:  spec store 3, spec remoting 12.1.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ MAGIC_V2: Final = 0xDAA320AB - (1 << 32)
 MAGIC_BLANK: Final = 0xCBD43194 - (1 << 32)
 
 BLANK_BYTES_MIN: Final = 8
-"""A record never ends closer than this to the end of its file, so a BLANK always fits (spec store 3.2)."""
+"""The least distance from a record's end to the end of its file, so that a BLANK always fits (spec store
+3.2).
+"""
 RECORD_BYTES_MIN: Final = 91
-"""TOTALSIZE of a V1 record with IPv4 hosts and nothing in it."""
+"""The TOTALSIZE of an empty V1 record with IPv4 hosts."""
 RECORD_BYTES_MAX: Final = 2**31 - 1
 HOST_V6_EXTRA: Final = 12
 TOPIC_BYTES_MAX_V1: Final = 127
@@ -48,13 +50,15 @@ HEADS: Final = {
     0x20: Struct(">iiiiiqqiq8sq20siqi"),
     0x30: Struct(">iiiiiqqiq20sq20siqi"),
 }
-"""Everything before the body, by the two IPv6 bits of sysFlag (spec store 3, fields 1 to 15)."""
+"""The structs of everything before the body, by the two IPv6 bits of sysFlag (spec store 3, fields 1
+to 15).
+"""
 HEAD_V4: Final = HEADS[0]
 HEAD_V4_BYTES: Final = HEAD_V4.size
 
 
 class RecordOutcome(Enum):
-    """What lies at a place of the log."""
+    """The result of checking a position of the log."""
 
     OK = "ok"
     BLANK = "the filler before the end of a file"
@@ -68,7 +72,7 @@ class RecordOutcome(Enum):
 
 
 class RecordError(RemoteProtocolError):
-    """These bytes are no whole, intact record; `outcome` says in which way."""
+    """Raised for bytes that are not a whole, intact record; `outcome` names the fault."""
 
     def __init__(self, outcome: RecordOutcome, position: int) -> None:
         super().__init__(f"record at byte {position}: {outcome.value}")
@@ -76,10 +80,10 @@ class RecordError(RemoteProtocolError):
         self.position = position
 
 
-# Making records of messages, one by one or as a batch.
+# The encoding of messages as records, one by one or as a batch.
 #
 # Invariants: TOTALSIZE is the whole record; BODYCRC is over the body as stored (compressed stays compressed);
-#             V2 only when the topic needs more than 127 bytes.
+#             V2 only if the topic needs more than 127 bytes.
 # Strategy:   one struct call for everything before the body and one join; the topic field is cached.
 
 
@@ -88,16 +92,18 @@ SEAL_MARK: Final = b"__CRC32#\x01"
 _BATCH_HEADS: Final = {
     bits: Struct(f">iiiiiqq{head.size - SYS_FLAG_AT - 4}si") for bits, head in HEADS.items()
 }
-"""As HEADS; what is the same in all records of a batch, from sysFlag to the prepared offset, is one field."""
+"""Like HEADS, with the fields shared by all records of a batch, from sysFlag to the prepared offset,
+as one.
+"""
 
 
 class NewRecord(msgspec.Struct, gc=False, kw_only=True):
-    """All of a message that is known before it has its place in the log.
+    """The fields of a message that are known before it has a position in the log.
 
-    `born_host` is packed (8 or 20 bytes); `properties` is the wire form; `keys` (space separated) and
-    `unique_key` are what the key index hashes; `wait_stored` False: the sender does not wait for flush or
-    replicas. `is_internal`: a record of the broker's own or a copy of a stored message. The limit for the
-    bodies of producers does not hold for it: it may have been lowered since.
+    `born_host` is packed (8 or 20 bytes); `properties` is the wire form; the key index hashes `keys` (space
+    separated) and `unique_key`. `wait_stored` False: the sender does not wait for flush or replicas.
+    `is_internal`: a record of the broker itself, or a copy of a stored message. The limit for producers'
+    bodies does not apply to it, since the limit may have been lowered meanwhile.
     """
 
     topic: str
@@ -118,8 +124,9 @@ class NewRecord(msgspec.Struct, gc=False, kw_only=True):
 
 
 class NewBatch(msgspec.Struct, gc=False, kw_only=True):
-    """Messages of one queue that are stored together: what they share, and a list of each thing in which they
-    differ. The fields are those of `NewRecord`.
+    """Messages of one queue that are stored together: the shared fields, and a list for each differing field.
+
+    The fields are those of `NewRecord`.
     """
 
     topic: str
@@ -140,7 +147,7 @@ class NewBatch(msgspec.Struct, gc=False, kw_only=True):
         return len(self.bodies)
 
     def records(self) -> list[NewRecord]:
-        """The messages one by one."""
+        """Returns the messages one by one."""
         columns = self.bodies, self.properties, self.tag_hashes, self.flags, self.keys, self.unique_keys
         return [
             NewRecord(
@@ -164,7 +171,7 @@ class NewBatch(msgspec.Struct, gc=False, kw_only=True):
 
 @lru_cache(maxsize=8192)
 def _topic_field(topic: str) -> tuple[int, bytes]:
-    """Magic and the length-prefixed topic; V2 exactly when a signed byte cannot say the length."""
+    """Returns magic and the length-prefixed topic; V2 exactly if the length exceeds a signed byte."""
     raw = topic.encode("utf-8", "replace")
     if not 1 <= len(raw) <= TOPIC_BYTES_MAX:
         raise LocalProtocolError(f"topic of {len(raw)} bytes: a record takes 1 to {TOPIC_BYTES_MAX}")
@@ -174,7 +181,7 @@ def _topic_field(topic: str) -> tuple[int, bytes]:
 
 
 def record_size(new: NewRecord, store_host_size: int = 8) -> int:
-    """TOTALSIZE that `encode_record` will give, without a seal."""
+    """Returns the TOTALSIZE of the result of `encode_record`, without a seal."""
     _, topic = _topic_field(new.topic)
     hosts = len(new.born_host) + store_host_size
     return HEAD_V4_BYTES - 16 + hosts + len(new.body) + len(topic) + 2 + len(new.properties)
@@ -183,10 +190,10 @@ def record_size(new: NewRecord, store_host_size: int = 8) -> int:
 def encode_record(
     new: NewRecord, *, queue_offset: int, log_offset: int, stored_at_ms: int, store_host: bytes
 ) -> bytes:
-    """The record as it lies in the log; the IPv6 bits of its sysFlag follow from the hosts.
+    """Returns the record as stored in the log; the IPv6 bits of its sysFlag follow from the hosts.
 
     Units:   log_offset in bytes, queue_offset in messages; hosts packed (8 or 20 bytes).
-    Raises:  LocalProtocolError if the topic or the properties exceed what their length fields can say.
+    Raises:  LocalProtocolError if the topic or the properties exceed their length fields.
     """
     body = new.body
     properties = new.properties
@@ -233,9 +240,9 @@ def encode_record(
 
 
 def batch_sizes(new: NewBatch, store_host_size: int = 8) -> list[int]:
-    """TOTALSIZE of each record that `encode_batch_records` will give.
+    """Returns the TOTALSIZE of each record that `encode_batch_records` will return.
 
-    Raises:  LocalProtocolError if the topic or the properties exceed what their length fields can say.
+    Raises:  LocalProtocolError if the topic or the properties exceed their length fields.
     """
     properties_max = max(map(len, new.properties))
     if properties_max > PROPERTIES_BYTES_MAX:
@@ -256,7 +263,7 @@ def encode_batch_records(
     stored_at_ms: int,
     store_host: bytes,
 ) -> bytes:
-    """The records of a batch one behind the other, each as `encode_record` gives it.
+    """Returns the records of a batch one after the other, each as from `encode_record`.
 
     `queue_offset` is the first one's; `sizes` (of `batch_sizes`) and `log_offsets` are those of each.
     """
@@ -266,7 +273,7 @@ def encode_batch_records(
     late = new.born_at_ms, born_host, stored_at_ms, store_host, new.retry_count, 0
     shared = HEADS[sys_flag & HOSTS_V6_MASK].pack(0, 0, 0, 0, 0, 0, 0, sys_flag, *late, 0)[SYS_FLAG_AT:-4]
     pack = _BATCH_HEADS[sys_flag & HOSTS_V6_MASK].pack
-    known: dict[int, bytes] = {}  # between body and properties, by the size of these
+    known: dict[int, bytes] = {}  # the bytes between body and properties, by the size of the properties
     pieces: list[Buffer] = []
     columns = sizes, new.flags, count(queue_offset), log_offsets, new.bodies, new.properties
     for size, flag, number, log_offset, body, properties in zip(*columns):  # noqa: B905  # one is endless
@@ -289,7 +296,9 @@ def _hosts_flag(born_host: bytes, store_host: bytes) -> int:
 def encode_sealed_record(
     new: NewRecord, *, queue_offset: int, log_offset: int, stored_at_ms: int, store_host: bytes
 ) -> bytes:
-    """The record with `__CRC32#` as its last 20 bytes: a checksum over all before them (spec store 3)."""
+    """Returns the record with `__CRC32#` as its last 20 bytes: a checksum over all before them (spec store
+    3).
+    """
     properties = remove_property(new.properties, b"__CRC32#")
     if properties and properties[-1] != 2:
         properties += b"\x02"
@@ -304,12 +313,14 @@ def encode_sealed_record(
 
 
 def encode_seal(unsealed: Buffer) -> bytes:
-    """The 20 bytes of the property: ten digits, the least significant first."""
+    """Returns the 20 bytes of the property: ten digits, the least significant first."""
     digits = f"{crc32(unsealed) & CRC_MASK:010d}"[::-1]
     return b"%b%b\x02" % (SEAL_MARK, digits.encode())
 
 
 def encode_blank(remaining: int) -> bytes:
-    """The 8 bytes that send a reader on to the next file; `remaining` is the distance to this file's end."""
+    """Returns the 8 bytes that send a reader to the next file; `remaining` is the distance to this file's
+    end.
+    """
     assert remaining >= BLANK_BYTES_MIN
     return PREFIX.pack(remaining, MAGIC_BLANK)

@@ -1,11 +1,11 @@
-"""Many contiguous records at once, as numpy columns: for recovery, a slave's dispatch and Spark.
+"""Parses many contiguous records at once into numpy columns: for recovery, a slave's dispatch and Spark.
 
-Invariants: foreign bytes give `is_valid` False or an early end, never an exception; positions in the columns
-are
-            bytes from the start of the buffer given.
-Strategy:   where a record begins is only known from the size of the one before, so that walk is a Python loop
-            of one integer per record; every other field is gathered for all records at once through arrays
-            whose stride is one byte, which read a number at any position without copying the buffer.
+Invariants: foreign bytes lead to `is_valid` False or an early end, never to an exception. Positions in the
+            columns are bytes from the start of the given buffer.
+Strategy:   the start of a record follows only from the size of the one before, so boundaries are found in a
+            Python loop over one integer per record. Every other field is gathered for all records at once
+            through arrays with a stride of one byte, which read a number at any position without copying the
+            buffer.
 Source:     spec store 3, 3.3.
 """
 
@@ -60,14 +60,15 @@ _HEAD: Final = np.dtype(
         ("body_size", ">i4"),
     ]
 )
-"""What precedes the body. Fields behind a host lie elsewhere where the host is an IPv6 one."""
+"""The fields before the body. Fields after an IPv6 host are shifted."""
 assert _HEAD.itemsize == HEAD_V4_BYTES
 _MAGIC_AT: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boundaries:
-    """Where records begin: `positions` ascending, `end` after the last one, `outcome` is what lies at `end`.
+    """The positions of records: `positions` ascending, `end` after the last one, `outcome` for the bytes
+    there.
 
     `outcome` is OK only if `count_max` records were found and more may follow.
     """
@@ -78,7 +79,7 @@ class Boundaries:
 
 
 def scan_boundaries(buffer: Buffer, start: int = 0, *, count_max: int | None = None) -> Boundaries:
-    """The records that follow each other from `start` on, judged by size and magic only.
+    """Finds consecutive records from `start` on, by size and magic only.
 
     Stops at the first bytes that begin no whole record, or after `count_max` records.
     """
@@ -99,7 +100,7 @@ def scan_boundaries(buffer: Buffer, start: int = 0, *, count_max: int | None = N
             break
         append(position)
         position += size
-    # The magics are looked at together: where one is wrong, the steps behind it led nowhere.
+    # The magics are checked together: after a wrong one, the following positions are meaningless.
     positions = np.array(starts, dtype=np.int64)
     magic = _gather_ints(np.frombuffer(buffer, dtype=np.uint8), positions + _MAGIC_AT, ">i4")
     is_record = (magic == MAGIC_V1) | (magic == MAGIC_V2)
@@ -121,11 +122,12 @@ def _outcome_at(buffer: Buffer, position: int) -> RecordOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordColumns:
-    """Fields of n records, one array each.
+    """The fields of n records, one array each.
 
     Shape:   (n,), dtype int64 (`is_valid`: bool).
     Units:   `*_position` in bytes from the start of the buffer; `*_size` in bytes.
-    Where `is_valid` is False (lengths that contradict each other) the positions and sizes mean nothing.
+
+    If `is_valid` is False (inconsistent lengths), positions and sizes are meaningless.
     """
 
     position: Ints
@@ -153,25 +155,25 @@ class RecordColumns:
 
     @property
     def valid_count(self) -> int:
-        """How many records from the first on are valid without a gap."""
+        """The number of valid records from the first on, without a gap."""
         return len(self) if self.is_valid.all() else int(self.is_valid.argmin())
 
     @property
     def end(self) -> int:
-        """Behind the last record, in bytes of the buffer; 0 without records."""
+        """The end of the last record, in bytes of the buffer; 0 without records."""
         return int(self.position[-1] + self.size[-1]) if len(self) else 0
 
     def head(self, count: int) -> RecordColumns:
-        """The first `count` records."""
+        """Returns the first `count` records."""
         if count == len(self):
             return self
         return RecordColumns(**{field.name: getattr(self, field.name)[:count] for field in fields(self)})
 
 
 def read_columns(buffer: Buffer, boundaries: Boundaries, *, log_offset: int | None = None) -> RecordColumns:
-    """The fields of every record of `boundaries`, and whether its lengths fit together.
+    """Returns the fields of every record of `boundaries`, and a mask of consistent lengths.
 
-    `log_offset`: where the log says that byte 0 of `buffer` lies; a record that says otherwise is not valid.
+    `log_offset`: the log offset of byte 0 of `buffer`; a record with a different stored offset is invalid.
     """
     position = boundaries.positions
     data = np.frombuffer(buffer, dtype=np.uint8)
@@ -216,7 +218,7 @@ def read_columns(buffer: Buffer, boundaries: Boundaries, *, log_offset: int | No
 
 
 class _LateFields(NamedTuple):
-    """The fields behind a host address, and how long the heads are."""
+    """The fields after a host address, and the sizes of the heads."""
 
     stored_at_ms: Ints
     retry_count: Ints
@@ -247,7 +249,7 @@ def _late_fields(data: NDArray[np.uint8], position: Ints, head: NDArray[Any]) ->
 
 
 def _topics(data: NDArray[np.uint8], topic_at: Ints, is_v2: Bools) -> tuple[Ints, Ints, Bools]:
-    """Sizes and positions of the topics from their length fields on, and whether the sizes are allowed."""
+    """Returns sizes and positions of the topics after their length fields, and a mask of allowed sizes."""
     size = _gather_ints(data, topic_at, "u1")
     if not is_v2.any():
         return size, topic_at + 1, (size > 0) & (size <= TOPIC_BYTES_MAX_V1)
@@ -257,12 +259,12 @@ def _topics(data: NDArray[np.uint8], topic_at: Ints, is_v2: Bools) -> tuple[Ints
 
 
 def _gather(data: NDArray[np.uint8], positions: Ints, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """One item of `dtype` per byte position; positions outside the data read its nearest item."""
+    """Returns one item of `dtype` per byte position; positions outside the data read its nearest item."""
     size = dtype.itemsize
     count = len(data) - size + 1
     if count <= 0:
         return np.zeros(len(positions), dtype=dtype)
-    # Bytes without a meaning are copied whole, where fields would be copied one by one.
+    # Opaque bytes are copied whole, while fields would be copied one by one.
     items: NDArray[Any] = np.ndarray(shape=(count,), dtype=f"V{size}", buffer=data, strides=(1,))
     return items[np.maximum(np.minimum(positions, count - 1), 0)].view(dtype)
 
@@ -272,7 +274,7 @@ def _gather_ints(data: NDArray[np.uint8], positions: Ints, dtype: str) -> Ints:
 
 
 def gather_texts(buffer: Buffer, starts: Ints, size: int) -> NDArray[np.uint8]:
-    """The `size` bytes from each start on, all within the buffer.
+    """Returns the `size` bytes from each start on, all within the buffer.
 
     Shape:   (n, size); `size` is at least 1.
     """
@@ -281,7 +283,7 @@ def gather_texts(buffer: Buffer, starts: Ints, size: int) -> NDArray[np.uint8]:
 
 
 def verify_bodies(buffer: Buffer, columns: RecordColumns) -> Bools:
-    """Whether each valid record's body matches its checksum; False for a record that is not valid."""
+    """Returns a mask of records whose body matches its checksum; False for an invalid record."""
     is_valid = columns.is_valid
     starts, ends = columns.body_position, columns.body_position + columns.body_size
     if not is_valid.all():
@@ -294,9 +296,9 @@ def verify_bodies(buffer: Buffer, columns: RecordColumns) -> Bools:
 
 
 def read_intact(buffer: Buffer, *, log_offset: int, record_bytes_max: int) -> RecordColumns:
-    """The records from the start of `buffer` on, up to the first that is too long or not intact.
+    """Returns the records from the start of `buffer` up to the first that is too long or not intact.
 
-    Units:   `log_offset` is where byte 0 of the buffer lies in the log.
+    Units:   `log_offset` is the log offset of byte 0 of the buffer.
     """
     columns = read_columns(buffer, scan_boundaries(buffer), log_offset=log_offset)
     is_good = verify_bodies(buffer, columns) & (columns.size <= record_bytes_max)
@@ -304,7 +306,7 @@ def read_intact(buffer: Buffer, *, log_offset: int, record_bytes_max: int) -> Re
 
 
 def topic_names(buffer: Buffer, columns: RecordColumns) -> list[str]:
-    """The topic of each record; empty where the record is not valid or the topic is no UTF-8."""
+    """Returns the topic of each record; empty if the record is invalid or the topic is not UTF-8."""
     known: dict[bytes, str] = {}
     names = []
     for raw in _slices(buffer, columns.topic_position, columns.topic_size, columns.is_valid):
@@ -323,12 +325,12 @@ def _utf8_or_empty(raw: bytes) -> str:
 
 
 def raw_properties(buffer: Buffer, columns: RecordColumns) -> list[bytes]:
-    """The wire form of each record's properties; empty where the record is not valid."""
+    """Returns the wire form of each record's properties; empty if the record is invalid."""
     return _slices(buffer, columns.properties_position, columns.properties_size, columns.is_valid)
 
 
 def bodies(buffer: Buffer, columns: RecordColumns) -> list[bytes]:
-    """Each record's body as stored; empty where the record is not valid."""
+    """Returns each record's body as stored; empty if the record is invalid."""
     return _slices(buffer, columns.body_position, columns.body_size, columns.is_valid)
 
 
@@ -342,5 +344,5 @@ def _slices(buffer: Buffer, starts: Ints, sizes: Ints, is_valid: Bools) -> list[
 
 
 def tag_hashes(properties: list[bytes]) -> Ints:
-    """The hash of TAGS of each record, as its ConsumeQueue entry has it (delayed messages excepted)."""
+    """Returns the hash of TAGS of each record, as in its ConsumeQueue entry (delayed messages excepted)."""
     return np.fromiter(map(tag_hash_of, properties), dtype=np.int64, count=len(properties))

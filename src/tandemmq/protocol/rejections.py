@@ -1,8 +1,8 @@
-"""Response codes and error classes, one table used both ways.
+"""Response codes and error classes, one table used in both directions.
 
-A code without a class of its own becomes RequestRejected carrying the code, so nothing is lost.
+A code without a class of its own becomes RequestRejected with that code, so nothing is lost.
 
-Source:  spec remoting 10; which codes a client may try again: spec remoting 9.2 and 9.3.
+Source:  spec remoting 10; the codes a client may retry: spec remoting 9.2 and 9.3.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ CLASS_OF_CODE: dict[int, type[RequestRejected]] = {
 }
 
 NOT_SERVED_TAG: Final = "[REJECTREQUEST]"
-"""How the remark of a SYSTEM_BUSY begins of a slave, or of a master without room (spec semantics 4)."""
+"""The prefix of a SYSTEM_BUSY remark from a slave, or from a master without room (spec semantics 4)."""
 
 
 def to_error(command: Command) -> RequestRejected:
-    """The error that a refusing response stands for; its code is kept."""
+    """Returns the error for a refusing response; its code is kept."""
     rejected = CLASS_OF_CODE.get(command.code, RequestRejected)
     remark = command.remark or _describe(command.code)
     if rejected is Busy and remark.startswith(NOT_SERVED_TAG):
@@ -53,7 +53,7 @@ def to_error(command: Command) -> RequestRejected:
 
 
 def from_error(error: RequestRejected) -> tuple[int, str]:
-    """Code and remark of the response that refuses a request."""
+    """Returns code and remark of the response that refuses a request."""
     return error.code, error.remark
 
 

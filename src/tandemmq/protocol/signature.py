@@ -1,19 +1,20 @@
-"""The signature that proves who sends a request: HMAC-SHA1 over its fields and body.
+"""The signature that proves the sender of a request: HMAC-SHA1 over its fields and body.
 
-One implementation for the signers (clients, brokers, tools, the Spark source) and the verifiers (brokers,
-controllers).
+Signers (clients, brokers, tools, the Spark source) and verifiers (brokers, controllers) share this
+implementation.
 
-RocketMQ signs the values of the fields in the order of their names, and nothing between them. So its
-signature covers neither the request code nor the names and borders of the fields: a reader of one signed
-request can make others of the same text (the weak form). Clients of ours add a field, the digest, that sorts
-before every other field and holds a hash of the code and of the names and lengths of all fields. RocketMQ
-signs and verifies it as one more value.
+RocketMQ signs the field values in the order of the field names, without separators. Its signature therefore
+covers neither the request code nor the names and borders of the fields: a reader of one signed request can
+build others with the same text (the weak form). Our clients add a field, the digest, that sorts before every
+other field and holds a hash of the code and of the names and lengths of all fields. RocketMQ signs and
+verifies it like any other value.
 
 Invariants:
-- The signed text of a request with a digest begins with DIGEST_MARK. A text that begins so is never
-  accepted in the weak form, so such a request cannot be cut into another one, whatever the verifier admits.
+- The signed text of a request with a digest begins with DIGEST_MARK. A text with that beginning is never
+  accepted in the weak form, so such a request cannot be turned into another one, whatever the verifier
+  admits.
 
-Source: spec remoting 7, spec semantics 21.1.
+Source:  spec remoting 7, spec semantics 21.1.
 """
 
 from __future__ import annotations
@@ -32,30 +33,30 @@ ACCESS_KEY: Final = "AccessKey"
 SECURITY_TOKEN: Final = "SecurityToken"
 SIGNATURE: Final = "Signature"
 DIGEST_FIELD: Final = "!tm"
-"""Ours. It sorts before the names of all other fields."""
+"""The name of the digest field, which is ours; it sorts before the names of all other fields."""
 DIGEST_MARK: Final = "tm1;"
 DIGEST_CHARS: Final = 32
 
 UNSIGNED_QUERY_FIELD: Final = "_UNIQUE_KEY_QUERY"
 VERSION_SIGNS_QUERY_FIELD: Final = 401
-"""Clients up to V4_9_3 add that field after they have signed."""
+"""The first client version that signs that field; clients up to V4_9_3 add it after signing."""
 
 
 def signed_text(fields: Mapping[str, str], body: Buffer) -> bytes:
-    """The values in the order of their names, without the signature itself, then the body."""
+    """Returns the values in the order of their names, without the signature itself, then the body."""
     content = "".join([fields[name] for name in sorted(fields) if name != SIGNATURE])
     return content.encode() + bytes(body)
 
 
 def signature_of(fields: Mapping[str, str], body: Buffer, secret_key: bytes) -> str:
-    """Base64 of the HMAC over `signed_text`."""
+    """Returns the Base64 form of the HMAC over `signed_text`."""
     return b64encode(hmac.digest(secret_key, signed_text(fields, body), "sha1")).decode()
 
 
 def digest_of(code: int, fields: Mapping[str, str]) -> str:
-    """The value of the digest field: a hash of the code and of the name and length of each signed field.
+    """Returns the digest: a hash of the code and of the name and length of each signed field.
 
-    Empty fields are left out: the binary form of a header loses them on the way (spec remoting 3).
+    Empty fields are left out, because the binary form of a header drops them (spec remoting 3).
     """
     parts = [
         f"{len(name)}:{name}{len(fields[name])};"
@@ -67,10 +68,10 @@ def digest_of(code: int, fields: Mapping[str, str]) -> str:
 
 
 def signature_fault(command: Command, secret_key: bytes, *, admits_weak: bool = True) -> str | None:
-    """Why the request proves no knowledge of the secret key; None when it does.
+    """Returns the reason why the request does not prove knowledge of the secret key; None if it does.
 
-    `admits_weak`: accept the form of RocketMQ, which covers neither code nor field names. In that form Go
-    clients leave the security token out of the signed text, Java clients sign it: both are accepted.
+    `admits_weak`: accept RocketMQ's form, which covers neither code nor field names. In that form Go clients
+    leave the security token out of the signed text, and Java clients sign it; both are accepted.
     """
     fields = command.fields
     given = fields.get(SIGNATURE)
@@ -97,13 +98,13 @@ def signature_fault(command: Command, secret_key: bytes, *, admits_weak: bool = 
 
 
 def is_signed_with(command: Command, secret_key: bytes) -> bool:
-    """Whether the request, in either form, proves knowledge of the secret key."""
+    """Returns True if the request, in either form, proves knowledge of the secret key."""
     return signature_fault(command, secret_key) is None
 
 
 def _is_weakly_signed(given: str, fields: Mapping[str, str], body: Buffer, secret_key: bytes) -> bool:
     text = signed_text(fields, body)
-    # Such a text was signed with a digest: other names would make another request of it.
+    # A text with this beginning was signed with a digest; with other names it would be another request.
     return not text.startswith(DIGEST_MARK.encode()) and _is_signature(given, text, secret_key)
 
 
@@ -114,7 +115,7 @@ def _is_signature(given: str, text: bytes, secret_key: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who signs, and with what; the secret is in no text of this object."""
+    """The keys of a signer; no text form of this object contains the secret."""
 
     access_key: str
     secret_key: str = field(repr=False)

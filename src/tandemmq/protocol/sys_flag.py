@@ -1,7 +1,7 @@
 """The bits of a message's sysFlag and of a pull's sysFlag, as plain integers.
 
-Plain ints and not an IntFlag: they are tested once per message on hot paths.
-Source: spec remoting 12.3, spec semantics 1.3.
+Plain ints instead of an IntFlag, since they are tested once per message on hot paths.
+Source:  spec remoting 12.3, spec semantics 1.3.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INNER_BATCH: Final = 0x80
 
 COMPRESSION_MASK: Final = 0x700
 COMPRESSION_LEGACY: Final = 0x000
-"""Old clients set COMPRESSED and no kind: it is zlib."""
+"""The value of old clients, which set COMPRESSED and no kind: it is zlib."""
 COMPRESSION_LZ4: Final = 0x100
 COMPRESSION_ZSTD: Final = 0x200
 COMPRESSION_ZLIB: Final = 0x300
@@ -38,10 +38,12 @@ PULL_LITE: Final = 0x10
 
 
 def is_queued(sys_flag: int) -> bool:
-    """True if the record gets a ConsumeQueue entry: no transaction, or a committed one (spec store 5)."""
+    """Returns True if the record gets a ConsumeQueue entry: no transaction, or a committed one (spec store
+    5).
+    """
     return sys_flag & TRANSACTION_PREPARED == 0
 
 
 def without_transaction(sys_flag: int, transaction: int = TRANSACTION_NONE) -> int:
-    """The flag with its transaction type replaced."""
+    """Returns the flag with its transaction type replaced."""
     return sys_flag & ~TRANSACTION_MASK | transaction

@@ -1,7 +1,7 @@
-"""Names of topics and groups: which are allowed, which belong to the system, which are derived from a group,
-how a namespace is written into them; and the delay levels of topic SCHEDULE_TOPIC_XXXX.
+"""The names of topics and groups: allowed names, system names, names derived from a group, namespaces; and
+the delay levels of topic SCHEDULE_TOPIC_XXXX.
 
-Source: spec semantics 1.1, 1.5 and 2.5; spec store 5 (tagsCode), 15.
+Source:  spec semantics 1.1, 1.5 and 2.5; spec store 5 (tagsCode), 15.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ DERIVED_TOPIC_CHARS_MAX: Final = 255
 GROUP_CHARS_MAX: Final = 120
 
 ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
-"""The namespace of the name servers' key-value configuration that says how many queues of an ordered topic
-each broker has."""
+"""The namespace of the name servers' key-value configuration with the queue counts of ordered topics per
+broker.
+"""
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 LMQ_PREFIX: Final = "%LMQ%"
@@ -51,7 +52,7 @@ SYSTEM_TOPICS: Final = frozenset(
         DISCARD_TOPIC,
     )
 )
-"""Fixed names only; a broker adds its own name and its cluster's."""
+"""The fixed names only; a broker adds its own name and its cluster's."""
 
 NOT_SENDABLE_TOPICS: Final = frozenset(
     (SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, DISCARD_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC)
@@ -85,56 +86,57 @@ _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 def retry_topic(group: str) -> str:
-    """Where a group's messages go that are to be tried again."""
+    """Returns the topic for a group's messages that are to be retried."""
     return RETRY_PREFIX + group
 
 
 def dlq_topic(group: str) -> str:
-    """Where a group's messages go that were tried often enough."""
+    """Returns the topic for a group's messages whose retries are exhausted."""
     return DLQ_PREFIX + group
 
 
 def reply_topic(cluster: str) -> str:
-    """The topic of a cluster's request-reply messages."""
+    """Returns the topic of a cluster's request-reply messages."""
     return cluster + "_REPLY_TOPIC"
 
 
 def is_retry_topic(topic: str) -> bool:
-    """True for a group's retry topic."""
+    """Returns True for a group's retry topic."""
     return topic.startswith(RETRY_PREFIX)
 
 
 def is_dlq_topic(topic: str) -> bool:
-    """True for a group's dead letter topic."""
+    """Returns True for a group's dead letter topic."""
     return topic.startswith(DLQ_PREFIX)
 
 
 def is_system_topic(topic: str) -> bool:
-    """True for the fixed names and everything with the system's prefix."""
+    """Returns True for the fixed names and everything with the system's prefix."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
 
 def holds_other_topics(topic: str) -> bool:
-    """True where messages of other topics wait, or where it is said what becomes of them."""
+    """Returns True for topics that hold waiting messages of other topics, or records about their fate."""
     return topic in (SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, DISCARD_TOPIC) or (
         topic.startswith(REVIVE_TOPIC_PREFIX)
     )
 
 
 def is_system_group(group: str) -> bool:
-    """True for the groups of tools and of the broker itself."""
+    """Returns True for the groups of tools and of the broker itself."""
     return group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX)
 
 
-# Namespaces: an application says `Orders`, brokers know `shop%Orders`.
+# Namespaces: an application uses `Orders`, brokers know `shop%Orders`.
 
 NAMESPACE_SEPARATOR: Final = "%"
 
 
 def wrap_name(namespace: str, name: str) -> str:
-    """A topic or group of the namespace as brokers know it: `%RETRY%Billing` is `%RETRY%shop%Billing`.
+    """Returns a topic or group of the namespace as brokers know it: `%RETRY%Billing` is
+    `%RETRY%shop%Billing`.
 
-    An empty name, one that is wrapped already and the system's stay as they are.
+    An empty name, one that is wrapped already and system names are unchanged.
     """
     if not name or is_system_topic(name) or name.startswith(SYSTEM_GROUP_PREFIX):
         return name
@@ -144,23 +146,23 @@ def wrap_name(namespace: str, name: str) -> str:
 
 
 def unwrap_name(namespace: str, name: str) -> str:
-    """The topic or group as the namespace's applications know it; one of another namespace stays as it is."""
+    """Returns the name as the namespace's applications know it; one of another namespace is unchanged."""
     prefix, bare = _split_derived(name)
     return prefix + bare.removeprefix(namespace + NAMESPACE_SEPARATOR)
 
 
 def _split_derived(name: str) -> tuple[str, str]:
-    """The prefix of a retry or dead letter topic, or nothing, and what is behind it."""
+    """Returns the prefix of a retry or dead letter topic, or nothing, and the rest."""
     for prefix in (RETRY_PREFIX, DLQ_PREFIX):
         if name.startswith(prefix):
             return prefix, name[len(prefix) :]
     return "", name
 
 
-# A handler asks once per message for the same few names.
+# A handler checks the same few names for every message.
 @lru_cache(maxsize=8192)
 def topic_fault(topic: str) -> str:
-    """Why a broker refuses this topic name; empty if it takes it (spec semantics 1.5)."""
+    """Returns the reason why a broker refuses this topic name; empty if accepted (spec semantics 1.5)."""
     if not topic.strip():
         return "the topic is blank"
     if _NAME.fullmatch(topic) is None:
@@ -173,7 +175,7 @@ def topic_fault(topic: str) -> str:
 
 @lru_cache(maxsize=8192)
 def group_fault(group: str) -> str:
-    """Why this group name is refused; empty if it is allowed (spec semantics 1.5)."""
+    """Returns the reason why this group name is refused; empty if it is allowed (spec semantics 1.5)."""
     if not group.strip():
         return "the group is blank"
     if _NAME.fullmatch(group) is None:
@@ -184,20 +186,20 @@ def group_fault(group: str) -> str:
 
 
 def check_topic(topic: str) -> None:
-    """Raises BadRequest with the reason if a broker would refuse the name."""
+    """Checks a topic name. Raises BadRequest with the reason if a broker would refuse it."""
     fault = topic_fault(topic)
     if fault:
         raise BadRequest(fault)
 
 
 def check_group(group: str) -> None:
-    """Raises BadRequest with the reason if the name is refused."""
+    """Checks a group name. Raises BadRequest with the reason if it is refused."""
     fault = group_fault(group)
     if fault:
         raise BadRequest(fault)
 
 
-# Delay levels: how long a message waits before it is delivered.
+# Delay levels: the time from storing a message to its delivery.
 
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 UNKNOWN_LEVEL_DELAY_MS: Final = 1000
@@ -206,7 +208,7 @@ DELAY_LEVELS_TEXT: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m
 
 
 def parse_delay_levels(text: str) -> tuple[int, ...]:
-    """Milliseconds per level; level 1 is item 0.
+    """Returns the milliseconds per level; level 1 is item 0.
 
     Raises:  ConfigError naming the piece that is not a number with one of s, m, h, d.
     """
@@ -222,7 +224,7 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
 
 
 def render_delay_levels(delays_ms: Sequence[int]) -> str:
-    """As `parse_delay_levels` takes it, each level in its largest unit."""
+    """Returns the text for `parse_delay_levels`, each level in its largest unit."""
     return " ".join(
         next(f"{delay_ms // size}{unit}" for unit, size in reversed(_UNIT_MS.items()) if delay_ms % size == 0)
         for delay_ms in delays_ms
@@ -234,9 +236,10 @@ DUE_MS_MAX: Final = 2**63 - 1
 
 
 def delivered_at_ms(level: int, stored_at_ms: int, delays_ms: Sequence[int] = DELAY_LEVELS_MS) -> int:
-    """When a message of this level (above 0) is due; a level above the highest counts as the highest.
+    """Returns the due time of a message of this level (above 0); a level above the highest counts as the
+    highest.
 
-    At most what eight bytes hold: no checksum covers the store time, so it may be anything.
+    The result is limited to eight bytes: no checksum covers the store time, so it may have any value.
     """
     assert level > 0
     return min(stored_at_ms + delays_ms[min(level, len(delays_ms)) - 1], DUE_MS_MAX)

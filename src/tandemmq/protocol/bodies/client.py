@@ -1,6 +1,5 @@
-"""What brokers and clients say about clients: heartbeats and subscriptions, the members of groups, their
-connections and queue locks, and which queues a client is to consume and how (spec remoting 9.4, 9.8, 11.6,
-11.9, 11.13).
+"""Bodies about clients, from clients and brokers: heartbeats and subscriptions, group members, connections
+and queue locks, and the assignment of queues (spec remoting 9.4, 9.8, 11.6, 11.9, 11.13).
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from msgspec import field
 from tandemmq.protocol.bodies.codec import Body, MessageQueue, decode_body, encode_body, enum_names
 from tandemmq.units import Buffer
 
-# What clients say about themselves: heartbeats and subscriptions.
+# Bodies sent by clients: heartbeats and subscriptions.
 
 
 class _WireName(StrEnum):
-    """An enum that travels by name; FastJSON's number as text and other cases are read too.
+    """An enum that travels by name; FastJSON's ordinal as text and other letter cases are read too.
 
-    Its members stand in the order of Java. Plain numbers are made names where bodies are read (`codec`).
+    The members are in Java's order. Plain ordinals are converted to names when bodies are read (`codec`).
     """
 
     @classmethod
@@ -32,7 +31,7 @@ class _WireName(StrEnum):
 
 
 class ConsumeType(_WireName):
-    """Who asks whom: pull clients, push clients (which pull too), pop clients."""
+    """The kind of consumer: pull clients, push clients (which pull too), pop clients."""
 
     ACTIVELY = "CONSUME_ACTIVELY"
     PASSIVELY = "CONSUME_PASSIVELY"
@@ -40,14 +39,14 @@ class ConsumeType(_WireName):
 
 
 class MessageModel(_WireName):
-    """Whether each member gets every message, or the members share them."""
+    """The distribution of messages: to every member, or shared among the members."""
 
     BROADCASTING = "BROADCASTING"
     CLUSTERING = "CLUSTERING"
 
 
 class ConsumeFromWhere(_WireName):
-    """Where a group starts that has no offset; the middle three are old names."""
+    """The start of a group without an offset; the middle three are old names."""
 
     LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     LAST_OFFSET_AND_MIN_WHEN_BOOT_FIRST = "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST"
@@ -58,7 +57,7 @@ class ConsumeFromWhere(_WireName):
 
 
 class SubscriptionData(Body, frozen=True, kw_only=True):
-    """What of a topic a group wants.
+    """The messages of a topic that a group wants.
 
     `expression` is `*`, tags joined by `||`, or SQL92; `tag_hashes` are Java's string hashes of `tags`; a new
     `version` (ms) signals a change.
@@ -93,7 +92,7 @@ class ConsumerData(Body, frozen=True, kw_only=True):
 
 
 class Heartbeat(Body, frozen=True, kw_only=True):
-    """The body of HEART_BEAT (34). With `is_without_subscriptions` the known subscriptions stay."""
+    """The body of HEART_BEAT (34). With `is_without_subscriptions` the known subscriptions are kept."""
 
     client_id: str = field(name="clientID", default="")
     consumers: tuple[ConsumerData, ...] = field(name="consumerDataSet", default=())
@@ -103,7 +102,7 @@ class Heartbeat(Body, frozen=True, kw_only=True):
 
 
 class ClientConfigCheck(Body, frozen=True, kw_only=True):
-    """The body of CHECK_CLIENT_CONFIG (46): does this subscription's expression compile."""
+    """The body of CHECK_CLIENT_CONFIG (46): asks if this subscription's expression compiles."""
 
     client_id: str = field(name="clientId", default="")
     group: str = ""
@@ -131,7 +130,7 @@ def decode_client_config_check(data: Buffer) -> ClientConfigCheck:
 
 
 class ConsumerList(Body, frozen=True, kw_only=True):
-    """Client ids of a group's members; the answer to 38."""
+    """The client ids of a group's members; the answer to 38."""
 
     client_ids: tuple[str, ...] = field(name="consumerIdList", default=())
 
@@ -146,13 +145,13 @@ class LockRequest(Body, frozen=True, kw_only=True):
 
 
 class LockAnswer(Body, frozen=True, kw_only=True):
-    """The queues that the client now holds; may be none."""
+    """The queues that the client has locked now; may be empty."""
 
     locked: tuple[MessageQueue, ...] = field(name="lockOKMQSet", default=())
 
 
 class ClientConnection(Body, frozen=True, kw_only=True):
-    """One client of a group and where it connects from."""
+    """One client of a group, and its address."""
 
     address: str = field(name="clientAddr", default="")
     client_id: str = field(name="clientId", default="")
@@ -161,7 +160,7 @@ class ClientConnection(Body, frozen=True, kw_only=True):
 
 
 class Refusal(Body, frozen=True, kw_only=True):
-    """Ours: what a consumer asked for and did not get. `client`: its id in a heartbeat, else its address."""
+    """A refused request of a consumer (ours). `client`: its id in a heartbeat, else its address."""
 
     client: str = ""
     code: int = 0
@@ -215,7 +214,7 @@ class GroupSubscription(Body, frozen=True, kw_only=True):
 
 
 class DirectlyConsumed(Body, frozen=True, kw_only=True):
-    """The answer to CONSUME_MESSAGE_DIRECTLY (309): what a consumer's listener made of one message."""
+    """The answer to CONSUME_MESSAGE_DIRECTLY (309): the result of a consumer's listener for one message."""
 
     is_auto_commit: bool = field(name="autoCommit", default=True)
     result: str = field(name="consumeResult", default="CR_SUCCESS")
@@ -229,7 +228,7 @@ def encode_consumer_list(client_ids: Iterable[str]) -> bytes:
 
 
 def decode_consumer_list(data: Buffer) -> tuple[str, ...]:
-    """The ids, each once; their order is the wire's."""
+    """Returns the ids, each once, in wire order."""
     return tuple(dict.fromkeys(decode_body(data, ConsumerList).client_ids))
 
 
@@ -290,7 +289,7 @@ ModeName = Annotated[str, enum_names(PULL, POP)]
 
 
 class AssignmentQuery(Body, frozen=True, kw_only=True):
-    """What a client asks: its queues of one topic."""
+    """The body of QUERY_ASSIGNMENT: asks for a client's queues of one topic."""
 
     client_id: str = field(name="clientId", default="")
     group: str = field(name="consumerGroup", default="")
@@ -302,20 +301,20 @@ class AssignmentQuery(Body, frozen=True, kw_only=True):
 
 
 class QueueAssignment(Body, frozen=True, kw_only=True):
-    """One queue and how to consume it; queue id -1 with POP: all queues of that broker."""
+    """One queue and its mode; queue id -1 with POP: all queues of that broker."""
 
     queue: MessageQueue = field(name="messageQueue", default=MessageQueue())
     mode: ModeName = PULL
 
 
 class Assignments(Body, frozen=True, kw_only=True):
-    """The answer to QUERY_ASSIGNMENT. None: the client keeps what it has."""
+    """The answer to QUERY_ASSIGNMENT. None: the client keeps its queues."""
 
     queues: list[QueueAssignment] | None = field(name="messageQueueAssignments", default=None)
 
 
 class RequestMode(Body, frozen=True, kw_only=True):
-    """How a group consumes a topic; also the body of SET_MESSAGE_REQUEST_MODE."""
+    """The mode of a group for a topic; also the body of SET_MESSAGE_REQUEST_MODE."""
 
     group: str = field(name="consumerGroup", default="")
     mode: ModeName = PULL
@@ -324,7 +323,7 @@ class RequestMode(Body, frozen=True, kw_only=True):
 
 
 class RequestModes(Body, frozen=True, kw_only=True):
-    """topic -> group -> mode: messageRequestMode.json and the answer to 402."""
+    """The table topic -> group -> mode: messageRequestMode.json and the answer to 402."""
 
     modes: dict[str, dict[str, RequestMode]] = field(name="messageRequestModeMap", default_factory=dict)
 

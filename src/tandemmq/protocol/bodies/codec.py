@@ -1,16 +1,15 @@
-"""How all bodies are read and written, and the three values that many of them have: a table of texts, the
-version of a table, the name of a queue. The other shapes are in the other files of this folder.
+"""Reads and writes all bodies, and defines three values shared by many of them: a table of texts, the version
+of a table, the name of a queue. The other shapes are in the other files of this folder.
 
 Writing is strict JSON without whitespace and without nulls: Go splits some texts at commas without trimming,
-and pyrocketmq evaluates some as Python, where `null` is unknown (spec remoting 6). Reading tries the strict
-parser first and FastJSON's dialect second; in both, absent keys and nulls take the default, numbers may be
-quoted, and an enum may be the number of its place, as the C++ client writes it.
+and pyrocketmq evaluates some as Python, where `null` is undefined (spec remoting 6). Reading tries the strict
+parser first and FastJSON's dialect second. In both, absent keys and nulls become the default, numbers may be
+quoted, and an enum may be its ordinal, as the C++ client writes it.
 
-Tables of texts are KV namespaces and runtime info (spec remoting 11.8). A DataVersion tells which state of a
-table this is (spec remoting 11.1). A MessageQueue is the name of one queue in the cluster. FastJSON writes a
-map that is keyed by it with whole objects as keys, `{{"brokerName":"b","queueId":0,"topic":"T"}:5}`. Go reads
-only this spelling, so it is written exactly so, compact (spec remoting 6); read are objects and texts as
-keys.
+Tables of texts are KV namespaces and runtime info (spec remoting 11.8). A DataVersion identifies a state of a
+table (spec remoting 11.1). A MessageQueue is the name of one queue in the cluster. FastJSON writes a map
+keyed by it with whole objects as keys, `{{"brokerName":"b","queueId":0,"topic":"T"}:5}`. Go reads only this
+spelling, so it is written exactly so, compact (spec remoting 6); objects and texts are accepted as keys.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from tandemmq.units import Buffer
 
 
 def enum_names(*names: str) -> msgspec.Meta:
-    """Marks a text as an enum of Java: its names in the order in which Java declares them."""
+    """Marks a text as an enum of Java, with its names in Java's declaration order."""
     return msgspec.Meta(extra={"enum": names})
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Base of all body shapes. Fields stand in the order of their wire names, as Java writes them."""
+    """The base of all body shapes. Fields are in the order of their wire names, as Java writes them."""
 
 
 T = TypeVar("T")
@@ -45,7 +44,7 @@ _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 def encode_body(value: Any, *, has_sets: bool = False) -> bytes:
-    """Compact strict JSON without nulls; integer keys are quoted.
+    """Encodes a value as compact strict JSON without nulls; integer keys are quoted.
 
     With `has_sets` everything unordered is sorted, so that equal values give equal bytes; this costs three
     times as much.
@@ -55,7 +54,7 @@ def encode_body(value: Any, *, has_sets: bool = False) -> bytes:
     try:
         if not has_sets:
             text = _ENCODER.encode(value)
-            # A hit inside a text only costs time.
+            # A match inside a text only costs time.
             if b":null" not in text:
                 return text
         order: Literal["deterministic"] | None = "deterministic" if has_sets else None
@@ -65,12 +64,12 @@ def encode_body(value: Any, *, has_sets: bool = False) -> bytes:
 
 
 def decode_body(data: Buffer | str, shape: type[T], bound: TextBound = REQUEST_TEXT) -> T:
-    """The typed value of a JSON text, strict or loose; of the latter no more is read than `bound` says.
+    """Returns the typed value of a JSON text, strict or loose; loose texts are limited by `bound`.
 
-    Raises:  RemoteProtocolError naming the shape and what is wrong.
+    Raises:  RemoteProtocolError naming the shape and the fault.
     """
     raw = data.encode("utf-8", "replace") if isinstance(data, str) else data
-    # `$ref` is valid strict JSON, so the strict parser would silently take the reference for an empty object.
+    # `$ref` is valid strict JSON, so the strict parser would silently read the reference as an empty object.
     if b'"$ref"' not in bytes(raw):
         decoder = _DECODERS.get(shape)
         if decoder is None:
@@ -84,14 +83,14 @@ def decode_body(data: Buffer | str, shape: type[T], bound: TextBound = REQUEST_T
 
 
 def decode_plain(data: Buffer, bound: TextBound = REQUEST_TEXT) -> Any:
-    """The untyped value of a JSON text, as `decode_body`; nulls stay."""
+    """Returns the untyped value of a JSON text, like `decode_body`; nulls are kept."""
     return loose_json.parse(data, bound)
 
 
 def convert(value: Any, shape: type[T]) -> T:
-    """A parsed value as its shape, nulls taken as absent.
+    """Converts a parsed value to its shape; nulls count as absent.
 
-    Raises:  RemoteProtocolError naming the shape and what is wrong.
+    Raises:  RemoteProtocolError naming the shape and the fault.
     """
     try:
         plain = _name_enums(_drop_nulls(value), _enums_of(shape))  # type: ignore[arg-type]  # types have hashes
@@ -111,7 +110,7 @@ def _drop_nulls(value: Any) -> Any:
 
 @cache
 def _enums_of(shape: Hashable) -> dict[str, tuple[str, ...]]:
-    """Wire name of each field of a body that is an enum -> the enum's names in the order of Java."""
+    """Returns the wire name of each enum field of a body -> the enum's names in Java's order."""
     enums = {}
     waiting = [inspect.type_info(shape)]
     while waiting:
@@ -133,7 +132,7 @@ def _enums_of(shape: Hashable) -> dict[str, tuple[str, ...]]:
 
 
 def _name_enums(value: Any, enums: dict[str, tuple[str, ...]]) -> Any:
-    """With names for numbers; an enum that is an empty text is absent, as FastJSON reads it."""
+    """Replaces ordinals by names; an enum that is an empty text is absent, as in FastJSON."""
     if not enums:
         return value
     if isinstance(value, list):
@@ -161,7 +160,7 @@ class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class _Wire(msgspec.Struct):
-    """The same in the order in which Java writes the keys."""
+    """A `MessageQueue` with its keys in Java's order."""
 
     brokerName: str
     queueId: int
@@ -175,15 +174,15 @@ def encode_queue_key(queue: MessageQueue) -> bytes:
 def encode_queue_map(
     values: Mapping[MessageQueue, V], encode_value: Callable[[V], bytes] = encode_body
 ) -> bytes:
-    """FastJSON's map with objects as keys; not JSON."""
+    """Encodes FastJSON's map with objects as keys; not JSON."""
     pairs = [encode_queue_key(queue) + b":" + encode_value(value) for queue, value in values.items()]
     return b"{" + b",".join(pairs) + b"}"
 
 
 def convert_queue_map(value: Any, shape: type[V]) -> dict[MessageQueue, V]:
-    """The typed map of one that `loose_json` has parsed, where each key is the text of its object.
+    """Returns the typed map from one parsed by `loose_json`, where each key is the text of its object.
 
-    Raises:  RemoteProtocolError when it is no map, or a key is no message queue.
+    Raises:  RemoteProtocolError when it is not a map, or a key is not a message queue.
     """
     if value is None:
         return {}
@@ -193,23 +192,25 @@ def convert_queue_map(value: Any, shape: type[V]) -> dict[MessageQueue, V]:
 
 
 class DataVersion(Body, frozen=True, kw_only=True):
-    """Equal only when all three are; any inequality counts as changed, also an older one."""
+    """The version of a table. Two are equal only if all three fields are; any difference counts as a
+    change.
+    """
 
     counter: int = 0
     state_version: int = field(name="stateVersion", default=0)
     timestamp_ms: int = field(name="timestamp", default=0)
 
     def next(self, now_ms: int) -> DataVersion:
-        """The version after one more change."""
+        """Returns the version after one more change."""
         return DataVersion(counter=self.counter + 1, state_version=self.state_version, timestamp_ms=now_ms)
 
     def of_term(self, epoch: int, now_ms: int) -> DataVersion:
-        """The first version of an elected master's term."""
+        """Returns the first version of an elected master's term."""
         return DataVersion(counter=self.counter + 1, state_version=epoch, timestamp_ms=now_ms)
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Sorts older before newer."""
+        """The sort key that orders older before newer."""
         return (self.state_version, self.counter, self.timestamp_ms)
 
 
@@ -222,22 +223,25 @@ def decode_data_version(data: Buffer | str) -> DataVersion:
 
 
 REFUSALS_KEY: Final = "tandemConsumerRefusals"
-"""Ours, in the runtime info: heartbeats, pulls and pops that were refused since the start."""
+"""The key in the runtime info (ours) for heartbeats, pulls and pops refused since the start."""
 NEWEST_REFUSAL_KEY: Final = "tandemNewestConsumerRefusal"
 SEND_REFUSALS_KEY: Final = "tandemSendRefusals"
-"""Refused sends since the start, by the name of the response code: `NO_PERMISSION 3, MESSAGE_ILLEGAL 1`."""
+"""The key for refused sends since the start, by response code name: `NO_PERMISSION 3, MESSAGE_ILLEGAL 1`."""
 STORE_REFUSAL_KEY: Final = "tandemStoreRefusal"
-"""Why the store takes no messages now; empty while it does."""
+"""The key for the reason why the store accepts no messages; empty while it does."""
 DENIALS_KEY: Final = "tandemAccessDenials"
-"""Requests that access control denied since the start."""
+"""The key for requests denied by access control since the start."""
 NEWEST_DENIAL_KEY: Final = "tandemNewestAccessDenial"
 REFUSED_CONNECTIONS_KEY: Final = "tandemRefusedConnections"
-"""Connections that were one too many since the start."""
+"""The key for connections refused since the start because of a limit."""
 HISTORY_DOUBT_KEY: Final = "tandemHistoryDoubt"
-"""Why the controllers' record, or the master, is not of this broker's history; empty while they agree. Of
-brokers in controller mode only."""
+"""The key for the reason why the controllers' record, or the master, has a different history than this
+broker; empty while they agree. Only in controller mode.
+"""
 HISTORY_DIFFERED_KEY: Final = "tandemHistoryDiffered"
-"""How often since the start a master's log was another history under equal terms."""
+"""The key for the number of times since the start that a master's log had a different history under equal
+terms.
+"""
 
 
 def encode_kv_table(table: Mapping[str, str]) -> bytes:
@@ -245,7 +249,7 @@ def encode_kv_table(table: Mapping[str, str]) -> bytes:
 
 
 def decode_kv_table(data: Buffer) -> dict[str, str]:
-    """The table of an answer; numbers and booleans become texts.
+    """Returns the table of an answer; numbers and booleans become texts.
 
     Raises:  RemoteProtocolError.
     """

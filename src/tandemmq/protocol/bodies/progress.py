@@ -1,4 +1,4 @@
-"""How far consumers are: tables of offsets, and the pushes that reset or ask for them; and the state of pop
+"""The progress of consumers: tables of offsets, and the pushes that reset or query them; and the state of pop
 consumption.
 
 Source:  spec remoting 6, 8.5, 11.11 and 12.7; spec semantics 14.3 to 14.5; spec store 18.
@@ -30,11 +30,11 @@ from tandemmq.units import Buffer
 
 
 class ConsumerOffsetTable(Body, frozen=True, kw_only=True):
-    """Committed offsets: `topic@group` -> queue id -> next offset; also the shape of consumerOffset.json.
+    """The committed offsets: `topic@group` -> queue id -> next offset; also the shape of consumerOffset.json.
 
-    Ours, and ignored by RocketMQ: `deleted`: in the file, topics that were deleted and made again -> the log
-    offset of the deletion that their offsets come after; `forgotten`: groups whose progress was lost;
-    `dropped`: groups whose offsets were deleted -> when, and where the log ended.
+    The other fields are ours, and ignored by RocketMQ. `deleted`: in the file, recreated topics -> the log
+    offset of the deletion, after which their offsets were committed. `forgotten`: groups whose progress was
+    lost. `dropped`: groups whose offsets were deleted -> the time, and the log end then.
     """
 
     data_version: DataVersion = field(name="dataVersion", default=DataVersion())
@@ -45,7 +45,7 @@ class ConsumerOffsetTable(Body, frozen=True, kw_only=True):
 
 
 class DelayOffsets(Body, frozen=True, kw_only=True):
-    """Where each delay level has got to: level -> queue offset. Also the shape of `delayOffset.json`."""
+    """The progress of each delay level: level -> queue offset. Also the shape of `delayOffset.json`."""
 
     data_version: DataVersion = field(name="dataVersion", default=DataVersion())
     offsets: dict[int, int] = field(name="offsetTable", default_factory=dict)
@@ -61,7 +61,7 @@ class _QueueOffset(Body, frozen=True, kw_only=True):
 
 
 class ConsumerStatus(Body, frozen=True, kw_only=True):
-    """Offsets of one client, or of each client of a group."""
+    """The offsets of one client, or of each client of a group."""
 
     clients: dict[str, dict[MessageQueue, int]] = field(default_factory=dict)
     queues: dict[MessageQueue, int] = field(default_factory=dict)
@@ -84,9 +84,9 @@ def decode_delay_offsets(data: Buffer) -> DelayOffsets:
 
 
 def encode_reset_offsets(offsets: Mapping[MessageQueue, int], *, as_list: bool = False) -> bytes:
-    """The body of RESET_CONSUMER_CLIENT_OFFSET (220) and of the answer to 222.
+    """Encodes the body of RESET_CONSUMER_CLIENT_OFFSET (220) and of the answer to 222.
 
-    Not JSON on purpose: a body that is JSON makes Go expect another shape and panic. C++ wants a list.
+    Not JSON on purpose: on valid JSON, Go expects another shape and panics. C++ needs a list.
     """
     if as_list:
         rows = [
@@ -100,7 +100,7 @@ def encode_reset_offsets(offsets: Mapping[MessageQueue, int], *, as_list: bool =
 
 
 def decode_reset_offsets(data: Buffer) -> dict[MessageQueue, int]:
-    """The offsets, from any of the forms: objects as keys, texts as keys, rows, or pairs.
+    """Returns the offsets from any of the forms: objects as keys, texts as keys, rows, or pairs.
 
     Raises:  RemoteProtocolError.
     """
@@ -117,12 +117,12 @@ def decode_reset_offsets(data: Buffer) -> dict[MessageQueue, int]:
 
 
 def encode_correction_offsets(offsets: Mapping[int, int]) -> bytes:
-    """The answer to QUERY_CORRECTION_OFFSET (308): queue id -> offset."""
+    """Encodes the answer to QUERY_CORRECTION_OFFSET (308): queue id -> offset."""
     return encode_body({"correctionOffsets": dict(offsets)})
 
 
 def encode_consumer_status(status: ConsumerStatus) -> bytes:
-    """The answer to 221 and 223 (RocketMQ: GetConsumerStatusBody)."""
+    """Encodes the answer to 221 and 223 (RocketMQ: GetConsumerStatusBody)."""
     clients = [encode_body(name) + b":" + encode_queue_map(queues) for name, queues in status.clients.items()]
     queues = encode_queue_map(status.queues)
     return b'{"consumerTable":{' + b",".join(clients) + b'},"messageQueueTable":' + queues + b"}"
@@ -153,8 +153,8 @@ def _table(data: Buffer) -> dict[str, Any]:
 class CheckPoint(Body, frozen=True, kw_only=True):
     """One pop of one queue, as a message with the tag `ck`.
 
-    Units:   offset_steps are distances from start_offset, one per message; bits: those acknowledged when it
-             was written.
+    Units:   offset_steps are distances from start_offset, one per message; bits: the messages acknowledged at
+             the time of writing.
     """
 
     bits: int = field(name="bm", default=0)
@@ -169,9 +169,10 @@ class CheckPoint(Body, frozen=True, kw_only=True):
     put_again_count: str = field(name="rp", default="0")
     start_offset: int = field(name="so", default=0)
     is_suspended: bool | None = field(name="sp", default=None)
-    """5.5: true when the messages come again without one more try."""
+    """5.5: true if the next delivery of the messages does not count as a retry."""
     topic: str = field(name="t", default="")
-    # Ours: where the group's pops go on; absent when the message was popped before (a change, a repetition).
+    # Ours: the next offset of the group's pops; absent if the message was popped before (a change, a
+    # repetition).
     end_offset: int | None = field(name="tandemEnd", default=None)
 
 
@@ -189,7 +190,9 @@ class Ack(Body, frozen=True, kw_only=True):
 
 
 class Position(Body, frozen=True, kw_only=True):
-    """Ours, tag `tandemPosition`: where a group's pops of a queue go on, whatever earlier records say."""
+    """The next offset of a group's pops of a queue, which overrides earlier records (ours, tag
+    `tandemPosition`).
+    """
 
     group: str = field(name="c", default="")
     queue_id: int = field(name="q", default=0)
@@ -198,7 +201,7 @@ class Position(Body, frozen=True, kw_only=True):
 
 
 class BatchAckEntry(Body, frozen=True, kw_only=True):
-    """Acks of one check point: bit i is the offset start_offset + i. `topic` is what was asked for."""
+    """Acks of one check point: bit i is the offset start_offset + i. `topic` is the requested topic."""
 
     bits: str = field(name="b", default="")
     group: str = field(name="c", default="")
@@ -219,7 +222,7 @@ class BatchAck(Body, frozen=True, kw_only=True):
 
 
 class OrderState(Body, frozen=True, kw_only=True):
-    """One queue in consumerOrderInfo.json: what a group has popped in order and not finished.
+    """One queue in consumerOrderInfo.json: the messages a group has popped in order and not acknowledged.
 
     Units:   offsets: the first absolute, the others as distances from it; bits as for a check point.
     """
@@ -233,11 +236,11 @@ class OrderState(Body, frozen=True, kw_only=True):
     offsets: list[int] = field(name="o", default_factory=list)
     pop_time_ms: int = field(name="popTime", default=0)
     postponed: list[int] | None = field(name="tandemPostponed", default=None)
-    """Ours: absolute offsets of messages that were put off without being tried."""
+    """The absolute offsets of messages postponed without a try (ours)."""
 
 
 class OrderStates(Body, frozen=True, kw_only=True):
-    """consumerOrderInfo.json: `topic@group` -> queue id -> state."""
+    """The content of consumerOrderInfo.json: `topic@group` -> queue id -> state."""
 
     table: dict[str, dict[int, OrderState]] = field(default_factory=dict)
 
@@ -283,7 +286,7 @@ def decode_order_states(data: Buffer) -> OrderStates:
 
 
 def encode_bits(numbers: list[int]) -> str:
-    """Java's BitSet as bytes, little endian, in Base64."""
+    """Encodes Java's BitSet as bytes, little endian, in Base64."""
     value = 0
     for number in numbers:
         value |= 1 << number
@@ -291,9 +294,9 @@ def encode_bits(numbers: list[int]) -> str:
 
 
 def decode_bits(text: str, bytes_max: int) -> list[int]:
-    """The numbers of the bits that are set.
+    """Returns the numbers of the set bits.
 
-    Raises:  RemoteProtocolError for a text that is no Base64 or holds more than `bytes_max` bytes.
+    Raises:  RemoteProtocolError for a text that is not Base64 or holds more than `bytes_max` bytes.
     """
     try:
         raw = b64decode(text, validate=True)

@@ -26,10 +26,12 @@ from tandemmq.protocol.loose_json import REQUEST_TEXT
 from tandemmq.units import Buffer
 
 INFLATED_BYTES_MAX = 64 * 1024 * 1024
-"""16 MiB of zlib could announce a thousand times that; half a million topics take less than this."""
+"""The limit of an inflated body: 16 MiB of zlib could inflate a thousandfold; half a million topics need
+less.
+"""
 INFLATION_MAX = 64
-"""Lines of topics shrink to a tenth or a thirtieth. What shrinks more is no table, and reading it would cost
-its receiver far more than its sender.
+"""The highest accepted compression ratio. Topic lines shrink to between a tenth and a thirtieth. A body that
+shrinks more is not a table, and reading it would cost its receiver far more than its sender.
 """
 _INFLATED_BYTES_MIN = 64 * 1024
 
@@ -40,21 +42,23 @@ _ATTRIBUTES = msgspec.json.Decoder(dict[str, str])
 
 
 class RegisterBrokerBody(Body, frozen=True, kw_only=True):
-    """A broker's topics. `filter_servers` None leaves what the name server knows, empty clears it."""
+    """A broker's topics. `filter_servers` None keeps the list of the name server, empty clears it."""
 
     filter_servers: tuple[str, ...] | None = field(name="filterServerList", default=None)
     topics: TopicConfigTable = field(name="topicConfigSerializeWrapper", default=TopicConfigTable())
 
 
 def body_crc32(body: Buffer) -> int:
-    """The check sum a registration carries, over the bytes as sent; 0 for an absent body."""
+    """Returns the checksum of a registration, over the bytes as sent; 0 for an absent body."""
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
 def encode_register_broker_body(
     body: RegisterBrokerBody, *, is_compressed: bool = False, version: int = OUR_VERSION
 ) -> bytes:
-    """The body as `version` writes it; the compressed form loses each topic's `sys_flag` and `is_ordered`."""
+    """Returns the body as `version` writes it; the compressed form loses each topic's `sys_flag` and
+    `is_ordered`.
+    """
     if not is_compressed:
         return encode_body(body)
     pieces = [_with_size(encode_data_version(body.topics.data_version))]
@@ -69,11 +73,11 @@ def encode_register_broker_body(
 def decode_register_broker_body(
     data: Buffer, *, is_compressed: bool = False, version: int = OUR_VERSION
 ) -> RegisterBrokerBody:
-    """The body that a broker of `version` sent; an absent one is an empty table that clears the filter
+    """Returns the body from a broker of `version`; an absent one is an empty table that clears the filter
     servers.
 
-    5.x brokers compress without saying so: a first byte of 0x78 counts as compressed whatever the header
-    says.
+    5.x brokers compress without declaring it: a first byte of 0x78 means compressed, whatever the header
+    declares.
 
     Raises:  RemoteProtocolError.
     """
@@ -99,7 +103,7 @@ def _encode_topic_line(config: TopicConfig) -> bytes:
 
 
 def _parse_topic_line(line: str) -> TopicConfig:
-    """4.9 writes five fields; a sixth that is no JSON map is ignored."""
+    """Parses a topic line. 4.9 writes five fields; a sixth that is not a JSON map is ignored."""
     fields = line.split(" ", 5)
     if len(fields) < 5:
         raise RemoteProtocolError(f"a topic line needs five fields: {line[:100]!r}")
@@ -110,7 +114,7 @@ def _parse_topic_line(line: str) -> TopicConfig:
     attributes: dict[str, str] = {}
     if len(fields) == 6:
         try:
-            # Strict JSON only: there may be as many of these lines as fit a frame.
+            # Strict JSON only: as many of these lines may come as fit a frame.
             attributes = _ATTRIBUTES.decode(fields[5])
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             pass
@@ -125,7 +129,7 @@ def _parse_topic_line(line: str) -> TopicConfig:
 
 
 def _decode_compressed(data: bytes) -> RegisterBrokerBody:
-    """The pieces in order; the mapping section of static topics at the end is passed over."""
+    """Decodes the pieces in order; the mapping section of static topics at the end is skipped."""
     try:
         position = 0
         piece, position = _take_piece(data, position)

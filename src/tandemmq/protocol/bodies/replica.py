@@ -1,7 +1,8 @@
-"""What is told about the replicas of one broker: by controllers, who is the master and who is in sync; by a
-broker itself, how its replication goes (GET_BROKER_HA_STATUS, 907; spec remoting 11.13).
+"""Bodies about the replicas of one broker: from controllers, the master and the in-sync set; from a broker,
+the state of its replication (GET_BROKER_HA_STATUS, 907; spec remoting 11.13).
 
-Fields whose wire name begins with `tandem` are ours and None, so not written, towards any other asker.
+Fields with a wire name beginning with `tandem` are ours. For other callers they are None and therefore not
+written.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from tandemmq.units import Buffer
 
 
 class SyncStateSetAnswer(Body, frozen=True, kw_only=True):
-    """The brokers whose logs are complete enough to be elected, by their ids, and the set's epoch."""
+    """The ids of the brokers whose logs are complete enough for election, and the set's epoch."""
 
     ids: tuple[int, ...] = field(name="syncStateSet", default=())
     epoch: int = field(name="syncStateSetEpoch", default=0)
@@ -28,7 +29,7 @@ class MemberGroup(Body, frozen=True, kw_only=True):
 
 
 class Election(Body, frozen=True, kw_only=True):
-    """Answer to CONTROLLER_ELECT_MASTER: mqadmin reads the members from the top, brokers the rest."""
+    """The answer to CONTROLLER_ELECT_MASTER: mqadmin reads the top-level members, brokers the rest."""
 
     addresses: dict[int, str] = field(name="brokerAddrs", default_factory=dict)
     member_group: MemberGroup = field(name="brokerMemberGroup")
@@ -38,7 +39,7 @@ class Election(Body, frozen=True, kw_only=True):
 
 
 class EpochRange(Body, frozen=True, kw_only=True):
-    """One term and its bytes; the last one has no end yet, which is 2**63 - 1."""
+    """One term and its range of bytes; the end of the current one is 2**63 - 1."""
 
     end: int = field(name="endOffset")
     epoch: int
@@ -46,7 +47,7 @@ class EpochRange(Body, frozen=True, kw_only=True):
 
 
 class BrokerEpochs(Body, frozen=True, kw_only=True):
-    """Answer to GET_BROKER_EPOCH_CACHE; `broker_id` is the role's: 0 of a master."""
+    """The answer to GET_BROKER_EPOCH_CACHE; `broker_id` follows the role: 0 for a master."""
 
     broker_id: int = field(name="brokerId")
     broker_name: str = field(name="brokerName")
@@ -65,7 +66,7 @@ class ReplicaIdentity(Body, frozen=True, kw_only=True):
 
 
 class GroupSyncState(Body, frozen=True, kw_only=True):
-    """A group as GET_SYNC_STATE_DATA tells it; both lists are always there."""
+    """A group in the answer to GET_SYNC_STATE_DATA; both lists are always present."""
 
     in_sync: list[ReplicaIdentity] = field(name="inSyncReplicas")
     master_address: str | None = field(name="masterAddress", default=None)
@@ -75,13 +76,13 @@ class GroupSyncState(Body, frozen=True, kw_only=True):
     set_epoch: int = field(name="syncStateSetEpoch")
     group_id: str | None = field(name="tandemGroupId", default=None)
     term_id: str | None = field(name="tandemTermId", default=None)
-    """A text, because it is wider than the numbers of JavaScript."""
+    """The random id of the term, as text because it exceeds JavaScript's numbers."""
     contradiction: str | None = field(name="tandemContradiction", default=None)
-    """How brokers contradict what the controllers have recorded."""
+    """The contradiction between brokers and the controllers' record."""
 
 
 class SyncStateData(Body, frozen=True, kw_only=True):
-    """Answer to CONTROLLER_GET_SYNC_STATE_DATA."""
+    """The answer to CONTROLLER_GET_SYNC_STATE_DATA."""
 
     groups: dict[str, GroupSyncState] = field(name="replicasInfoTable", default_factory=dict)
 
@@ -100,17 +101,17 @@ def encode_members(value: list[ControllerMember]) -> bytes:
 
 
 def decode_members(data: Buffer) -> list[ControllerMember]:
-    """Raises RemoteProtocolError."""
+    """Decodes the members. Raises RemoteProtocolError."""
     return decode_body(data, list[ControllerMember])
 
 
 def encode_terms(terms: list[tuple[int, int, int]]) -> bytes:
-    """The terms of a log, each as its epoch, its first byte and its random id (0: unknown)."""
+    """Encodes the terms of a log, each as its epoch, its first byte and its random id (0: unknown)."""
     return encode_body(terms)
 
 
 def decode_terms(data: Buffer) -> list[tuple[int, int, int]]:
-    """Raises RemoteProtocolError."""
+    """Decodes the terms. Raises RemoteProtocolError."""
     return decode_body(data, list[tuple[int, int, int]])
 
 
@@ -119,7 +120,7 @@ def encode_sync_state_set(value: SyncStateSetAnswer) -> bytes:
 
 
 def decode_sync_state_set(data: Buffer) -> SyncStateSetAnswer:
-    """Raises RemoteProtocolError."""
+    """Decodes the set. Raises RemoteProtocolError."""
     return decode_body(data, SyncStateSetAnswer)
 
 
@@ -136,16 +137,16 @@ def encode_sync_state_data(value: SyncStateData) -> bytes:
 
 
 def decode_broker_names(data: Buffer) -> list[str]:
-    """Raises RemoteProtocolError."""
+    """Decodes the names. Raises RemoteProtocolError."""
     return decode_body(data, list[str])
 
 
 class HaConnection(Body, frozen=True, kw_only=True):
-    """One slave as its master sees it; `lag_bytes` is what the slave has not acknowledged.
+    """One slave as seen by its master; `lag_bytes` is the part it has not acknowledged.
 
-    `lag_ms`: the age of the first message that it has not acknowledged. `reason` and `away_ms`: of a slave
-    that is not connected now, or cannot be served. `slave`: the name and id that it told; `halt_reason`: why
-    it stopped copying, as it told.
+    `lag_ms`: the age of the first message it has not acknowledged. `reason` and `away_ms`: for a slave that
+    is disconnected or cannot be served. `slave`: its reported name and id; `halt_reason`: its reported reason
+    for no longer copying.
     """
 
     address: str = field(name="addr", default="")
@@ -184,8 +185,9 @@ class HaClient(Body, frozen=True, kw_only=True):
 
 
 class HaStatus(Body, frozen=True, kw_only=True):
-    """Replication of one broker; `connections` on a master, `client` on a slave. `waiting`: why a master does
-    not serve its log yet.
+    """The replication of one broker; `connections` on a master, `client` on a slave.
+
+    `waiting`: the reason why a master does not serve its log yet.
     """
 
     client: HaClient = field(name="haClientRuntimeInfo", default=HaClient())

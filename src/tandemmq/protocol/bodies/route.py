@@ -1,9 +1,9 @@
-"""Where the queues of a topic are (spec remoting 11.2; spec nameserver 2 and 6), and which brokers form which
-clusters (spec remoting 11.3).
+"""The brokers and queues of a topic (spec remoting 11.2; spec nameserver 2 and 6), and the brokers of each
+cluster (spec remoting 11.3).
 
-Both have two dialects. Clients of today read strict JSON, and some demand `enableActingMaster`. Older ones
-read the texts with parsers of their own: broker ids without quotes, by which Python clients look masters up,
-no whitespace, and none of `true`, `false`, `null` (spec remoting 6).
+Both have two dialects. Modern clients read strict JSON, and some require `enableActingMaster`. Older ones
+have parsers of their own. Those need broker ids without quotes, by which Python clients look up masters, no
+whitespace, and none of `true`, `false`, `null` (spec remoting 6).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tandemmq.units import Buffer
 
 
 class QueueData(Body, frozen=True, kw_only=True):
-    """How many queues of the topic one broker has, and what may be done with them."""
+    """The queues of the topic on one broker, and their permissions."""
 
     broker_name: str = field(name="brokerName", default="")
     permission: int = field(name="perm", default=0)
@@ -31,14 +31,14 @@ class QueueData(Body, frozen=True, kw_only=True):
 
 
 def _no_addresses() -> dict[int, str]:
-    """As a function of ours, it makes msgspec write the empty map, which `dict` would not."""
+    """Returns an empty map. msgspec writes it because this is not `dict` itself, which it would omit."""
     return {}
 
 
 class BrokerData(Body, frozen=True, kw_only=True, omit_defaults=True):
     """One replica set: broker id -> `host:port`, 0 is the master.
 
-    In the old dialect the last two are only written when set, so that no `false` or `null` appears.
+    In the old dialect the last two fields are only written when set, so that no `false` or `null` appears.
     """
 
     addresses: dict[int, str] = field(name="brokerAddrs", default_factory=_no_addresses)
@@ -58,7 +58,7 @@ class TopicRoute(Body, frozen=True, kw_only=True):
 
 
 class BrokerMembers(Body, frozen=True, kw_only=True):
-    """The replicas of one broker name; empty when it is unknown."""
+    """The replicas of one broker name; empty if it is unknown."""
 
     addresses: dict[int, str] = field(name="brokerAddrs", default_factory=dict)
     broker_name: str = field(name="brokerName", default="")
@@ -74,7 +74,7 @@ _DELETE: Final = b"\x7f"
 
 
 def encode_topic_route(route: TopicRoute, *, is_strict: bool = True) -> bytes:
-    """In the dialect of today, or in the old one."""
+    """Encodes a route in the strict or the old dialect."""
     if is_strict:
         fields = msgspec.to_builtins(route, str_keys=True)
         if route.order_topic_conf is None:
@@ -85,9 +85,9 @@ def encode_topic_route(route: TopicRoute, *, is_strict: bool = True) -> bytes:
 
 
 def encode_strict(fields: dict[str, Any], brokers: Iterable[dict[str, Any]]) -> bytes:
-    """As clients from 4.9.4 on read it: JSON in ASCII; each of these brokers says `enableActingMaster`.
+    """Encodes JSON in ASCII for clients from 4.9.4 on; each of these brokers gets `enableActingMaster`.
 
-    The fast encoder leaves characters as they are, so only what has nothing to escape comes from it.
+    The fast encoder does not escape characters, so it is used only for texts with nothing to escape.
     """
     for broker in brokers:
         broker.setdefault("enableActingMaster", False)
@@ -101,7 +101,7 @@ def encode_strict(fields: dict[str, Any], brokers: Iterable[dict[str, Any]]) -> 
 
 
 def encode_old_broker(broker: BrokerData) -> bytes:
-    """As clients older than 4.9.4 read it: not JSON, the ids have no quotes."""
+    """Encodes a broker for clients older than 4.9.4: not JSON, since the ids have no quotes."""
     rest = encode_body(replace(broker, addresses={}))
     pairs = [b"%d:%b" % (broker_id, encode_body(address)) for broker_id, address in broker.addresses.items()]
     return rest.replace(b"{}", b"{" + b",".join(pairs) + b"}", 1)
@@ -112,7 +112,7 @@ def decode_topic_route(data: Buffer) -> TopicRoute:
 
 
 def encode_member_group(group: BrokerMembers) -> bytes:
-    """The answer to GET_BROKER_MEMBER_GROUP (901)."""
+    """Encodes the answer to GET_BROKER_MEMBER_GROUP (901)."""
     return encode_body(_MemberGroupAnswer(group=group))
 
 
@@ -121,14 +121,14 @@ def decode_member_group(data: Buffer) -> BrokerMembers:
 
 
 class ClusterInfo(Body, frozen=True, kw_only=True):
-    """Brokers by name, and names of brokers by cluster."""
+    """Brokers by name, and broker names by cluster."""
 
     brokers: dict[str, BrokerData] = field(name="brokerAddrTable", default_factory=dict)
     clusters: dict[str, tuple[str, ...]] = field(name="clusterAddrTable", default_factory=dict)
 
 
 def encode_cluster_info(info: ClusterInfo, *, is_strict: bool = True) -> bytes:
-    """In the dialect of today, or in the old one (see `route`)."""
+    """Encodes a cluster in the strict or the old dialect (see the module)."""
     if is_strict:
         fields = msgspec.to_builtins(info, str_keys=True)
         return encode_strict(fields, fields["brokerAddrTable"].values())

@@ -1,4 +1,4 @@
-"""Figures about topics, groups and brokers (spec remoting 11.7 and 11.13), and about cold reads:
+"""Bodies with statistics of topics, groups and brokers (spec remoting 11.7 and 11.13), and of cold reads:
 GET_COLD_DATA_FLOW_CTR_INFO (2003; spec semantics 20.3).
 """
 
@@ -27,7 +27,7 @@ from tandemmq.units import Buffer
 
 
 class QueueProgress(Body, frozen=True, kw_only=True):
-    """How far a group has got in one queue (RocketMQ: OffsetWrapper)."""
+    """The progress of a group in one queue (RocketMQ: OffsetWrapper)."""
 
     broker_offset: int = field(name="brokerOffset", default=0)
     committed_offset: int = field(name="consumerOffset", default=0)
@@ -43,7 +43,7 @@ class ConsumeStats(Body, frozen=True, kw_only=True):
 
 
 class TopicOffset(Body, frozen=True, kw_only=True):
-    """The ends of one queue; the time is that of its newest message."""
+    """The first and last offset of one queue; the time is that of its newest message."""
 
     updated_at_ms: int = field(name="lastUpdateTimestamp", default=0)
     max_offset: int = field(name="maxOffset", default=0)
@@ -58,7 +58,7 @@ class TopicStats(Body, frozen=True, kw_only=True):
 
 
 class BrokerStatsItem(Body, frozen=True, kw_only=True):
-    """One figure over one span of time."""
+    """One statistic over one time span."""
 
     average: float = field(name="avgpt", default=0.0)
     sum: int = 0
@@ -74,7 +74,7 @@ class BrokerStatsAnswer(Body, frozen=True, kw_only=True):
 
 
 class QueueTimeSpan(Body, frozen=True, kw_only=True):
-    """Times of the first, last and consumed message of one queue, and the lag, in ms."""
+    """The times of the first, last and consumed message of one queue, and the lag, in ms."""
 
     consumed_at_ms: int = field(name="consumeTimeStamp", default=0)
     delay_ms: int = field(name="delayTime", default=0)
@@ -90,7 +90,7 @@ class ConsumeTimeSpan(Body, frozen=True, kw_only=True):
 
 
 class ConsumeQueueEntry(Body, frozen=True, kw_only=True):
-    """One entry of a ConsumeQueue as QUERY_CONSUME_QUEUE shows it."""
+    """One entry of a ConsumeQueue in the answer to QUERY_CONSUME_QUEUE."""
 
     log_offset: int = field(name="physicOffset", default=0)
     size_bytes: int = field(name="physicSize", default=0)
@@ -112,7 +112,7 @@ class ConsumeQueueView(Body, frozen=True, kw_only=True):
 
 
 class RunningQueue(Body, frozen=True, kw_only=True):
-    """What a consumer does with one of its queues."""
+    """The state of a consumer for one of its queues."""
 
     cached_count: int = field(name="cachedMsgCount", default=0)
     commit_offset: int = field(name="commitOffset", default=0)
@@ -121,7 +121,7 @@ class RunningQueue(Body, frozen=True, kw_only=True):
 
 
 class RunningInfo(Body, frozen=True, kw_only=True):
-    """The answer to GET_CONSUMER_RUNNING_INFO (307), as far as it is shown. `stack`: of a Java client."""
+    """The answer to GET_CONSUMER_RUNNING_INFO (307), the displayed part. `stack`: from a Java client."""
 
     properties: dict[str, str] = field(default_factory=dict)
     queues: dict[MessageQueue, RunningQueue] = field(default_factory=dict)
@@ -152,7 +152,7 @@ def encode_consume_stats_list(
     total_lag: int = 0,
     total_in_flight: int = 0,
 ) -> bytes:
-    """The answer to GET_BROKER_CONSUME_STATS (317); lags in messages."""
+    """Encodes the answer to GET_BROKER_CONSUME_STATS (317); lags in messages."""
     rows = [
         b"{" + encode_body(group) + b":[" + encode_consume_stats(stats) + b"]}"
         for group, stats in groups.items()
@@ -167,7 +167,7 @@ def encode_consume_stats_list(
 
 
 def decode_consume_stats_list(data: Buffer) -> dict[str, ConsumeStats]:
-    """The progress of each group; a broker of RocketMQ may tell a group's topics in several parts."""
+    """Returns the progress of each group; a RocketMQ broker may split a group's topics into several parts."""
     groups: dict[str, dict[MessageQueue, QueueProgress]] = {}
     for row in _object(decode_plain(data, LARGE_TEXT)).get("consumeStatsList") or ():
         for group, parts in _object(row).items():
@@ -216,7 +216,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 class GroupColdReads(Body, frozen=True, kw_only=True):
-    """One group, in the window that runs (RocketMQ: AccAndTimeStamp)."""
+    """The cold reads of one group in the current window (RocketMQ: AccAndTimeStamp)."""
 
     bytes: int = field(name="coldAcc", default=0)
     began_at_ms: int = field(name="createTimeMills", default=0)
@@ -224,7 +224,7 @@ class GroupColdReads(Body, frozen=True, kw_only=True):
 
 
 class ColdControlInfo(Body, frozen=True, kw_only=True):
-    """Thresholds, by group where one was set, and what was read of old messages."""
+    """The thresholds, by group where one was set, and the amounts of old messages read."""
 
     group_threshold_bytes: int = field(name="cgColdReadThreshold", default=0)
     thresholds: dict[str, int] = field(name="configTable", default_factory=dict)
@@ -234,10 +234,10 @@ class ColdControlInfo(Body, frozen=True, kw_only=True):
 
 
 def encode_cold_control_info(info: ColdControlInfo) -> bytes:
-    """JSON with RocketMQ's keys."""
+    """Encodes JSON with RocketMQ's keys."""
     return encode_body(info)
 
 
 def decode_cold_control_info(data: Buffer) -> ColdControlInfo:
-    """Raises RemoteProtocolError for what is no such body."""
+    """Decodes the body. Raises RemoteProtocolError for an invalid one."""
     return decode_body(data, ColdControlInfo)

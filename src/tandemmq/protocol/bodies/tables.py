@@ -1,4 +1,4 @@
-"""What a broker has tables of: topics (configuration, the whole table, lists of names), consumer groups, and
+"""The tables of a broker: topics (configuration, the whole table, lists of names), consumer groups, and
 users, policies and accounts of access control.
 
 Source:  spec remoting 11.4, 11.10 and 11.13; spec semantics 21.2, 21.3; spec store 18.
@@ -18,7 +18,7 @@ from tandemmq.units import Buffer
 
 
 class Permission(IntFlag):
-    """What may be done with a topic's queues; one that may be inherited serves as template of new topics."""
+    """The permissions of a topic's queues; a topic with INHERIT is a template for new topics."""
 
     INHERIT = 1
     WRITE = 2
@@ -27,10 +27,10 @@ class Permission(IntFlag):
 
 
 PERMISSION_DEFAULT = 6
-"""Read and write."""
+"""The default permission: read and write."""
 TOPIC_UNIT = 1
 TOPIC_UNIT_SUBSCRIPTION = 2
-"""Bits of a topic's sys flag (RocketMQ: TopicSysFlag)."""
+"""The bits of a topic's sys flag (RocketMQ: TopicSysFlag)."""
 
 
 class TopicConfig(Body, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ class TopicConfig(Body, frozen=True, kw_only=True):
 
 
 def as_changes(attributes: Mapping[str, str]) -> str:
-    """The attributes of a configuration as changes: a key that has no sign of its own is set."""
+    """Returns the attributes of a configuration as changes: a key without a sign is set."""
     changes = []
     for key, value in attributes.items():
         if key.startswith("-"):
@@ -70,7 +70,7 @@ def as_changes(attributes: Mapping[str, str]) -> str:
 class TopicConfigTable(Body, frozen=True, kw_only=True):
     """All topics of a broker by name, or the changed ones (RocketMQ: TopicConfigSerializeWrapper).
 
-    Also the shape of `topics.json`. The mapping tables of static topics are left out: all peers take them as
+    Also the shape of `topics.json`. The mapping tables of static topics are left out: all peers read that as
     empty.
     """
 
@@ -79,8 +79,9 @@ class TopicConfigTable(Body, frozen=True, kw_only=True):
 
 
 class ReplicatedTopics(TopicConfigTable, frozen=True, kw_only=True):
-    """The topics as a slave of ours gets them. `deleted`: topic -> log offset, below which its records were
-    deleted with it; ours, RocketMQ ignores it.
+    """The topics as sent to our slaves.
+
+    `deleted`: topic -> log offset below which its records were deleted with it; ours, RocketMQ ignores it.
     """
 
     deleted: dict[str, int] = field(name="tandemDeletedTopics", default_factory=dict)
@@ -93,7 +94,7 @@ class TopicConfigList(Body, frozen=True, kw_only=True):
 
 
 class TopicList(Body, frozen=True, kw_only=True):
-    """Names of topics; `broker_address` only in the list of system topics of a name server."""
+    """The names of topics; `broker_address` only in a name server's list of system topics."""
 
     broker_address: str | None = field(name="brokerAddr", default=None)
     topics: tuple[str, ...] = field(name="topicList", default=())
@@ -132,7 +133,7 @@ def encode_topic_list(topics: Iterable[str], broker_address: str | None = None) 
 
 
 def decode_topic_list(data: Buffer) -> tuple[str, ...]:
-    """The names in the order in which they came, each once."""
+    """Returns the names in order of arrival, each once."""
     return tuple(dict.fromkeys(decode_body(data, TopicList).topics))
 
 
@@ -140,7 +141,7 @@ def decode_topic_list(data: Buffer) -> tuple[str, ...]:
 
 
 class ExponentialRetry(Body, frozen=True, kw_only=True):
-    """Delays that grow from `initial_ms` by `multiplier` up to `delay_ms_max`."""
+    """The delays, which grow from `initial_ms` by the factor `multiplier` up to `delay_ms_max`."""
 
     initial_ms: int = field(name="initial", default=5_000)
     delay_ms_max: int = field(name="max", default=7_200_000)
@@ -154,7 +155,7 @@ class CustomizedRetry(Body, frozen=True, kw_only=True):
 
 
 class GroupRetryPolicy(Body, frozen=True, kw_only=True):
-    """`kind` is CUSTOMIZED or EXPONENTIAL."""
+    """The retry policy of a group; `kind` is CUSTOMIZED or EXPONENTIAL."""
 
     customized: CustomizedRetry | None = field(name="customizedRetryPolicy", default=None)
     exponential: ExponentialRetry | None = field(name="exponentialRetryPolicy", default=None)
@@ -164,8 +165,8 @@ class GroupRetryPolicy(Body, frozen=True, kw_only=True):
 class SubscriptionGroupConfig(Body, frozen=True, kw_only=True):
     """One consumer group on one broker.
 
-    The wire's `subscriptionDataSet` is never written: with it Java cannot read the whole table (spec
-    remoting 6).
+    The wire's `subscriptionDataSet` is never written: with it Java cannot read the whole table (spec remoting
+    6).
     """
 
     attributes: dict[str, str] = field(default_factory=dict)
@@ -187,8 +188,8 @@ class SubscriptionGroupConfig(Body, frozen=True, kw_only=True):
 class SubscriptionGroupTable(Body, frozen=True, kw_only=True):
     """All groups of a broker by name, and forbidden topics as group -> topic -> bits.
 
-    Also the shape of `subscriptionGroup.json`. `deleted`: group -> when it was deleted, in milliseconds;
-    ours, RocketMQ ignores it.
+    Also the shape of `subscriptionGroup.json`. `deleted`: group -> its deletion time, in milliseconds; ours,
+    RocketMQ ignores it.
     """
 
     data_version: DataVersion = field(name="dataVersion", default=DataVersion())
@@ -246,7 +247,7 @@ def encode_group_list(groups: Iterable[str]) -> bytes:
 
 
 def decode_group_list(data: Buffer) -> tuple[str, ...]:
-    """The names in the order in which they came, each once."""
+    """Returns the names in order of arrival, each once."""
     return tuple(dict.fromkeys(decode_body(data, GroupList).groups))
 
 
@@ -258,7 +259,7 @@ def encode_group_forbidden(answer: GroupForbidden) -> bytes:
 
 
 class UserInfo(Body, frozen=True, kw_only=True):
-    """A user as tools send and read it; absent fields of an update stay as they are."""
+    """A user as tools send and read it; absent fields of an update are unchanged."""
 
     password: str | None = None
     username: str | None = None
@@ -267,7 +268,7 @@ class UserInfo(Body, frozen=True, kw_only=True):
 
 
 class EntryInfo(Body, frozen=True, kw_only=True):
-    """What a subject may or may not do with one resource."""
+    """The permissions of a subject for one resource."""
 
     actions: tuple[str, ...] = ()
     decision: str = ""
@@ -276,7 +277,7 @@ class EntryInfo(Body, frozen=True, kw_only=True):
 
 
 class PolicyInfo(Body, frozen=True, kw_only=True):
-    """The entries of one policy type, CUSTOM or DEFAULT; no type is CUSTOM."""
+    """The entries of one policy type, CUSTOM or DEFAULT; no type means CUSTOM."""
 
     entries: tuple[EntryInfo, ...] = ()
     policy_type: str | None = field(name="policyType", default=None)
@@ -290,7 +291,7 @@ class AclInfo(Body, frozen=True, kw_only=True):
 
 
 class AccountInfo(Body, frozen=True, kw_only=True):
-    """An account of plain_acl.yml as GET_BROKER_CLUSTER_ACL_CONFIG shows it."""
+    """An account of plain_acl.yml in the answer to GET_BROKER_CLUSTER_ACL_CONFIG."""
 
     access_key: str = field(name="accessKey")
     is_admin: bool = field(name="admin", default=False)
@@ -303,7 +304,7 @@ class AccountInfo(Body, frozen=True, kw_only=True):
 
 
 class AccountsInfo(Body, frozen=True, kw_only=True):
-    """The whole of it."""
+    """The answer to GET_BROKER_CLUSTER_ACL_CONFIG."""
 
     global_addresses: tuple[str, ...] = field(name="globalWhiteAddrs", default=())
     accounts: tuple[AccountInfo, ...] = field(name="plainAccessConfigs", default=())

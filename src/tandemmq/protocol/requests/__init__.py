@@ -1,3 +1,3 @@
-"""Typed headers of requests and responses, one file per capability; wire spellings live in the field
+"""Typed headers of requests and responses, one file per capability; wire spellings are in the field
 metadata.
 """

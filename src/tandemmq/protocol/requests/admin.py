@@ -1,5 +1,5 @@
-"""What operators and their tools ask of a broker: figures, offsets, configuration, topics and subscription
-groups, and the rules of access control.
+"""Headers for requests of operators and their tools to a broker: statistics, offsets, configuration, topics
+and subscription groups, and the rules of access control.
 
 Source:  spec remoting 8.6 and 9.11; spec semantics 21.2, 21.3.
 """
@@ -26,7 +26,7 @@ class BrokerConsumeStatsRequest(Header, frozen=True, kw_only=True):
 
 
 class ConsumerConnectionsRequest(Header, frozen=True, kw_only=True):
-    """GET_CONSUMER_CONNECTION_LIST (203); 206 when nobody is online."""
+    """GET_CONSUMER_CONNECTION_LIST (203); code 206 if no member is online."""
 
     consumer_group: str = field(name="consumerGroup")
 
@@ -72,7 +72,7 @@ class CorrectionOffsetRequest(Header, frozen=True, kw_only=True):
 
 
 class ResetOffsetRequest(Header, frozen=True, kw_only=True):
-    """INVOKE_BROKER_TO_RESET_OFFSET (222): to a time (-1 is the end), or one queue to an offset."""
+    """INVOKE_BROKER_TO_RESET_OFFSET (222): resets to a time (-1 is the end), or one queue to an offset."""
 
     topic: str
     group: str
@@ -133,7 +133,7 @@ class ConsumeDirectlyRequest(Header, frozen=True, kw_only=True):
 
 
 class BrokerConfigResponse(Header, frozen=True, kw_only=True):
-    """Answer to GET_BROKER_CONFIG (26); `version` is a DataVersion as JSON text."""
+    """The answer to GET_BROKER_CONFIG (26); `version` is a DataVersion as JSON text."""
 
     version: str
 
@@ -171,7 +171,9 @@ class GroupForbiddenRequest(Header, frozen=True, kw_only=True):
 
 
 class ReadModeRequest(Header, frozen=True, kw_only=True):
-    """SET_COMMITLOG_READ_MODE (2004): 0 when the kernel shall read ahead, 1 when not (madvise's numbers)."""
+    """SET_COMMITLOG_READ_MODE (2004): 0 enables the kernel's read-ahead, 1 disables it (madvise's
+    numbers).
+    """
 
     mode: Int32 = field(name="READ_AHEAD_MODE")
 
@@ -192,33 +194,33 @@ class CreateTopicRequest(Header, frozen=True, kw_only=True):
 
 
 class DeleteTopicRequest(Header, frozen=True, kw_only=True):
-    """DELETE_TOPIC_IN_BROKER (215); an unknown topic is still answered 0. `is_passed_on`: a slave asks."""
+    """DELETE_TOPIC_IN_BROKER (215); an unknown topic is still answered 0. `is_passed_on`: sent by a slave."""
 
     topic: str
     is_passed_on: bool | None = field(name="tmPassedOn", default=None)  # ours
 
 
 class TopicConfigRequest(Header, frozen=True, kw_only=True):
-    """GET_TOPIC_CONFIG (351); 17 when absent."""
+    """GET_TOPIC_CONFIG (351); code 17 if absent."""
 
     topic: str
     is_logical: bool | None = field(name="lo", default=None)
 
 
 class TopicStatsRequest(Header, frozen=True, kw_only=True):
-    """GET_TOPIC_STATS_INFO (202); 17 when absent."""
+    """GET_TOPIC_STATS_INFO (202); code 17 if absent."""
 
     topic: str
 
 
 class GroupConfigRequest(Header, frozen=True, kw_only=True):
-    """GET_SUBSCRIPTIONGROUP_CONFIG (352); 26 when absent."""
+    """GET_SUBSCRIPTIONGROUP_CONFIG (352); code 26 if absent."""
 
     group: str
 
 
 class DeleteGroupRequest(Header, frozen=True, kw_only=True):
-    """DELETE_SUBSCRIPTIONGROUP (207). 4.9 and 5.x name the same wish differently."""
+    """DELETE_SUBSCRIPTIONGROUP (207). 4.9 and 5.x have different names for the same option."""
 
     group: str = field(name="groupName")
     cleans_offsets: bool | None = field(name="cleanOffset", default=None)
@@ -249,14 +251,14 @@ class DeleteAccountRequest(Header, frozen=True, kw_only=True):
 
 
 class UpdateWhiteAddressesRequest(Header, frozen=True, kw_only=True):
-    """UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53); joined by commas. Without a file the default one is meant."""
+    """UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53); joined by commas. Without a file the default one is changed."""
 
     addresses: str = field(name="globalWhiteAddrs")
     file: str | None = field(name="aclFileFullPath", default=None)
 
 
 class AccessVersionResponse(Header, frozen=True, kw_only=True):
-    """Answer to GET_BROKER_CLUSTER_ACL_INFO (52); versions are JSON texts."""
+    """The answer to GET_BROKER_CLUSTER_ACL_INFO (52); versions are JSON texts."""
 
     version: str
     versions_by_file: str = field(name="allAclFileVersion")
@@ -272,7 +274,7 @@ class UserRequest(Header, frozen=True, kw_only=True):
 
 
 class ListUsersRequest(Header, frozen=True, kw_only=True):
-    """AUTH_LIST_USER (3005); the filter is a part of the name."""
+    """AUTH_LIST_USER (3005); the filter is a substring of the name."""
 
     name_part: str | None = field(name="filter", default=None)
 
@@ -292,7 +294,7 @@ class DeleteAclRequest(Header, frozen=True, kw_only=True):
 
 
 class ListAclsRequest(Header, frozen=True, kw_only=True):
-    """AUTH_LIST_ACL (3010); the filters are parts of subject and resource."""
+    """AUTH_LIST_ACL (3010); the filters are substrings of subject and resource."""
 
     subject_part: str | None = field(name="subjectFilter", default=None)
     resource_part: str | None = field(name="resourceFilter", default=None)

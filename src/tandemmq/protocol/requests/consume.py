@@ -1,5 +1,5 @@
-"""Reading messages: pull, view by offset, query by key (spec remoting 9.3 and 9.9); offsets of queues and of
-consumer groups (9.5); pop consumption (12.7, spec semantics 14).
+"""Headers for reading messages: pull, view by offset, query by key (spec remoting 9.3 and 9.9); offsets of
+queues and consumer groups (9.5); pop consumption (12.7, spec semantics 14).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from msgspec import field
 from tandemmq.protocol.header_codec import Header, Int32, Int64
 from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUSPEND
 
-"""Bits of PullRequest.sys_flag."""
-
 
 class SeenRecord(NamedTuple):
-    """The last record of a queue that a consumer got, or that was passed over for it because its group does
-    not want it: what the consumer claims is progress in a log that has it.
+    """The last record of a queue that a consumer received, or that was skipped because its group does not
+    want it.
+
+    An offset claimed by the consumer counts as progress in a log that contains this record.
     """
 
     queue_offset: int
@@ -24,12 +24,12 @@ class SeenRecord(NamedTuple):
     stored_at_ms: int
 
     def render(self) -> str:
-        """As it stands in a header."""
+        """Returns the form used in headers."""
         return f"{self.queue_offset},{self.log_offset},{self.stored_at_ms}"
 
 
 def parse_seen(text: str | None) -> SeenRecord | None:
-    """What `SeenRecord.render` made; None for anything else."""
+    """Parses the result of `SeenRecord.render`; None for anything else."""
     parts = (text or "").split(",", 3)
     if len(parts) != 3 or not all(part.isdecimal() and len(part) < 20 for part in parts):
         return None
@@ -55,12 +55,12 @@ class PullRequest(Header, frozen=True, kw_only=True):
     # The misspelling is the wire's own.
     proxy_client_id: str | None = field(name="proxyFrowardClientId", default=None)
     broker_name: str | None = field(name="bname", default=None)
-    # Ours: a reader that takes answers of so many bytes. Brokers that do not know it answer as always.
+    # Ours: the answer size in bytes that the reader accepts. Brokers without support answer as always.
     bulk_bytes: Int32 | None = field(name="tandemBulkBytes", default=None)
-    # Ours: with the above, the sizes of the records shall follow them in the answer's body.
+    # Ours: with the above, requests the sizes of the records after them in the answer's body.
     wants_sizes: bool | None = field(name="tandemSizes", default=None)
-    # Ours: who claims this offset, and the last record of the queue that it has got or that an answer told it
-    # was passed over (`SeenRecord.render`).
+    # Ours: the client that claims this offset, and the last record of the queue that it received or that an
+    # answer reported as skipped (`SeenRecord.render`).
     client_id: str | None = field(name="tandemClientId", default=None)
     seen: str | None = field(name="tandemSeen", default=None)
 
@@ -77,7 +77,7 @@ class PullRequest(Header, frozen=True, kw_only=True):
 
 
 class PullResponse(Header, frozen=True, kw_only=True):
-    """Answer to a pull; with the codes 0, 19, 20 and 21 the first four are always needed."""
+    """The answer to a pull; with the codes 0, 19, 20 and 21 the first four fields are always required."""
 
     suggested_broker_id: Int64 = field(name="suggestWhichBrokerId")
     next_offset: Int64 = field(name="nextBeginOffset")
@@ -87,10 +87,10 @@ class PullResponse(Header, frozen=True, kw_only=True):
     topic_sys_flag: Int32 | None = field(name="topicSysFlag", default=None)
     group_sys_flag: Int32 | None = field(name="groupSysFlag", default=None)
     forbidden_type: Int32 | None = field(name="forbiddenType", default=None)
-    # Ours: so many bytes at the end of the body are no record, but the size of each, four bytes, big-endian.
+    # Ours: the bytes at the end of the body that hold the size of each record, four bytes, big-endian.
     sizes_bytes: Int32 | None = field(name="tandemSizesBytes", default=None)
-    # Ours: the record before `next_offset`, when the broker has passed over some (`SeenRecord.render`). Who
-    # asks next shows it, so that also what it was not given is of the log that it claims to be in.
+    # Ours: the record before `next_offset`, if the broker skipped some (`SeenRecord.render`). The next
+    # request presents it, so that skipped records, too, identify the log of the claimed offset.
     passed: str | None = field(name="tandemPassed", default=None)
 
     def passed_record(self) -> SeenRecord | None:
@@ -98,7 +98,9 @@ class PullResponse(Header, frozen=True, kw_only=True):
 
 
 class ForbiddenResponse(Header, frozen=True, kw_only=True):
-    """What a pull answered NO_PERMISSION says: 1 broker, 2 group, 3 topic, 4 broadcast, 5 subscription."""
+    """The details of a pull refused with NO_PERMISSION: 1 broker, 2 group, 3 topic, 4 broadcast, 5
+    subscription.
+    """
 
     forbidden_type: Int32 | None = field(name="forbiddenType", default=None)
 
@@ -126,7 +128,7 @@ class QueryMessageRequest(Header, frozen=True, kw_only=True):
 
 
 class QueryMessageResponse(Header, frozen=True, kw_only=True):
-    """Answer to QUERY_MESSAGE; the messages are the body."""
+    """The answer to QUERY_MESSAGE; the messages are the body."""
 
     index_updated_at_ms: Int64 = field(name="indexLastUpdateTimestamp")
     index_log_offset: Int64 = field(name="indexLastUpdatePhyoffset")
@@ -146,10 +148,10 @@ class QueryOffsetRequest(Header, frozen=True, kw_only=True):
 
 
 class QueryOffsetResponse(Header, frozen=True, kw_only=True):
-    """Answer to QUERY_CONSUMER_OFFSET; code 22 when none is stored."""
+    """The answer to QUERY_CONSUMER_OFFSET; code 22 if none is stored."""
 
     offset: Int64
-    # Ours: the record before the offset, as SeenRecord; the log of this answer is told from others by it.
+    # Ours: the record before the offset, as SeenRecord; it identifies the log of this answer.
     seen: str | None = field(name="tandemSeen", default=None)
 
     def seen_record(self) -> SeenRecord | None:
@@ -183,12 +185,14 @@ class SearchOffsetRequest(Header, frozen=True, kw_only=True):
 
     @property
     def is_upper(self) -> bool:
-        """The last message at the time rather than the first; anything but `upper` is lower."""
+        """True to select the last message at the time instead of the first; any value but `upper` means
+        lower.
+        """
         return self.boundary is not None and self.boundary.upper() == "UPPER"
 
 
 class SearchOffsetResponse(Header, frozen=True, kw_only=True):
-    """Answer to SEARCH_OFFSET_BY_TIMESTAMP."""
+    """The answer to SEARCH_OFFSET_BY_TIMESTAMP."""
 
     offset: Int64
 
@@ -203,7 +207,7 @@ class GetMaxOffsetRequest(Header, frozen=True, kw_only=True):
 
 
 class GetMaxOffsetResponse(Header, frozen=True, kw_only=True):
-    """Answer to GET_MAX_OFFSET."""
+    """The answer to GET_MAX_OFFSET."""
 
     offset: Int64
 
@@ -217,7 +221,7 @@ class GetMinOffsetRequest(Header, frozen=True, kw_only=True):
 
 
 class GetMinOffsetResponse(Header, frozen=True, kw_only=True):
-    """Answer to GET_MIN_OFFSET."""
+    """The answer to GET_MIN_OFFSET."""
 
     offset: Int64
 
@@ -231,12 +235,12 @@ class EarliestStoreTimeRequest(Header, frozen=True, kw_only=True):
 
 
 class EarliestStoreTimeResponse(Header, frozen=True, kw_only=True):
-    """Answer to GET_EARLIEST_MSG_STORETIME; -1 when the queue is empty."""
+    """The answer to GET_EARLIEST_MSG_STORETIME; -1 if the queue is empty."""
 
     timestamp_ms: Int64 = field(name="timestamp")
 
 
-# Pop consumption. Reading is lenient: what only newer clients send has a default.
+# Pop consumption. Decoding is lenient: fields that only newer clients send have a default.
 
 ANY_QUEUE = -1
 INIT_MIN = 0
@@ -246,7 +250,7 @@ INIT_MAX = 1
 class PopRequest(Header, frozen=True, kw_only=True):
     """POP_MESSAGE (200050). `queue_id` -1: any queue.
 
-    `poll_ms` counts from `born_at_ms`, or from the arrival when that is 0: RocketMQ's proxy sends none.
+    `poll_ms` counts from `born_at_ms`, or from the arrival if that is 0: RocketMQ's proxy sends none.
     """
 
     consumer_group: str = field(name="consumerGroup")
@@ -264,7 +268,7 @@ class PopRequest(Header, frozen=True, kw_only=True):
 
 
 class PopResponse(Header, frozen=True, kw_only=True):
-    """Answer to POP_MESSAGE and PEEK_MESSAGE; the lists are in `protocol/pop_receipts.py`."""
+    """The answer to POP_MESSAGE and PEEK_MESSAGE; the lists are in `protocol/pop_receipts.py`."""
 
     pop_time_ms: Int64 = field(name="popTime", default=0)
     invisible_ms: Int64 = field(name="invisibleTime", default=0)
@@ -285,7 +289,7 @@ class PeekRequest(Header, frozen=True, kw_only=True):
 
 
 class AckRequest(Header, frozen=True, kw_only=True):
-    """ACK_MESSAGE (200051). `topic` is where the message was read, also when that is a retry topic."""
+    """ACK_MESSAGE (200051). `topic` is the topic that the message was read from, even a retry topic."""
 
     consumer_group: str = field(name="consumerGroup")
     topic: str
@@ -304,7 +308,7 @@ class ChangeInvisibleRequest(Header, frozen=True, kw_only=True):
     offset: Int64
     invisible_ms: Int64 = field(name="invisibleTime")
     is_suspended: bool = field(name="suspend", default=False)
-    """5.5: the message was not tried, so its next delivery does not count as one more try."""
+    """5.5: True if the message was not tried, so its next delivery does not count as a retry."""
 
 
 class ChangeInvisibleResponse(Header, frozen=True, kw_only=True):
@@ -316,7 +320,7 @@ class ChangeInvisibleResponse(Header, frozen=True, kw_only=True):
 
 
 class NotificationRequest(Header, frozen=True, kw_only=True):
-    """NOTIFICATION (200054): is there something to pop; waits like a pop, with the same times."""
+    """NOTIFICATION (200054): asks if a message can be popped; waits like a pop, with the same times."""
 
     consumer_group: str = field(name="consumerGroup")
     topic: str
@@ -330,7 +334,7 @@ class NotificationRequest(Header, frozen=True, kw_only=True):
 
 
 class NotificationResponse(Header, frozen=True, kw_only=True):
-    """Answer to NOTIFICATION."""
+    """The answer to NOTIFICATION."""
 
     has_message: bool = field(name="hasMsg", default=False)
     is_polling_full: bool = field(name="pollingFull", default=False)
@@ -345,6 +349,6 @@ class PollingInfoRequest(Header, frozen=True, kw_only=True):
 
 
 class PollingInfoResponse(Header, frozen=True, kw_only=True):
-    """How many requests are held."""
+    """The number of held requests."""
 
     count: Int32 = field(name="pollingNum", default=0)

@@ -1,4 +1,6 @@
-"""Between brokers, tools and controllers (RocketMQ's controller mode); one of ours between controllers."""
+"""Requests between brokers, tools and controllers (RocketMQ's controller mode), and one of ours between
+controllers.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,13 @@ class AlterSyncStateSetRequest(Header, frozen=True, kw_only=True):
 
 
 class AlterSyncStateSetResponse(Header, frozen=True, kw_only=True):
-    """Answer to CONTROLLER_ALTER_SYNC_STATE_SET; 0 when nothing was changed."""
+    """The answer to CONTROLLER_ALTER_SYNC_STATE_SET; 0 if nothing was changed."""
 
     set_epoch: Int32 = field(name="newSyncStateSetEpoch", default=0)
 
 
 class ElectMasterRequest(Header, frozen=True, kw_only=True):
-    """CONTROLLER_ELECT_MASTER (1002): of a broker that sees no master, or of a tool that names one."""
+    """CONTROLLER_ELECT_MASTER (1002): from a broker without a master, or from a tool that names one."""
 
     broker_name: str = field(name="brokerName")
     cluster_name: str = field(name="clusterName", default="")
@@ -33,12 +35,13 @@ class ElectMasterRequest(Header, frozen=True, kw_only=True):
 
 
 class HistoryFacts(Header, frozen=True, kw_only=True):
-    """The history that a broker knows of its group: fields of ours in registration and heartbeat. Other
-    requests of brokers carry `group_id` alone.
+    """The history that a broker knows of its group: fields of ours in registration and heartbeat.
 
-    `epoch_known` is the highest master epoch that the broker has taken or holds in its log, `term_id` the
-    random id of that term (0: unknown) and `master_known` its master. Only that master fills in `members`
-    (ids joined by `;`) and `set_epoch`. `confirmed_epoch` is the epoch of the last byte below the confirmed
+    Other requests of brokers carry `group_id` alone.
+
+    `epoch_known` is the highest master epoch that the broker has accepted or holds in its log, `term_id` the
+    random id of that term (0: unknown) and `master_known` its master. Only that master sets `members` (ids
+    joined by `;`) and `set_epoch`. `confirmed_epoch` is the epoch of the last byte below the confirmed
     offset. Every field is optional.
     """
 
@@ -50,7 +53,7 @@ class HistoryFacts(Header, frozen=True, kw_only=True):
     set_epoch: Int32 | None = field(name="tmSetEpoch", default=None)
     confirmed_epoch: Int32 | None = field(name="tmConfirmedEpoch", default=None)
     is_incomplete: bool | None = field(name="tmIncomplete", default=None)
-    """Whether the broker's log may lack its end."""
+    """True if the broker's log may lack its end."""
 
 
 class MasterResponse(Header, frozen=True, kw_only=True):
@@ -67,8 +70,10 @@ class MasterResponse(Header, frozen=True, kw_only=True):
 
 
 class RegisterReplicaRequest(HistoryFacts, frozen=True, kw_only=True):
-    """CONTROLLER_REGISTER_BROKER (1003), at each start of a broker. The last three fields are ours, as in a
-    heartbeat: the epoch of the last byte of the log, the end of the log, the confirmed offset.
+    """CONTROLLER_REGISTER_BROKER (1003), sent at each start of a broker.
+
+    The last three fields are ours, as in a heartbeat: the epoch of the last byte of the log, the end of the
+    log, the confirmed offset.
     """
 
     cluster_name: str = field(name="clusterName")
@@ -88,7 +93,7 @@ class ReplicaInfoRequest(Header, frozen=True, kw_only=True):
 
 
 class ControllerMetadataResponse(Header, frozen=True, kw_only=True):
-    """Answer to CONTROLLER_GET_METADATA_INFO (1005)."""
+    """The answer to CONTROLLER_GET_METADATA_INFO (1005)."""
 
     group: str | None = None
     leader_id: str | None = field(name="controllerLeaderId", default=None)
@@ -98,7 +103,7 @@ class ControllerMetadataResponse(Header, frozen=True, kw_only=True):
 
 
 class CleanBrokerDataRequest(Header, frozen=True, kw_only=True):
-    """CLEAN_BROKER_DATA (1011); the ids are joined by `;`, none means the whole group."""
+    """CLEAN_BROKER_DATA (1011); the ids are joined by `;`, no ids means the whole group."""
 
     cluster_name: str | None = field(name="clusterName", default=None)
     broker_name: str = field(name="brokerName")
@@ -115,7 +120,7 @@ class NextBrokerIdRequest(Header, frozen=True, kw_only=True):
 
 
 class NextBrokerIdResponse(Header, frozen=True, kw_only=True):
-    """Answer to CONTROLLER_GET_NEXT_BROKER_ID."""
+    """The answer to CONTROLLER_GET_NEXT_BROKER_ID."""
 
     cluster_name: str = field(name="clusterName")
     broker_name: str = field(name="brokerName")
@@ -123,7 +128,7 @@ class NextBrokerIdResponse(Header, frozen=True, kw_only=True):
 
 
 class ApplyBrokerIdRequest(Header, frozen=True, kw_only=True):
-    """CONTROLLER_APPLY_BROKER_ID (1013); the check code proves who asks again."""
+    """CONTROLLER_APPLY_BROKER_ID (1013); the check code identifies the same broker in a repeated request."""
 
     cluster_name: str = field(name="clusterName")
     broker_name: str = field(name="brokerName")
@@ -133,21 +138,22 @@ class ApplyBrokerIdRequest(Header, frozen=True, kw_only=True):
 
 
 class ApplyBrokerIdResponse(Header, frozen=True, kw_only=True):
-    """Answer to CONTROLLER_APPLY_BROKER_ID."""
+    """The answer to CONTROLLER_APPLY_BROKER_ID."""
 
     cluster_name: str = field(name="clusterName")
     broker_name: str = field(name="brokerName")
 
 
 class HandOverRequest(Header, frozen=True, kw_only=True):
-    """TANDEM_HAND_OVER: the master of an elected group gives its office to the broker with this id."""
+    """TANDEM_HAND_OVER: makes the master of an elected group hand over to the broker with this id."""
 
     broker_id: Int64 = field(name="brokerId")
 
 
 class VouchRequest(Header, frozen=True, kw_only=True):
-    """TANDEM_VOUCH: this broker is a slave in `master_epoch`. With the token of the answer before it promises
-    to stay one for a while.
+    """TANDEM_VOUCH: this broker is a slave in `master_epoch`.
+
+    With the token of the previous answer it grants a lease: it promises to remain a slave for a while.
     """
 
     broker_id: Int64 = field(name="brokerId")
@@ -156,15 +162,19 @@ class VouchRequest(Header, frozen=True, kw_only=True):
 
 
 class VouchResponse(Header, frozen=True, kw_only=True):
-    """Answer to TANDEM_VOUCH. `is_wanted`: the master has hardly a lease, and asks for promises."""
+    """The answer to TANDEM_VOUCH. `is_wanted`: the master's lease is running out, and it asks for
+    promises.
+    """
 
     token: Int64
     is_wanted: bool = field(name="isWanted")
 
 
 class ChangeControllersRequest(Header, frozen=True, kw_only=True):
-    """TANDEM_CHANGE_CONTROLLERS: `action` is list, add, remove or handOver; `name` is whom it concerns, the
-    address is for one that is added."""
+    """TANDEM_CHANGE_CONTROLLERS: `action` is list, add, remove or handOver.
+
+    `name` is the controller concerned; `address` is that of an added one.
+    """
 
     action: str
     name: str = ""
@@ -172,12 +182,12 @@ class ChangeControllersRequest(Header, frozen=True, kw_only=True):
 
 
 class RaftMessageHeader(Header, frozen=True, kw_only=True):
-    """TANDEM_RAFT_MESSAGE: one message of a controller to another one; `proof` is an HMAC over the body."""
+    """TANDEM_RAFT_MESSAGE: one message between controllers; `proof` is an HMAC over the body."""
 
     group: str
     sender: str
     proof: str = ""
     caps: str | None = field(name="tmCaps", default=None)
-    """`history`: the sender knows the commands and fields of histories."""
+    """The capabilities of the sender; `history`: it supports the commands and fields of histories."""
     controllers_id: str | None = field(name="tmGroup", default=None)
-    """The random id of the sender's group of controllers, once it has one."""
+    """The random id of the sender's group of controllers; None until it has one."""

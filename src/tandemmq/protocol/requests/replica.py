@@ -1,7 +1,7 @@
-"""Between the replicas of one broker: tables a slave asks of its master, HA addresses (spec remoting 8.5).
+"""Headers between the replicas of one broker: tables for a slave, HA addresses (spec remoting 8.5).
 
-GET_ALL_CONSUMER_OFFSET and GET_ALL_DELAY_OFFSET have no header at all. An answer without the total makes
-the caller take the body as complete, with every version; so all is returned at once.
+GET_ALL_CONSUMER_OFFSET and GET_ALL_DELAY_OFFSET have no header. If an answer has no total, callers of every
+version take the body as complete; therefore everything is returned at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class AllTopicConfigRequest(Header, frozen=True, kw_only=True):
 
 
 class AllTopicConfigResponse(Header, frozen=True, kw_only=True):
-    """Answer to GET_ALL_TOPIC_CONFIG."""
+    """The answer to GET_ALL_TOPIC_CONFIG."""
 
     topic_count: Int32 | None = field(name="totalTopicNum", default=None)
 
@@ -34,13 +34,13 @@ class AllGroupConfigRequest(Header, frozen=True, kw_only=True):
 
 
 class AllGroupConfigResponse(Header, frozen=True, kw_only=True):
-    """Answer to GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
+    """The answer to GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
 
     group_count: Int32 | None = field(name="totalGroupNum", default=None)
 
 
 class ExchangeHaInfoRequest(Header, frozen=True, kw_only=True):
-    """EXCHANGE_BROKER_HA_INFO (906): with an HA address it sets the receiver's, without it asks for it."""
+    """EXCHANGE_BROKER_HA_INFO (906): with an HA address it sets the receiver's, without one it queries it."""
 
     master_ha_address: str | None = field(name="masterHaAddress", default=None)
     master_flushed_offset: Int64 | None = field(name="masterFlushOffset", default=None)
@@ -48,7 +48,7 @@ class ExchangeHaInfoRequest(Header, frozen=True, kw_only=True):
 
 
 class ExchangeHaInfoResponse(Header, frozen=True, kw_only=True):
-    """Answer to EXCHANGE_BROKER_HA_INFO, from a master."""
+    """The answer to EXCHANGE_BROKER_HA_INFO, from a master."""
 
     master_ha_address: str | None = field(name="masterHaAddress", default=None)
     master_flushed_offset: Int64 | None = field(name="masterFlushOffset", default=None)
@@ -56,8 +56,10 @@ class ExchangeHaInfoResponse(Header, frozen=True, kw_only=True):
 
 
 class LogChecksumRequest(Header, frozen=True, kw_only=True):
-    """TANDEM_READ_LOG_CHECKSUM: of `size_bytes` bytes of the CommitLog from `log_offset` on. A size of 0 asks
-    only what the log holds.
+    """TANDEM_READ_LOG_CHECKSUM: asks for the checksum of `size_bytes` bytes of the CommitLog from
+    `log_offset` on.
+
+    A size of 0 asks only for the bounds of the log.
     """
 
     log_offset: Int64 = field(name="logOffset")
@@ -65,10 +67,13 @@ class LogChecksumRequest(Header, frozen=True, kw_only=True):
 
 
 class LogChecksumResponse(Header, frozen=True, kw_only=True):
-    """`crc` is the CRC-32 of the first `size_bytes` bytes of the range: fewer than asked for, or none, where
-    the log does not hold them. The ends are those of the log when it answered. `life`: another one each time
-    the broker is started. `is_waiting`: a master that may lack acknowledged messages, and takes over what its
-    slaves hold. `is_slave`: no master, so that nobody needs to agree with its log.
+    """The answer to TANDEM_READ_LOG_CHECKSUM: `crc` is the CRC-32 of the first `size_bytes` bytes of the
+    range.
+
+    `size_bytes` is smaller than requested, or 0, if the log lacks bytes. The bounds are those of the log at
+    the time of the answer. `life`: a value that changes at each start of the broker. `is_waiting`: a master
+    that may lack acknowledged messages, and is recovering those its slaves hold. `is_slave`: not a master, so
+    no other copy needs to agree with its log.
     """
 
     min_offset: Int64 = field(name="minOffset")
@@ -81,7 +86,7 @@ class LogChecksumResponse(Header, frozen=True, kw_only=True):
 
 
 class HistoryRequest(Header, frozen=True, kw_only=True):
-    """TANDEM_HISTORY: a slave asks its master, before it copies, for the history of its log."""
+    """TANDEM_HISTORY: a slave asks its master for the history of its log, before it copies."""
 
     broker_id: Int64 = field(name="brokerId")
     address: str = field(name="address")
@@ -89,7 +94,7 @@ class HistoryRequest(Header, frozen=True, kw_only=True):
 
 
 class HistoryResponse(Header, frozen=True, kw_only=True):
-    """Answer to TANDEM_HISTORY; the body holds the terms of the log with their ids."""
+    """The answer to TANDEM_HISTORY; the body holds the terms of the log with their ids."""
 
     group_id: str | None = field(name="tmGroup", default=None)
     master_epoch: Int32 = field(name="masterEpoch")
@@ -99,24 +104,26 @@ class HistoryResponse(Header, frozen=True, kw_only=True):
 
 
 class ReadLogRequest(Header, frozen=True, kw_only=True):
-    """TANDEM_READ_LOG: `size_bytes` bytes of the CommitLog from `log_offset` on, in the answer's body."""
+    """TANDEM_READ_LOG: asks for `size_bytes` bytes of the CommitLog from `log_offset` on, in the answer's
+    body.
+    """
 
     log_offset: Int64 = field(name="logOffset")
     size_bytes: Int64 = field(name="size")
 
 
 class ReadLogResponse(Header, frozen=True, kw_only=True):
-    """What the log held when it answered; bytes from `max_offset` on are in too few copies to be told."""
+    """The bounds of the log at the time of the answer; too few copies hold the bytes from `max_offset` on."""
 
     min_offset: Int64 = field(name="minOffset")
     max_offset: Int64 = field(name="maxOffset")
 
 
 class AwaitTablesRequest(Header, frozen=True, kw_only=True):
-    """TANDEM_AWAIT_TABLES: answer when a table's version is no longer the caller's, or the time is over.
+    """TANDEM_AWAIT_TABLES: waits until a table's version differs from the caller's, or the time is over.
 
-    The versions are JSON text, as in the requests for the tables themselves: of the last whole copy,
-    deletions included. `broker_id`: whose copy it is, if it may be elected.
+    The versions are JSON text, as in the requests for the tables themselves: those of the last complete copy,
+    deletions included. `broker_id`: the id of the caller, if it may be elected.
     """
 
     topics: str = field(name="topicVersion")
@@ -126,10 +133,11 @@ class AwaitTablesRequest(Header, frozen=True, kw_only=True):
 
 
 class TellSlaveStateRequest(Header, frozen=True, kw_only=True):
-    """TANDEM_TELL_SLAVE_STATE: who a slave is, where its copy ends, and why it stopped copying, if it did.
+    """TANDEM_TELL_SLAVE_STATE: reports a slave's identity, the end of its copy, and the reason if it stopped
+    copying.
 
-    `ha_address`: its own end of its last connection to the replication port; `address`: where it can be asked
-    itself. The fields of a halt come together or not at all.
+    `ha_address`: its own end of its last connection to the replication port; `address`: its own listening
+    address. The fields of a halt are sent together or not at all.
     """
 
     broker_name: str = field(name="brokerName")

@@ -1,5 +1,5 @@
-"""What name servers serve: routes, registration of brokers, KV configuration (spec nameserver 3 to 9); and
-the membership of clients at brokers (spec remoting 9.4).
+"""Headers served by name servers: routes, registration of brokers, KV configuration (spec nameserver 3 to 9);
+and the membership of clients at brokers (spec remoting 9.4).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class RouteRequest(Header, frozen=True, kw_only=True):
 
 
 class RegisterBrokerRequest(Header, frozen=True, kw_only=True):
-    """REGISTER_BROKER (103). A body CRC of 0 is not checked; `is_acting_master_enabled` None is an old
+    """REGISTER_BROKER (103). A body CRC of 0 is not checked; `is_acting_master_enabled` None means an old
     broker.
     """
 
@@ -37,7 +37,7 @@ class RegisterBrokerRequest(Header, frozen=True, kw_only=True):
 
 
 class RegisterBrokerResponse(Header, frozen=True, kw_only=True):
-    """Answer to REGISTER_BROKER; both are only for a slave whose master is registered."""
+    """The answer to REGISTER_BROKER; both fields are only for a slave whose master is registered."""
 
     ha_address: str | None = field(name="haServerAddr", default=None)
     master_address: str | None = field(name="masterAddr", default=None)
@@ -62,7 +62,7 @@ class QueryDataVersionRequest(Header, frozen=True, kw_only=True):
 
 
 class QueryDataVersionResponse(Header, frozen=True, kw_only=True):
-    """Answer to QUERY_DATA_VERSION."""
+    """The answer to QUERY_DATA_VERSION."""
 
     is_changed: bool = field(name="changed")
 
@@ -120,7 +120,7 @@ class GetKvRequest(Header, frozen=True, kw_only=True):
 
 
 class GetKvResponse(Header, frozen=True, kw_only=True):
-    """Answer to GET_KV_CONFIG; code 22 when absent."""
+    """The answer to GET_KV_CONFIG; code 22 if absent."""
 
     value: str | None = None
 
@@ -158,7 +158,7 @@ class WipeWritePermissionRequest(Header, frozen=True, kw_only=True):
 
 
 class WipeWritePermissionResponse(Header, frozen=True, kw_only=True):
-    """Answer to WIPE_WRITE_PERM_OF_BROKER."""
+    """The answer to WIPE_WRITE_PERM_OF_BROKER."""
 
     topic_count: Int32 = field(name="wipeTopicCount")
 
@@ -170,15 +170,15 @@ class AddWritePermissionRequest(Header, frozen=True, kw_only=True):
 
 
 class AddWritePermissionResponse(Header, frozen=True, kw_only=True):
-    """Answer to ADD_WRITE_PERM_OF_BROKER."""
+    """The answer to ADD_WRITE_PERM_OF_BROKER."""
 
     topic_count: Int32 = field(name="addTopicCount")
 
 
 class MinBrokerIdChange(Header, frozen=True, kw_only=True):
-    """NOTIFY_MIN_BROKER_ID_CHANGE (905), name server to broker, oneway: who is the smallest of its name now.
+    """NOTIFY_MIN_BROKER_ID_CHANGE (905), name server to broker, oneway: the new smallest id of a broker name.
 
-    `offline_address` is the broker that left, if one did; name servers leave the name out.
+    `offline_address` is the broker that left, if any; name servers leave the name out.
     """
 
     min_broker_id: Int64 | None = field(name="minBrokerId", default=None)
@@ -200,14 +200,14 @@ class UnregisterClientRequest(Header, frozen=True, kw_only=True):
 
 
 class HeartbeatResponse(Header, frozen=True, kw_only=True):
-    """Answer to HEART_BEAT (34)."""
+    """The answer to HEART_BEAT (34)."""
 
     has_heartbeat_v2: bool = field(name="IS_SUPPORT_HEART_BEAT_V2", default=True)
     is_subscription_changed: bool = field(name="IS_SUB_CHANGE", default=True)
 
 
 class ConsumerListRequest(Header, frozen=True, kw_only=True):
-    """GET_CONSUMER_LIST_BY_GROUP (38); code 1 when nobody is online."""
+    """GET_CONSUMER_LIST_BY_GROUP (38); code 1 if no member is online."""
 
     consumer_group: str = field(name="consumerGroup")
 

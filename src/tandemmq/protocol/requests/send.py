@@ -1,7 +1,7 @@
-"""Sending: plain, batch, retry, transactions, request-reply (spec remoting 9.2, 9.6, 9.7, 9.10).
+"""Headers for sending: plain, batch, retry, transactions, request-reply (spec remoting 9.2, 9.6, 9.7, 9.10).
 
-SEND_MESSAGE carries long wire names, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE the letters `a` to `n`. Both
-headers have the same attributes, so that handlers need not know which one came.
+SEND_MESSAGE has long wire names, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE the letters `a` to `n`. Both headers
+have the same attributes, so that handlers need not distinguish them.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class SendRequestV2(Header, frozen=True, kw_only=True):
 
 
 class SendResponse(Header, frozen=True, kw_only=True):
-    """Answer to every send. `message_id` is the offset message id, for a batch one per message joined by
+    """The answer to every send. `message_id` is the offset message id; for a batch one per message, joined by
     commas.
 
-    The region and trace fields are always there: Java's clients read extFields without a null check.
+    The region and trace fields are always present: Java's clients read extFields without a null check.
     """
 
     message_id: str = field(name="msgId")
@@ -67,7 +67,7 @@ class SendResponse(Header, frozen=True, kw_only=True):
 
 
 class SendBackRequest(Header, frozen=True, kw_only=True):
-    """CONSUMER_SEND_MSG_BACK (36): deliver the message at `log_offset` again, later."""
+    """CONSUMER_SEND_MSG_BACK (36): redelivers the message at `log_offset` later."""
 
     log_offset: Int64 = field(name="offset")
     group: str
@@ -106,7 +106,7 @@ class CheckTransactionRequest(Header, frozen=True, kw_only=True):
 
 
 class PushReplyRequest(Header, frozen=True, kw_only=True):
-    """PUSH_REPLY_MESSAGE_TO_CLIENT (326), broker to the client that waits for a reply."""
+    """PUSH_REPLY_MESSAGE_TO_CLIENT (326), from the broker to the client that waits for a reply."""
 
     producer_group: str = field(name="producerGroup")
     topic: str
@@ -125,7 +125,7 @@ class PushReplyRequest(Header, frozen=True, kw_only=True):
 
 
 class RecallRequest(Header, frozen=True, kw_only=True):
-    """RECALL_MESSAGE (370): take back a timer message that is not due yet."""
+    """RECALL_MESSAGE (370): recalls a timer message that is not due yet."""
 
     topic: str
     recall_handle: str = field(name="recallHandle")
@@ -133,7 +133,7 @@ class RecallRequest(Header, frozen=True, kw_only=True):
 
 
 class RecallResponse(Header, frozen=True, kw_only=True):
-    """Answer to RECALL_MESSAGE. Java's clients trace a recall only if the answer names a region."""
+    """The answer to RECALL_MESSAGE. Java's clients trace a recall only if the answer names a region."""
 
     message_id: str = field(name="msgId")
     region: str | None = field(name="MSG_REGION", default=None)

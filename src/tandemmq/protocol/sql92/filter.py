@@ -1,4 +1,4 @@
-"""A compiled filter, and the bounds within which one is compiled."""
+"""A compiled filter, and the bounds for compiling one."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ NEEDS_MAX: Final = 4
 
 
 class SqlFilter:
-    """Says which messages a SQL92 expression takes. `size` counts what is evaluated for one message; each
-    that is taken has TAGS with one of `tag_hashes`, None: it may have others, or none.
+    """A compiled SQL92 expression, which selects messages.
 
-    Strategy: an expression asks for few properties, and these have few values: what it says of some values is
-              kept, short ones only. When KNOWN_MAX are kept all are forgotten.
+    `size`: the number of nodes evaluated for one message. `tag_hashes`: every selected message has TAGS with
+    one of these hashes; None: it may have others, or none.
+
+    Strategy: an expression reads few properties, with few distinct values. The results for short values are
+              cached; at KNOWN_MAX entries the cache is cleared.
     """
 
     __slots__ = ("_evaluate", "_known", "_marks", "_names", "_needs", "expression", "size", "tag_hashes")
@@ -43,19 +45,19 @@ class SqlFilter:
         self._known: dict[tuple[bytes | None, ...], bool] = {}
 
     def matches(self, lookup: Lookup) -> bool:
-        """True only when the expression is TRUE; `lookup` gives a property or None."""
+        """Returns True only if the expression is TRUE; `lookup` returns a property or None."""
         try:
             return self._evaluate(lookup) is True
         except NotComparable:
             return False
 
     def matches_record(self, record: Buffer) -> bool:
-        """The same for a stored record; nothing but its properties is decoded. False for broken bytes."""
+        """Like `matches`, for a stored record; only its properties are decoded. False for broken bytes."""
         raw = find_record_properties(record)
         return raw is not None and self.matches_properties(raw)
 
     def matches_properties(self, raw: bytes) -> bool:
-        """The same for a message's properties in their wire form."""
+        """Like `matches`, for a message's properties in their wire form."""
         if self._needs is not None:
             for need in self._needs:
                 if need in raw:
@@ -78,8 +80,9 @@ class SqlFilter:
 
 
 def _needs_of(pairs: Pairs | None) -> tuple[bytes, ...] | None:
-    """What a message's properties hold, one of these, when it has one of the pairs; None where that says
-    little: one search for each would cost more than it saves, or broken bytes read as the text, too.
+    """Returns the byte strings of which a message with one of the pairs contains at least one.
+
+    None if a search for each would cost more than it saves, or if other bytes could decode to the same text.
     """
     if pairs is None or len(pairs) > NEEDS_MAX or any(not _is_exact(text) for _, text in pairs):
         return None
@@ -87,14 +90,14 @@ def _needs_of(pairs: Pairs | None) -> tuple[bytes, ...] | None:
 
 
 def _is_exact(text: str) -> bool:
-    """Whether only one string of bytes reads as this text."""
+    """Returns True if only one byte string decodes to this text."""
     return "\ufffd" not in text and text.encode("utf-8", "replace").decode() == text
 
 
 def compile_filter(expression: str) -> SqlFilter:
-    """The filter for an expression.
+    """Returns the filter for an expression.
 
-    Raises:  SqlError (a ValueError) that says what is wrong and where.
+    Raises:  SqlError (a ValueError) that states the fault and its position.
     """
     if len(expression) > LENGTH_MAX:
         raise SqlError(f"the expression has {len(expression)} characters, at most {LENGTH_MAX} are allowed")

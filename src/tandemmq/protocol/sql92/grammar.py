@@ -1,8 +1,8 @@
 """The grammar of RocketMQ's SQL92 filters, as rules for lark.
 
-NOT binds tightest, so `NOT a = 'x'` is `(NOT a) = 'x'`. What follows a complete expression is ignored, as in
-RocketMQ: `parse` stops at the first token that cannot go on.
-Source: spec semantics 9.2.
+NOT binds tightest, so `NOT a = 'x'` is `(NOT a) = 'x'`. Text after a complete expression is ignored, as in
+RocketMQ: `parse` stops at the first token that cannot continue it.
+Source:  spec semantics 9.2.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def _parser() -> Lark:
 
 
 def parse(expression: str) -> Node:
-    """The expression's root, which gives a boolean or nothing.
+    """Returns the expression's root, which evaluates to a boolean or NULL.
 
-    Raises:  SqlError naming the place, counted from 1.
+    Raises:  SqlError naming the position, counted from 1.
     """
     parser = _parser().parse_interactive(expression)
     count = 0
@@ -107,9 +107,9 @@ def parse(expression: str) -> Node:
 
 
 def _end(parser: InteractiveParser, last: Token | None, fault: str) -> Node:
-    """The expression up to here.
+    """Completes the expression at this point.
 
-    Raises:  SqlError with the fault when it is not complete.
+    Raises:  SqlError with the fault if it is incomplete.
     """
     try:
         root: Node = parser.feed_eof(last)  # type: ignore[no-untyped-call]  # lark's

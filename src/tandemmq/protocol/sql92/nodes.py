@@ -1,8 +1,8 @@
-"""Makes functions out of an expression while it is parsed: `Builder` is called for each complete rule.
+"""Builds functions from an expression while it is parsed: `Builder` is called for each complete rule.
 
-A node's `evaluate` takes the lookup of a property and gives a value; None is SQL's NULL. What a node is
-(`NodeKind`) is all that the checks of RocketMQ's parser ask for.
-Source: spec semantics 9.2.
+A node's `evaluate` takes the lookup of a property and returns a value; None is SQL's NULL. The checks of
+RocketMQ's parser need only the kind of a node (`NodeKind`).
+Source:  spec semantics 9.2.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Pairs: TypeAlias = frozenset[tuple[str, str]]
 
 
 class NodeKind(Enum):
-    """What a node is to the checks."""
+    """The kind of a node, for the checks."""
 
     CONSTANT = auto()
     BOOLEAN_CONSTANT = auto()
@@ -53,9 +53,11 @@ _BOOLEANS: Final = (NodeKind.BOOLEAN, NodeKind.BOOLEAN_CONSTANT)
 
 
 class Node(NamedTuple):
-    """A part of an expression. `size` counts its nodes, `depth` how far they nest; `names` are those of the
-    properties that it asks for. It is true only for a message whose TAGS is one of `tags`, and which has one
-    of `pairs`, each a property and its value; None: whatever that is.
+    """A part of an expression.
+
+    `size` is the number of its nodes, `depth` their nesting; `names` are the properties it reads. It is true
+    only for messages whose TAGS is one of `tags`, and which have one of `pairs`, each a property and its
+    value; None: no restriction.
     """
 
     kind: NodeKind
@@ -89,7 +91,8 @@ def _constant(value: Value, kind: NodeKind = NodeKind.CONSTANT) -> Node:
 
 
 def as_boolean(node: Node) -> Node:
-    """The node as a condition; a property alone is one, which is never true: its value is a string.
+    """Returns the node as a condition. A property alone is one that is never true, since its value is a
+    string.
 
     Raises:  SqlError for a number or a string.
     """
@@ -155,7 +158,7 @@ def _any(parts: tuple[Node, ...]) -> Node:
 
 
 def _with_needs(node: Node, of: Node, texts: Iterable[str]) -> Node:
-    """The node, which is true only where `of` is one of these texts."""
+    """Returns the node, which is true only if `of` is one of these texts."""
     if of.kind is not NodeKind.PROPERTY:
         return node
     (name,) = of.names
@@ -193,8 +196,10 @@ def _equal(left: Node, right: Node) -> Node:
 
 
 def _compare_constant(left: Node, right: Node, relation: Relation) -> Evaluate | None:
-    """How a property is compared with a whole number, or found equal to a string, which is what most filters
-    do: as `compare` says, without asking each time what stands on both sides. None for other nodes.
+    """Returns a fast comparison of a property with a whole number, or for equality with a string.
+
+    Most filters do that. The result is that of `compare`, without checking both types for each message. None
+    for other nodes.
     """
     of, constant = left.evaluate, right.constant
     if left.kind is not NodeKind.PROPERTY or right.kind is not NodeKind.CONSTANT:
@@ -380,7 +385,7 @@ class Builder(Transformer[Token, Node]):
         return _not(node)
 
     def group(self, node: Node) -> Node:
-        # Deeper by one, so that brackets alone cannot nest without end.
+        # One level deeper, so that the nesting of brackets is bounded.
         if node.depth >= DEPTH_MAX:
             raise SqlError(f"the expression nests more than {DEPTH_MAX} levels deep")
         return node._replace(depth=node.depth + 1)

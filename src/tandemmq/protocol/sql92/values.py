@@ -1,8 +1,8 @@
-"""Values of SQL92 filters and how two of them compare: RocketMQ's rules, which are those of Java's types.
+"""The values of SQL92 filters and their comparison: RocketMQ's rules, which are those of Java's types.
 
 A property is a string or absent. A number is an `int` (Java's 32-bit Integer), a `Long` or a `float`; its
-kind decides how a string beside it is read: "3000000000" cannot be compared with 5, but with 5000000000.
-Source: spec semantics 9.2.
+kind decides how the compared string is parsed: "3000000000" cannot be compared with 5, but with 5000000000.
+Source:  spec semantics 9.2.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ _JAVA_SPACE: Final = "".join(map(chr, range(33)))
 
 
 class SqlError(ValueError):
-    """The expression cannot be used; the text says what is wrong with it and where."""
+    """Raised for an unusable expression; the text states the fault and its position."""
 
 
 class NotComparable(Exception):
-    """Two values that cannot be compared: the message does not match, whatever the rest says."""
+    """Raised for two values that cannot be compared: the message does not match, whatever the rest evaluates
+    to.
+    """
 
 
 class Long(int):
-    """A 64-bit integer of Java, also when 32 bits would do."""
+    """A 64-bit integer of Java, even if 32 bits would do."""
 
     __slots__ = ()
 
@@ -39,7 +41,9 @@ Present: TypeAlias = str | int | float | bool
 
 
 def parse_integer(text: str, limit: int) -> int:
-    """Raises NotComparable unless it is a whole number of -limit-1..limit, which is INT_MAX or more."""
+    """Parses a whole number within `-limit - 1 <= n <= limit`, where limit is at least INT_MAX. Raises
+    NotComparable.
+    """
     if len(text) <= _SMALL_DIGITS and text.isdigit() and text.isascii():
         return int(text)
     if _INTEGER.fullmatch(text):
@@ -50,7 +54,9 @@ def parse_integer(text: str, limit: int) -> int:
 
 
 def parse_double(text: str) -> float:
-    """As Java reads a double: blanks around it and a last `d` or `f` are allowed."""
+    """Parses a double as Java does: surrounding blanks and a last `d` or `f` are allowed. Raises
+    NotComparable.
+    """
     text = text.strip(_JAVA_SPACE)
     if len(text) > 64 or not _DOUBLE.fullmatch(text):
         raise NotComparable
@@ -58,9 +64,10 @@ def parse_double(text: str) -> float:
 
 
 def compare(left: Present, right: Present) -> int:
-    """Below 0, 0 or above 0; -1 also for types that have no order (spec semantics 9.2, row `=`).
+    """Returns a number below 0, 0 or above 0; -1 also for types without an order (spec semantics 9.2, row
+    `=`).
 
-    Raises:  NotComparable for a string that is not of the other side's kind, and for a boolean before a
+    Raises:  NotComparable for a string that does not fit the other side's kind, and for a boolean before a
              string.
     """
     if isinstance(left, bool):
@@ -79,7 +86,7 @@ def compare(left: Present, right: Present) -> int:
 
 
 def compare_doubles(left: str, right: str) -> int:
-    """Two strings as numbers."""
+    """Compares two strings as numbers."""
     return _compare_numbers(parse_double(left), parse_double(right))
 
 
@@ -104,7 +111,7 @@ def _compare_numbers(left: int | float, right: int | float) -> int:
 
 
 def _compare_java_doubles(left: float, right: float) -> int:
-    """Java's total order: NaN is equal to itself and above everything."""
+    """Compares by Java's total order: NaN is equal to itself and above everything."""
     if left < right:
         return -1
     if left > right:
