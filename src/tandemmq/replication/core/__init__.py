@@ -1,2 +1,3 @@
-"""The rules of replication, pure: bytes and times in, values out; no sockets, files, clocks, tasks or
-logging."""
+"""The rules of replication. Pure: bytes and times in, values out; no sockets, files, clocks, tasks or
+logging.
+"""

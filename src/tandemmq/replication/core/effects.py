@@ -1,7 +1,7 @@
-"""What a session wants done, as values; the shell carries them out in list order.
+"""The effects that a session returns, as values. The shell carries them out in list order.
 
-Order is the guarantee: a report stands behind the `Store` that it acknowledges, so nothing is acknowledged
-that was not stored.
+The order is a guarantee: a report follows the `Store` that it acknowledges, so a slave never acknowledges
+bytes that it has not stored.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class TransferStarted:
-    """The first report was answered; `start` says where the transfer begins and by which rule, or why it
-    cannot."""
+    """The answer to the first report: `start` holds the offset and the rule of the transfer, or the reason
+    for a refusal.
+    """
 
     start: TransferStart
 
@@ -73,8 +74,8 @@ class AskHistory:
 
 @dataclass(frozen=True, slots=True)
 class HistoryDiffers:
-    """From `log_offset` on the master's log has another history under equal terms. The own log is cut there
-    and copied again if `is_healed`; else a `Halt` follows.
+    """The master's log has a different history from `log_offset` on, although the terms are equal. If
+    `is_healed`, the slave truncates its log there and copies the rest again; otherwise a `Halt` follows.
     """
 
     log_offset: int
@@ -84,9 +85,9 @@ class HistoryDiffers:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Append these verified bytes at exactly `log_offset`; whole records of one segment.
+    """Append these verified bytes at exactly `log_offset`. They are whole records of one segment.
 
-    `columns`: the fields of the first records, or all, when they were read together.
+    `columns`: the fields of the first records, or of all, if they were parsed together.
     """
 
     log_offset: int
@@ -96,14 +97,16 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Align:
-    """Cut the own log at `point` if it is longer, take `epochs` as its terms, answer with `on_aligned`."""
+    """Truncate the slave's log at `point` if it is longer, adopt `epochs` as its terms, answer with
+    `on_aligned`.
+    """
 
     point: int
     epochs: EpochList
 
 
 class HaltReason(Enum):
-    """Why a slave gave up until a person acts."""
+    """The reason why a slave stopped copying until an operator acts."""
 
     SLAVE_AHEAD = "the slave holds more than its master: the master lost its tail, the copies differ"
     DIVERGED = "the master has other bytes where this log ends: it lost its tail and grew past it"
@@ -114,7 +117,7 @@ class HaltReason(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedBytes:
-    """The bytes at `log_offset` are no record that may be stored there."""
+    """The bytes at `log_offset` are not a valid record for that position."""
 
     log_offset: int
     reason: str
@@ -123,7 +126,7 @@ class RefusedBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halt:
-    """Replication stops; the slave keeps its files and goes on serving reads."""
+    """Replication stops. The slave keeps its files and continues to serve reads."""
 
     reason: HaltReason
     log_offset: int

@@ -1,15 +1,16 @@
-"""Which master wrote which bytes of a log: the list of terms, and where two logs part. Then the bytes of the
-AutoSwitch channel, which carries that list and the log. Pure.
+"""The list of terms, which records which master wrote which bytes of a log, and the point where two logs
+diverge. Then the bytes of the AutoSwitch channel, which carries that list and the log. Pure.
 
-A term is a master's time in office. Its entry says where its first byte lies; it ends where the next begins.
-Two logs that have an entry in common (same epoch, same start, same random id) are equal up to where the first
-of them leaves it: one master wrote those bytes, and every slave copied them. The number alone proves nothing:
-controllers whose disk went back count the same number twice. An id that one side does not know equals any.
-Invariants: epochs and starts strictly rise. A term without a byte is replaced by its successor, so that no
-            two masters ever write under one (epoch, start); RocketMQ keeps the older number there, and two
-            logs that differ then look alike.
-At the bound: the oldest entry is dropped. A copy that ends below what is left has nothing in common.
-Source:     spec controller 4.2, 4.4, 4.5, 10.9; spec replication 12.8.
+A term is the period in which one broker is master. Its entry holds the offset of its first byte; it ends
+where the next term begins. If two logs share an entry (same epoch, start and random id), they are equal up to
+the point where the first of them leaves that term: one master wrote those bytes, and every slave copied them.
+The epoch number alone proves nothing: controllers whose disk was rolled back assign the same number twice. An
+id that one side does not know matches any id.
+Invariants:   epochs and starts strictly rise. A term without a byte is replaced by its successor, so that no
+              two masters ever write under one (epoch, start). RocketMQ keeps the older number in that case,
+              and two logs that differ then look alike.
+At the bound: the oldest entry is dropped. A copy that ends below the remaining entries has nothing in common.
+Source:       spec controller 4.2, 4.4, 4.5, 10.9; spec replication 12.8.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from tandemmq.protocol.hashes import crc32
 from tandemmq.replication.core.frames import BODY_BYTES_MAX, HEAD_BYTES, TANDEM_BODY_BYTES_MAX
 
 EPOCH_COUNT_MAX: Final = 1_000
-"""More a RocketMQ master cannot tell its slaves."""
+"""The most entries that a RocketMQ master can send to its slaves."""
 EPOCH_BEFORE_TERMS: Final = 0
-"""Of what a log held before it had terms; no controller gives it to a master."""
+"""The epoch of the bytes that a log held before it had terms; no controller assigns it to a master."""
 _CRC_MASK: Final = 0x7FFFFFFF
 _ENTRY: Final = re.compile(r"(\d{1,10})-(\d{1,19})")
 _ID: Final = re.compile(r"(\d{1,10})-(\d{1,19})-(\d{1,19})")
 UNKNOWN_ID: Final = 0
-"""The id of a term that began under controllers of RocketMQ, or of an older release."""
+"""The id of a term that began under RocketMQ controllers, or under an older release."""
 TERM_ID_MAX: Final = 2**63 - 1
 
 
@@ -46,13 +47,13 @@ class EpochEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EpochList:
-    """Entries, oldest first, and the random ids of their terms as far as they are known. Each change gives a
-    new list.
+    """Entries, oldest first, and the random ids of their terms as far as they are known. Immutable: each
+    change returns a new list.
     """
 
     entries: tuple[EpochEntry, ...] = ()
     ids: Mapping[EpochEntry, int] = field(default_factory=dict)
-    """Ids of entries that are not in the list are dropped."""
+    """The id of each term; ids of entries that are not in the list are dropped."""
 
     def __post_init__(self) -> None:
         for before, after in pairwise(self.entries):
@@ -70,29 +71,29 @@ class EpochList:
 
     @property
     def last_epoch(self) -> int:
-        """-1 without an entry."""
+        """The epoch of the last entry; -1 without an entry."""
         return self.entries[-1].epoch if self.entries else -1
 
     @property
     def has_terms(self) -> bool:
-        """Whether any of it was written under a controller."""
+        """True if any part of the log was written under a controller."""
         return self.last_epoch > EPOCH_BEFORE_TERMS
 
     @property
     def last_id(self) -> int:
-        """UNKNOWN_ID without an entry."""
+        """The id of the last term; UNKNOWN_ID without an entry."""
         return self.ids.get(self.entries[-1], UNKNOWN_ID) if self.entries else UNKNOWN_ID
 
     def id_of(self, epoch: int) -> int:
-        """The id of the term with this number, UNKNOWN_ID if the list does not know it."""
+        """Returns the id of the term with this number, or UNKNOWN_ID if the list does not know it."""
         return next((self.ids.get(one, UNKNOWN_ID) for one in self.entries if one.epoch == epoch), UNKNOWN_ID)
 
     def with_ids(self, ids: Mapping[EpochEntry, int]) -> EpochList:
-        """The same entries; those whose id is unknown get it from `ids`."""
+        """Returns the same entries; ids that are unknown are filled in from `ids`."""
         return EpochList(self.entries, {**ids, **self.ids})
 
     def append(self, epoch: int, start: int, term_id: int = UNKNOWN_ID) -> EpochList:
-        """A term begins: entries that it contradicts, and one that it leaves without a byte, are dropped."""
+        """Adds a term. Drops the entries that it contradicts, and an entry that it leaves without a byte."""
         assert epoch >= EPOCH_BEFORE_TERMS, epoch
         assert start >= 0, start
         kept = [entry for entry in self.entries if entry.epoch < epoch and entry.start < start]
@@ -101,14 +102,16 @@ class EpochList:
         return EpochList((*kept, entry)[-EPOCH_COUNT_MAX:], {**self.ids, entry: term_id})
 
     def cut_suffix(self, log_end: int) -> EpochList:
-        """The log was cut at `log_end`."""
+        """Returns the list for the log after its truncation at `log_end`."""
         assert log_end >= 0, log_end
         kept = tuple(entry for entry in self.entries if entry.start < log_end)
         assert kept == self.entries[: len(kept)], (kept, log_end)
         return EpochList(kept, self.ids)
 
     def cut_prefix(self, log_begin: int) -> EpochList:
-        """The log begins at `log_begin` now; the entry that covers its first byte stays."""
+        """Returns the list for a log that now begins at `log_begin`; the entry that covers its first byte
+        stays.
+        """
         assert log_begin >= 0, log_begin
         ends = [entry.start for entry in self.entries[1:]]
         gone = sum(end < log_begin for end in ends)
@@ -116,24 +119,27 @@ class EpochList:
         return EpochList(self.entries[gone:], self.ids) if gone else self
 
     def find(self, log_offset: int) -> EpochEntry | None:
-        """The entry of the term that wrote the byte at `log_offset`, or will; None before the first."""
+        """Returns the entry of the term that wrote, or will write, the byte at `log_offset`; None before the
+        first.
+        """
         for entry in reversed(self.entries):
             if entry.start <= log_offset:
                 return entry
         return None
 
     def end_of(self, entry: EpochEntry, log_end: int) -> int:
-        """Where an entry of this list ends in a log that ends at `log_end`."""
+        """Returns the end of an entry of this list in a log that ends at `log_end`."""
         index = self.entries.index(entry)
         if index + 1 < len(self.entries):
             return min(self.entries[index + 1].start, log_end)
         return log_end
 
     def follow(self, master: EpochList) -> EpochList:
-        """The list of a copy, cut at the consistent point, that goes on with the master's log.
+        """Returns the list of a copy that was truncated at the consistent point and continues with the
+        master's log.
 
-        Terms whose bytes are still to come are in it: none of them can be stored without its entry. Where
-        only the master knows the id of a common term, the copy learns it.
+        The list includes terms whose bytes are still to come: no byte may be stored without its entry. If
+        only the master knows the id of a common term, the copy adopts it.
         """
         last = self.last_epoch
         newer = [entry for entry in master.entries if entry.epoch > last]
@@ -145,11 +151,11 @@ class EpochList:
 
 
 def consistent_point(ours: EpochList, our_end: int, theirs: EpochList, their_end: int) -> int | None:
-    """Up to where our log is a copy of theirs; None when nothing tells.
+    """Returns the end of the common prefix of our log and theirs; None if it cannot be determined.
 
-    What was written before there were terms counts as common, but is never cut: no term says who was right.
-    Two logs that begin at 0 in different terms have nothing in common: the first master was replaced before
-    anybody had copied a byte.
+    Bytes that were written before there were terms count as common, but are never truncated: no term shows
+    which log is right. Two logs that begin at 0 in different terms have nothing in common: the first master
+    was replaced before any slave had copied a byte.
     """
     assert our_end >= 0, our_end
     assert their_end >= 0, their_end
@@ -180,8 +186,8 @@ def consistent_point(ours: EpochList, our_end: int, theirs: EpochList, their_end
 
 
 def conflicting_term(ours: EpochList, theirs: EpochList) -> EpochEntry | None:
-    """The first term of ours whose number and start another term of theirs has: one number for two histories,
-    which honest controllers never give.
+    """Returns our first term whose number and start match a term of theirs with a different id: one number
+    for two histories, which correct controllers never assign.
     """
     for entry in ours.entries:
         if not _may_be_one(ours.ids.get(entry, UNKNOWN_ID), theirs.ids.get(entry, UNKNOWN_ID)):
@@ -190,25 +196,25 @@ def conflicting_term(ours: EpochList, theirs: EpochList) -> EpochEntry | None:
 
 
 def _may_be_one(own_id: int, other_id: int) -> bool:
-    """Whether two terms of one number may be the same one."""
+    """Returns True if two terms with the same number may be the same term."""
     return UNKNOWN_ID in (own_id, other_id) or own_id == other_id
 
 
 def encode_epochs(epochs: EpochList) -> bytes:
-    """The text of `epochFileCheckpoint`."""
+    """Returns the content of `epochFileCheckpoint`."""
     assert epochs, "a file without an entry cannot be read again"
     lines = b"".join(b"%d-%d\n" % entry for entry in epochs.entries)
     return b"%d\n%d\n" % (len(epochs.entries), crc32(lines) & _CRC_MASK) + lines
 
 
 def encode_ids(ids: Mapping[EpochEntry, int]) -> bytes:
-    """The text of `epochFileCheckpoint.ids`, in the form of the file beside it."""
+    """Returns the content of `epochFileCheckpoint.ids`, in the same format as the epoch file."""
     lines = b"".join(b"%d-%d-%d\n" % (*entry, ids[entry]) for entry in sorted(ids))
     return b"%d\n%d\n" % (len(ids), crc32(lines) & _CRC_MASK) + lines
 
 
 def decode_ids(data: bytes) -> dict[EpochEntry, int]:
-    """The ids that a file holds. Raises ValueError with the reason when it is damaged."""
+    """Returns the ids in the file content `data`. Raises ValueError with the reason if it is damaged."""
     try:
         count, checksum, *_ = map(int, data.split(b"\n", 2)[:2])
         body = data.split(b"\n", 2)[2]
@@ -224,10 +230,9 @@ def decode_ids(data: bytes) -> dict[EpochEntry, int]:
 
 
 def decode_epochs(data: bytes) -> EpochList:
-    """What a file says.
+    """Returns the terms in the file content `data`.
 
-    Raises:  ValueError with the reason when it is damaged; also for a file without an entry, as RocketMQ
-             takes it.
+    Raises:  ValueError with the reason if it is damaged; also for a file without an entry, as in RocketMQ.
     """
     try:
         lines = data.decode("ascii").split("\n")
@@ -251,7 +256,7 @@ def decode_epochs(data: bytes) -> EpochList:
 
 
 def told_epochs(pairs: Iterable[tuple[int, int]]) -> EpochList:
-    """A list that a peer told. Raises RemoteProtocolError when it is none."""
+    """Returns the list of terms that a peer sent. Raises RemoteProtocolError if it is invalid."""
     entries = list(pairs)
     if not _rises(entries) or (entries and min(entries[0]) < 0):
         raise RemoteProtocolError(f"the master's list of terms does not rise: {entries[:8]}")
@@ -259,7 +264,7 @@ def told_epochs(pairs: Iterable[tuple[int, int]]) -> EpochList:
 
 
 def told_terms(terms: Iterable[tuple[int, int, int]]) -> EpochList:
-    """The same of terms with their ids. Raises RemoteProtocolError."""
+    """Returns the list of terms with ids that a peer sent. Raises RemoteProtocolError if it is invalid."""
     told = list(terms)
     epochs = told_epochs((epoch, start) for epoch, start, _ in told)
     return epochs.with_ids({entry: one[2] for entry, one in zip(epochs.entries, told, strict=True)})
@@ -271,16 +276,17 @@ def _rises(pairs: list[tuple[int, int]]) -> bool:
 
 # The AutoSwitch channel, both directions, as incremental decoders.
 #
-# Slave to master: a handshake with the slave's id, then reports. Between two of ours the id of the group
-# comes first, once the master has shown by TANDEM_HISTORY that it knows that frame. Master to slave: the
-# answer to a handshake, which holds all terms of the master's log, and frames of the log, each with its
-# term and confirmOffset. Every frame begins with the state of its sender. As in frames.py, any cut of the
-# stream gives the same values, body bytes are handed on as views, and a decoder that raised is spent.
+# Slave to master: a handshake with the slave's id, then reports. Between two TandemMQ brokers the id of the
+# group comes first, once the master has shown by TANDEM_HISTORY that it knows that frame. Master to slave:
+# the answer to a handshake, with all terms of the master's log, and frames of the log, each with its term and
+# confirmOffset. Every frame begins with the state of its sender. As in frames.py, the decoded values do not
+# depend on how the stream is cut into reads, body bytes are passed on as views, and a decoder that has raised
+# must not be used again.
 
 _HANDSHAKING: Final = 1
 _TRANSFERRING: Final = 2
 _PROVING: Final = 3
-"""Ours: no state of RocketMQ."""
+"""Ours: RocketMQ has no such state."""
 _STATE: Final = Struct(">i")
 _HANDSHAKE: Final = Struct(">ihhq")
 _REPORT: Final = Struct(">iq")
@@ -291,7 +297,7 @@ _HEAD: Final = Struct(">iiqiqq")
 
 TERM_HEAD_BYTES: Final = _HEAD.size
 TERM_BODY_BYTES_MAX: Final = BODY_BYTES_MAX + HEAD_BYTES - TERM_HEAD_BYTES
-"""What the receive buffer of a RocketMQ slave can hold."""
+"""The most body bytes that the receive buffer of a RocketMQ slave can hold."""
 NO_FILE: Final = -1
 """The offset in heartbeats of a RocketMQ master whose log has no file yet."""
 assert _STATE.size < _REPORT.size < _HANDSHAKE.size < _GROUP.size, "a slave's decoder holds less than a frame"
@@ -299,7 +305,9 @@ assert TANDEM_BODY_BYTES_MAX <= TERM_BODY_BYTES_MAX < BODY_BYTES_MAX, "the longe
 
 
 class Handshake(NamedTuple):
-    """Who the slave is. `from_last_file`: an empty one wants the last file only; no learner is elected."""
+    """The identity of a slave. `from_last_file`: if empty, it requests the last file only. `is_learner`: it
+    is never elected.
+    """
 
     slave_id: int
     from_last_file: bool = False
@@ -307,7 +315,7 @@ class Handshake(NamedTuple):
 
 
 class GroupProof(NamedTuple):
-    """The random id of the group that the slave belongs to, as 32 hexadecimal digits."""
+    """The random id of the slave's group, as 32 hexadecimal digits."""
 
     group_id: str
 
@@ -319,15 +327,15 @@ class Report(NamedTuple):
 
 
 class EpochsAnswer(NamedTuple):
-    """The terms of the master's log and where it ends."""
+    """The terms of the master's log, and its end."""
 
     log_end: int
     epochs: EpochList
 
 
 class TermHead(NamedTuple):
-    """A frame begins: `size_bytes` bytes from `log_offset` on, written in the term of `entry`; 0 bytes make a
-    heartbeat.
+    """The head of a frame: `size_bytes` bytes from `log_offset` on follow, written in the term of `entry`; 0
+    bytes make a heartbeat.
     """
 
     log_offset: int
@@ -369,7 +377,7 @@ def encode_term_head(head: TermHead) -> bytes:
 
 
 class SlaveFrameDecoder:
-    """A slave's bytes -> proofs of its group, handshakes and reports. Holds less than one of them."""
+    """Decodes a slave's bytes into group proofs, handshakes and reports. Holds less than one of them."""
 
     __slots__ = ("_rest",)
 
@@ -377,9 +385,9 @@ class SlaveFrameDecoder:
         self._rest = b""
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[GroupProof | Handshake | Report]:
-        """Every frame completed by `data`, oldest first.
+        """Returns every frame completed by `data`, oldest first.
 
-        Raises:  RemoteProtocolError for an unknown state, a negative id or report.
+        Raises:  RemoteProtocolError for an unknown state, a negative id or a negative report.
         """
         data = self._rest + bytes(data)
         frames: list[GroupProof | Handshake | Report] = []
@@ -411,7 +419,7 @@ _SLAVE_FRAMES: Final = {_HANDSHAKING: _HANDSHAKE, _TRANSFERRING: _REPORT, _PROVI
 
 
 class MasterFrameDecoder:
-    """A master's bytes -> answers, heads and pieces of bodies, in order.
+    """Decodes a master's bytes into answers, heads and pieces of bodies, in order.
 
     Holds an incomplete head, or an answer of at most EPOCH_COUNT_MAX entries.
     """
@@ -428,13 +436,13 @@ class MasterFrameDecoder:
 
     @property
     def body_left(self) -> int:
-        """How many bytes the body still lacks whose head was read; 0 when a frame comes next."""
+        """The number of bytes that the current body still lacks; 0 if a frame comes next."""
         return self._body_left
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[EpochsAnswer | TermHead | memoryview]:
-        """Frames; a head is followed by the pieces of its body that have arrived, never empty ones.
+        """Returns frames; a head is followed by the pieces of its body that have arrived, never empty ones.
 
-        Raises:  RemoteProtocolError for an unknown state and for impossible sizes and offsets.
+        Raises:  RemoteProtocolError for an unknown state, and for invalid sizes and offsets.
         """
         view = memoryview(data)
         events: list[EpochsAnswer | TermHead | memoryview] = []
@@ -462,7 +470,7 @@ class MasterFrameDecoder:
 
 
 def _frame_bytes(begun: bytes) -> int:
-    """How many bytes a frame needs that begins so, as far as can be told now."""
+    """Returns the size of the frame that begins with `begun`, as far as it is known yet."""
     if len(begun) < _STATE.size:
         return _STATE.size
     state = _STATE.unpack_from(begun)[0]

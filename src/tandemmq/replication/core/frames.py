@@ -1,10 +1,11 @@
 """The classic replication channel: its bytes in both directions, as incremental decoders (spec replication
-4.2); and the handshake by which a slave is admitted. Pure.
+4.2), and the handshake that admits a slave. Pure.
 
-Slave to master: reports of 8 bytes, the slave's max offset. Master to slave: a head of 12 bytes (offset of
-the first byte, size; size 0 is a heartbeat), then that many raw bytes of the CommitLog. Any cut of the
-stream gives the same values. No decoder holds more than an incomplete head: body bytes are handed on as
-they arrive, as views into what was fed. A decoder that raised is spent; its connection must be closed.
+Slave to master: reports of 8 bytes, each the slave's max offset. Master to slave: a head of 12 bytes (offset
+of the first byte, size; size 0 is a heartbeat), then that many raw bytes of the CommitLog. The decoded values
+do not depend on how the stream is cut into reads. A decoder holds at most an incomplete head: body bytes are
+passed on as they arrive, as views into the fed buffer. After a decoder has raised it must not be used again,
+and its connection must be closed.
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ from tandemmq.units import MIB
 REPORT_BYTES = 8
 HEAD_BYTES = 12
 BODY_BYTES_MAX = 4 * MIB - HEAD_BYTES
-"""What the receive buffer of a RocketMQ slave can hold."""
+"""The most bytes that the receive buffer of a RocketMQ slave can hold."""
 TANDEM_BODY_BYTES_MAX = 2 * MIB
-"""How long a frame between two of ours may be, where one of RocketMQ gets `transfer_bytes_max`."""
+"""The longest body of a frame between two TandemMQ brokers; a RocketMQ slave gets `transfer_bytes_max`."""
 
 _REPORT = Struct(">q")
 _HEAD = Struct(">qi")
 
 
 def encode_report(log_offset: int) -> bytes:
-    """The 8 bytes with which a slave says how much it holds."""
+    """Encodes the 8-byte report of a slave: the end of its log."""
     return _REPORT.pack(log_offset)
 
 
 def encode_head(log_offset: int, size_bytes: int) -> bytes:
-    """The 12 bytes before a body of `size_bytes`; 0 makes a heartbeat."""
+    """Encodes the 12-byte head of a body of `size_bytes`; 0 makes a heartbeat."""
     assert log_offset >= 0, log_offset
     assert 0 <= size_bytes <= BODY_BYTES_MAX
     return _HEAD.pack(log_offset, size_bytes)
 
 
 class ReportDecoder:
-    """A slave's bytes -> its reports."""
+    """Decodes a slave's bytes into its reports."""
 
     __slots__ = ("_rest",)
 
@@ -50,7 +51,7 @@ class ReportDecoder:
         self._rest = b""
 
     def feed(self, data: bytes | bytearray | memoryview) -> tuple[int, ...]:
-        """Every report completed by `data`, oldest first.
+        """Returns every report completed by `data`, oldest first.
 
         Raises:  RemoteProtocolError for a negative report.
         """
@@ -69,14 +70,14 @@ class ReportDecoder:
 
 
 class TransferHead(NamedTuple):
-    """A frame begins: `size_bytes` bytes of the log from `log_offset` on will follow."""
+    """The head of a frame: `size_bytes` bytes of the log from `log_offset` on follow."""
 
     log_offset: int
     size_bytes: int
 
 
 class TransferDecoder:
-    """A master's bytes -> heads and pieces of bodies, in order."""
+    """Decodes a master's bytes into heads and pieces of bodies, in order."""
 
     __slots__ = ("_body_left", "_head")
 
@@ -90,15 +91,15 @@ class TransferDecoder:
 
     @property
     def body_left(self) -> int:
-        """How many bytes the body still lacks whose head was read; 0 when a head comes next."""
+        """The number of bytes that the current body still lacks; 0 if a head comes next."""
         return self._body_left
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[TransferHead | memoryview]:
-        """Heads, each followed by the pieces of its body that have arrived.
+        """Returns heads, each followed by the pieces of its body that have arrived.
 
-        Shape:   a piece is a view into `data`, never empty; a body may come in any number of pieces.
-        Raises:  RemoteProtocolError for an impossible offset or size. What preceded it in the same `data`
-                 is lost with it: the slave asks for it again after reconnecting.
+        Shape:   a piece is a view into `data`, never empty; a body may arrive in any number of pieces.
+        Raises:  RemoteProtocolError for an invalid offset or size. The events before it in the same `data`
+                 are lost with it; the slave requests them again after reconnecting.
         """
         view = memoryview(data)
         events: list[TransferHead | memoryview] = []
@@ -141,18 +142,18 @@ def _check_head(head: TransferHead) -> None:
         )
 
 
-# Admission: a list of networks and a secret that both ends prove to know say who may be a slave.
+# Admission: slaves are admitted by a list of networks, and by a secret that both ends prove to know.
 #
-# RocketMQ has neither, so both are off by default; with a secret only peers of ours can take part.
+# RocketMQ has neither, so both are off by default. With a secret, only TandemMQ peers can take part.
 #
-# The handshake comes before the classic stream and costs one and a half round trips:
+# The handshake precedes the classic stream and costs one and a half round trips:
 #     master -> slave   GREETING (12 bytes), master's nonce (16)
 #     slave  -> master  ANSWER (8 bytes), slave's nonce (16), HMAC-SHA256 over "slave", both nonces (32)
 #     master -> slave   HMAC-SHA256 over "master", both nonces (32)
-# The master speaks first, so a slave with a secret sends nothing that a RocketMQ master could take for a
-# report. To a slave without the secret the greeting is the head of a frame that never ends, at a negative
-# offset. It proves who opened the connection; what follows is neither encrypted nor signed, so it is no
-# protection from somebody who can change bytes on the way.
+# The master speaks first, so a slave with a secret sends nothing that a RocketMQ master could mistake for a
+# report. To a slave without the secret, the greeting is the head of an endless frame at a negative offset.
+# The handshake proves who opened the connection. The bytes that follow are neither encrypted nor signed, so
+# it does not protect against an attacker who can modify traffic.
 #
 # Invariants: nothing of the stream is read before the proof; a nonce is used once; proofs are compared in
 #             constant time.
@@ -165,7 +166,7 @@ _ANSWER_HEAD: Final = b"\xffTMQ-HA2"
 _GREETING_BYTES: Final = len(GREETING_HEAD) + NONCE_BYTES
 _ANSWER_BYTES: Final = len(_ANSWER_HEAD) + NONCE_BYTES + _PROOF_BYTES
 GREETING_OFFSET: Final = int.from_bytes(GREETING_HEAD[:8], "big", signed=True)
-"""What the greeting looks like to a slave that expects a frame."""
+"""The log offset that a slave without a secret reads from the greeting."""
 assert len(GREETING_HEAD) == HEAD_BYTES, "a slave without a secret reads the greeting as a head"
 assert GREETING_OFFSET < 0, "and takes it for no place in a log"
 assert len(_ANSWER_HEAD) == REPORT_BYTES, "a master without a secret reads the answer as a report"
@@ -173,12 +174,12 @@ assert TANDEM_BODY_BYTES_MAX <= BODY_BYTES_MAX, "a frame of ours is none that a 
 
 
 class AllowedHosts:
-    """Networks in CIDR form or single addresses; empty: everybody."""
+    """Allowed networks in CIDR form, or single addresses. An empty list allows every host."""
 
     __slots__ = ("_networks",)
 
     def __init__(self, networks: Sequence[str]) -> None:
-        """Raises ConfigError naming the entry that is no network."""
+        """Raises ConfigError with the entry that is not a network."""
         self._networks = []
         for text in networks:
             try:
@@ -187,7 +188,9 @@ class AllowedHosts:
                 raise ConfigError(f"haAllowedSlaves: {text!r} is no address and no network") from None
 
     def allows(self, host: str) -> bool:
-        """Whether a peer with this numeric address may connect; one mapped into IPv6 counts as IPv4."""
+        """Returns True if a peer with this numeric address may connect. An IPv4-mapped IPv6 address counts as
+        IPv4.
+        """
         if not self._networks:
             return True
         try:
@@ -201,7 +204,7 @@ class AllowedHosts:
 
 
 class MasterHandshake:
-    """The master's side of one connection."""
+    """The master's side of the handshake on one connection."""
 
     __slots__ = ("_buffer", "_nonce", "_secret")
 
@@ -216,9 +219,10 @@ class MasterHandshake:
         return GREETING_HEAD + self._nonce
 
     def feed(self, data: bytes) -> tuple[bytes, bytes] | None:
-        """What to send and the first bytes of the stream behind the answer; None: wait for more.
+        """Returns the bytes to send and the first bytes of the stream after the answer; None if more is
+        needed.
 
-        Raises:  RemoteProtocolError when the peer does not know the secret.
+        Raises:  RemoteProtocolError if the peer does not know the secret.
         """
         self._buffer += data
         head = self._buffer[: len(_ANSWER_HEAD)]
@@ -236,7 +240,7 @@ class MasterHandshake:
 
 
 class SlaveHandshake:
-    """The slave's side of one connection."""
+    """The slave's side of the handshake on one connection."""
 
     __slots__ = ("_buffer", "_expected", "_nonce", "_secret")
 
@@ -247,12 +251,13 @@ class SlaveHandshake:
         self._nonce = nonce
         self._buffer = b""
         self._expected: bytes | None = None
-        """The proof that the master owes; None before its greeting."""
+        """The proof expected from the master; None before its greeting."""
 
     def feed(self, data: bytes) -> tuple[bytes, bytes | None]:
-        """What to send, and once the master is proven the first bytes of the stream (else None).
+        """Returns the bytes to send, and, once the master has proven itself, the first bytes of the stream
+        (else None).
 
-        Raises:  RemoteProtocolError when the master does not know the secret.
+        Raises:  RemoteProtocolError if the master does not know the secret.
         """
         self._buffer += data
         answer = b""

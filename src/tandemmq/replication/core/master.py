@@ -1,9 +1,9 @@
-"""The master's side of one slave connection: pure.
+"""The master's side of one slave connection. Pure.
 
-Owns: what the slave asked for, what was sent, what it acknowledged, when to send a heartbeat or give the
-      slave up.
-Invariants: next_offset only rises and every byte below it was handed out once, in order, from the start
-            point on; a frame never crosses a segment; an acknowledgement never exceeds what was sent.
+Owns:       what the slave requested, what was sent and acknowledged, when to send a heartbeat or drop the
+            slave.
+Invariants: next_offset only rises, and every byte below it was returned once, in order, from the start point
+            on; a frame never crosses a segment; an acknowledgement never exceeds the bytes sent.
 Knows not:  sockets, files, other slaves. Times are monotonic milliseconds.
 Source:     spec replication 4.2 to 4.8, 4.10; spec decisions 2.
 """
@@ -39,13 +39,14 @@ from tandemmq.replication.core.progress import (
 from tandemmq.units import align_down
 
 HELLO_MS = 1_000
-"""A slave of ours repeats its first report at once; a RocketMQ slave repeats one only after its heartbeat
-interval. To a RocketMQ master the repetition means nothing, so this is how two of ours know each other
-(spec decisions 4)."""
+"""The time within which a TandemMQ slave repeats its first report. A RocketMQ slave repeats a report only
+after its heartbeat interval, and to a RocketMQ master the repetition means nothing. Two TandemMQ brokers thus
+recognise each other (spec decisions 4).
+"""
 
 
 class MasterSession:
-    """One slave, from its connection to its end."""
+    """The session of one slave, for the duration of its connection."""
 
     __slots__ = (
         "_decoder",
@@ -72,7 +73,9 @@ class MasterSession:
         now_ms: int,
         known_ahead: Callable[[], Mapping[int, int]] = lambda: MappingProxyType({}),
     ) -> None:
-        """`known_ahead`: what `plan_start` asks for, as it is when the first report is answered."""
+        """`known_ahead`: returns the mapping that `plan_start` needs, as it is when the first report is
+        answered.
+        """
         assert segment_bytes > 0, segment_bytes
         self._options = options
         self._known_ahead = known_ahead
@@ -80,12 +83,12 @@ class MasterSession:
         self._decoder = ReportDecoder()
         self._read_at_ms = self._wrote_at_ms = now_ms
         self._first_report: int | None = None
-        self._heard_at_ms = now_ms  # when the first report came
+        self._heard_at_ms = now_ms  # when the first report arrived
         self.state = MasterState.SUBSCRIBING
         self.is_tandem = False
-        """The slave showed that it is one of ours."""
+        """True once the slave has shown that it is a TandemMQ slave."""
         self.start: TransferStart | None = None
-        """How the first report was answered."""
+        """The answer to the first report."""
         self.next_offset = 0
         self.acknowledged = 0
         self.rate = RateMeter()
@@ -95,7 +98,7 @@ class MasterSession:
         return self.state is MasterState.CLOSED
 
     def on_data(self, data: bytes, log: LogRange, now_ms: int) -> list[MasterEffect]:
-        """Bytes from the slave. Acknowledgements that arrive together count as the last of them."""
+        """Handles bytes from the slave. Of the acknowledgements that arrive together, the last one counts."""
         self._read_at_ms = now_ms
         try:
             reports = self._decoder.feed(data)
@@ -110,7 +113,8 @@ class MasterSession:
                 return []
             effects += self._subscribe(log)
         if self.state is MasterState.AHEAD and self.is_tandem:
-            # A head before the slave's own end tells one of ours that it is ahead; it will not come back.
+            # A head before the slave's own end shows a TandemMQ slave that it is ahead; it will not
+            # reconnect.
             assert self.start is not None
             effects.append(Send(self._head(self.start.master_end, 0)))
             effects += self._end("the slave holds more than this master")
@@ -119,7 +123,7 @@ class MasterSession:
         return effects
 
     def on_tick(self, log: LogRange, now_ms: int, *, can_write: bool) -> list[MasterEffect]:
-        """Time passed; `can_write` is False while earlier frames wait for the socket."""
+        """Handles the passage of time. `can_write` is False while earlier frames wait for the socket."""
         assert now_ms >= self._read_at_ms, (now_ms, self._read_at_ms)
         if self.state is MasterState.CLOSED:
             return []
@@ -138,18 +142,18 @@ class MasterSession:
         return effects
 
     def heartbeat(self, now_ms: int) -> Send:
-        """A head without bytes."""
+        """Returns a head without a body."""
         assert self.start is not None, "nothing is sent before the first report"
         assert now_ms >= self._wrote_at_ms, (now_ms, self._wrote_at_ms)
         self._wrote_at_ms = now_ms
         return Send(self._head(self.next_offset, 0))
 
     def on_closed(self) -> None:
-        """The connection is gone, whoever ended it."""
+        """Handles the end of the connection, whichever side closed it."""
         self.state = next_state(MASTER_TRANSITIONS, self.state, MasterCause.ENDED)
 
     def next_tick_ms(self, now_ms: int) -> int:
-        """When `on_tick` has something to do at the earliest."""
+        """Returns the earliest time at which `on_tick` has work to do."""
         silent_ms = self._read_at_ms + self._options.silence_ms_max + 1
         if self.state is MasterState.SUBSCRIBING:
             return silent_ms if self._first_report is None else self._heard_at_ms + HELLO_MS + 1
@@ -159,8 +163,9 @@ class MasterSession:
         return due_ms
 
     def wanted_bytes(self, log: LogRange, now_ms: int, *, bytes_max: int) -> int:
-        """How many bytes from `next_offset` on may be sent now: at most `bytes_max`, of one segment; 0 for
-        none."""
+        """Returns the number of bytes from `next_offset` on that may be sent now: at most `bytes_max`, within
+        one segment; 0 if none.
+        """
         if self.state is not MasterState.TRANSFERRING or self.next_offset < log.start:
             return 0
         wanted = min(log.end - self.next_offset, bytes_max)
@@ -174,7 +179,9 @@ class MasterSession:
         return wanted
 
     def frames(self, view: memoryview, now_ms: int) -> list[bytes | memoryview]:
-        """Heads and bodies that carry `view`, the log's bytes from `next_offset` on, in one segment."""
+        """Returns the heads and bodies that carry `view`: the log's bytes from `next_offset` on, within one
+        segment.
+        """
         assert self.state is MasterState.TRANSFERRING, self.state
         pieces: list[bytes | memoryview] = []
         batch = self._frame_bytes
@@ -191,12 +198,12 @@ class MasterSession:
 
     @property
     def _frame_bytes(self) -> int:
-        """How long the body of a frame may be."""
+        """The longest body of a frame."""
         batch = self._options.transfer_bytes_max
         return max(batch, TANDEM_BODY_BYTES_MAX) if self.is_tandem else batch
 
     def _head(self, log_offset: int, size_bytes: int) -> bytes:
-        """The head of a frame; of 0 bytes: a heartbeat."""
+        """Encodes the head of a frame; 0 bytes make a heartbeat."""
         return encode_head(log_offset, size_bytes)
 
     def _subscribe(self, log: LogRange) -> list[MasterEffect]:
@@ -226,7 +233,9 @@ class MasterSession:
             self.is_tandem = True
 
     def _awaits_hello(self, log: LogRange, now_ms: int) -> bool:
-        """Whether where to begin still depends on whose slave this is; a RocketMQ slave waits for it."""
+        """Returns True while the start depends on whether the slave is from TandemMQ or RocketMQ. A RocketMQ
+        slave waits meanwhile.
+        """
         return (
             self._first_report == 0
             and not self.is_tandem
@@ -244,7 +253,7 @@ class MasterSession:
         return [Acknowledged(reported)]
 
     def _allowance(self, now_ms: int) -> int:
-        """Bytes, heads included, that this second still allows."""
+        """Returns the bytes, heads included, that may still be sent in this second."""
         return max(self._options.sent_bytes_per_second_max - self.rate.this_second(now_ms), 0)
 
     def _end(self, reason: str) -> list[MasterEffect]:

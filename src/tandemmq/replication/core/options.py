@@ -13,11 +13,11 @@ from tandemmq.units import MIB
 
 
 class FirstTransfer(Enum):
-    """Where the copy of a slave that reports offset 0 begins."""
+    """The position at which the copy of a slave that reports offset 0 begins."""
 
-    NEGOTIATED = "negotiated"  # a slave of ours gets the first file, one of RocketMQ the last
+    NEGOTIATED = "negotiated"  # a TandemMQ slave starts at the first file, a RocketMQ slave at the last
     LAST_FILE = "last_file"  # the classic rule: the start of the master's last file (spec replication 4.4)
-    FIRST_FILE = "first_file"  # everything that the master still keeps
+    FIRST_FILE = "first_file"  # everything that the master still holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +33,10 @@ class ReplicationOptions:
     connect_timeout_ms: int = 5_000  # fixed in RocketMQ
     reconnect_delay_ms: int = 5_000  # fixed in RocketMQ
     first_transfer: FirstTransfer = FirstTransfer.NEGOTIATED  # ours
-    allowed_slaves: tuple[str, ...] = ()  # haAllowedSlaves (ours): networks; empty: everybody, as RocketMQ
-    shared_secret: str = field(default="", repr=False)  # haSharedSecret (ours); empty: none is asked for
-    connection_count_max: int = 256  # ours: slaves and other peers on the replication port
-    record_bytes_max: int = 64 * MIB  # ours: a slave takes a larger record for damage
+    allowed_slaves: tuple[str, ...] = ()  # haAllowedSlaves (ours): networks; empty allows all, as RocketMQ
+    shared_secret: str = field(default="", repr=False)  # haSharedSecret (ours); empty disables the handshake
+    connection_count_max: int = 256  # ours: slaves and all other peers on the replication port
+    record_bytes_max: int = 64 * MIB  # ours: a slave treats a larger record as damaged
     write_buffer_bytes_max: int = 1 * MIB  # ours: above it the master stops reading its log for that slave
     config_sync_interval_ms: int = 1_000  # ours; RocketMQ: 3 s, then 10 s (spec replication D3)
     config_sync_timeout_ms: int = 3_000  # fixed in RocketMQ

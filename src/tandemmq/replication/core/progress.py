@@ -1,5 +1,6 @@
-"""How far a copy is, as values: where a transfer starts, whether a slave is in sync, how fast bytes go; the
-states of both ends of the channel; and what a slave of ours says of itself beside the channel. Pure.
+"""The progress of a copy, as values: where a transfer starts, whether a slave is in sync, and the transfer
+rate. Also the states of both ends of the channel, and the notice that a TandemMQ slave sends about itself
+outside the channel. Pure.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ SECOND_MS = 1_000
 
 
 class LogRange(NamedTuple):
-    """What a log holds: [start, end), in bytes."""
+    """The range of bytes that a log holds: `[start, end)`."""
 
     start: int
     end: int
 
 
 class StartRule(Enum):
-    """Why a transfer begins where it begins."""
+    """The rule that set the start of a transfer."""
 
     RESUMED = "at the slave's end"
     LAST_FILE = "at the start of the last file, because the slave is empty"
@@ -35,9 +36,10 @@ class StartRule(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferStart:
-    """The answer to a slave's first report. `log_offset` is the slave's own end when nothing can be sent.
+    """The answer to a slave's first report. `log_offset` is the slave's own end if nothing can be sent.
 
-    `master_end`: our end when we answered; for a slave that is ahead, when it was first found to be.
+    `master_end`: the end of the master's log at the time of the answer. For a slave that is ahead: at the
+    time when this was first detected.
     """
 
     reported: int
@@ -55,11 +57,12 @@ def plan_start(
     is_tandem: bool = False,
     known_ahead: Mapping[int, int] = MappingProxyType({}),
 ) -> TransferStart:
-    """Where to begin for a slave whose first report is `reported`.
+    """Returns the start of the transfer for a slave whose first report is `reported`.
 
-    `is_tandem`: the slave is one of ours; an empty one then starts at the first file unless told otherwise.
-    `known_ahead`: ends that this slave reported while they lay behind ours, with our end of then. Such a
-    copy differs from our log and stays refused after our log has grown past it.
+    `is_tandem`: the slave is a TandemMQ slave; an empty one then starts at the first file, unless configured
+    otherwise. `known_ahead`: ends that this slave reported while they were beyond the master's end, each
+    mapped to the master's end at that time. Such a copy differs from the master's log and stays refused after
+    the log has grown past it.
     Source:  spec replication 4.4 (step 2), 4.10; spec decisions 2.
     """
     assert segment_bytes > 0, segment_bytes
@@ -85,15 +88,17 @@ def plan_start(
 
 
 def is_in_sync(log: LogRange, acknowledged: int, *, gap_bytes_max: int) -> bool:
-    """Whether a slave counts as in sync; the gap is strict (spec replication 4.8).
+    """Returns True if a slave counts as in sync; the gap is strict (spec replication 4.8).
 
-    A slave that holds more than the master, or ends before the master's first byte, never does.
+    A slave that holds more than the master, or ends before the master's first byte, is never in sync.
     """
     return log.start <= acknowledged <= log.end and log.end - acknowledged < gap_bytes_max
 
 
 class RateMeter:
-    """Bytes per second over the last complete second, as RocketMQ reports it (spec replication 4.8)."""
+    """The transfer rate in bytes per second over the last complete second, as RocketMQ reports it (spec
+    replication 4.8).
+    """
 
     __slots__ = ("_count", "_last_count", "_second")
 
@@ -108,7 +113,7 @@ class RateMeter:
         self._count += count
 
     def this_second(self, now_ms: int) -> int:
-        """What the running second has counted; the flow control spends from it."""
+        """Returns the number of bytes counted in the current second; flow control limits it."""
         self._advance(now_ms)
         return self._count
 
@@ -125,12 +130,12 @@ class RateMeter:
             self._second = second
 
 
-# The states of both ends of the channel and all transitions between them, as data (spec replication 4.5). A
-# cause that is absent for a state is our own fault and stops the node.
+# The states of both ends of the channel, and all transitions between them, as data (spec replication 4.5). A
+# cause that is missing for a state is a bug and stops the node.
 
 
 class MasterState(Enum):
-    """One slave's connection, seen from the master."""
+    """The state of one slave's connection on the master."""
 
     SUBSCRIBING = "waits for the first report"
     TRANSFERRING = "sends the log"
@@ -140,7 +145,7 @@ class MasterState(Enum):
 
 
 class MasterCause(Enum):
-    """What moves a master's session."""
+    """The cause of a transition of a master's session."""
 
     STARTED = "the first report named a place in our log"
     FOUND_AHEAD = "the first report lies behind our end"
@@ -149,7 +154,7 @@ class MasterCause(Enum):
 
 
 class SlaveState(Enum):
-    """The slave's only connection. RocketMQ's READY is DIALING or PAUSED."""
+    """The state of the slave's only connection. RocketMQ's READY corresponds to DIALING or PAUSED."""
 
     UNASSIGNED = "knows no master"
     DIALING = "connects"
@@ -161,7 +166,7 @@ class SlaveState(Enum):
 
 
 class SlaveCause(Enum):
-    """What moves a slave's session."""
+    """The cause of a transition of a slave's session."""
 
     ASSIGNED = "a master's address became known"
     CLEARED = "the address was taken away"
@@ -243,31 +248,31 @@ Cause = TypeVar("Cause", MasterCause, SlaveCause)
 
 
 def next_state(table: Mapping[State, Mapping[Cause, State]], state: State, cause: Cause) -> State:
-    """The state that `cause` leads to. A pair outside the table is a fault of ours."""
+    """Returns the state that `cause` leads to. A pair that is missing from the table is a bug."""
     following = table[state].get(cause)
     assert following is not None, f"{cause} cannot happen in {state}"
     return following
 
 
-# What a slave of ours tells its master of itself, besides the classic reports.
+# The notice that a TandemMQ slave sends to its master, in addition to the classic reports.
 #
-# The classic channel carries no names and no reasons (spec replication 4.1, 4.2), and its bytes stay as they
-# are: a notice comes by a request that a RocketMQ master refuses. It is for whoever looks at the master;
-# nothing is acknowledged by it and no copy is counted by it.
+# The classic channel carries neither names nor reasons (spec replication 4.1, 4.2), and its bytes stay
+# unchanged. A notice is therefore a separate request, which a RocketMQ master refuses. It is information for
+# operators of the master: it acknowledges nothing, and no copy is counted because of it.
 #
-# Source: spec decisions 4; our own.
+# Source:  spec decisions 4; our own.
 
 NAME_CHARS_MAX: Final = 255
 REASON_CHARS_MAX: Final = 64
 DETAIL_CHARS_MAX: Final = 1_024
-"""What a master keeps of a detail; the whole is in the log and the state of the slave."""
+"""The most characters of a detail that the master stores; the full text is in the slave's log and state."""
 
 Endpoint = tuple[str, int]
 """Host and port."""
 
 
 class SlaveName(NamedTuple):
-    """What a slave is called; no two brokers of a cluster may have the same (spec replication 7)."""
+    """The name of a slave; it must be unique within a cluster (spec replication 7)."""
 
     broker_name: str
     broker_id: int
@@ -278,7 +283,9 @@ class SlaveName(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToldHalt:
-    """Why a slave stopped copying. `reason`: a name of HaltReason, or one that a newer slave knows."""
+    """The reason why a slave stopped copying. `reason`: a name of HaltReason, or a name that only newer
+    slaves know.
+    """
 
     reason: str
     log_offset: int
@@ -287,8 +294,9 @@ class ToldHalt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlaveNotice:
-    """`ha_address`: the slave's own end of its last connection to the replication port; `halt`: None unless
-    a person must act; `log_end`: where its copy ends."""
+    """`ha_address`: the slave's end of its last connection to the replication port. `halt`: None unless an
+    operator must act. `log_end`: the end of its copy.
+    """
 
     name: SlaveName
     ha_address: Endpoint

@@ -1,20 +1,21 @@
-"""Which slave a connection belongs to, where the protocol carries no name (spec replication 4.1).
+"""Maps connections to slaves. The protocol carries no slave name (spec replication 4.1).
 
-A slave is known by its host. It has one connection at a time, so a second connection from a host is either
-the same slave come back while its old connection has not been noticed dead, or another slave on that host.
-Until that is certain both share one ReplicaId and count as one; this can only delay a synchronous send,
-never confirm it wrongly.
-Which of several doubtful connections the newcomer continues is not known either, so what it holds counts for
-the one that holds most: whoever the newcomer is, no slave is counted twice then.
-What settles it: a connection that acknowledges a byte which was sent to it after the newcomer spoke is alive,
-so the newcomer is somebody else. Counting sockets instead would let one slave acknowledge twice.
-A copy need not begin where the log begins: a slave that was empty may have been given only the last file. The
-protocol does not tell it again when the slave comes back, so where the copies of a host begin is kept, for as
-long as the log still has what they lack. The latest begin counts for all slaves of the host; this, too, can
-only delay a send.
-The name that a slave of ours tells (`SlaveNotice`) settles nothing: it comes beside the connection, if at
-all, and no send may be confirmed because of it.
-Source: spec replication 4.1, 5; decision 005.
+A slave is identified by its host and has one connection at a time. A second connection from a host is
+therefore either the same slave reconnecting before its old connection was noticed dead, or another slave on
+that host. Until this is resolved, both share one ReplicaId and count as one slave. This can delay a
+synchronous send, but never confirm it wrongly.
+If several older connections are unverified, it is also unknown which of them the new one continues. Its
+position is then credited to the one with the highest position, so no slave is counted twice.
+An older connection is proven alive when it acknowledges a byte that was sent to it after the first report of
+the new connection. The new connection is then another slave. Counting sockets instead would let one slave
+acknowledge twice.
+A copy need not begin where the log begins: an empty slave may have received only the last file. The protocol
+does not repeat this when the slave reconnects. The directory therefore records where the copies of a host
+begin, for as long as the log still holds the bytes that they lack. The latest begin applies to all slaves of
+the host; this, too, can only delay a send.
+The name that a TandemMQ slave reports (`SlaveNotice`) is not used here. It arrives outside the connection, if
+at all, and must not cause a send to be confirmed.
+Source:  spec replication 4.1, 5; decision 005.
 """
 
 from __future__ import annotations
@@ -22,40 +23,42 @@ from __future__ import annotations
 from tandemmq.units import ReplicaId
 
 LATE_HOSTS_MAX = 64
-"""Hosts whose copies begin late. Beyond it the oldest is forgotten, and its begin counts for every host."""
+"""The most hosts whose late-beginning copies are recorded. Beyond it the oldest entry is dropped, and its
+begin then applies to every host.
+"""
 
 
 class Connection:
-    """What is known of one slave connection; `id` changes when a doubt is settled."""
+    """The state of one slave connection. `id` changes when it becomes known which slave this is."""
 
     __slots__ = ("acknowledged", "alive_above", "host", "id", "sent", "twin")
 
     def __init__(self, host: str) -> None:
         self.host = host
         self.id: ReplicaId | None = None
-        """None until the first report."""
+        """The replica that this connection counts as; None until the first report."""
         self.acknowledged = 0
         self.sent = 0
-        """Every byte below was sent."""
+        """The offset below which every byte was sent."""
         self.alive_above: int | None = None
-        """An acknowledgement above this proves the connection alive; None: nobody doubts it."""
+        """An acknowledgement above this offset proves the connection alive. None: it is not in question."""
         self.twin: Connection | None = None
-        """The older connection that may be the same slave; this one shares its id."""
+        """The older connection that may be the same slave; this connection shares its id."""
 
 
 class ReplicaDirectory:
-    """The connections that have reported, and what every replica holds: from its start to its position."""
+    """The connections that have reported, and the range `[start, position)` that each replica holds."""
 
     def __init__(self) -> None:
         self._connections: list[Connection] = []  # oldest first
-        self._late_hosts: dict[str, int] = {}  # where the copies of a host begin
+        self._late_hosts: dict[str, int] = {}  # host -> the offset at which its copies begin
         self._start_of_others = 0
 
     def join(self, connection: Connection, *, begins_at: int | None = None, log_begin: int = 0) -> None:
-        """A connection made its first report.
+        """Adds a connection that made its first report.
 
-        `begins_at`: where its copy begins, 0 for at the log's begin; None when it goes on with an older one.
-        `log_begin`: below it nothing is kept.
+        `begins_at`: the offset at which its copy begins; 0 means the begin of the log, None means that the
+        slave continues an older copy. `log_begin`: the first offset that the log still holds.
         """
         assert connection.id is None, "a connection makes its first report once"
         assert connection not in self._connections, connection.host
@@ -69,7 +72,9 @@ class ReplicaDirectory:
         self._assert_ids()
 
     def acknowledge(self, connection: Connection, log_offset: int) -> bool:
-        """Note an acknowledgement; True when ids or positions of others may have changed with it."""
+        """Records an acknowledgement. Returns True if the ids or positions of other replicas may have
+        changed.
+        """
         assert connection.id is not None, "nothing is acknowledged before the first report"
         connection.acknowledged = log_offset
         mark = connection.alive_above
@@ -83,7 +88,7 @@ class ReplicaDirectory:
         return connection.twin is not None or mark is not None
 
     def leave(self, connection: Connection) -> None:
-        """The connection ended; a newcomer that shared its id keeps the id for itself."""
+        """Removes a connection that ended. A newer connection that shared its id keeps that id."""
         if connection not in self._connections:
             return
         self._connections.remove(connection)
@@ -95,7 +100,9 @@ class ReplicaDirectory:
         self._assert_ids()
 
     def positions(self) -> dict[ReplicaId, int]:
-        """What each replica holds at the least: however the doubts end, as many slaves hold it."""
+        """Returns the position that each replica is certain to have reached, whichever connections turn out
+        to belong to one slave.
+        """
         positions: dict[ReplicaId, int] = {}
         for connection in self._connections:
             assert connection.id is not None
@@ -113,7 +120,7 @@ class ReplicaDirectory:
         return self.positions().get(replica, 0)
 
     def start(self, replica: ReplicaId) -> int:
-        """Where what the replica holds begins, at the latest; 0 for with the log."""
+        """Returns the latest offset at which the replica's copy may begin; 0 means the begin of the log."""
         for connection in self._connections:
             if connection.id == replica:
                 return self._late_hosts.get(connection.host, self._start_of_others)
@@ -129,15 +136,17 @@ class ReplicaDirectory:
         if begins_at is None:
             return
         if begins_at > log_begin:
-            late[host] = max(begins_at, late.pop(host, 0))  # the newest stand last
+            late[host] = max(begins_at, late.pop(host, 0))  # dict order is age: newest last
             if len(late) > LATE_HOSTS_MAX:
                 self._start_of_others = max(self._start_of_others, late.pop(next(iter(late))))
             assert len(late) <= LATE_HOSTS_MAX, len(late)
         elif not any(other.host == host for other in self._connections):
-            late.pop(host, None)  # all of the host begins anew
+            late.pop(host, None)  # all copies of the host begin anew
 
     def _assert_ids(self) -> None:
-        """No id belongs to two replicas; who is in doubt shares that of an older one that is not."""
+        """Asserts that no two replicas have the same id, and that an unverified connection shares the id of
+        an older, verified one.
+        """
         owners = [one.id for one in self._connections if one.twin is None]
         assert len(owners) == len(set(owners)), owners
         for one in self._connections:
@@ -146,7 +155,7 @@ class ReplicaDirectory:
             assert one.twin is None or one.twin in self._connections, one.id
 
     def _candidates(self, connection: Connection) -> list[Connection]:
-        """The older connections with ids of their own of which one may be the same slave."""
+        """Returns the older connections with ids of their own, one of which may be the same slave."""
         older = self._connections[: self._connections.index(connection)]
         return [
             other
@@ -155,7 +164,9 @@ class ReplicaDirectory:
         ]
 
     def _place(self, connection: Connection) -> None:
-        """Let the connection share the id of the oldest doubtful one before it, or have an id of its own."""
+        """Lets the connection share the id of the oldest unverified connection before it, or assigns a free
+        id.
+        """
         for other in self._connections:
             if other is connection:
                 break

@@ -1,11 +1,12 @@
-"""The slave's side of the channel: pure.
+"""The slave's side of the channel. Pure.
 
-Owns: when to dial, what a frame must look like, what is stored, what is reported, when to give up for good.
-Invariants: a byte is stored once, at exactly the log's end, after it was verified; a report stands behind
-            the stores that it acknowledges; retries never end, except after a halt, which only a person
-            should undo.
-Knows not:  sockets, files. Times are monotonic milliseconds. The shell carries effects out in order; if a
-            store fails it drops the stores and the reports behind it and calls `on_failed`.
+Owns:       when to dial, how a frame is validated, which bytes are stored, what is reported, when to give up
+            for good.
+Invariants: a byte is stored once, at exactly the log's end, after it was verified; a report follows the
+            stores that it acknowledges; the slave retries for ever, except after a halt, which only an
+            operator should clear.
+Knows not:  sockets, files. Times are monotonic milliseconds. The shell carries out effects in order; if a
+            store fails, the shell drops the remaining stores and reports and calls `on_failed`.
 Source:     spec replication 4.2, 4.5 to 4.7, 4.10; spec decisions 2, 4, 9.
 """
 
@@ -44,7 +45,7 @@ from tandemmq.replication.core.verifier import BadRecord, RecordVerifier, TailOu
 NEVER_MS = 2**62
 
 _CONNECTED = (SlaveState.DIALING, SlaveState.CHECKING, SlaveState.TRANSFERRING)
-"""The states in which there is, or may be, a connection."""
+"""The states in which a connection exists or may exist."""
 
 _REFUSALS = {
     TailOutcome.DIFFERENT: HaltReason.DIVERGED,
@@ -54,7 +55,7 @@ _REFUSALS = {
 
 
 class SlaveSession:
-    """The one copy of a master's log, over all its connections."""
+    """The session of one copy of a master's log, over all its connections."""
 
     __slots__ = (
         "_checks_tail",
@@ -86,30 +87,33 @@ class SlaveSession:
         self._checks_tail = checks_tail
         self._segment_bytes = segment_bytes
         self._read_at_ms = self._wrote_at_ms = 0
-        self._copied_at_ms = 0  # bytes of the log, where `_read_at_ms` counts heartbeats too
+        self._copied_at_ms = 0  # of the last log bytes; `_read_at_ms` also counts heartbeats
         self._dialled: str | None = None
         self._resume_at_ms = NEVER_MS
         self.state = SlaveState.UNASSIGNED
         self.address: str | None = None
-        """Where the master listens for slaves; a change is used at the next attempt."""
+        """The address on which the master listens for slaves. A change takes effect at the next attempt."""
         self.reported = 0
-        """The last report of this connection."""
+        """The last report sent on this connection."""
         self.halt: Halt | None = None
         self.damage_offset: int | None = None
-        """Where the previous connection met damage; damage at the same place again is final."""
+        """The offset of the damaged record on the previous connection. Damage at the same offset again is
+        final.
+        """
         self.tail: TailVerdict | None = None
-        """What the last comparison of the own end with the master's log found."""
+        """The result of the last comparison of this log's end with the master's log."""
         self.start_rule: StartRule | None = None
-        """How the copy of this connection began; None before, and for an empty slave whose master did not
-        tell where its log begins."""
+        """The rule by which the copy of this connection began. None before it began, and for an empty slave
+        whose master did not report where its log begins.
+        """
         self.rate = RateMeter()
         self._begin_copy(0)
 
     def on_assigned(self, address: str | None) -> list[SlaveEffect]:
-        """The master's address became known, changed, or was taken away (None).
+        """Handles a master address that became known, changed, or was removed (None).
 
-        A connection that works is kept when the address changes (spec replication 4.6); `on_tick` tells
-        what works from what is only held up by heartbeats.
+        A working connection is kept when the address changes (spec replication 4.6). `on_tick` distinguishes
+        a working connection from one that is kept alive only by heartbeats.
         """
         assert self.address is not None or self.state in (SlaveState.UNASSIGNED, SlaveState.STOPPED)
         if address == self.address or self.state is SlaveState.STOPPED:
@@ -123,7 +127,7 @@ class SlaveSession:
         return self._dial()
 
     def on_connected(self, log_end: int, now_ms: int) -> list[SlaveEffect]:
-        """The connection is up; `log_end` is what the own log holds."""
+        """Handles a connection that was established; `log_end` is the end of this slave's log."""
         assert log_end >= 0, log_end
         assert self._dialled is not None, "it is connected to whom it has dialled"
         self._begin_copy(log_end)
@@ -136,10 +140,10 @@ class SlaveSession:
         return self._report_first(now_ms)
 
     def on_checked(self, verdict: TailVerdict, now_ms: int) -> list[SlaveEffect]:
-        """The comparison that `CheckTail` asked for; nothing was reported before it."""
+        """Handles the result of the comparison that `CheckTail` requested; nothing was reported before it."""
         assert self.state is SlaveState.CHECKING
         self.tail = verdict
-        if self._is_elsewhere():  # what was compared may be another log than the one that would be copied
+        if self._is_elsewhere():  # the compared log may not be the one to be copied
             return self._fail(f"connected to {self._dialled}, the master is at {self.address} now", now_ms)
         refusal = _REFUSALS.get(verdict.outcome)
         if refusal is not None:
@@ -151,13 +155,15 @@ class SlaveSession:
 
     @property
     def frame_left(self) -> int:
-        """How many bytes to read at most, so that no head comes behind a body: then nothing is copied."""
+        """The most bytes to read next, so that no head follows a body within one read; the body then needs no
+        copy.
+        """
         return self._decoder.body_left or HEAD_BYTES + TANDEM_BODY_BYTES_MAX
 
     def on_data(self, data: bytes | bytearray | memoryview, now_ms: int, room: int = 0) -> list[SlaveEffect]:
-        """Bytes from the master: stores, then at most one report for all of them.
+        """Handles bytes from the master. Returns stores, then at most one report for all of them.
 
-        `room`: so many bytes at the beginning of `data` are none, but may be written over.
+        `room`: the first `room` bytes of `data` carry no data and may be overwritten.
         """
         assert 0 <= room <= len(data), (room, len(data))
         if self.state is not SlaveState.TRANSFERRING:
@@ -180,14 +186,14 @@ class SlaveSession:
         is_one = len(pieces) == 1 and events[-1] is pieces[0] and not self._decoder.buffered_bytes
         around = memoryview(data) if room and is_one else None
         effects, bad = self._take(pieces, around, now_ms)
-        if bad is not None:  # it lies before the head that was refused, if one was
+        if bad is not None:  # it precedes the refused head, if one was refused
             return effects + self._refuse_record(bad, now_ms)
         if isinstance(refusal, Halt):
             return effects + self._halt(refusal.reason, refusal.log_offset, refusal.detail)
         return effects if refusal is None else effects + self._fail(refusal, now_ms)
 
     def on_tick(self, now_ms: int) -> list[SlaveEffect]:
-        """Time passed: heartbeat, a silent master, or the end of a pause."""
+        """Handles the passage of time: heartbeats, a silent master, or the end of a pause."""
         if self.state is SlaveState.PAUSED and now_ms >= self._resume_at_ms:
             self._move(SlaveCause.RESUMED)
             return self._dial()
@@ -206,9 +212,9 @@ class SlaveSession:
         return []
 
     def on_failed(self, reason: str, now_ms: int) -> list[SlaveEffect]:
-        """Connecting failed, the connection broke, or the store refused: try again after a pause.
+        """Handles a failed connection attempt, a broken connection, or a store error: retries after a pause.
 
-        The `Disconnect` that comes back is for whatever is left of the connection.
+        The returned `Disconnect` closes any remaining part of the connection.
         """
         if self.state not in _CONNECTED:
             return []
@@ -218,7 +224,9 @@ class SlaveSession:
         return self._leave(SlaveCause.STOPPED, "the slave stops")
 
     def next_tick_ms(self) -> int:
-        """When `on_tick` has something to do at the earliest; NEVER_MS if only events can change anything."""
+        """Returns the earliest time at which `on_tick` has work to do; NEVER_MS if only events can change
+        anything.
+        """
         if self.state is SlaveState.PAUSED:
             assert self._resume_at_ms < NEVER_MS, "a pause ends"
             return self._resume_at_ms
@@ -231,8 +239,9 @@ class SlaveSession:
         )
 
     def _is_elsewhere(self) -> bool:
-        """The connection is to an address that is the master's no more: perhaps an empty slave runs there
-        now, whose log begins behind our end, so that it can send nothing but heartbeats for ever."""
+        """Returns True if the connection is to an address that is no longer the master's. An empty slave may
+        run there now whose log begins beyond this one's end; it could then send only heartbeats for ever.
+        """
         return self._dialled != self.address
 
     def _report_first(self, now_ms: int) -> list[SlaveEffect]:
@@ -262,8 +271,9 @@ class SlaveSession:
         )
 
     def _refuse_head(self, head: TransferHead) -> Halt | str | None:
-        """None if the frame may follow what was received; else why nothing is copied any more, or why it is
-        asked for again. Checked before its body is (spec replication 4.5)."""
+        """Returns None if the frame may follow the bytes received so far. Otherwise returns a `Halt`, or the
+        reason for reconnecting. The head is checked before its body (spec replication 4.5).
+        """
         is_first, self._has_frames = not self._has_frames, True
         offset, size = head
         if offset % self._segment_bytes + size > self._segment_bytes:
@@ -290,7 +300,9 @@ class SlaveSession:
         return f"a frame begins at {offset}, expected was {self._received_to}"
 
     def _rule_of(self, log_offset: int) -> StartRule | None:
-        """By which rule an empty slave was sent the bytes from `log_offset` on, as far as can be known."""
+        """Returns the rule by which an empty slave receives bytes from `log_offset` on, or None if it cannot
+        be determined.
+        """
         master_start = 0 if self.tail is None else self.tail.master_start
         if log_offset == 0 or log_offset == master_start:
             return StartRule.FIRST_FILE
@@ -299,7 +311,9 @@ class SlaveSession:
     def _take(
         self, pieces: list[memoryview], around: memoryview | None, now_ms: int
     ) -> tuple[list[SlaveEffect], BadRecord | None]:
-        """Stores for all whole records, and the report behind them; also what cannot be stored."""
+        """Returns stores for all whole records and the report that follows them; also the first invalid
+        record, if any.
+        """
         if not pieces:
             return [], None
         begin = self._verifier.log_offset
@@ -326,7 +340,7 @@ class SlaveSession:
         damage = RefusedBytes(log_offset=bad.log_offset, reason=bad.reason, is_final=is_final)
         if is_final:
             return [damage, *self._halt(HaltReason.DAMAGED, bad.log_offset, bad.reason)]
-        # Nothing of it was stored, so damage done on the way heals by asking again.
+        # Nothing of it was stored, so damage in transit is repaired by asking again.
         return [damage, *self._fail(f"damaged record at {bad.log_offset}: {bad.reason}", now_ms)]
 
     def _fail(self, reason: str, now_ms: int) -> list[SlaveEffect]:

@@ -1,15 +1,15 @@
-"""Which copies may be elected: the SyncStateSet of one term, as its master keeps it. Pure.
+"""The replicas that may be elected: the SyncStateSet of one term, as its master maintains it. Pure.
 
-The master proposes, the controllers decide. Until they have, it counts on the worse of both outcomes: what a
-send waits for is the union of the set, of every proposal whose outcome is unknown, and of who is about to
-join. So whoever may be elected holds every message that was confirmed.
-Invariants: one proposal at a time; it differs from the committed set by who came and who went. The union only
-            shrinks when a greater set epoch is seen, or a proposal was refused for certain; one whose outcome
-            is unknown is proposed again, until it is known.
-            A set epoch that goes back within the term comes from controllers that lost a part of their
-            state. Their set may elect, so it counts from then on, and so does the set that they have
-            forgotten; the latter is proposed against their epoch until a set is committed again.
-            confirmOffset only rises. Learners never count.
+The master proposes a set, the controllers decide. Until the outcome is known, the master assumes the worse
+one: a send waits for the union of the committed set, of every proposal with an unknown outcome, and of the
+replicas about to join. Every replica that may be elected therefore holds every confirmed message.
+Invariants: one proposal at a time; it differs from the committed set by the replicas that joined and left.
+            The union shrinks only when a greater set epoch is seen, or when a proposal was definitely
+            refused. A proposal with an unknown outcome is repeated until its outcome is known.
+            - If the set epoch goes back within the term, the controllers have lost part of their state. Their
+              set may elect, so it counts from then on. The set that they have forgotten counts too, and is
+              proposed against their epoch until a set is committed again.
+            - confirmOffset never decreases. Learners never count.
 Knows not:  sockets, files. Times are monotonic milliseconds.
 Source:     spec controller 4.8, 4.9, 10.6, 10.8.
 """
@@ -23,15 +23,17 @@ from typing import Final
 from tandemmq.units import MIB
 
 JOIN_LAG_BYTES_MAX: Final = MIB
-"""A copy that lags less is counted on, and joins when it has reached where the log ended then."""
+"""A replica that lags less than this starts to join. It is proposed once it has reached the end that the log
+had at that time.
+"""
 PROPOSAL_RETRY_MS: Final = 1_000
 
 
 @dataclass(slots=True)
 class _Copy:
-    """One slave that is connected. `joins_at`: what it must hold to be proposed; None: it is not joining.
+    """A connected slave. `joins_at`: the offset that it must reach to be proposed; None if it is not joining.
 
-    `level_at_ms`: when it last held all there was, or came on.
+    `level_at_ms`: the last time at which it held the whole log, or advanced.
     """
 
     acknowledged: int
@@ -41,7 +43,7 @@ class _Copy:
 
 
 class SyncStateSet:
-    """The set of the term in which `own_id` is master."""
+    """The SyncStateSet of the term in which `own_id` is master."""
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class SyncStateSet:
         join_ms_max: int = 5_000,
         may_join: Callable[[int], bool] = lambda _one: True,
     ) -> None:
-        """`may_join`: whether a copy has what a member needs besides the log."""
+        """`may_join`: returns True if a replica has everything that a member needs besides the log."""
         assert confirm_offset >= 0, confirm_offset
         self._own_id = own_id
         self._may_join = may_join
@@ -65,7 +67,7 @@ class SyncStateSet:
         self._copies: dict[int, _Copy] = {}
         self._gone: set[int] = set()
         self._proposed: list[frozenset[int]] = []
-        self._asked: frozenset[int] | None = None  # of these, the one that the controllers are asked for
+        self._asked: frozenset[int] | None = None  # the proposal that was last sent to the controllers
         self._proposed_at_ms = now_ms - PROPOSAL_RETRY_MS
         self.members = members | {own_id}
         self.epoch = epoch
@@ -73,13 +75,13 @@ class SyncStateSet:
 
     @property
     def required(self) -> frozenset[int]:
-        """Whose acknowledgement a send waits for; ourselves are not among them."""
+        """The replicas whose acknowledgement a send waits for, without this broker."""
         joining = {one for one, copy in self._copies.items() if copy.joins_at is not None}
         return self.members.union(*self._proposed, joining) - {self._own_id}
 
     @property
     def size(self) -> int:
-        """How many copies the set has at the least, for `minInSyncReplicas`."""
+        """The smallest number of replicas that the set may have, for `minInSyncReplicas`."""
         assert self._own_id in self.members, self.members
         return min(map(len, (self.members, *self._proposed)))
 
@@ -88,8 +90,9 @@ class SyncStateSet:
         return bool(self._proposed)
 
     def on_connected(self, one: int, held: int, now_ms: int) -> None:
-        """A slave that is no learner made its first report. A member that holds less than what is confirmed
-        has lost it: elected as it is, it would lose it for all.
+        """Handles the first report of a slave that is not a learner. A member that holds less than
+        confirmOffset has lost confirmed bytes: if elected as it is, it would lose them for all, so it is to
+        leave the set.
         """
         self._copies[one] = _Copy(held, now_ms)
         if one in self.members and held < self.confirm_offset:
@@ -98,7 +101,9 @@ class SyncStateSet:
             self._gone.discard(one)
 
     def on_closed(self, one: int) -> None:
-        """Its connection has ended; a member leaves at once, and who was proposed as soon as it is one."""
+        """Handles the end of a connection. A member leaves at once; a proposed replica leaves as soon as it
+        is one.
+        """
         if self._copies.pop(one, None) is not None and one in self.members.union(*self._proposed):
             self._gone.add(one)
 
@@ -118,8 +123,9 @@ class SyncStateSet:
         self.raise_confirm(log_end)
 
     def raise_confirm(self, log_end: int) -> int:
-        """confirmOffset, as far as the acknowledgements carry it now; a member that is away holds it, and so
-        does who is about to be one: it may be elected with no more than it had when it was proposed.
+        """Returns confirmOffset, advanced as far as the acknowledgements allow. A disconnected member holds
+        it back, and so does a joining replica: it may be elected with the bytes that it held when it was
+        proposed.
         """
         held = log_end
         for one in self.required:
@@ -131,7 +137,9 @@ class SyncStateSet:
         return self.confirm_offset
 
     def propose(self, log_end: int, now_ms: int) -> frozenset[int] | None:
-        """The set to propose now, if it should change and no proposal is fresh; it counts from here on."""
+        """Returns the set to propose now, or None if it need not change or the last proposal is recent. The
+        proposal counts as possibly committed from now on.
+        """
         wanted = set(self.members)
         for one in self.members - {self._own_id}:
             copy = self._copies.get(one)
@@ -168,11 +176,11 @@ class SyncStateSet:
         return proposal
 
     def is_set_back(self, members: frozenset[int], epoch: int) -> bool:
-        """Whether controllers that have this set in this term have lost what was committed since."""
+        """Returns True if controllers with this set in this term have lost a later commit."""
         return epoch < self.epoch or (epoch == self.epoch and members | {self._own_id} != self.members)
 
     def on_committed(self, members: frozenset[int], epoch: int) -> bool:
-        """The controllers have this set; False when it is no news."""
+        """Handles a set reported by the controllers; returns False if it is already known."""
         if self.is_set_back(members, epoch):
             self._set_back(members | {self._own_id}, epoch)
             return True
@@ -189,7 +197,9 @@ class SyncStateSet:
         return True
 
     def _set_back(self, members: frozenset[int], epoch: int) -> None:
-        """The set that they have forgotten is an open proposal; those of it that are connected join anew."""
+        """Handles a set epoch that went back: the forgotten set becomes an open proposal, and its connected
+        members join again.
+        """
         lost, self.members, self.epoch = self.members, members, epoch
         self._proposed = [one for one in dict.fromkeys((*self._proposed, lost)) if one != members]
         self._asked = None
@@ -201,13 +211,17 @@ class SyncStateSet:
         self._assert_union()
 
     def on_refused(self, epoch: int) -> None:
-        """The last proposal against `epoch` will never be carried out; an earlier one may be still."""
+        """Drops the last proposal against `epoch`, which will never be committed; an earlier one still may
+        be.
+        """
         if epoch == self.epoch and self._asked is not None:
             self._proposed.remove(self._asked)
             self._asked = None
 
     def _assert_union(self) -> None:
-        """A send waits for whoever may be elected, whatever the controllers decide."""
+        """Asserts that a send waits for every replica that may be elected, whatever the controllers
+        decide.
+        """
         assert self._asked is None or self._asked in self._proposed, (self._asked, self._proposed)
         assert self.members not in self._proposed, "what is proposed is another set"
         assert len(set(self._proposed)) == len(self._proposed), self._proposed

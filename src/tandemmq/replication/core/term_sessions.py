@@ -1,13 +1,13 @@
-"""Both ends of one AutoSwitch connection, beside the classic ones and sharing what is the same: pure.
+"""Both ends of one AutoSwitch connection, derived from the classic ones. Pure.
 
 The slave asks the master's remoting port for its history and sends its id; the master answers with the terms
-of its log. The slave has the last common bytes compared, takes back what the master does not have and reports
-where it ends; from there on it is as in the classic mode, but for the heads of the frames. A connection
-belongs to one term: its list never changes while it lasts.
-Invariants: a slave cuts nothing below confirmOffset, and nothing for a master whose log knows no term as new
-            as the one that it is said to lead; a byte of a term is stored only when its entry is on disk.
-            Nothing is cut, reported or stored before the bytes below the consistent point were compared; of a
-            master of RocketMQ, which cannot be asked, the terms alone decide.
+of its log. The slave has the common bytes compared, truncates what the master does not have, and reports its
+end. From then on it works as in the classic mode, except for the heads of the frames. A connection belongs to
+one term: its list never changes.
+Invariants: a slave never truncates below confirmOffset, nor for a master whose log does not know the term
+            that this master is said to lead; a byte of a term is stored only after its entry is on disk.
+            - Nothing is truncated, reported or stored before the bytes below the consistent point were
+              compared. A RocketMQ master does not support the comparison, so there the terms alone decide.
 Source:     spec controller 4.1, 4.5, 4.7, 10.6, 10.9, 10.16; decision 023.
 """
 
@@ -70,8 +70,8 @@ ANSWER_MS_MAX: Final = 5_000
 
 @dataclass(frozen=True, slots=True)
 class MasterHistory:
-    """The answer of a master of ours to TANDEM_HISTORY. `group_id`: the group that both belong to, None while
-    the slave does not know its own. `terms`: the terms of the master's log, for their ids.
+    """The answer of a TandemMQ master to TANDEM_HISTORY. `group_id`: the group that both belong to, None
+    while the slave does not know its own. `terms`: the terms of the master's log, with their ids.
     """
 
     group_id: str | None
@@ -79,8 +79,8 @@ class MasterHistory:
 
 
 class TermMasterSession(MasterSession):
-    """One slave of one term. `slave`: who it says it is, None before its handshake. `group_id`: of the own
-    group, if it is known.
+    """The master's session with one slave in one term. `slave`: the identity that it sent, None before its
+    handshake. `group_id`: the master's own group, if known.
     """
 
     __slots__ = ("_confirm_offset", "_epochs", "_group_id", "_slave_frames", "_told_offset", "slave")
@@ -135,7 +135,7 @@ class TermMasterSession(MasterSession):
 
     @property
     def has_untold(self) -> bool:
-        """More is confirmed than the last frame to the slave said."""
+        """True if confirmOffset has advanced since the last frame to the slave."""
         return self.state is MasterState.TRANSFERRING and self._confirm_offset() > self._told_offset
 
     def wanted_bytes(self, log: LogRange, now_ms: int, *, bytes_max: int) -> int:
@@ -178,7 +178,9 @@ class TermMasterSession(MasterSession):
 
 
 class _FramesOfTerms(TransferDecoder):
-    """The heads of the AutoSwitch channel as classic ones, once their term is a known one."""
+    """Converts the heads of the AutoSwitch channel to classic ones, after checking that their term is
+    known.
+    """
 
     __slots__ = ("_epochs", "_frames", "confirm_offset")
 
@@ -205,7 +207,7 @@ class _FramesOfTerms(TransferDecoder):
                 if event.log_offset == NO_FILE:
                     continue
                 if event.size_bytes and event.entry not in self._epochs.entries:
-                    # A master that began a new term goes on sending: its list must be on disk here first.
+                    # A master that began a new term continues to send: its list must first be on disk here.
                     raise RemoteProtocolError(f"the master sends bytes of the unknown term {event.entry}")
                 self.confirm_offset = max(self.confirm_offset, event.confirm_offset)
                 events.append(TransferHead(event.log_offset, event.size_bytes))
@@ -213,7 +215,7 @@ class _FramesOfTerms(TransferDecoder):
 
 
 class TermSlaveSession(SlaveSession):
-    """The copy of the master of one term."""
+    """The slave's session with the master of one term."""
 
     __slots__ = (
         "_answer",
@@ -241,9 +243,9 @@ class TermSlaveSession(SlaveSession):
         confirm_offset: int,
         meets: bool = False,
     ) -> None:
-        """`meets`: the master is asked for its history, and the logs are compared, before anything else."""
+        """`meets`: before anything else, the master is asked for its history and the logs are compared."""
         self.epochs = epochs
-        """The terms of the own log."""
+        """The terms of this slave's log."""
         self.confirm_offset = confirm_offset
         super().__init__(options=options, segment_bytes=segment_bytes, checks_tail=True)
         self._handshake = handshake
@@ -256,7 +258,7 @@ class TermSlaveSession(SlaveSession):
         self._answer_due_ms = NEVER_MS
         self._log_end = 0
         self.master_end = 0
-        """Where the master's log ended when it answered the handshake."""
+        """The end of the master's log when it answered the handshake."""
 
     def on_connected(self, log_end: int, now_ms: int) -> list[SlaveEffect]:
         assert log_end >= 0, log_end
@@ -269,7 +271,7 @@ class TermSlaveSession(SlaveSession):
         return [AskHistory()] if self._meets else self.on_history(None, now_ms)
 
     def on_history(self, history: MasterHistory | None, now_ms: int) -> list[SlaveEffect]:
-        """The answer to `AskHistory`; None of a master that cannot tell it."""
+        """Handles the answer to `AskHistory`; None from a master that does not support it."""
         assert self.state is SlaveState.CHECKING
         assert self._answer_due_ms == NEVER_MS, "nothing was sent to the master yet"
         self._history = history
@@ -298,7 +300,7 @@ class TermSlaveSession(SlaveSession):
         return self._align(answers[0], now_ms)
 
     def on_aligned(self, log_end: int, epochs: EpochList, now_ms: int) -> list[SlaveEffect]:
-        """What `Align` asked for is on disk; nothing was reported before it."""
+        """Handles the completion of `Align`: its result is on disk. Nothing was reported before it."""
         assert self.state is SlaveState.CHECKING
         assert log_end <= self._log_end, "nothing was stored meanwhile"
         assert log_end >= min(self._log_end, self.confirm_offset), (log_end, self.confirm_offset)
@@ -318,7 +320,7 @@ class TermSlaveSession(SlaveSession):
         return self._answer_due_ms if self.state is SlaveState.CHECKING else super().next_tick_ms()
 
     def on_checked(self, verdict: TailVerdict, now_ms: int) -> list[SlaveEffect]:
-        """The comparison below the consistent point, which `CheckTail` asked for."""
+        """Handles the comparison below the consistent point, which `CheckTail` requested."""
         assert self.state is SlaveState.CHECKING
         assert self._answer_due_ms == NEVER_MS, "the answer has come"
         self.tail = verdict
@@ -350,7 +352,9 @@ class TermSlaveSession(SlaveSession):
         return [CheckTail(point)] if self._meets and point else self._take_back(point)
 
     def _refuse_cut(self, point: int, now_ms: int) -> list[SlaveEffect]:
-        """Empty if the own log may be cut at `point`, or ends there."""
+        """Returns no effects if this log may be truncated at `point`, or ends there; otherwise the failure or
+        halt.
+        """
         if point < self._log_end and self._answer.epochs.last_epoch < self._master_epoch:
             detail = f"its log knows no term {self._master_epoch}: nothing is cut for it"
             return self._fail(detail, now_ms)
@@ -360,8 +364,9 @@ class TermSlaveSession(SlaveSession):
         return []
 
     def _part(self, point: int, detail: str, now_ms: int) -> list[SlaveEffect]:
-        """From `point` on the master has another history under equal terms, which honest controllers and
-        disks never give. The own log is healed if it has confirmed nothing there.
+        """Handles a master with a different history from `point` on under equal terms, which correct
+        controllers and disks never cause. The slave's log is repaired if it has confirmed nothing beyond
+        `point`.
         """
         refusal = self._refuse_cut(point, now_ms)
         differs = HistoryDiffers(point, detail, is_healed=not refusal)

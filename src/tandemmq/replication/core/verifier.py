@@ -1,13 +1,14 @@
-"""What a slave checks of its master's bytes. `RecordVerifier` makes runs of intact records of them and holds
-the rest until it is whole; `find_difference` finds where a slave's log and its master's part.
+"""The checks that a slave makes on its master's bytes. `RecordVerifier` turns them into runs of intact
+records and holds back incomplete ones; `find_difference` finds the first byte in which the logs of slave and
+master differ.
 
-Invariants: a run starts and ends at a record boundary and never crosses a segment, so the slave's log
-            always ends where a record ends and holds only bytes whose size, magic, place and checksum were
-            right.
-Strategy:   all pieces of one read are joined once and looked at in place: many records in columns, the few at
-            the end, and where the columns find fault, one by one, which gives the reason. A record that is
-            not complete waits as pieces and is not looked at again before it can be whole. Held at most: one
-            record, bounded by the options.
+Invariants: a run starts and ends at a record boundary and never crosses a segment. The slave's log therefore
+            always ends at a record boundary and holds only bytes whose size, magic, offset and checksum were
+            correct.
+Strategy:   all pieces of one read are joined once and parsed in place. Large runs are parsed in columns; the
+            few records at the end are parsed one by one, and so are records that the columns found invalid,
+            which yields the reason. An incomplete record is kept as pieces and not parsed again before it can
+            be complete. At most one record is held, bounded by the options.
 Knows not:  sockets, files.
 Source:     spec store 3, 3.2, 3.3; spec replication 4.9, 4.10; decision 006.
 """
@@ -39,11 +40,11 @@ from tandemmq.units import KIB
 
 _FIXED: Final = Struct(">iii16xqi")  # size, magic, body crc, log offset, sysFlag
 COLUMNS_BYTES_MIN: Final = 96 * KIB
-"""From about so many bytes on looking at all records at once is quicker than one by one."""
+"""The size in bytes from which parsing all records at once is faster than one by one."""
 
 
 class VerifiedRun(NamedTuple):
-    """Whole, intact records of one segment. `columns`: the first of them, or all, as they were read."""
+    """Whole, intact records of one segment. `columns`: the parsed fields of the first records, or of all."""
 
     log_offset: int
     data: memoryview
@@ -51,14 +52,14 @@ class VerifiedRun(NamedTuple):
 
 
 class BadRecord(NamedTuple):
-    """No record that may be stored begins at `log_offset`."""
+    """The bytes at `log_offset` are not a record that may be stored."""
 
     log_offset: int
     reason: str
 
 
 class RecordVerifier:
-    """Follows one connection's stream of log bytes from a record boundary on."""
+    """Verifies one connection's stream of log bytes, starting at a record boundary."""
 
     __slots__ = ("_held", "_held_bytes", "_record_bytes_max", "_segment_bytes", "_wanted_bytes", "log_offset")
 
@@ -67,7 +68,7 @@ class RecordVerifier:
         assert segment_bytes > 0, segment_bytes
         assert record_bytes_max > 0, record_bytes_max
         self.log_offset = log_offset
-        """The first byte that has not been handed out in a run."""
+        """The first byte that was not yet returned in a run."""
         self._segment_bytes = segment_bytes
         self._record_bytes_max = record_bytes_max
         self._held: list[bytes | memoryview] = []
@@ -76,18 +77,19 @@ class RecordVerifier:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes received but not yet part of a whole record."""
+        """The number of bytes received that are not yet part of a whole record."""
         return self._held_bytes
 
     def feed(
         self, pieces: Sequence[memoryview], around: memoryview | None = None
     ) -> tuple[list[VerifiedRun], BadRecord | None]:
-        """The runs completed by `pieces`, and what is wrong with the bytes behind them, if anything is.
+        """Returns the runs completed by `pieces`, and the first fault in the bytes after them, if any.
 
-        Nothing of `pieces` is kept, so their buffer may be used again; but runs may lie in it.
-        `around`: a buffer that ends with the only piece; what lies before it there may be written over, which
-        spares a copy of the piece.
-        After a bad record the verifier is spent: a new connection needs a new one.
+        No reference to `pieces` is kept, so their buffer may be reused afterwards; but the returned runs may
+        point into it.
+        `around`: a buffer that ends with the only piece. The bytes before the piece may be overwritten, which
+        saves a copy of the piece.
+        After a bad record the verifier must not be used again; a new connection needs a new one.
         """
         assert around is None or len(pieces) == 1, len(pieces)
         self._held_bytes += sum(map(len, pieces))
@@ -112,7 +114,9 @@ class RecordVerifier:
         return 0 < size <= self._segment_bytes - run.log_offset % self._segment_bytes
 
     def _put_before(self, around: memoryview) -> memoryview | None:
-        """All that is held in one piece, which ends where `around` does; None without room for it."""
+        """Returns all held bytes in one piece that ends where `around` ends; None if there is not enough
+        room.
+        """
         begin = len(around) - self._held_bytes
         if begin < 0:
             return None
@@ -124,7 +128,7 @@ class RecordVerifier:
         return around[begin:]
 
     def _walk(self, buffer: memoryview, runs: list[VerifiedRun]) -> tuple[int, BadRecord | None]:
-        """The position behind the last whole record, the runs before it appended to `runs`."""
+        """Returns the position after the last whole record, and appends the runs before it to `runs`."""
         base, end = self.log_offset, len(buffer)
         segment_end = base - base % self._segment_bytes + self._segment_bytes
         columns, start, position = None, 0, 0
@@ -142,7 +146,7 @@ class RecordVerifier:
             if reason:
                 break
             if size > end - position:
-                # The place is looked at as soon as it is there, so that garbage is not waited for.
+                # The offset field is checked as soon as it has arrived, so that garbage is not waited for.
                 has_place = end - position >= _FIXED.size
                 if has_place and not is_blank:
                     reason = _place_fault(buffer, position, log_offset)
@@ -164,8 +168,9 @@ class RecordVerifier:
         return position, BadRecord(self.log_offset, reason) if reason else None
 
     def _read_columns(self, buffer: memoryview, start: int, segment_end: int) -> RecordColumns:
-        """The intact records from `start` on that lie before the room for a filler; both in bytes of the
-        buffer."""
+        """Parses the intact records from `start` on, up to the room for a filler. `start` and `segment_end`
+        are offsets in the buffer.
+        """
         return read_intact(
             buffer[start : segment_end - BLANK_BYTES_MIN],
             log_offset=self.log_offset + start,
@@ -173,8 +178,9 @@ class RecordVerifier:
         )
 
     def _prefix_fault(self, size: int, magic: int, room: int) -> str:
-        """What is wrong with the first 8 bytes; `room` is the distance to the segment's end. Empty if
-        nothing."""
+        """Returns the fault in the first 8 bytes, or "" if they are valid. `room` is the distance to the
+        segment's end.
+        """
         if magic in (MAGIC_V1, MAGIC_V2):
             if RECORD_BYTES_MIN <= size <= room - BLANK_BYTES_MIN and size <= self._record_bytes_max:
                 return ""
@@ -192,7 +198,7 @@ def _place_fault(buffer: memoryview, position: int, log_offset: int) -> str:
 
 
 def _record_fault(buffer: memoryview, position: int, size: int, log_offset: int) -> str:
-    """What is wrong with a whole record whose prefix is right; empty if nothing (spec store 3.3)."""
+    """Returns the fault in a whole record whose prefix is valid, or "" if it is intact (spec store 3.3)."""
     _, magic, crc, place, sys_flag = _FIXED.unpack_from(buffer, position)
     if place != log_offset:
         return f"the record says that it lies at {place}"
@@ -218,17 +224,18 @@ def _record_fault(buffer: memoryview, position: int, size: int, log_offset: int)
     return ""
 
 
-# The end of a slave's log, compared with its master's before the slave follows.
+# The end of a slave's log is compared with its master's before the slave follows.
 #
-# A master that lost its tail and grew past a slave's end would otherwise be followed from the middle of
-# another history: offsets alone cannot tell. So two of ours compare checksums of the last bytes.
+# A master may lose its tail and then grow past a slave's end. Without the comparison, the slave would
+# continue in the middle of a different history: offsets alone do not reveal it. TandemMQ slaves and masters
+# therefore compare checksums of the last bytes.
 
 ChecksumOf = Callable[[int, int], Awaitable[int]]
 """(log_offset, size_bytes) -> CRC-32 of those bytes of one log, which must hold them all."""
 
 
 class TailOutcome(Enum):
-    """What a slave knows about its end before it follows."""
+    """The result of comparing a slave's end with the master's log before the slave follows."""
 
     SAME = "the last bytes are the master's"
     NOT_COMPARED = "not compared"
@@ -240,9 +247,10 @@ class TailOutcome(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailVerdict:
-    """`log_offset`: the first difference, the master's end or its start, as the outcome says; else the own
-    end. `master_start`: where the master's log begins, None when it was not told. `life`: which start of the
-    master was asked, "" when it could not tell.
+    """The result of a comparison. `log_offset`: the first difference, the master's end, or the master's
+    start, depending on the outcome; otherwise the slave's own end. `master_start`: the begin of the master's
+    log, None if unknown. `life`: an identifier of the master's current run, "" if the master does not report
+    one.
     """
 
     outcome: TailOutcome
@@ -253,9 +261,9 @@ class TailVerdict:
 
 
 async def find_difference(ours: ChecksumOf, theirs: ChecksumOf, start: int, end: int) -> int | None:
-    """The first byte of [start, end) in which two logs differ; None if there is none.
+    """Returns the first byte of `[start, end)` in which two logs differ; None if they are equal.
 
-    Strategy:  halves, so about log2 of the size in requests, and twice the size in bytes.
+    Strategy: binary search, so about log2 of the size in requests, and twice the size in bytes.
     """
     assert start >= 0, start
     assert start <= end

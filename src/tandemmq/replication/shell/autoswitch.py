@@ -1,9 +1,9 @@
-"""Replication with an elected master: what the part that speaks to the controllers uses of it.
+"""Replication with an elected master, as used by the component that talks to the controllers.
 
-A broker is in one term at a time: master of it (`begin_term`), slave in it (`follow`) or neither
-(`end_term`). Each change of the term closes every connection of the one before on both sides, so an
-acknowledgement that arrives belongs to the term that runs.
-Source: spec controller 3.5 to 3.7, 4, 10.6, 10.8.
+A broker has one role in one term at a time: master (`begin_term`), slave (`follow`) or neither (`end_term`).
+A change of term closes every connection of the previous term on both sides, so every acknowledgement that
+arrives belongs to the current term.
+Source:  spec controller 3.5 to 3.7, 4, 10.6, 10.8.
 """
 
 from __future__ import annotations
@@ -35,109 +35,122 @@ from tandemmq.units import ReplicaId
 log = logging.getLogger(__name__)
 
 RECONNECT_MS_MAX: Final = 500
-"""A new master listens soon; the 5 s of the classic mode would be most of a failover."""
+"""The longest pause before reconnecting. A new master listens soon; the 5 s of the classic mode would
+dominate the duration of a failover.
+"""
 SET_CHECK_MS: Final = 500
 CONFIRM_TOLD_MS: Final = 10
-"""So late a slave that is given nothing more may know what is confirmed."""
+"""The maximum delay before an idle slave learns the confirmed offset."""
 
 OnPropose = Callable[[frozenset[int], int], None]
-"""(members, set_epoch): ask the controllers to put `members` in the place of the SyncStateSet of `set_epoch`.
-One of `set_committed` and `set_refused` answers; while neither comes the outcome counts as unknown."""
+"""(members, set_epoch): asks the controllers to replace the SyncStateSet of `set_epoch` with `members`.
+`set_committed` or `set_refused` answers; until then the outcome counts as unknown.
+"""
 
 
 class Meets(Protocol):
-    """The meeting with the master on its remoting port, before a byte is copied."""
+    """The exchange with the master on its remoting port, before a byte is copied."""
 
     @property
     def group_id(self) -> str | None:
-        """The own group, None while it is not known."""
+        """The id of the own group; None while it is unknown."""
 
     async def ask(self) -> MasterHistory | None:
-        """None of a master that cannot tell its history. Raises TandemError."""
+        """Returns the master's history, or None if the master does not support it. Raises TandemError."""
 
     async def compare(self, point: int, confirm_offset: int) -> TailVerdict:
-        """The bytes of both logs below `point`. Never raises for what a peer can do."""
+        """Compares the bytes of both logs below `point`. Never raises for anything that a peer can cause."""
 
 
 class AutoSwitch(Protocol):
-    """The replication of one broker, whoever is master."""
+    """The replication of one broker, in any role."""
 
     on_propose: OnPropose
     may_join: Callable[[int], bool]
-    """Whether a slave that holds the log has what else a member of the set needs, which may be elected."""
+    """Returns True if a slave that holds the log also has everything else that an electable member needs."""
     meeting: Meets | None
     """None: masters are followed, and slaves served, by their terms alone."""
     history_differed_count: int
-    """How often a master's log was found to be another history under equal terms."""
+    """The number of times that a master's log had a different history under equal terms."""
     on_halted: Callable[[], None]
-    """A person must act; `halt_reason` says why."""
+    """Called when an operator must act; `halt_reason` holds the reason."""
     on_following: Callable[[], None]
-    """From the end of the log on a master's bytes follow: what was told of it may be of another log."""
+    """Called when a master's bytes are to follow the end of this log. State reported for the old log may then
+    be invalid.
+    """
 
     async def start(self, host: str, port: int) -> Address:
-        """Listen for slaves: the HA address. Slaves are served during a term of ours only."""
+        """Listens for slaves and returns the HA address. Slaves are served only while this broker is
+        master.
+        """
 
     async def stop(self) -> None: ...
 
     async def begin_term(
         self, epoch: int, members: frozenset[int], set_epoch: int, term_id: int = UNKNOWN_ID
     ) -> None:
-        """We are the master of `epoch` from now on; also when we were that of an earlier one.
+        """Makes this broker the master of `epoch`; also if it was the master of an earlier one.
 
-        The slave side has ended, and the entry of the term and with SYNC_FLUSH the log before it are on disk
-        when it returns: only then may the store take the role of a master (`store.set_role`).
+        When `begin_term` returns, the slave side has ended, and the entry of the term is on disk, and with
+        SYNC_FLUSH the log before it too. Only then may the store become a master's (`store.set_role`).
         Raises:  StaleTerm for an epoch that is not above all that the log knows: refuse the promotion.
-                 OSError when the entry cannot be written. FlushFailed: the store has failed.
+                 OSError if the entry cannot be written. FlushFailed: the store has failed.
         """
 
     async def follow(self, master_ha_address: str, master_epoch: int, master_id: int) -> None:
-        """We are a slave in `master_epoch`, as the store is. The same arguments again change nothing."""
+        """Makes this broker a slave in `master_epoch`, as the store is. Repeating the same arguments changes
+        nothing.
+        """
 
     async def end_term(self) -> None:
-        """Nobody is master as far as we know: close every connection, acknowledge nothing."""
+        """Handles the state without a known master: closes every connection and acknowledges nothing."""
 
     def set_committed(self, members: frozenset[int], set_epoch: int) -> None:
-        """The controllers have this set: an answer of theirs, or what a poll of theirs shows."""
+        """Handles a set that the controllers have, from one of their answers or a poll."""
 
     def set_refused(self, set_epoch: int) -> None:
-        """The proposal against `set_epoch` was refused for certain; a time-out is no refusal."""
+        """Handles the definite refusal of the proposal against `set_epoch`; a time-out is not a refusal."""
 
     @property
     def required(self) -> frozenset[int] | None:
-        """The other members of the set, or of the union with an open proposal; None when we do not lead."""
+        """The other members of the set, or of its union with open proposals; None if this broker is not the
+        master.
+        """
 
     @property
     def set_epoch(self) -> int | None:
-        """The epoch of the set that the controllers have as far as is known; None when we do not lead."""
+        """The epoch of the set that the controllers have, as far as known; None if this broker is not the
+        master.
+        """
 
     def master_status(self) -> MasterStatus | None:
-        """What a master tells of its slaves; None without a term of ours."""
+        """Returns the state of a master's slaves; None if this broker is not the master."""
 
     def slave_status(self) -> ReplicationSlaveStatus | None:
-        """What a slave tells of its copy; None while it follows nobody."""
+        """Returns the state of a slave's copy; None if it follows no master."""
 
     @property
     def epochs(self) -> EpochList:
-        """For elections, and for GET_BROKER_EPOCH_CACHE."""
+        """The terms of the log, for elections and for GET_BROKER_EPOCH_CACHE."""
 
     @property
     def confirm_offset(self) -> int:
-        """Every member of the set holds all bytes below it."""
+        """The offset below which every member of the set holds all bytes."""
 
     @property
     def halt_reason(self) -> str:
-        """Why the copy stands still until a person acts; empty when it does not."""
+        """The reason why the copy is halted until an operator acts; empty if it is not."""
 
     @property
     def is_level(self) -> bool:
-        """Whether a slave holds all that its master held when the copy began."""
+        """True if a slave holds everything that its master held when the copy began."""
 
 
 class AutoSwitchReplication:
     """The AutoSwitch channel of one broker, over real connections and a real store.
 
-    Invariants: what a slave acknowledges counts while its connection lives, which is within one term; the
-                store counts slaves by the ids that the controllers gave, so a slave counts once.
+    Invariants: an acknowledgement of a slave counts while its connection lasts, which is within one term; the
+                store identifies slaves by the ids that the controllers assigned, so a slave counts once.
     """
 
     def __init__(
@@ -228,14 +241,15 @@ class AutoSwitchReplication:
         store = self._store
         self._require_newer(epoch)
         await self.end_term()
-        begin = store.max_log_offset  # what this master may add meanwhile nobody got in the term before
+        begin = store.max_log_offset  # no slave received in the previous term what this master may add
         if store.confirmed.value < begin:
-            # SYNC_FLUSH: slaves are told that the log ends where it is on disk. One that holds more of what
-            # was confirmed before would cut it, or halt, and one that holds less would be let into the set.
+            # SYNC_FLUSH: slaves learn the log's end as far as it is on disk. A slave that holds more
+            # confirmed bytes than that would truncate them or halt, and one that holds less would be admitted
+            # to the set.
             await store.sync()
             if store.confirmed.value < begin:
                 raise FlushFailed(f"the log could not be flushed up to {begin}, where term {epoch} begins")
-        self._require_newer(epoch)  # what was under way may have brought the list of a newer master
+        self._require_newer(epoch)  # tasks in progress may have brought the list of a newer master
         await store.save_epochs(store.epochs.append(epoch, begin, term_id))
         assert self._slave is None, "the slave side has ended"
         assert self._set is None, "one term at a time"
@@ -313,8 +327,9 @@ class AutoSwitchReplication:
         if self._set is not None:
             self._set = None
             self._store.refuse_for_copies("")
-            # Whom a send waits for stays: to ask for fewer would answer what members of this term lack.
-        # What they still bring belongs to no term: it must not count in the next one.
+            # The required acknowledgements stay: requiring fewer would answer sends that members of this term
+            # lack.
+        # What these connections still deliver belongs to no term: it must not count in the next one.
         connections = list(self._connections)
         self._connections.clear()
         for connection in connections:
@@ -379,7 +394,7 @@ class AutoSwitchReplication:
 
     @property
     def epochs(self) -> EpochList:
-        # Without the terms of which a copy has the entries and no byte yet: an election must not see them.
+        # Without terms of which a copy has the entries but no byte yet: an election must not see them.
         return self._store.epochs.cut_suffix(self._store.max_log_offset + 1)
 
     @property
@@ -406,7 +421,7 @@ class AutoSwitchReplication:
         if epoch <= known:
             raise StaleTerm(f"term {epoch} is to begin, the log knows term {known}")
 
-    # What connections ask and tell.
+    # Callbacks of the connections.
 
     def log_range(self) -> LogRange:
         return LogRange(self._store.min_log_offset, self._store.confirmed_log_offset)
@@ -441,8 +456,8 @@ class AutoSwitchReplication:
         return True
 
     def on_started(self, connection: SlaveConnection, start: TransferStart) -> None:
-        """Whatever it can be given, it takes the place of an older connection of the same slave, and what
-        that one acknowledged may be lost.
+        """Replaces an older connection of the same slave, whatever the slave can be sent. Bytes that the
+        older connection acknowledged may be lost, so they no longer count.
         """
         assert connection.session.start is start, start
         told = _told_id(connection)
@@ -495,9 +510,7 @@ class AutoSwitchReplication:
         self._forget(connection)
 
     def check_in_sync(self) -> None:
-        """The set has a timer of its own."""
-
-    # Inside.
+        """Does nothing: the set has a timer of its own."""
 
     def _forget(self, connection: SlaveConnection) -> None:
         if connection not in self._connections:
@@ -508,7 +521,7 @@ class AutoSwitchReplication:
             self._discount(one)
 
     def _discount(self, one: int) -> None:
-        """The slave counts for nothing until it has come again."""
+        """Stops counting the slave until it reconnects."""
         self._store.acks.forget(_replica(one))
         if self._set is not None:
             self._set.on_closed(one)
@@ -516,10 +529,10 @@ class AutoSwitchReplication:
             self._propose()
 
     def _on_set_changed(self) -> None:
-        """A send waits for the union from now on, when it waits for all of the set.
+        """Makes sends wait for the new union, if they wait for the whole set.
 
-        While the set is too small, sends are refused, and those that wait go on waiting for who has left it:
-        answered now, they would be in fewer copies than an operator demands.
+        While the set is too small, sends are refused. Waiting sends keep waiting for the members that have
+        left: if answered now, they would be in fewer copies than the operator requires.
         """
         if self._set is None:
             return
@@ -551,8 +564,8 @@ class AutoSwitchReplication:
         self._pump.wake()
 
     def _raise_confirm_offset(self, log_offset: int) -> None:
-        """What all of the set hold may be read, at the slaves, too: the next bytes tell them, or, when none
-        follow soon, a head alone.
+        """Raises confirmOffset: bytes that the whole set holds may be read, also at the slaves. The slaves
+        learn it with the next bytes, or from a head without a body if no bytes follow soon.
         """
         self._store.raise_confirm_offset(log_offset)
         assert self._store.confirm_offset >= log_offset, "what all of the set hold is in the log"
@@ -571,7 +584,7 @@ class AutoSwitchReplication:
             assert isinstance(session, TermMasterSession)
             if session.has_untold:
                 connection.send_head()
-            if session.has_untold:  # the socket takes nothing now
+            if session.has_untold:  # the socket accepts nothing now
                 self._tell_later()
 
     def _now_ms(self) -> int:
@@ -579,14 +592,14 @@ class AutoSwitchReplication:
 
 
 def _slave_of(connection: SlaveConnection) -> int | None:
-    """The id of a slave that may count; None for a learner, and before the handshake."""
+    """Returns the id of a slave that may count; None for a learner, and before the handshake."""
     session = connection.session
     assert isinstance(session, TermMasterSession)
     return None if session.slave is None or session.slave.is_learner else session.slave.slave_id
 
 
 def _told_id(connection: SlaveConnection) -> int | None:
-    """The id of any slave, of a learner, too; None before the handshake."""
+    """Returns the id of any slave, including a learner; None before the handshake."""
     session = connection.session
     assert isinstance(session, TermMasterSession)
     return None if session.slave is None else session.slave.slave_id

@@ -1,15 +1,14 @@
-"""The master's end of replication (`ReplicationMaster`): listens for slaves, follows `confirmed`, reports
-acknowledgements to the store. `KnownAhead` remembers slaves that were ahead of it, `InSyncLog` logs which
-slaves come into sync and fall out of it.
-
-Slaves that were found ahead of their master are remembered: their copies stay refused when its log has grown
-past them. A slave is known by its host here (spec replication 4.1), and its copy by where it ended: another
-slave of the host, or the same one emptied, reports another end. At the bound the oldest is forgotten.
+"""The master's end of replication. `ReplicationMaster` listens for slaves, follows `confirmed` and reports
+acknowledgements to the store. `KnownAhead` remembers slaves that were ahead of it; `InSyncLog` logs which
+slaves enter and leave sync.
+Slaves found ahead of their master are remembered: their copies stay refused when its log has grown past them.
+A slave is identified by its host here (spec replication 4.1), and its copy by its end: another slave of the
+host, or the same one emptied, reports a different end. At the bound the oldest is forgotten.
 
 Owns:       the listener, the connections, which replica each belongs to. Every broker listens, slaves too
             (spec replication 3).
-Invariants: a slave is sent nothing that a power cut could still take from us when sends wait for the disk: it
-            would serve, and have acknowledged, records that we never had.
+Invariants: if sends wait for the disk, a slave is sent only bytes that are on the master's disk. Otherwise,
+            after a power failure of the master, the slave would serve records that the master lost.
 Source:     spec replication 4, spec decisions 2.
 """
 
@@ -44,7 +43,7 @@ log = logging.getLogger(__name__)
 
 HOST_COUNT_MAX: Final = 64
 END_COUNT_MAX: Final = 64
-"""Per host."""
+"""The most ends remembered per host."""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -82,7 +81,7 @@ class ReplicationMaster:
         self._unfollow: Callable[[], None] | None = None
 
     async def start(self, host: str, port: int) -> Address:
-        """The address that slaves dial. Port 0 picks a free one."""
+        """Starts listening and returns the address that slaves dial. Port 0 picks a free one."""
         assert self._listener is None, "it listens once"
         assert not self._is_stopped, "what was stopped does not listen again"
         self._unfollow = self._store.confirmed.follow(lambda _end: self._pump.wake())
@@ -98,7 +97,7 @@ class ReplicationMaster:
         return host, port
 
     async def stop(self) -> None:
-        """Returns when no new slave is taken and every connection is told to end."""
+        """Stops accepting slaves and starts closing every connection."""
         self._is_stopped = True
         if self._unfollow is not None:
             self._unfollow()
@@ -135,12 +134,12 @@ class ReplicationMaster:
         )
 
     def on_notice(self, notice: SlaveNotice) -> None:
-        """A slave tells its name and whether it has halted. Nothing is acknowledged or counted by it."""
+        """Records the name of a slave and whether it has halted. Nothing is acknowledged or counted by it."""
         for connection in self._connections:
             if connection.peer == notice.ha_address and connection.name != notice.name:
                 connection.name = notice.name
                 start = connection.session.start
-                if start is not None:  # the name comes beside the connection, so maybe after its first report
+                if start is not None:  # the notice is a separate request, so it may follow the first report
                     self._departed.take_back(notice.name, connection.peer[0], start.reported)
         self._departed.note_name(notice.ha_address, notice.name, self._now_ms())
         if notice.halt is not None:
@@ -149,20 +148,22 @@ class ReplicationMaster:
             self._departed.end_halt(notice.name)
 
     def wake(self) -> None:
-        """Bytes can be read that could not before: whoever stands in front of them goes on."""
+        """Resumes connections that wait for bytes which have become readable."""
         self._pump.wake()
 
     def on_settled(self) -> None:
-        """A master that came back without the end of its log has it again, or goes on as it is."""
+        """Handles a master that came back without the end of its log: it has recovered it, or continues
+        without it.
+        """
         self._known_ahead.forget_below(self._store.max_log_offset)
 
     def has_connection(self, peer: Address) -> bool:
-        """Whether a slave is connected from this address."""
+        """Returns True if a slave is connected from this address."""
         return any(connection.peer == peer for connection in self._connections)
 
     def is_copied(self, broker_id: int, held: LogRange) -> bool:
-        """Whether the slave of this id is connected and has acknowledged the range; one that has not told its
-        name may be any.
+        """Returns True if the slave with this id is connected and has acknowledged the range. A slave that
+        has not reported its name may be any slave.
         """
         return any(
             replica is not None
@@ -173,10 +174,10 @@ class ReplicationMaster:
             for replica in (connection.record.id,)
         )
 
-    # What connections ask and tell.
+    # Callbacks of the connections.
 
     def log_range(self) -> LogRange:
-        """What a slave can get."""
+        """Returns the range of bytes that a slave can receive."""
         return LogRange(self._store.min_log_offset, self._store.confirmed_log_offset)
 
     def log_view(self, log_offset: int, bytes_max: int) -> memoryview:
@@ -250,13 +251,13 @@ class ReplicationMaster:
         self.check_in_sync()
 
     def check_in_sync(self) -> None:
-        """Log which slaves came into sync or fell out of it; asked at least once per heartbeat."""
+        """Logs which slaves entered or left sync; called at least once per heartbeat."""
         self._in_sync.check(self._directory.positions(), self.log_range())
 
-    # Inside.
-
     def _is_back(self, connection: SlaveConnection) -> bool:
-        """Whether the slave has another connection: this one was an old one that was noticed dead late."""
+        """Returns True if the slave has another connection; this one was then an old one, noticed dead
+        late.
+        """
         assert connection not in self._connections, connection.peer
         return any(
             other.record.twin is connection.record
@@ -292,13 +293,13 @@ class ReplicationMaster:
         self._store.acks.report(replica, held.end, start=held.start)
 
     def _report_all(self) -> None:
-        """Bring the store's table in line after ids may have changed."""
+        """Updates the store's table after ids may have changed."""
         positions = self._directory.positions()
         for replica in [replica for replica in self._reported if replica not in positions]:
             del self._reported[replica]
             self._store.acks.forget(replica)
         ranges = {replica: self._range_of(replica, held) for replica, held in positions.items()}
-        # Less before more: no moment in between may count a byte twice and confirm a send.
+        # Reductions before increases: at no moment may a byte count twice and so confirm a send.
         for replica, before in list(self._reported.items()):
             held = ranges[replica]
             less = LogRange(max(held.start, before.start), min(held.end, before.end))
@@ -314,7 +315,9 @@ class ReplicationMaster:
 
 
 def _begin_of(start: TransferStart) -> int | None:
-    """Where the slave's copy begins, 0 for at the log's begin; None when it had one before."""
+    """Returns the begin of the slave's copy, 0 for the begin of the log; None if it continues an older
+    copy.
+    """
     assert start.rule is StartRule.RESUMED or start.reported == 0, start
     if start.rule is StartRule.LAST_FILE:
         return start.log_offset
@@ -322,7 +325,7 @@ def _begin_of(start: TransferStart) -> int | None:
 
 
 class KnownAhead:
-    """Host -> ends that slaves of it reported, each with the master's end of then."""
+    """Maps each host to ends that its slaves reported, each with the master's end at that time."""
 
     __slots__ = ("_hosts",)
 
@@ -330,7 +333,7 @@ class KnownAhead:
         self._hosts: dict[str, dict[int, int]] = {}
 
     def note(self, host: str, start: TransferStart) -> None:
-        """A slave was refused by `start`."""
+        """Records a slave that was refused by `start`."""
         assert start.reported > start.master_end, start
         ends = self._hosts.setdefault(host, {})
         ends[start.reported] = start.master_end
@@ -340,13 +343,15 @@ class KnownAhead:
         assert len(self._hosts) <= HOST_COUNT_MAX, len(self._hosts)
 
     def forget_below(self, log_end: int) -> None:
-        """The log has again what it had lost, up to `log_end`: who ends there or before has a copy of it."""
+        """Handles a log that has recovered its lost end, up to `log_end`: copies that end at or before it are
+        valid again.
+        """
         assert log_end >= 0, log_end
         for host, ends in self._hosts.items():
             self._hosts[host] = {end: master_end for end, master_end in ends.items() if end > log_end}
 
     def ends_of(self, host: str) -> Mapping[int, int]:
-        """What `plan_start` asks for."""
+        """Returns the mapping that `plan_start` needs."""
         return self._hosts.get(host, {})
 
 
@@ -357,12 +362,12 @@ def _drop_oldest(table: dict[Key, Value], count_max: int) -> None:
 
 
 class InSyncLog:
-    """Logs which slaves come into sync and fall out of it: a line per change, and no more than one pair per
-    replica and heartbeat.
+    """Logs which slaves enter and leave sync: one line per change, and at most one pair of lines per replica
+    and heartbeat.
 
-    The report that brings a slave into sync makes the line of its entry. The line of a departure waits until
-    time passes or a connection ends: a slave about haMaxGapNotInSync behind may go in and out with each
-    append and report, and each entry needs a departure before it.
+    A report that brings a slave into sync is logged at once. A departure is logged only when time passes or a
+    connection ends: a slave that lags by about haMaxGapNotInSync may enter and leave with each append and
+    report, and each entry must follow a departure.
     """
 
     __slots__ = ("_gap_bytes_max", "_replicas")
@@ -373,17 +378,19 @@ class InSyncLog:
         self._replicas: set[ReplicaId] = set()
 
     def count(self, positions: Mapping[ReplicaId, int], log_range: LogRange) -> int:
-        """How many of the replicas are in sync, told of or not."""
+        """Returns the number of replicas in sync, logged or not."""
         return len(self._find(positions, log_range))
 
     def note_report(self, replica: ReplicaId, held: int, log_range: LogRange) -> None:
-        """`replica` holds every byte below `held` now."""
+        """Handles a report: `replica` now holds every byte below `held`."""
         if replica not in self._replicas and self._is_in(held, log_range):
             self._replicas.add(replica)
             self._tell_entry(replica, held, log_range)
 
     def check(self, positions: Mapping[ReplicaId, int], log_range: LogRange) -> None:
-        """Some time has passed, or a connection has ended; `positions`: what each replica holds."""
+        """Handles the passage of time or the end of a connection; `positions`: the end of each replica's
+        copy.
+        """
         found = self._find(positions, log_range)
         before, self._replicas = self._replicas, found
         for replica in sorted(found - before):

@@ -1,7 +1,7 @@
-"""A slave's way to its master. The `Dialler` makes attempts to reach it, one at a time; the
-`MasterConnection` is the socket: it proves the secret, reads into one buffer, and hands its owner what came.
+"""A slave's connection to its master. `Dialler` makes attempts to reach it, one at a time. `MasterConnection`
+is the socket: it performs the handshake, reads into one buffer and passes the data to its owner.
 
-Knows not: what the bytes mean, when to try again.
+Knows not: the meaning of the bytes, when to retry.
 """
 
 from __future__ import annotations
@@ -24,43 +24,48 @@ from tandemmq.units import Buffer
 log = logging.getLogger(__name__)
 
 REPORT_BUFFER_BYTES_MAX = 64 * 1024
-"""Reports that the master did not read; above it the connection counts as broken."""
+"""The most bytes of reports that the master has not read; above it the connection counts as broken."""
 RECEIVE_BYTES_MAX = HEAD_BYTES + TANDEM_BODY_BYTES_MAX
-"""One frame, which is looked at together. What a look costs besides its records weighs half as much with
-2 MiB as with 1 MiB; more brings little, and the loop is the longer taken."""
+"""The size of one frame, which is parsed at once. With 2 MiB the fixed cost of a parse weighs half as much as
+with 1 MiB; more gains little and blocks the loop for longer.
+"""
 ROOM_BYTES = 64 * 1024
-"""In front of what is read: the beginning of a record whose end comes next, unless it is longer."""
+"""The space in front of the read bytes, for the beginning of a record that they complete, unless it is
+longer.
+"""
 BUSY_BYTES_MIN = RECEIVE_BYTES_MAX // 2
-"""After a read of so much others get the loop before the next one."""
+"""The size of a read from which the loop runs other callbacks before the next read."""
 assert 0 < BUSY_BYTES_MIN <= RECEIVE_BYTES_MAX, "a full read is one of so much"
 
 
 class ConnectionOwner(Protocol):
-    """What a connection needs of the slave that dialled it."""
+    """The interface of the slave that owns a connection."""
 
     @property
     def frame_left(self) -> int:
-        """How many bytes are best read at most."""
+        """The most bytes to read next."""
 
     def on_connected(self, connection: MasterConnection) -> None: ...
 
     def on_data(self, data: Buffer, room: int) -> None:
-        """Bytes of the stream; the first `room` bytes of `data` are none, but may be written over."""
+        """Handles bytes of the stream. The first `room` bytes of `data` carry no data and may be
+        overwritten.
+        """
 
     def on_broken(self, reason: str) -> None:
-        """The connection has ended, though nobody here closed it."""
+        """Handles a connection that ended without having been closed by this side."""
 
     def call_soon(self, fn: Callable[[], None]) -> None:
-        """Run `fn` in the next turn of the loop."""
+        """Runs `fn` in the next turn of the loop."""
 
 
 class MasterConnection(asyncio.BufferedProtocol):
-    """The socket to the master; silent once it was given up.
+    """The socket to the master; it makes no more calls to its owner after it was closed.
 
-    `is_ready`: the owner was told of it, after the master has proven the secret if there is one.
-    Strategy: one buffer that is used again. It takes at most the rest of a frame, so that the bytes of the
-              log come to lie behind each other. A slave that copies much finds it full each time; it then
-              lets others have the loop before it reads on.
+    `is_ready`: the owner was notified, after the master has proven the secret, if there is one.
+    Strategy: one reused buffer. A read takes at most the rest of a frame, so that the bytes of the log end up
+              contiguous. A slave that copies a lot fills it with each read; it then yields to other callbacks
+              before it reads again.
     """
 
     __slots__ = ("_buffer", "_handshake", "_owner", "_transport", "is_ready", "local")
@@ -70,7 +75,9 @@ class MasterConnection(asyncio.BufferedProtocol):
         self._handshake = handshake
         self.is_ready = asyncio.Event()
         self.local: Address = ("", 0)
-        """Our end of it, which is what the master sees unless something between translates addresses."""
+        """The local address of the connection. The master sees the same one, unless a device in between
+        translates addresses.
+        """
         self._transport: asyncio.Transport | None = None
         self._buffer = memoryview(bytearray(ROOM_BYTES + RECEIVE_BYTES_MAX))
 
@@ -121,7 +128,7 @@ class MasterConnection(asyncio.BufferedProtocol):
             self._transport.write(data)
 
     def close(self) -> None:
-        """Close without telling the owner."""
+        """Closes the connection without notifying the owner."""
         self._owner = None
         if self._transport is not None:
             self._transport.abort()
@@ -134,7 +141,7 @@ class MasterConnection(asyncio.BufferedProtocol):
         owner.on_connected(self)
 
     def _shake_hands(self, handshake: SlaveHandshake, data: bytes) -> bytes:
-        """What of `data` belongs to the stream."""
+        """Returns the part of `data` that belongs to the stream."""
         if self._owner is None:
             return b""
         try:
@@ -159,14 +166,14 @@ class MasterConnection(asyncio.BufferedProtocol):
 
 
 class DiallerOwner(ConnectionOwner, Protocol):
-    """Who wants a connection: gets it by `on_connected`."""
+    """The owner of a `Dialler`, which receives the connection through `on_connected`."""
 
     def on_unreachable(self, reason: str, *, is_first: bool) -> None:
-        """The attempt failed. `is_first`: the one before it, if any, did not."""
+        """Handles a failed attempt. `is_first`: the previous attempt, if any, had not failed."""
 
 
 class Dialler:
-    """Reaches the master: `dial` ends in `on_connected` or `on_unreachable`, unless it is cancelled."""
+    """Connects to the master: `dial` ends in `on_connected` or `on_unreachable`, unless it is cancelled."""
 
     def __init__(
         self, owner: DiallerOwner, options: ReplicationOptions, *, network: Network, tasks: TaskScope
@@ -179,21 +186,23 @@ class Dialler:
         self._failure_count = 0
 
     def dial(self, address: str) -> None:
-        """Begin an attempt; the one before it has ended."""
+        """Starts an attempt; the previous one must have ended."""
         assert self._attempt is None, "one attempt at a time"
         connection = MasterConnection(self._owner, self._new_handshake())
         task = self._tasks.start("dial", self._run(address, connection))
         self._attempt = task, connection
 
     def note_connected(self) -> None:
-        """The owner has the connection and closes it."""
+        """Hands the connection over to the owner, which closes it."""
         assert self._attempt is not None, "who is connected was dialled"
         assert self._attempt[1].is_ready.is_set(), "and told that it is"
         self._attempt = None
         self._failure_count = 0
 
     def cancel(self) -> None:
-        """Give up a running attempt, also when its socket is up: it must not speak for us any more."""
+        """Cancels a running attempt and closes its socket if it is already connected, so that it sends
+        nothing more.
+        """
         if self._attempt is not None:
             task, connection = self._attempt
             self._attempt = None
@@ -208,13 +217,13 @@ class Dialler:
             async with asyncio.timeout(timeout_s):
                 await connection.is_ready.wait()
         except (OSError, ConfigError) as error:
-            # A TimeoutError is an OSError: the master answered nothing to the secret.
+            # A TimeoutError is an OSError: the master did not answer the handshake.
             self._attempt = None  # this task: it ends by itself
             connection.close()
             self._note_failure(address, str(error) or type(error).__name__)
 
     def _note_failure(self, address: str, reason: str) -> None:
-        """One line per outage, not one per attempt."""
+        """Logs one line per outage, not one per attempt."""
         self._failure_count += 1
         is_first = self._failure_count == 1
         if is_first:

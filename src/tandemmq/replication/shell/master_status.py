@@ -1,4 +1,4 @@
-"""What a master says of its replication when it is asked (`MasterStatus`), of slaves that are gone, too
+"""The state of a master's replication (`MasterStatus`), including slaves that have disconnected
 (`DepartedSlaves`).
 """
 
@@ -22,13 +22,13 @@ DEPARTED_COUNT_MAX: Final = 64
 DEPARTED_MS_MAX: Final = 24 * 3600 * 1000
 
 Key = tuple[bool, SlaveName | Address]
-"""Whether a name was told, and the name or the address: both are a text and a number."""
+"""True if the slave reported a name, then the name or the address; both are a text and a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlaveStatus:
-    """One connection. `replica` is None while its acknowledgements are not counted, `name` unless the slave
-    told it.
+    """The state of one connection. `replica` is None while its acknowledgements are not counted; `name` is
+    None unless the slave reported it.
     """
 
     address: Address
@@ -46,9 +46,8 @@ class SlaveStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterStatus:
-    """`in_sync_count` counts slaves, not the master; one slave counts once, whatever its connections.
-
-    `departed`: slaves without a connection now; `now_ms` is the monotonic time of it all.
+    """The state of a master. `in_sync_count` counts slaves, not the master; one slave counts once, whatever
+    its connections. `departed`: slaves without a connection now. `now_ms`: the monotonic time of this status.
     """
 
     log_start: int
@@ -62,11 +61,10 @@ class MasterStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepartedSlave:
-    """The last that is known of a slave whose connection has ended, and why it ended.
+    """The last known state of a slave whose connection has ended, and the reason for its end.
 
-    `name`: None for one that told none. `halt`: what the slave told, if it did. `start`: None for one that
-    halted before it asked for anything. `heard_at_ms` is later than `left_at_ms` when it told something
-    since.
+    `name`: None if it reported none. `halt`: the halt that it reported, if any. `start`: None if it halted
+    before its first report. `heard_at_ms` is later than `left_at_ms` if it sent a notice afterwards.
     """
 
     address: Address
@@ -81,7 +79,9 @@ class DepartedSlave:
     halt: ToldHalt | None = None
 
     def state(self, log_start: int) -> MasterState:
-        """AHEAD or TOO_OLD when it would be refused if it came back as it was, else CLOSED."""
+        """Returns AHEAD or TOO_OLD if the slave would be refused when it reconnects unchanged, else
+        CLOSED.
+        """
         if self.start is not None and self.start.rule is StartRule.SLAVE_AHEAD:
             return MasterState.AHEAD
         if 0 < self.acknowledged < log_start:
@@ -90,37 +90,39 @@ class DepartedSlave:
 
 
 class DepartedSlaves:
-    """Slaves that were here and are not connected now: name, or address where none was told -> how far they
-    were, and why they are gone. Times are monotonic milliseconds.
+    """Slaves that have disconnected: maps the name, or the address if no name was reported, to the last
+    position and the reason for the disconnect. Times are monotonic milliseconds.
 
-    Without it a master forgets a slave with its connection: the copy that needs a person is the one that
-    nobody sees. A slave of ours is known by the name that it told, any other by the address of its
-    connection, which is never the same again: of those a newcomer from the same host takes one row back, so
-    that as many rows are left as slaves are missing. Two slaves on one host do not clear each other's row.
-    At the bounds: the slave that was heard longest ago is forgotten; one that said nothing for
-                   DEPARTED_MS_MAX counts as taken out of service.
+    Without this table a master forgets a slave with its connection, and a copy that needs an operator would
+    be invisible. A TandemMQ slave is identified by its reported name. Any other slave is identified by the
+    address of its connection, which changes with each connection: a new connection from the same host removes
+    one row of that host. As many rows remain as slaves are missing, and two slaves on one host do not remove
+    each other's row.
+    At the bound: the slave that was silent longest is forgotten. A slave that was silent for DEPARTED_MS_MAX
+                  counts as taken out of service.
     """
 
     __slots__ = ("_slaves",)
 
     def __init__(self) -> None:
-        self._slaves: dict[Key, DepartedSlave] = {}  # heard of longest ago first
+        self._slaves: dict[Key, DepartedSlave] = {}  # ordered by last contact, oldest first
 
     def note(self, slave: DepartedSlave) -> None:
-        """A connection has ended that had told where its copy ends."""
+        """Adds a slave whose connection has ended after it had reported the end of its copy."""
         assert slave.start is not None, slave
         known = self._slaves.get(_key_of(slave)) if slave.name is not None else None
-        # A row since this connection began: the slave told why it would end before we noticed that it did.
+        # A row newer than this connection's start: the slave reported its halt before the disconnect was
+        # noticed.
         self._put(slave if known is None else replace(slave, halt=known.halt))
 
     def note_name(self, address: Address, name: SlaveName, now_ms: int) -> None:
-        """A slave tells that the connection from `address` was its own."""
+        """Records that the connection from `address` belonged to the slave `name`."""
         slave = self._slaves.pop((False, address), None)
         if slave is not None:
             self._put(replace(slave, name=name, heard_at_ms=now_ms))
 
     def note_halt(self, notice: SlaveNotice, now_ms: int) -> None:
-        """A slave tells that it has stopped; it does so again and again, and once more after our restart."""
+        """Records a slave's halt. The slave repeats it regularly, and again after a restart of the master."""
         known = self._slaves.get((True, notice.name)) or DepartedSlave(
             address=notice.ha_address,
             name=notice.name,
@@ -135,15 +137,19 @@ class DepartedSlaves:
         self._put(replace(known, acknowledged=notice.log_end, halt=notice.halt, heard_at_ms=now_ms))
 
     def end_halt(self, name: SlaveName) -> None:
-        """A slave tells that it copies, from an address that is none of our connections."""
+        """Handles a slave that reports that it is copying, from an address that is not one of this master's
+        connections.
+        """
         slave = self._slaves.get((True, name))
         if slave is not None and slave.halt is not None:
             del self._slaves[True, name]
 
     def take_back(self, name: SlaveName | None, host: str, reported: int) -> None:
-        """A slave has come whose copy ends at `reported`; `name`: None while it has told none.
+        """Removes the row of a slave that has connected with a copy that ends at `reported`. `name`: None if
+        unknown.
 
-        Of the rows without a name that which ends there is taken for it, else that of the last who left.
+        Of the rows without a name, the one with the same end is removed, else the one of the last slave that
+        left.
         """
         if name is not None:
             self._slaves.pop((True, name), None)
@@ -154,7 +160,7 @@ class DepartedSlaves:
             del self._slaves[_key_of(alike[-1])]
 
     def list(self, now_ms: int) -> tuple[DepartedSlave, ...]:
-        """Heard of longest ago first."""
+        """Returns the slaves, the one silent longest first."""
         for key, slave in list(self._slaves.items()):
             assert key == _key_of(slave), (key, slave)
             if now_ms - slave.heard_at_ms > DEPARTED_MS_MAX:

@@ -1,10 +1,11 @@
-"""The slave's end of replication: stores what arrives, reports what it holds, compares its end with its
-master's log, as a task that ends in time.
+"""The slave's end of replication: stores the bytes that arrive, reports its end, and compares its end with
+the master's log in a task with a time limit.
 
-Owns:       the one connection and its timer. Rules are in `core/slave.py`; this file carries effects out in
-            order. Reaching the master, and the socket to it, is `master_connection.py`.
-Knows not:  what follows from a verdict (core/slave.py), how logs are compared (broker/replica/tail_check.py).
-Source:     spec replication 4.5 to 4.7, 4.9.
+Owns:      the one connection and its timer. The rules are in `core/slave.py`; this module carries effects out
+           in order. Connecting to the master, and the socket, is in `master_connection.py`.
+Knows not: the consequences of a verdict (core/slave.py), how logs are compared
+           (broker/replica/tail_check.py).
+Source:    spec replication 4.5 to 4.7, 4.9.
 """
 
 from __future__ import annotations
@@ -42,17 +43,19 @@ from tandemmq.telemetry import events
 from tandemmq.units import Buffer, EpochMs
 
 CheckOf = Callable[[int], Awaitable[TailVerdict]]
-"""Compares the own log below its end with the master's; never raises for what a peer can do."""
+"""Compares this log below its end with the master's; never raises for anything that a peer can cause."""
 
 AskOf = Callable[[], Awaitable[MasterHistory | None]]
-"""The history of the master that is followed, None of one that cannot tell it. Raises TandemError."""
+"""Returns the history of the followed master, or None if it does not support this. Raises TandemError."""
 
 CHECK_TIMEOUT_S: Final = 30.0
-"""Above what checksums of a few MiB take on a slow disk; a master that answers no sooner is asked again."""
+"""The time limit of a comparison: longer than checksums of a few MiB take on a slow disk. After it the slave
+tries again.
+"""
 
 
 class TailTask:
-    """At most one comparison at a time; `on_verdict` gets its verdict unless it is cancelled."""
+    """Runs at most one comparison at a time. `on_verdict` receives its verdict, unless it is cancelled."""
 
     def __init__(
         self, check: CheckOf, *, tasks: TaskScope, on_verdict: Callable[[TailVerdict], None]
@@ -63,7 +66,7 @@ class TailTask:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, log_end: int) -> None:
-        """Compare what the own log holds below `log_end`."""
+        """Starts to compare this log below `log_end` with the master's."""
         assert log_end >= 0, log_end
         assert self._task is None, "one comparison at a time"
         self._task = self._tasks.start("check_tail", self._run(log_end))
@@ -85,7 +88,7 @@ class TailTask:
 
 
 def log_verdict(master: str | None, before: TailVerdict | None, verdict: TailVerdict) -> None:
-    """One line per change, not one per attempt."""
+    """Logs one line per change of outcome, not one per attempt."""
     if before is not None and before.outcome is verdict.outcome:
         return
     facts = {
@@ -103,11 +106,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicationSlaveStatus:
-    """`halt` says why a person must act; times are wall clock, 0 before the first read or write.
+    """The state of a slave. `halt` is the reason why an operator must act. Times are wall clock, 0 before the
+    first read or write.
 
-    `tail`: what the last comparison with the master's log found, None where none is made. `start_rule`: how
-    the copy of this connection began, `log_start` where the copy begins. `local_address`: the own end of the
-    last connection to the master, ("", 0) before the first.
+    `tail`: the result of the last comparison with the master's log, None if none was made. `start_rule`: the
+    rule by which the copy of this connection began; `log_start`: the begin of the copy. `local_address`: the
+    local address of the last connection to the master, ("", 0) before the first.
     """
 
     state: SlaveState
@@ -139,8 +143,8 @@ class ReplicationSlave:
         session: TermSlaveSession | None = None,
         ask_history: AskOf | None = None,
     ) -> None:
-        """`session`: of the AutoSwitch channel; without it the classic one is spoken. `ask_history`: for a
-        session that meets its master before it copies.
+        """`session`: the session of an AutoSwitch channel; without it the classic channel is used.
+        `ask_history`: for a session that asks its master for its history before it copies.
         """
         self._store = store
         self._clock = clock
@@ -167,31 +171,34 @@ class ReplicationSlave:
         self._last_read_at = self._last_written_at = EpochMs(0)
         self._wanted_address: str | None = None
         self.on_lost: Callable[[], None] | None = None
-        """Called when a working connection has ended, or the master could not be reached at all."""
+        """Called when a working connection has ended, or at the first failed attempt of an outage."""
         self.on_halted: Callable[[], None] | None = None
-        """Called when a person must act; `status` says why."""
+        """Called when an operator must act; `status` holds the reason."""
         self.on_history_differs: Callable[[], None] | None = None
-        """Called when the master's log is another history under equal terms."""
+        """Called when the master's log has a different history under equal terms."""
         self.on_following: Callable[[], None] | None = None
         """Called when the comparison has ended and the log is copied from now on."""
 
     def set_master(self, address: str | None) -> None:
-        """Where the master listens for slaves ("host:port"); a working connection is kept when it changes."""
+        """Sets the address on which the master listens for slaves ("host:port"). A working connection is
+        kept.
+        """
         self._wanted_address = address
         if self._is_started:
             self._perform(self._session.on_assigned(address))
 
     async def start(self) -> None:
-        """Dials as soon as an address is known, and for ever after."""
+        """Starts dialling as soon as an address is known, and keeps retrying."""
         assert not self._is_started, "it is started once"
         self._is_started = True
         self.set_master(self._wanted_address)
 
     async def stop(self) -> None:
-        """Returns when the connection and every task have ended."""
+        """Stops; returns when the connection and every task have ended."""
         if self._is_started:
             self._session.on_stopped()
-            # Not as an effect: after a fault in the middle of effects the session may know of no connection.
+            # Not as an effect: after a fault in the middle of effects the session may not know of the
+            # connection.
             self._disconnect("the slave stops")
         self._is_started = False
         self._cancel_timer()
@@ -217,14 +224,14 @@ class ReplicationSlave:
         )
 
     def check_again(self) -> None:
-        """The master can be asked now: a copy that follows unchecked starts over with a comparison."""
+        """Restarts an unchecked copy with a comparison, because the master can be asked now."""
         tail = self._session.tail
         if tail is None or tail.outcome is not TailOutcome.NOT_COMPARED or self._connection is None:
             return
         self._connection.close()
         self._guard.run(self._lose, "the end of the log is compared first")
 
-    # What the connection and the dialler tell.
+    # Callbacks of the connection and the dialler.
 
     def on_connected(self, connection: MasterConnection) -> None:
         self._guard.run(self._begin, connection)
@@ -234,18 +241,20 @@ class ReplicationSlave:
 
     @property
     def frame_left(self) -> int:
-        """How many bytes are best read at most."""
+        """The most bytes to read next."""
         return self._session.frame_left
 
     def call_soon(self, fn: Callable[[], None]) -> None:
-        """Run `fn` in the next turn of the loop."""
+        """Runs `fn` in the next turn of the loop."""
         self._clock.call_soon(fn)
 
     def on_broken(self, reason: str) -> None:
         self._guard.run(self._lose, reason)
 
     def on_unreachable(self, reason: str, *, is_first: bool) -> None:
-        """An attempt to reach the master failed; the first of an outage is told to the owner."""
+        """Handles a failed attempt to reach the master; the owner is notified of the first one of an
+        outage.
+        """
         if is_first:
             self._tell_lost()
         self._perform(self._session.on_failed(reason, self._now_ms()))
@@ -281,7 +290,8 @@ class ReplicationSlave:
                 case Store():
                     reason = self._store_run(effect)
                     if reason:
-                        # The report behind this store must not leave; what ends the connection stays true.
+                        # The report that follows this store must not be sent; effects that end the connection
+                        # still apply.
                         rest = [one for one in effects[position + 1 :] if not isinstance(one, Store | Send)]
                         self._perform(rest + self._session.on_failed(reason, self._now_ms()))
                         return
@@ -324,7 +334,7 @@ class ReplicationSlave:
         self._arm()
 
     async def _meet(self) -> None:
-        """A connection that ended meanwhile has no use for the answer."""
+        """Asks the master for its history. The answer is dropped if the connection has ended meanwhile."""
         connection, session, ask = self._connection, self._term, self._ask_history
         assert session is not None
         assert ask is not None
@@ -350,7 +360,9 @@ class ReplicationSlave:
             self.on_history_differs()
 
     async def _align(self, align: Align) -> None:
-        """Take back what the master does not have; a connection that ended meanwhile has no use for it."""
+        """Truncates what the master does not have. The result is dropped if the connection has ended
+        meanwhile.
+        """
         connection, session, store = self._connection, self._term, self._store
         assert session is not None
         reason = ""
@@ -373,7 +385,7 @@ class ReplicationSlave:
             self.on_following()
 
     def _store_run(self, run: Store) -> str:
-        """Empty, or why the store refused."""
+        """Appends a run to the store; returns the reason if the store refused it, else ""."""
         try:
             self._store.append_raw(run.log_offset, run.data, run.columns)
         except (StoreError, ReplicationError, RequestRejected, OSError) as error:
@@ -406,14 +418,14 @@ class ReplicationSlave:
             self._tell_lost()
 
     def _tell_lost(self) -> None:
-        # Without an address the owner has taken it away.
+        # Without an address, the owner itself has removed it.
         if self.on_lost is not None and self._is_started and self._session.address is not None:
             self.on_lost()
 
     def _arm(self) -> None:
         due_ms = self._session.next_tick_ms()
         if due_ms >= self._timer_due_ms and self._timer is not None:
-            return  # an early ring does no harm and re-arms
+            return  # ringing early is harmless and re-arms
         self._cancel_timer()
         self._timer_due_ms = due_ms
         if due_ms < NEVER_MS and self._is_started:

@@ -1,8 +1,9 @@
-"""One slave's socket on the master: feeds a MasterSession and carries out what it wants.
+"""One slave's socket on the master: feeds a MasterSession and carries out its effects.
 
 Strategy: many frames in one write, per slave and loop turn, until the socket pushes back; then nothing until
-          it has drained. Little is joined; much goes to the socket as it lies in the mapped log, so a slow
-          slave may keep the space of a deleted file, until it is given up for its silence.
+          it has drained. Small writes are joined; large ones are passed to the socket as views of the mapped
+          log. A slow slave may thus keep the disk space of a deleted file in use until it is dropped for its
+          silence.
 """
 
 from __future__ import annotations
@@ -37,13 +38,16 @@ log = logging.getLogger(__name__)
 
 JOINED_BYTES_MAX = 64 * 1024
 TURN_BYTES_MAX = TANDEM_BODY_BYTES_MAX
-"""What one slave may take of one loop turn; a fast socket would otherwise hold the loop until it has all."""
+"""The most bytes sent to one slave per loop turn; a fast socket would otherwise block the loop until all is
+sent.
+"""
 
 
 def warn_of_open_port(options: ReplicationOptions, address: Address) -> None:
-    """Logs, at the start, that everybody who reaches the port gets the log and may pretend to hold it.
+    """Logs a warning at the start if the port is open: any host that reaches it gets the log and can pretend
+    to be a slave.
 
-    What a stranger acknowledges counts for sends that wait for a slave.
+    Its acknowledgements then count for sends that wait for a slave.
     """
     is_limited = bool(options.shared_secret or options.allowed_slaves)
     if not is_limited and not is_loopback(address[0]):
@@ -51,43 +55,43 @@ def warn_of_open_port(options: ReplicationOptions, address: Address) -> None:
 
 
 class MasterHub(Protocol):
-    """What a connection needs of the master that owns it."""
+    """The interface of the master that owns a connection."""
 
     def log_range(self) -> LogRange: ...
 
     def log_view(self, log_offset: int, bytes_max: int) -> memoryview: ...
 
     def new_handshake(self) -> MasterHandshake | None:
-        """None when no secret is asked for."""
+        """Returns None if no secret is configured."""
 
     def new_session(self, host: str, now_ms: int) -> MasterSession: ...
 
     def on_accepted(self, connection: SlaveConnection) -> bool:
-        """False when the connection must be closed at once."""
+        """Registers a connection; False if it must be closed at once."""
 
     def on_started(self, connection: SlaveConnection, start: TransferStart) -> None:
-        """The slave made its first report, whatever it can be given."""
+        """Handles the first report of a slave, including one that cannot be served."""
 
     def on_subscribed(self, connection: SlaveConnection) -> None:
-        """The slave will be given the log."""
+        """Handles a slave that will receive the log."""
 
     def on_ahead(self, connection: SlaveConnection) -> None:
-        """The slave holds more than we do; it must be known again when it comes back."""
+        """Handles a slave that holds more than this master; it must be recognised when it reconnects."""
 
     def on_acknowledged(self, connection: SlaveConnection, log_offset: int) -> None: ...
 
     def on_fell_behind(self, connection: SlaveConnection) -> None:
-        """The slave can get nothing more; it counts for nothing."""
+        """Handles a slave that can receive nothing more; it no longer counts."""
 
     def on_lost(self, connection: SlaveConnection) -> None: ...
 
     def check_in_sync(self) -> None:
-        """Some time has passed: what counts as in sync may have changed."""
+        """Handles the passage of time: the set of slaves in sync may have changed."""
 
 
 class SlavePump:
-    """Lets the connections of a master send what was confirmed: in the turn of the loop that wrote it where
-    sends wait for slaves, else in the next one, behind the answers.
+    """Makes the connections of a master send confirmed bytes: in the loop turn that wrote them if sends wait
+    for slaves, otherwise in the next turn, after the answers to clients.
     """
 
     def __init__(
@@ -100,7 +104,7 @@ class SlavePump:
         self._is_due = False
 
     def wake(self) -> None:
-        """More can be sent."""
+        """Handles new bytes to send."""
         if not self._connections:
             return
         if self._store.awaits_acks:
@@ -121,13 +125,13 @@ class SlavePump:
             except AssertionError:
                 raise
             except Exception as error:
-                # We may be inside the store's write, and one slave must not cost it, nor the other slaves.
+                # This may run inside the store's write; one failing slave must not affect it or other slaves.
                 log.error(events.SLAVE_PUSH_FAILED, exc_info=error)
                 connection.close(f"it could not be sent to: {error!r}")
 
 
 class SlaveConnection(asyncio.Protocol):
-    """From accept to close. `record` is what the directory of replicas knows of it."""
+    """The connection of one slave, from accept to close. `record` is its entry in the replica directory."""
 
     __slots__ = (
         "_clock",
@@ -160,10 +164,10 @@ class SlaveConnection(asyncio.Protocol):
         self._timer: TimerHandle | None = None
         self._handshake: MasterHandshake | None = None
         self._is_paused = False
-        self._goes_on = False  # it has had its part of this turn, and is pumped in the next one
+        self._goes_on = False  # its share of this turn is used; it is pumped again in the next
         self.close_reason = ""
         self.name: SlaveName | None = None
-        """Told beside this connection, or not at all."""
+        """The name that the slave reported in a separate request; None if it reported none."""
         self.peer: Address = ("", 0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -183,7 +187,7 @@ class SlaveConnection(asyncio.Protocol):
         self._arm()
 
     def status(self, log_end: int, *, replica: ReplicaId | None, is_in_sync: bool) -> SlaveStatus:
-        """What the master tells of this slave, whose log ends at `log_end`."""
+        """Returns the status of this slave for a master whose log ends at `log_end`."""
         session = self.session
         return SlaveStatus(
             address=self.peer,
@@ -222,7 +226,9 @@ class SlaveConnection(asyncio.Protocol):
         self._hub.on_lost(self)
 
     def pump(self) -> None:
-        """Send what the log holds beyond what was sent, within what this turn and the socket allow."""
+        """Sends bytes that the log holds beyond what was sent, within the limits of this turn and the
+        socket.
+        """
         if self._goes_on or not self._can_write():
             return
         session, now_ms = self.session, self._now_ms()
@@ -236,7 +242,7 @@ class SlaveConnection(asyncio.Protocol):
             try:
                 view = self._hub.log_view(session.next_offset, wanted)
             except (StoreError, OSError) as error:
-                # The slave dials again; by then its place may be readable, or found too old.
+                # The slave reconnects; by then its offset may be readable, or found too old.
                 self.close(f"the log cannot be read at {session.next_offset}: {error}")
                 return
             if not len(view):
@@ -257,12 +263,12 @@ class SlaveConnection(asyncio.Protocol):
         self.pump()
 
     def send_head(self) -> None:
-        """Send a head without bytes, unless earlier frames still wait for the socket."""
+        """Sends a head without a body, unless earlier frames still wait for the socket."""
         if self._can_write():
             self._perform([self.session.heartbeat(self._now_ms())])
 
     def close(self, reason: str) -> None:
-        """Close at once; bytes that the socket has not taken are dropped."""
+        """Closes at once; bytes that the socket has not accepted are dropped."""
         assert reason, "whoever looks for a lost slave asks why"
         self.close_reason = self.close_reason or reason
         if self._transport is not None:
@@ -279,7 +285,9 @@ class SlaveConnection(asyncio.Protocol):
                 self._arm()
 
     def _shake_hands(self, handshake: MasterHandshake, data: bytes) -> bytes:
-        """What of `data` belongs to the stream; nothing before the slave has proven the secret."""
+        """Returns the part of `data` that belongs to the stream; nothing before the slave has proven the
+        secret.
+        """
         assert self.session.start is None, "nothing is read before the proof"
         try:
             outcome = handshake.feed(data)
@@ -335,8 +343,9 @@ class SlaveConnection(asyncio.Protocol):
                     self._end()
 
     def _end(self) -> None:
-        """Close, so that the head that tells a slave of ours why still reaches it; but a slave that takes no
-        bytes must not keep the connection alive until its kernel gives up, which takes a quarter of an hour.
+        """Closes gracefully if the write buffer is empty, so that a TandemMQ slave still receives the head
+        with the reason. Otherwise aborts: a slave that reads nothing must not keep the connection open until
+        its kernel gives up, which takes a quarter of an hour.
         """
         assert self.session.is_closed, self.session.state
         if self._transport is None:
@@ -347,7 +356,7 @@ class SlaveConnection(asyncio.Protocol):
             self._transport.close()
 
     def _arm(self) -> None:
-        """One timer per connection; it may ring early, never late."""
+        """Arms the one timer of the connection; it may ring early, never late."""
         assert self._transport is not None, "the timer of a connection that is gone would stay"
         if self._timer is not None:
             self._timer.cancel()
