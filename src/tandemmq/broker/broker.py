@@ -306,7 +306,7 @@ class Broker:
         self._scope.start("take_office", self._take_office(self.store, self._parts))
 
     def set_master(self, address: str | None) -> None:
-        """Sets the master whose tables this slave copies."""
+        """Sets the address of the master whose tables this slave copies, or None without a master."""
         assert self._elected is not None
         assert self._parts is not None
         self._elected.set_master(address)

@@ -42,8 +42,8 @@ def require_group(groups: GroupTable, name: str, now_ms: int, host: str) -> Subs
     """Returns the group's configuration. A missing group is created if autoCreateSubscriptionGroup allows it;
     `host` is the address that uses it.
 
-    Raises:  GroupNotFound, naming the name or the setting as the reason; NotPermitted when `host` has created
-            too many (`CreationQuota`).
+    Raises:  GroupNotFound, saying whether the name or the setting is the reason; NotPermitted when `host` has
+            created too many (`CreationQuota`).
     """
     config = groups.find_or_create(name, now_ms, host)
     if config is None:

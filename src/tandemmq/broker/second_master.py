@@ -43,14 +43,16 @@ the broker itself, and a broker must not yield to itself.
 
 
 class MasterFacts(NamedTuple):
-    """Another master of the name, as it describes itself."""
+    """Another master of the name, as described by its own answer."""
 
     started_at_ms: int
     address: str
 
 
 class MasterClaim:
-    """The claim of one broker to be the master of its name. `yielded_to` is empty until it has yielded."""
+    """The claim of one broker to be the master of its name. `yielded_to` is empty until the broker has
+    yielded.
+    """
 
     def __init__(
         self,
@@ -119,7 +121,7 @@ class MasterClaim:
         return [members for members in answers if members is not None]
 
     async def may_register(self, name_server: str) -> bool:
-        """Compares this broker with another master that the name server lists in its place. Returns False
+        """Compares this broker with another master that the name server lists under its name. Returns False
         once this broker has yielded.
         """
         if not self.yielded_to and self.is_watched:

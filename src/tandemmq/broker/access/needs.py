@@ -71,7 +71,7 @@ CLUSTER: Final = "Cluster"
 
 
 class Need(NamedTuple):
-    """A need: one of the `actions` (bits) on one resource; the name "" matches no resource."""
+    """A need: one of the `actions` (bits) on one resource; the name "" is not the name of any resource."""
 
     kind: str
     name: str

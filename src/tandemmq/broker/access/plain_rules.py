@@ -91,7 +91,7 @@ def _in_ranges(text: str, pattern: str) -> Matcher:
 
 
 def _places_v6(text: str) -> list[str]:
-    """Returns the positions of an IPv6 pattern; `::` stands for the missing zeros."""
+    """Returns the positions of an IPv6 pattern; `::` is expanded to the missing zeros."""
     if "::" not in text:
         return text.split(":")
     head, _, tail = text.partition("::")

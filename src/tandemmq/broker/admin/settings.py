@@ -1,4 +1,4 @@
-"""Changes to a running broker by operators: settings, files on disk, and the location of the master.
+"""Operators' changes to a running broker: settings, files on disk, and the location of the master.
 
 `SettingsHandlers` serves GET_BROKER_CONFIG (26), UPDATE_BROKER_CONFIG (25) and SET_COMMITLOG_READ_MODE
 (2004), with RocketMQ's names of settings. `CleaningHandlers` deletes at once what retention would delete

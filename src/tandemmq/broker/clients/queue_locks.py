@@ -21,8 +21,9 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock
 
 LEFT_EXPIRED_MS: Final = 35_000
-"""The expiry of a lock whose connection is closed. It is not immediate: the client may still be running and
-use its queues for the 30 s that a lock lasts on its side, plus 5 s for the current message.
+"""The expiry, in milliseconds, of a lock if its connection is closed. It is not immediate: the client may
+still be running and use its queues for the 30 s that a lock lasts on its side, plus 5 s for the current
+message.
 """
 
 

@@ -65,11 +65,11 @@ class LevelPlan:
 
 
 class Arrivals:
-    """The times, by the monotonic clock, since when messages of a queue are known: never too early, a little
+    """The times, by the monotonic clock, at which messages of a queue became known: never too early, a little
     late.
 
-    Bound: ARRIVAL_COUNT_MAX notes per delay. Notes closer together than a fraction of the delay are skipped;
-           the next note covers their messages.
+    Bound: ARRIVAL_COUNT_MAX entries per delay. Entries closer together than a fraction of the delay are
+           skipped; the next entry covers their messages.
     """
 
     __slots__ = ("_gap_ms", "_notes")
@@ -91,8 +91,8 @@ class Arrivals:
         notes.append((queue_end, steady_ms))
 
     def known_since(self, queue_offset: int) -> int | None:
-        """Returns a time since when the message is known, or None if no note covers it. Offsets must not
-        decrease.
+        """Returns a time at which the message was already known, or None if no entry covers it.
+        Offsets must not decrease.
         """
         notes = self._notes
         while notes and notes[0][0] <= queue_offset:

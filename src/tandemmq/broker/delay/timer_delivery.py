@@ -297,7 +297,7 @@ class TimerDelivery:
             low = self._scan_offset if first is None else first
             if first is None:
                 self._roll_after_ms = self._wanted_window_ms()
-        # Close to the delivered messages: if it were far ahead, later sends would count as done.
+        # Close to the delivered messages: if it were far ahead, every message sent next would count as late.
         next_key = TimerKey(self._front.slot_ms + PRECISION_MS, 0)
         pending = self._wheel.next_key() or self._wheel.horizon
         if pending is not None:

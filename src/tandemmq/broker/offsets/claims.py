@@ -325,8 +325,8 @@ class Claims:
         return begin > 0 and safe <= begin
 
     def _beginning_of(self, online: ConsumerGroup | None, queue: QueueName) -> int:
-        """Returns the initial position of a group without a commit, at most the life start on a live group.
-        The group may have read from a master that lost its disk, and nothing of this log.
+        """Returns the initial position of a group without a commit, no higher than the life start. The group
+        may have read from a master that lost its disk, and nothing of this log.
 
         A group that starts at the newest message needs all messages since its subscription was made, which
         the subscription's version records.

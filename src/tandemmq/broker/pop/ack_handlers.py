@@ -241,8 +241,8 @@ class AckHandlers:
 
 
 class _Pending:
-    """A batch of acks being stored. Its single answer is sent after the last ack and reports the worst
-    status.
+    """A batch of acks being stored. Its single answer is sent after the last ack, and is an error if any ack
+    failed.
     """
 
     def __init__(self, channel: Channel, command: Command) -> None:

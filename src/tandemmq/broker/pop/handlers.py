@@ -133,7 +133,7 @@ class PopAdmission:
 
 
 def is_late(born_at_ms: int, poll_ms: int, now_ms: int) -> bool:
-    """Returns True if the client has already given the request up."""
+    """Returns True if the client has already abandoned the request."""
     return now_ms - born_at_ms - poll_ms > LATE_MS
 
 
@@ -361,8 +361,8 @@ class PopHandlers:
     # Popping.
 
     def _try(self, asked: Asked) -> bool:
-        """Tries to serve the pop. Returns True if messages were found; the answer is then sent once they are
-        leased.
+        """Tries to serve the pop. Returns True if messages were found; the answer is sent once their leases
+        are stored.
 
         Raises:  RequestRejected when the check points cannot be stored.
         """

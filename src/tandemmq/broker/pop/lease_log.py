@@ -130,7 +130,7 @@ class LeaseLog:
         return len(self.leases)
 
     def _finish_replaced(self, put_off: Mapping[tuple[QueueKey, int], int]) -> None:
-        """Removes messages whose invisible time was changed from their earlier leases.
+        """Removes messages from their earlier leases if their invisible time was changed.
 
         The log may end between the check point of the new lease and the ack that closes the old one. A slave
         that became master then has the first without the second, and the message would be delivered twice.
@@ -313,7 +313,7 @@ class LeaseLog:
         def settled(status: PutStatus) -> None:
             for lease in leases:
                 if is_stored(status):
-                    # Not earlier: a committed offset must not pass a check point that is only staged.
+                    # Set only now: a committed offset must not pass a check point that is only staged.
                     self._moved[lease.key[:3]] = lease.end_offset
                 else:
                     self._take_back(lease)

@@ -91,6 +91,7 @@ class _Waiting:
 
 class PopPolls:
     """Pops and notifications that wait for messages: held by topic and group, served first come first served.
+    `on_wake(held, is_over)` answers a request, or returns False to keep it waiting.
 
     Invariants: a held request is in the table once and leaves it once: when served, when expired, or with its
                 connection. A request that finds nothing does not block requests of another kind.
@@ -100,7 +101,6 @@ class PopPolls:
               messages in order, because such an attempt gets its messages again.
     At a bound: `hold` returns False (POLLING_FULL). After LOOKS_MAX tries the next turn of the loop
                 continues.
-    Knows not: how to pop. `on_wake(held, is_over)` answers the request, or returns False to keep it waiting.
     """
 
     def __init__(

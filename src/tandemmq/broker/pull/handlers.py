@@ -118,7 +118,7 @@ SQL_WORK_MAX = 20_000
 COLD_HOLD_S = 3.0
 """The hold time, in seconds, of a pull whose group is over its threshold of cold reads, as in RocketMQ."""
 COLD_HOLD_UNASKED_S = 1.0
-"""The same hold time, in seconds, for a client that did not ask to be held and may not wait so long: the
+"""The same hold time, in seconds, for a client that did not ask to be held and may not wait that long: the
 Spark source.
 """
 SKIPPED_HOLD_S = 5.0

@@ -1,4 +1,5 @@
-"""Pulls that wait for messages: held by queue, woken by dispatch, expired by one shared timer.
+"""Pulls that wait for messages: held by queue, woken by dispatch, expired by one shared timer. `on_wake` of
+the held object answers the pull; the table does not inspect requests.
 
 Invariant: a held pull is in the table exactly once and leaves it exactly once: woken, expired, or dropped
            with its channel.
@@ -6,7 +7,6 @@ Strategy: expiry times are rounded up to ticks. The ticks in use form a heap, an
           the first. Waking is deferred to the next turn of the loop: the store finishes its batch first, and
           a queue touched twice in a turn is woken once.
 At a bound: `hold` returns False and the pull is answered at once.
-Knows not: how to pull; it calls `on_wake` of the held object.
 Source: spec semantics 8.5.
 """
 

@@ -98,7 +98,9 @@ _REFUSED_NAMES = (
 )
 _REMOVED_NAMES = (b"POP_CK", b"__CRC32#")
 _UNCLEAN_PARTS = (b"DEL", b"TRAN_MSG", b"INNER_NUM", b"POP_CK", b"__CRC32#")
-"""Fragments of all refused and removed names: properties without any fragment contain none of those names."""
+"""Fragments of all rejected and removed names: properties without any fragment contain none of those
+names.
+"""
 assert all(any(part in name for part in _UNCLEAN_PARTS) for name in (*_REFUSED_NAMES, *_REMOVED_NAMES))
 _UNIQUE_MARK = b"UNIQ_KEY\x01"
 _KNOWN_BYTES_MAX = 256
@@ -191,7 +193,7 @@ def _read_alike(properties: list[bytes]) -> _PartFacts | None:
 @lru_cache(maxsize=1024)
 def _read_around(head: bytes, rest: bytes) -> tuple[int, str] | None:
     """Reads properties as `_read_part` does, from the text before and after a unique key's value. Returns
-    None if another unique key may count, or if a name may have to be refused or removed.
+    None if another unique key may count, or if a name may have to be rejected or removed.
     """
     is_pair = head == _UNIQUE_MARK or head.endswith(b"\x02" + _UNIQUE_MARK)
     if not is_pair or rest[:1] != b"\x02" or _UNIQUE_MARK in rest or _may_be_unclean(head + rest):

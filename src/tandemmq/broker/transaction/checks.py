@@ -100,7 +100,9 @@ class Asker:
 
 
 WINDOW_MAX = 1 << 26
-"""The highest half message ahead of the progress: 8 MiB of bits. Op records beyond it wait to be read."""
+"""The number of half messages tracked ahead of the progress: 8 MiB of bits. Op records for later ones wait to
+be read.
+"""
 RECORDS_MAX = 1 << 22
 """The number of op records that may still be needed: 32 MiB. Further records wait to be read."""
 
