@@ -1,8 +1,8 @@
-"""The data pipeline: a Spark source for topics, a Parquet lake, and ready-made pipelines between the two.
+"""The data pipeline: a Spark source and sink for topics, lakes, and ready-made pipelines between them.
 
 The pure parts (`options`, `columns`, `decode`, `offsets`, `packing`) import neither pyspark nor the network
-and hold all rules; `wire`, `metadata` and `fetch` speak to name servers and brokers; `source` and
-`stream` are thin classes that Spark calls. Nothing here imports the broker.
+and contain all rules. `wire`, `metadata` and `fetch` talk to name servers and brokers. `source` and `stream`
+are thin classes that Spark calls. Nothing here imports the broker.
 
-Importing this package is cheap on purpose: every executor and planner process of Spark does it.
+Importing this package must stay cheap: every executor and planner process of Spark does it.
 """

@@ -1,9 +1,9 @@
-"""The columns of a message: names, Spark types, Arrow types, and which of them a query wants.
+"""The columns of a message: names, Spark types, Arrow types, and the projection of a query.
 
-Spark neither prunes columns nor accepts a batch that differs from its schema in a name, the order, a type
-or a nullability (spec spark SP-33, SP-36). So the projection is explicit: the option `columns`, or a schema
-that the user gives to the reader, in the user's order and spelling. This is the one place that knows both
-type systems.
+Spark does not prune columns, and it rejects a batch whose column names, order, types or nullability differ
+from the schema (spec spark SP-33, SP-36). The projection is therefore explicit: the option `columns`, or a
+schema that the user passes to the reader, in the user's order and spelling. This is the only module that
+knows both type systems.
 
 Needs pyarrow for `arrow_schema` only; must not import pyspark.
 """
@@ -19,9 +19,9 @@ from tandemmq.spark.options import KAFKA, PropertiesAs
 
 
 class Column(NamedTuple):
-    """A column and the Spark types in which it can be had, the default first.
+    """A column and the Spark types it supports, the default first.
 
-    `shows`: the column whose values it has, if that has another name.
+    `shows`: the column whose values it contains, if that column has another name.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Column(NamedTuple):
 
 
 class OutputColumn(NamedTuple):
-    """One column of the result: how the user spelled it, which one it is, and its type."""
+    """One column of the result: the user's spelling of its name, the column it shows, and its type."""
 
     label: str
     name: str
@@ -74,10 +74,10 @@ KAFKA_COLUMNS: tuple[Column, ...] = (
     Column("timestamp", ("timestamp",), "storeTimestamp"),
     Column("timestampType", ("int",)),
 )
-"""A message as Spark's source for Kafka shows it; `headers` comes behind them when it is asked for."""
+"""The columns of Spark's Kafka source; `headers` is appended if requested."""
 
 BODY_FAULT = Column("bodyFault", ("string",))
-"""The reason why `body` is as it was stored although its sender's flag says compressed; null for others."""
+"""The reason why a body flagged as compressed is returned as stored; null for all other rows."""
 
 SOURCE_COLUMNS: tuple[Column, ...] = (
     *COLUMNS,
@@ -86,11 +86,11 @@ SOURCE_COLUMNS: tuple[Column, ...] = (
     *(column for column in KAFKA_COLUMNS if column not in COLUMNS),
     Column("headers", (HEADERS_TYPE,)),
 )
-"""All that can be had by name: the first are what a query gets that names none."""
+"""All columns that a query can name; a query that names none gets `COLUMNS`."""
 
 
 def find_column(name: str, known_columns: Sequence[Column] = SOURCE_COLUMNS) -> Column:
-    """The column of that name, in any case.
+    """Returns the column with that name, ignoring case.
 
     Raises:  ConfigError with the nearest known name.
     """
@@ -116,7 +116,9 @@ def select_columns(
     known: Sequence[Column] = SOURCE_COLUMNS,
     default: Sequence[Column] = COLUMNS,
 ) -> Projection:
-    """The projection of the options `columns` and `propertiesAs`; no names mean the default."""
+    """Returns the projection for the options `columns` and `propertiesAs`; without names, the default
+    columns.
+    """
     chosen = [column for name in names for column in _find_columns(name, known)] or list(default)
     if properties_as is PropertiesAs.NONE:
         chosen = [column for column in chosen if column.name != "properties"]
@@ -132,10 +134,10 @@ def select_columns(
 def project_schema(
     fields: Sequence[tuple[str, str, bool]], known: Sequence[Column] = SOURCE_COLUMNS
 ) -> Projection:
-    """The projection of a schema that the user gave: name, Spark type (`bigint`) and nullability of each
-    field.
+    """Returns the projection for a schema that the user supplied, as name, Spark type (`bigint`) and
+    nullability of each field.
 
-    Raises:  ConfigError naming the column and the types that it can have.
+    Raises:  ConfigError naming the column and the types it supports.
     """
     projection = []
     for label, type_name, is_nullable in fields:
@@ -147,12 +149,12 @@ def project_schema(
 
 
 def render_ddl(projection: Projection) -> str:
-    """The schema in Spark's DDL."""
+    """Returns the schema as Spark DDL."""
     return ", ".join(f"`{column.label}` {column.type}" for column in projection)
 
 
 def arrow_schema(projection: Projection) -> Any:
-    """The pyarrow schema that Spark expects for the projection."""
+    """Returns the pyarrow schema that Spark expects for the projection."""
     import pyarrow as pa
 
     types = {

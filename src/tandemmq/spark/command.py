@@ -1,8 +1,8 @@
 """`tandemmq pipeline ...`: the ready-made pipelines as commands.
 
-First `landing` and `prepare`, then what sends to topics again (`replay`, `deadletters`), then what reads
-lakes and looks after them (`lake`, `rollup`, `history`, `audit`). Each command loads what it runs only when
-it is called, so that `--help` is quick.
+The order is: `landing` and `prepare`; then the commands that send to topics again (`replay`, `deadletters`);
+then the commands that read and maintain lakes (`lake`, `rollup`, `history`, `audit`). Each command imports
+its pipeline only when it is called, so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -132,12 +132,12 @@ def landing(
 ) -> None:
     """Land a topic in a directory of Parquet files, each message exactly once.
 
-    Ends after the current batch on SIGTERM or Ctrl-C, and goes on where it was when started again.
+    On SIGTERM or Ctrl-C it stops after the current batch. The next start resumes there.
     """
     watch = Watch(progress=progress, report=report, metrics_port=metrics_port)
 
     def work(reporter: Reporter) -> int:
-        # Spark and pyarrow are only imported when a pipeline really runs.
+        # Spark and pyarrow are imported only when a pipeline runs.
         from tandemmq.spark.pipelines.binary_bodies import make_reader
         from tandemmq.spark.pipelines.json_bodies import JsonChanges
         from tandemmq.spark.pipelines.landing import DEFAULT_COLUMNS, LandingOptions, run_landing
@@ -184,9 +184,10 @@ def landing(
 
 @app.command()
 def prepare() -> None:
-    """Make sessions start with half of the processor time, once for each Java and Spark on this machine.
+    """Halve the processor time that sessions need to start. Run it once for each Java and Spark on this
+    machine.
 
-    Writes an archive of Java's classes (some 180 MB) to the cache directory of this user, in half a minute.
+    Writes an archive of Java's classes (about 180 MB) to this user's cache directory, in half a minute.
     """
     try:
         from tandemmq.spark.java import make_archive
@@ -202,7 +203,7 @@ def prepare() -> None:
     typer.echo(f"{path}: {path.stat().st_size // MIB} MiB; sessions of this user map it from now on")
 
 
-# What sends to topics again: `tandemmq pipeline replay` and `deadletters`.
+# The commands that send to topics again: `tandemmq pipeline replay` and `deadletters`.
 
 
 def replay(
@@ -236,14 +237,14 @@ def replay(
     report: ReportFile = None,
     metrics_port: MetricsPort = None,
 ) -> None:
-    """Send messages of a lake to a topic again, by time and filter, at a bounded rate.
+    """Send messages of a lake to a topic again, filtered by time and condition, at a bounded rate.
 
-    Started again after a signal, an error or a kill, it goes on with the lake's batch at which it was.
+    After a signal, an error or a kill, the next start resumes with the lake's batch that was in progress.
     """
     watch = Watch(progress=progress, report=report, metrics_port=metrics_port)
 
     def work(reporter: Reporter) -> int:
-        # Spark and pyarrow are only imported when a pipeline really runs.
+        # Spark and pyarrow are imported only when a pipeline runs.
         from tandemmq.spark.pipelines.replay import Keys, ReplayOptions, run_replay
 
         options = ReplayOptions(
@@ -304,11 +305,11 @@ def deadletters(
     report: ReportFile = None,
     metrics_port: MetricsPort = None,
 ) -> None:
-    """Show the dead letters of a group by error and age, and send chosen ones to their topics again."""
+    """Show the dead letters of a group by error and age, and resend selected ones to their topics."""
     watch = Watch(progress=progress, report=report, metrics_port=metrics_port)
 
     def work(reporter: Reporter) -> int:
-        # Spark and pyarrow are only imported when a pipeline really runs.
+        # Spark and pyarrow are imported only when a pipeline runs.
         from tandemmq.spark.pipelines.dead_letters import DeadLetterOptions, run_dead_letters
 
         options = DeadLetterOptions(
@@ -334,8 +335,8 @@ def deadletters(
     run_pipeline("deadletters", group, watch, work)
 
 
-# What reads lakes and looks after them: `tandemmq pipeline lake ...` (upkeep, without Spark), `rollup`,
-# `history`, `audit`.
+# The commands that read and maintain lakes: `tandemmq pipeline lake ...` (maintenance, without Spark),
+# `rollup`, `history`, `audit`.
 
 lake_app = typer.Typer(no_args_is_help=True, help="Look after a lake: parquet, delta or iceberg.")
 
@@ -348,9 +349,9 @@ def compact(
     directory: Directory,
     target_mib: Annotated[int, typer.Option(help="About so many MiB per file at most.", min=1)] = 256,
 ) -> None:
-    """Make fewer and larger files; readers see every row once at any time.
+    """Merge small files into fewer, larger ones; readers see every row exactly once at all times.
 
-    A landing must not run meanwhile, except into a Delta table.
+    No landing may run meanwhile, except into a Delta table.
     """
     from tandemmq.spark.lake.upkeep import compact_lake
 
@@ -363,7 +364,7 @@ def expire(
     directory: Directory,
     days: Annotated[int, typer.Option(help="Keep the last so many days (UTC), and today.", min=1)],
 ) -> None:
-    """Let rows go that were stored before the last days, and files that no log names."""
+    """Delete rows stored before the last days, and files that no log names."""
     from tandemmq.spark.lake.upkeep import expire_lake
 
     count = _refuse_wrong(lambda: expire_lake(directory, days))
@@ -372,7 +373,7 @@ def expire(
 
 @lake_app.command()
 def check(directory: Directory) -> None:
-    """Compare all files with what was committed; exit code 1 when something is missing."""
+    """Compare all files with the committed batches; exit code 1 if something is missing."""
     from tandemmq.spark.lake.upkeep import check_lake
 
     state = _refuse_wrong(lambda: check_lake(directory))
@@ -390,7 +391,7 @@ def check(directory: Directory) -> None:
 
 
 def _refuse_wrong(work: Callable[[], _T]) -> _T:
-    """What `work` returns; the command ends with code 2 for a lake or an option that is wrong."""
+    """Returns the result of `work`; exits with code 2 if the lake or an option is wrong."""
     try:
         return work()
     except ConfigError as error:
@@ -417,12 +418,12 @@ def rollup(
 ) -> None:
     """Count messages, bytes and latencies per topic, tag and minute, each message exactly once.
 
-    Ends after the current batch on SIGTERM or Ctrl-C, and goes on where it was when started again.
+    On SIGTERM or Ctrl-C it stops after the current batch. The next start resumes there.
     """
     watch = Watch(progress=progress, report=report, metrics_port=metrics_port)
 
     def work(reporter: Reporter) -> int:
-        # Spark and pyarrow are only imported when a pipeline really runs.
+        # Spark and pyarrow are imported only when a pipeline runs.
         from tandemmq.spark.pipelines.rollup import RollupOptions, run_rollup
 
         options = RollupOptions(
@@ -460,11 +461,11 @@ def history(
     report: ReportFile = None,
     metrics_port: MetricsPort = None,
 ) -> None:
-    """Write a lake and what its topic got since to Parquet files, each message once."""
+    """Write a lake, and the messages its topic received since, to Parquet files, each message once."""
     watch = Watch(progress=progress, report=report, metrics_port=metrics_port)
 
     def work(reporter: Reporter) -> int:
-        # Spark and pyarrow are only imported when a pipeline really runs.
+        # Spark and pyarrow are imported only when a pipeline runs.
         from tandemmq.spark.pipelines.history import HistoryOptions, run_history
 
         options = HistoryOptions(
@@ -514,13 +515,13 @@ def audit(
 ) -> None:
     """Prove that master, slaves, lakes and stores hold the same messages, each exactly once.
 
-    Names the first differences and the loss in messages and seconds. Exit codes: 0 all equal, 1 not,
+    Reports the first differences, and the loss in messages and seconds. Exit codes: 0 all equal, 1 not equal,
     2 refused, 3 stopped by a signal.
     """
     watch = Watch(progress=progress, report=report, metrics_port=metrics_port)
 
     def work(reporter: Reporter) -> int:
-        # Spark and pyarrow are only imported when a pipeline really runs.
+        # Spark and pyarrow are imported only when a pipeline runs.
         from tandemmq.spark.pipelines.audit import AuditOptions, run_audit
 
         stores = split_pairs(store, "--store")
@@ -542,7 +543,7 @@ def audit(
     run_pipeline("audit", topic, watch, work)
 
 
-# In the help these follow `landing` and `prepare`, in this order.
+# Registered here so that `--help` lists these after `landing` and `prepare`, in this order.
 
 app.command()(audit)
 app.command()(replay)

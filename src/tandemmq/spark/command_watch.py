@@ -1,5 +1,5 @@
-"""What all pipeline commands have in common: their options, how those are split, how they are watched, how
-they tell their progress, and how they end.
+"""The parts that all pipeline commands share: their options and the parsing of them, progress reporters,
+metrics and report, and exit codes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tandemmq.spark.pipelines.events import JsonReporter, Reporter, Reporters, R
 
 
 class ProgressKind(Enum):
-    """How a pipeline tells its progress."""
+    """The format in which a pipeline reports its progress."""
 
     TEXT = "text"
     JSON = "json"
@@ -32,19 +32,20 @@ class ProgressKind(Enum):
 
 
 def make_reporter(kind: ProgressKind) -> Reporter:
-    """A reporter that writes to standard output; with `none` only the results."""
+    """Returns a reporter that writes to standard output; with `none`, it writes only the results."""
     if kind is ProgressKind.JSON:
         return JsonReporter(sys.stdout, sys.stderr)
     return TextReporter(Console()) if kind is ProgressKind.TEXT else ResultReporter(sys.stdout, sys.stderr)
 
 
 def split_list(text: str) -> tuple[str, ...]:
-    """The names between commas."""
+    """Returns the comma-separated names."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def split_pairs(texts: Sequence[str] | None, option: str) -> tuple[tuple[str, str], ...]:
-    """Names and values of `name=value`; none for None, which is what a repeatable option is without a value.
+    """Returns the names and values of `name=value` texts; an empty tuple for None, the value of an unused
+    repeatable option.
 
     Raises:  typer.BadParameter, which names the option.
     """
@@ -59,7 +60,7 @@ def _split_pair(text: str, option: str) -> tuple[str, str]:
 
 
 def read_text_option(option: str, text: str) -> str:
-    """The text, or what the file behind an `@` holds."""
+    """Returns the text itself, or, after an `@`, the content of the named file."""
     if not text.startswith("@"):
         return text
     try:
@@ -69,9 +70,9 @@ def read_text_option(option: str, text: str) -> str:
 
 
 def parse_time(option: str, text: str) -> int | None:
-    """Milliseconds; None for no text. A time without a zone is UTC.
+    """Returns milliseconds; None for an empty text. A time without a zone is UTC.
 
-    Raises:  ConfigError for what is neither a number nor a time.
+    Raises:  ConfigError if the text is neither a number nor a time.
     """
     if not text:
         return None
@@ -119,7 +120,7 @@ _SECRET = re.compile(r"^([\w.-]*(?:secret|password|token|access_?key)[\w.-]*)=.*
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """How one run is watched."""
+    """The reporting of one run: progress, report and metrics."""
 
     progress: ProgressKind = ProgressKind.TEXT
     report: Path | None = None
@@ -127,7 +128,7 @@ class Watch:
 
 
 def run_pipeline(name: str, subject: str, watch: Watch, work: Callable[[Reporter], int]) -> NoReturn:
-    """Runs `work` with a reporter and ends the command with its exit code; 2 when it was refused."""
+    """Runs `work` with a reporter and exits with its exit code; 2 if it was refused."""
     code = EXIT_REFUSED
     reporter: Reporter | None = None
     try:
@@ -142,9 +143,9 @@ def run_pipeline(name: str, subject: str, watch: Watch, work: Callable[[Reporter
 
 
 def build_reporters(name: str, subject: str, watch: Watch, command: str) -> Reporter:
-    """Progress, metrics and report as one reporter.
+    """Returns progress, metrics and report as one reporter.
 
-    Raises:  ConfigError for a port that cannot be had, or a report that cannot be drawn.
+    Raises:  ConfigError if the metrics port cannot be bound, or matplotlib is missing for the report.
     """
     reporters: list[Reporter] = []
     if watch.report is not None and find_spec("matplotlib") is None:
@@ -165,5 +166,5 @@ def build_reporters(name: str, subject: str, watch: Watch, command: str) -> Repo
 
 
 def _render_command(arguments: Sequence[str]) -> str:
-    """The command as it was given, without what is secret in it."""
+    """Returns the command line as it was typed, with secrets masked."""
     return shlex.join(_SECRET.sub(r"\1=...", text) for text in arguments)

@@ -1,13 +1,13 @@
 """The data source `commitlog`: CommitLog files as a table, batch only.
 
-A piece of a file, a range of bytes, is walked in runs of whole records and damages, which become Arrow
-batches with the column `damage`. A record says at which offset of the log it lies, so any byte range can be
-read alone: the first record of a piece is the first one that says that it lies where it lies. Each record and
-each damage belongs to the piece in which it begins, so pieces need not end between two records. Foreign bytes
-never raise.
+A piece is a range of bytes of one file. It is scanned in runs of whole records and damaged ranges, which
+become Arrow batches with the column `damage`. A record contains its own log offset, so any byte range can be
+read alone: the first record of a piece is the first one whose stated offset equals its position. Each record
+and each damaged range belongs to the piece in which it begins, so pieces need not end at a record boundary.
+Foreign bytes never raise.
 
-The files must be reachable from every executor. A running broker may be read too; what it is writing at that
-moment then looks like damage at the end of the last file.
+The files must be reachable from every executor. The store of a running broker may be read too; a record that
+the broker is just writing then looks like damage at the end of the last file.
 Source: spec store 3, 3.2, 3.3.
 """
 
@@ -64,7 +64,7 @@ KNOWN_COLUMNS = (*LOG_COLUMNS, BODY_FAULT)
 
 
 class Damaged(Enum):
-    """What becomes of damaged records."""
+    """The handling of damaged records."""
 
     REPORT = "report"
     SKIP = "skip"
@@ -92,7 +92,7 @@ LOG_OPTION_TABLE: tuple[OptionRow, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
-    """Made by `parse_log_options`."""
+    """The options of a query; made by `parse_log_options`."""
 
     path: Path
     topics: tuple[str, ...] = ()
@@ -107,9 +107,9 @@ class LogOptions:
 
 
 def parse_log_options(raw: Mapping[str, str]) -> LogOptions:
-    """The options of a query.
+    """Returns the options of a query.
 
-    Raises:  ConfigError naming the option, what was wrong and what is allowed.
+    Raises:  ConfigError naming the option, the wrong value and the allowed ones.
     """
     values = name_options(raw, LOG_OPTION_TABLE)
     path = values.get("path", "")
@@ -134,9 +134,9 @@ LOG_DIR = "commitlog"
 
 @dataclass(frozen=True, slots=True)
 class SegmentPiece:
-    """Bytes `begin` to `end` of the file; `is_last`: no file of the log follows.
+    """The bytes `[begin, end)` of a file; `is_last` is True if no file of the log follows.
 
-    `lost` instead names bytes of the log that lie in no file, in front of `file`.
+    `lost`, if set, is a range of the log in front of `file` that no file contains.
     """
 
     file: OffsetFile
@@ -147,9 +147,10 @@ class SegmentPiece:
 
 
 def find_files(path: Path) -> tuple[OffsetFile, ...]:
-    """The CommitLog files of a store, of its `commitlog` directory, or the one file that `path` is.
+    """Returns the CommitLog files of a store, of its `commitlog` directory, or the one file that `path`
+    names.
 
-    Raises:  ConfigError when there are none.
+    Raises:  ConfigError if there are none.
     """
     base = parse_offset_file_name(path.name)
     if path.is_file():
@@ -164,7 +165,7 @@ def find_files(path: Path) -> tuple[OffsetFile, ...]:
 
 
 def cut_pieces(files: Sequence[OffsetFile], piece_bytes: int) -> list[SegmentPiece]:
-    """The pieces of all files, in the order of the log; files at the end that are all zero are left out."""
+    """Returns the pieces of all files in log order; all-zero files at the end are left out."""
     used = files[: used_count(files)]
     pieces: list[SegmentPiece] = []
     for index, file in enumerate(used):
@@ -183,7 +184,7 @@ _MAGICS = tuple((magic & 0xFFFFFFFF).to_bytes(4, "big") for magic in (MAGIC_V1, 
 
 @dataclass(frozen=True, slots=True)
 class FileRun:
-    """Whole records of `view`; where `is_intact` is False the body does not match its checksum."""
+    """Whole records of `view`; if `is_intact` is False, the body does not match its checksum."""
 
     view: memoryview
     columns: RecordColumns
@@ -191,7 +192,7 @@ class FileRun:
 
 
 def scan_piece(piece: SegmentPiece, *, run_records: int, check_crc: bool) -> Iterator[FileRun | Damage]:
-    """What begins in the piece, in the order of the log."""
+    """Yields the records and damaged ranges that begin in the piece, in log order."""
     if piece.lost is not None:
         reason = f"bytes {piece.lost[0]} to {piece.lost[1]} of the log are in no file"
         yield Damage(file=piece.file, begin=0, end=0, reason=reason, lost=piece.lost)
@@ -205,7 +206,7 @@ def scan_piece(piece: SegmentPiece, *, run_records: int, check_crc: bool) -> Ite
         columns = read_columns(view, bounds, log_offset=piece.file.base)
         whole = take_rows(columns, slice(columns.valid_count))
         if len(whole):
-            # Behind the piece's end begins what the next task reads.
+            # Records that begin behind the end of the piece belong to the next task.
             whole = take_rows(whole, slice(int(np.searchsorted(whole.position, piece.end))))
             is_intact = verify_bodies(view, whole) if check_crc else whole.is_valid
             yield FileRun(view, whole, is_intact)
@@ -221,7 +222,9 @@ def scan_piece(piece: SegmentPiece, *, run_records: int, check_crc: bool) -> Ite
 
 
 def find_sound(view: memoryview, base: int, begin: int) -> int:
-    """The first record or BLANK at or behind `begin` that says that it lies there, else the file's end."""
+    """Returns the position of the first record or BLANK at or after `begin` that states its own position
+    correctly, else the end of the file.
+    """
     found = {raw: find_bytes(view, raw, begin + 4) for raw in _MAGICS}
     while any(at >= 0 for at in found.values()):
         at, raw = min((at, raw) for raw, at in found.items() if at >= 0)
@@ -236,7 +239,7 @@ def find_sound(view: memoryview, base: int, begin: int) -> int:
 
 
 def _is_finished(piece: SegmentPiece, view: memoryview, position: int) -> bool:
-    """True when the file ends here as it should: with a BLANK, or with zeros where no file follows."""
+    """Returns True if the file ends properly here: with a BLANK, or with zeros if no file follows."""
     if position >= len(view):
         return True
     found = check_record(view, position, log_offset=piece.file.base + position, check_crc=False)
@@ -249,9 +252,9 @@ DAMAGE = "damage"
 
 
 def read_piece(piece: SegmentPiece, options: LogOptions, projection: Projection) -> Iterator[Any]:
-    """The rows of one piece.
+    """Yields the rows of one piece.
 
-    Raises:  RemoteProtocolError at damage when the options say so.
+    Raises:  RemoteProtocolError for damage if the option `damaged` is `fail`.
     """
     for found in scan_piece(piece, run_records=options.arrow_rows, check_crc=options.verify_crc):
         if isinstance(found, Damage):
@@ -271,7 +274,7 @@ def _of_run(run: FileRun, options: LogOptions, projection: Projection) -> Iterat
         if options.damaged is Damaged.FAIL:
             raise _failure(int(columns.log_offset[0]), reason)
         if options.damaged is Damaged.REPORT:
-            # What is damaged may be what a decompressor would need.
+            # The damaged bytes may be ones that a decompressor would need.
             as_stored = replace(options, decompress=False)
             yield _decode(run.view, columns, as_stored, projection, damage=reason)
 
@@ -312,7 +315,7 @@ def _decode(
 
 
 def _of_damage(damage: Damage, options: LogOptions, projection: Projection) -> Iterator[Any]:
-    """One row with what can still be said."""
+    """Yields one row with the facts that are still known about the damaged range."""
     if options.topics and damage.topic is not None and damage.topic not in options.topics:
         return
     size = damage.log_end - damage.log_offset
@@ -343,13 +346,13 @@ def _failure(log_offset: int, reason: str) -> RemoteProtocolError:
 
 @dataclass
 class LogPiece(InputPartition):  # type: ignore[misc]  # pyspark is untyped here
-    """What one task reads."""
+    """The input of one task."""
 
     piece: SegmentPiece
 
 
 class CommitLogSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
-    """See docs/spark.md for the options."""
+    """The source `commitlog`; see docs/spark.md for the options."""
 
     @classmethod
     def name(cls) -> str:
@@ -366,7 +369,7 @@ class CommitLogSource(DataSource):  # type: ignore[misc]  # pyspark is untyped h
 
 
 class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
-    """One task per piece of a file."""
+    """A batch query with one task per piece of a file."""
 
     def __init__(self, options: LogOptions, projection: Projection) -> None:
         self._options = options
@@ -377,7 +380,7 @@ class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped h
         return [LogPiece(piece) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        # Without files Spark makes one task with a partition that is none of ours (spec spark SP-32).
+        # Without files Spark still runs one task, with a partition of its own class (spec spark SP-32).
         if not isinstance(partition, LogPiece):
             return iter(())
         from tandemmq.spark.commitlog import read_piece

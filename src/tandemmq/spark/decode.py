@@ -1,12 +1,11 @@
-"""Stored records, concatenated as a pull returns them -> one Arrow record batch.
+"""Decodes stored records, concatenated as a pull returns them, into one Arrow record batch.
 
-No Python object per message. The body, topic and properties of a record cut it into consecutive pieces, so
-one array of offsets laid over the original buffer *is* an Arrow array of all pieces, and every wanted
-column is one strided `take` in C++ (spec spark 5, SP-68). Only bodies that a client compressed, and columns
-of hosts, go row by row.
+No Python object is made per message. The body, topic and properties of a record divide it into consecutive
+pieces. One array of offsets over the original buffer therefore *is* an Arrow array of all pieces, and each
+wanted column is one strided `take` in C++ (spec spark 5, SP-68). Only bodies that a client compressed and the
+host columns are handled row by row.
 
-Shared by the readers, and by anything else that has record bytes and wants columns. Pure: numpy and
-pyarrow, no Spark, no network.
+Used by all readers of record bytes. Pure: numpy and pyarrow, no Spark, no network.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ _SYSTEM = frozenset(name.encode() for name in SYSTEM_NAMES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePlan:
-    """Which columns to build and how; `tags` drops rows that only share a tag's hash with a wanted one."""
+    """The columns to build and how; `tags` drops rows whose tag only shares the hash of a wanted tag."""
 
     projection: Projection
     decompress: bool = True
@@ -70,7 +69,7 @@ class DecodePlan:
 
 @dataclass(slots=True)
 class BodyFaults:
-    """The number of bodies that are not what their senders' flags say, and the first of them."""
+    """The number of bodies that contradict their compression flag, and the first of them."""
 
     count: int = 0
     first: str = ""
@@ -88,16 +87,16 @@ def decode_records(
     positions: Ints | None = None,
     faults: BodyFaults | None = None,
 ) -> Any:
-    """The records in `data` as a RecordBatch of exactly the plan's columns.
+    """Decodes the records in `data` into a RecordBatch of exactly the plan's columns.
 
-    A body that is not what its sender's flag says stays as it is stored: the column `bodyFault` says why, and
-    `faults` counts it.
+    A body that cannot be decompressed as its flag says is returned as stored; the column `bodyFault` contains
+    the reason, and `faults` counts it.
 
-    `brokers`: which broker sent how many of the records, in the order of the records. `positions`: where each
-    record begins, when that is known already.
-    Raises:  LocalProtocolError when `brokers` counts other records than there are;
-             RemoteProtocolError when the bytes are not whole, valid records, or with `verify_crc` a body is
-             damaged.
+    `brokers`: pairs of broker name and record count, in record order. `positions`: the start of each record,
+    if already known.
+    Raises:  LocalProtocolError if the counts in `brokers` do not add up to the number of records;
+             RemoteProtocolError if the bytes are not whole, valid records, or, with `verify_crc`, if a body
+             is damaged.
     """
     if positions is None:
         boundaries = scan_boundaries(data)
@@ -140,7 +139,7 @@ def _check(data: Buffer, columns: RecordColumns, plan: DecodePlan) -> None:
 
 
 class _Rows:
-    """The records of one buffer; every part is made when a column first needs it."""
+    """The records of one buffer; each part is computed when a column first needs it."""
 
     def __init__(
         self,
@@ -172,7 +171,7 @@ class _Rows:
         return self._spans
 
     def _take(self, piece: int) -> Any:
-        """One piece of every record as a binary array of its own."""
+        """Returns one piece of every record as a separate binary array."""
         if self._pieces is None:
             self._pieces = self._cut()
         stop = _PIECES_PER_RECORD * len(self._columns)
@@ -201,7 +200,7 @@ class _Rows:
             at = int(columns.topic_position[0])
             if (sizes == size).all():
                 texts = gather_texts(self._data, columns.topic_position, size)
-                # A queue has one topic, so the usual case.
+                # The usual case: a queue has one topic.
                 if (texts == texts[0]).all():
                     return _repeat(bytes(self._data[at : at + size]), len(columns))
         return repair_text(self._take(_TOPIC).view(pa.string()))
@@ -215,8 +214,8 @@ class _Rows:
         return body if column.type == "binary" else repair_text(body.view(pa.string()))
 
     def body_fault(self, column: OutputColumn) -> Any:
-        """Builds the reasons why bodies are as they were stored although their flags say compressed; null for
-        all others.
+        """Returns the reason per row why a body flagged as compressed is returned as stored; null for all
+        others.
         """
         self._read_bodies()
         if not self._fault_of:
@@ -225,14 +224,14 @@ class _Rows:
         return pa.array([self._fault_of.get(row) for row in rows], type=pa.string())
 
     def _read_bodies(self) -> Any:
-        """All bodies, inflated if the plan says so; made once."""
+        """Returns all bodies, decompressed if the plan says so; computed once."""
         if self._bodies is None:
             body = self._take(_BODY)
             self._bodies = self._inflate(body) if self._plan.decompress else body
         return self._bodies
 
     def _inflate(self, body: Any) -> Any:
-        """`body` with the compressed ones replaced; the others are not touched one by one."""
+        """Returns `body` with the compressed values replaced; the others are not visited one by one."""
         sys_flags = self._columns.sys_flag
         rows = np.flatnonzero(sys_flags & COMPRESSED)
         if len(rows) == 0:
@@ -245,10 +244,10 @@ class _Rows:
         return pa.concat_arrays([body, pa.array(plain, type=pa.binary())]).take(pa.array(order))
 
     def _decompress(self, row: int, raw: bytes, sys_flag: int) -> bytes:
-        """The content of a body, or `raw` with its fault noted.
+        """Returns the decompressed body, or `raw` with its fault recorded.
 
-        Raises:  LocalProtocolError when the extra for lz4 or zstd is not installed here: the message is not
-                 to blame, and another executor would deliver something else.
+        Raises:  LocalProtocolError if the lz4 or zstd extra is not installed here: the message is not at
+                 fault, and another executor could decode it.
         """
         try:
             return decompress(raw, sys_flag)
@@ -282,7 +281,7 @@ class _Rows:
         return keys.cast(pa.binary()) if column.type == "binary" else keys
 
     def message_id(self, column: OutputColumn) -> Any:
-        """The producer's id; where a message has none, the broker's (spec remoting 12.2)."""
+        """Returns the producer's message id, or the broker's if the message has none (spec remoting 12.2)."""
         ids = self.property(b"UNIQ_KEY")
         if ids.null_count == 0:
             return ids
@@ -304,7 +303,7 @@ class _Rows:
         flags = self._columns.sys_flag
         if (flags & (BORN_HOST_V6 | STORE_HOST_V6)).any() or not len(flags):
             return _render_hosts(self._hosts(at))
-        # The usual case: eight bytes at the same place in every record, and few different ones.
+        # The usual case: eight bytes at the same position in every record, with few distinct values.
         words: NDArray[Any] = np.ndarray((len(self._data) - 7,), "u8", buffer=self._data, strides=(1,))
         hosts = words[self._columns.position + at]
         if (hosts == hosts[0]).all():
@@ -315,7 +314,7 @@ class _Rows:
         return _render_hosts([one.tobytes() for one in known]).take(packed.indices)
 
     def _hosts(self, at: int) -> list[bytes]:
-        """The packed host that lies at `at` in a record whose hosts are all IPv4."""
+        """Returns the packed hosts; `at` is the position of the host in a record whose hosts are all IPv4."""
         columns, data = self._columns, self._data
         is_born_v6 = columns.sys_flag & BORN_HOST_V6 != 0
         starts = columns.position + at
@@ -346,12 +345,12 @@ class _Rows:
         return _timestamps(self._columns.stored_at_ms)
 
     def time_type(self, column: OutputColumn) -> Any:
-        """Kafka's number for the time at which a broker stored the message."""
+        """Returns Kafka's constant for a timestamp set by the broker."""
         return pa.array(np.ones(len(self._columns), dtype=np.int32))
 
 
 def _repeat(text: bytes, count: int) -> Any:
-    """The same text so many times; bytes that are no UTF-8 become U+FFFD."""
+    """Returns the same text `count` times; bytes that are not UTF-8 become U+FFFD."""
     data = text.decode("utf-8", "replace").encode()
     offsets = np.arange(count + 1, dtype=np.int32) * np.int32(len(data))
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data * count)]
@@ -363,7 +362,7 @@ def _timestamps(times_ms: Ints) -> Any:
 
 
 def _render_hosts(packed: Sequence[bytes]) -> Any:
-    """`10.0.0.1:10911`, or `[::1]:10911`."""
+    """Renders hosts as `10.0.0.1:10911` or `[::1]:10911`."""
     known: dict[bytes, str] = {}
     for host in set(packed):
         ip, port = decode_host(host)

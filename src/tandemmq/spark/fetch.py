@@ -1,13 +1,13 @@
-"""One range of a queue -> its record bytes, from whichever replica has them.
+"""Reads the record bytes of one range of a queue, from any replica that has them.
 
-Brokers cut every answer short (32 messages or 256 KiB by default), so a reader that waits for each answer
-would spend its time waiting. A range is read through *lanes*: several pulls for consecutive pieces are under
-way at once, and a piece that came back short is asked again for its rest. The bytes come out in queue order
-and untouched.
+Brokers limit every answer (32 messages or 256 KiB by default), so a reader that waited for each answer would
+mostly wait. A range is read through *lanes*: several pulls for consecutive pieces are in flight at once, and
+the rest of a piece whose answer was short is requested again. The bytes are returned unchanged, in queue
+order.
 
-Replicas: the order in which they are asked follows `readFrom`. One that does not answer, or lacks the
-range yet, is passed over; after a round in which nothing came, there is a pause that doubles. A slave may be
-behind, so only a master that answers can prove that messages are lost.
+Replicas: `readFrom` decides the order in which they are asked. A replica that does not answer or lacks the
+range is skipped. After a round without progress the reader pauses, each time twice as long. A slave may be
+behind, so only an answer of the master proves that messages are lost.
 """
 
 from __future__ import annotations
@@ -43,12 +43,16 @@ log = logging.getLogger(__name__)
 LANES_MAX = 16
 IN_FLIGHT_BYTES = 16 * MIB
 BULK_BYTES = 4 * MIB
-"""What a broker of ours may put into one answer; others do not know the field, and cut as always."""
+"""The largest answer that we request from a TandemMQ broker; other brokers ignore the field and keep their
+limits.
+"""
 GROW_AFTER = 64
-"""Whole answers in a row after which larger pulls are tried again."""
+"""The number of complete answers in a row after which larger pulls are tried again."""
 
 SETTLE_AFTER = 64
-"""Answers for which a broker's suggestion is not followed after one was: no running to and fro."""
+"""The number of answers for which suggestions are ignored after one was followed, so that the reader does not
+flap between replicas.
+"""
 
 _ANSWERED = (
     ResponseCode.SUCCESS,
@@ -60,14 +64,14 @@ _ANSWERED = (
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Whole records of one queue, concatenated; `positions`: where each begins in `data`."""
+    """Whole records of one queue, concatenated; `positions` are their starts in `data`."""
 
     data: Buffer
     positions: NDArray[np.int64]
 
 
 class FetchEnd(Enum):
-    """Why reading from one replica ended."""
+    """The reason why reading from one replica ended."""
 
     DONE = "the range is read"
     NOT_HERE = "this replica has not got the next message"
@@ -76,9 +80,10 @@ class FetchEnd(Enum):
 
 @dataclass(slots=True)
 class ReadTally:
-    """What reading took, so far.
+    """Counters of one task's reading.
 
-    `retries`: how often a replica did not answer, refused, or had not got the next message.
+    `retries`: the number of times that a replica did not answer, rejected the pull, or lacked the next
+    message.
     """
 
     size_bytes: int = 0
@@ -88,7 +93,7 @@ class ReadTally:
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """A pull that is under way, for queue offsets [`begin`, `stop`)."""
+    """A pull in flight for the queue offsets `[begin, stop)`."""
 
     opaque: int
     begin: int
@@ -96,7 +101,7 @@ class _Lane:
 
 
 class RangeReader:
-    """Reads one range once; `position` is the next queue offset that has not been delivered."""
+    """Reads one range once; `position` is the next queue offset to deliver."""
 
     def __init__(
         self,
@@ -120,10 +125,10 @@ class RangeReader:
         self._master_says: PullResponse | None = None
 
     def read(self) -> Iterator[Chunk]:
-        """All records of the range, in order.
+        """Yields all records of the range, in order.
 
-        Raises:  OffsetOutOfRange when messages are lost (unless that is allowed); the last error of a broker
-                 when no replica gives the rest of the range in time.
+        Raises:  OffsetOutOfRange if messages are lost, unless failOnDataLoss is false; the last error of a
+                 broker if no replica returns the rest of the range in time.
         """
         attempt = 0
         while self.position < self._end:
@@ -142,7 +147,7 @@ class RangeReader:
             self._refresh_replicas()
 
     def _try_replicas(self) -> Generator[Chunk, None, Exception | None]:
-        """One round over the replicas; returns the last failure, None when all of them answered."""
+        """Tries every replica once; returns the last failure, or None if all of them answered."""
         failure: Exception | None = None
         self._master_says = None
         if not self._replicas:
@@ -166,7 +171,7 @@ class RangeReader:
         return failure
 
     def _read_from(self, connection: WireConnection, broker_id: int) -> Generator[Chunk, None, FetchEnd]:
-        """Reads on from one replica for as long as it delivers."""
+        """Reads from one replica until the range ends or the replica stops delivering."""
         lanes: deque[_Lane] = deque()
         while self.position < self._end:
             self._fill(connection, lanes)
@@ -189,23 +194,23 @@ class RangeReader:
         return FetchEnd.DONE
 
     def _fill(self, connection: WireConnection, lanes: deque[_Lane]) -> None:
-        """Puts further pulls under way; only one until an answer has shown how much this broker gives."""
+        """Sends further pulls; only one until an answer has shown the size of this broker's answers."""
         width = min(LANES_MAX, max(2, IN_FLIGHT_BYTES // self._answer_bytes)) if self._is_probed else 1
         if len(lanes) > width // 2:
-            # Half of them at a time: one system call for eight requests instead of eight.
+            # Refill when half of the lanes are free: one system call for eight requests instead of eight.
             return
         begin = lanes[-1].stop if lanes else self.position
         stop = min(begin + (width - len(lanes)) * self._step, self._end)
         lanes.extend(self._send(connection, begin, stop))
 
     def _refill_gap(self, connection: WireConnection, lanes: deque[_Lane], stop: int) -> None:
-        """Asks again for what a short answer left out before the next lane."""
+        """Requests again the part that a short answer left out before the next lane."""
         if not lanes or self.position >= stop:
             return
         lanes.extendleft(reversed(self._send(connection, self.position, stop)))
 
     def _send(self, connection: WireConnection, begin: int, stop: int) -> list[_Lane]:
-        """Puts [`begin`, `stop`) under way, cut into steps."""
+        """Sends pulls for `[begin, stop)`, divided into steps."""
         bounds = [(at, min(at + self._step, stop)) for at in range(begin, stop, self._step)]
         numbers = connection.send([self._make_pull(at, end) for at, end in bounds])
         return [_Lane(number, at, end) for number, (at, end) in zip(numbers, bounds, strict=True)]
@@ -215,7 +220,7 @@ class RangeReader:
         return Command.request(RequestCode.PULL_MESSAGE, header)
 
     def _take(self, answer: Command, header: PullResponse, lane: _Lane) -> Chunk:
-        """The records of an answer that belong to its lane; moves the position behind them."""
+        """Returns the records of an answer that belong to its lane, and advances the position behind them."""
         data, boundaries = _find_records(answer.body, header)
         self._answer_bytes = max(self._answer_bytes * 3 // 4, len(data), 1)
         if boundaries.end != len(data) or header.next_offset <= lane.begin:
@@ -226,7 +231,7 @@ class RangeReader:
         positions = boundaries.positions
         reached = min(header.next_offset, lane.stop)
         if header.next_offset > lane.stop:
-            # Only a filtered pull runs past what was asked; the next lane brings the same records.
+            # Only a filtered pull goes beyond the requested end; the next lane returns the same records.
             kept = int(np.searchsorted(read_columns(data, boundaries).queue_offset, lane.stop))
             data = data[: int(positions[kept])] if kept < len(positions) else data
             positions = positions[:kept]
@@ -244,7 +249,9 @@ class RangeReader:
         return Chunk(data, positions)
 
     def _learn_step(self, header: PullResponse, lane: _Lane) -> None:
-        """Fits the size of the next lanes to how far one answer of this broker reaches."""
+        """Adapts the size of the next lanes to the number of offsets that one answer of this broker
+        covers.
+        """
         self._is_probed = True
         covered, asked = header.next_offset - lane.begin, lane.stop - lane.begin
         if covered < asked:
@@ -252,13 +259,13 @@ class RangeReader:
             self._whole_answers = 0
             return
         self._whole_answers += 1
-        # Only a filtered pull reaches further than asked: it was cut too small.
+        # Only a filtered pull covers more than was requested: the step was too small.
         if covered > asked or self._whole_answers >= GROW_AFTER:
             self._step = min(2 * self._step, self._options.pull_batch_size)
             self._whole_answers = 0
 
     def _skip_unmatched(self, header: PullResponse, lane: _Lane) -> None:
-        """Moves on over messages that the filter does not want; without a filter they are gone."""
+        """Advances over messages that do not match the filter; without a filter they are lost."""
         reached = min(header.next_offset, lane.stop)
         if not self._options.is_filtered:
             report_loss(
@@ -284,14 +291,16 @@ class RangeReader:
         return True
 
     def _order(self) -> list[int]:
-        """Broker ids in the order in which they are asked in this round."""
+        """Returns the broker ids in the order in which this round asks them."""
         is_slave_first = self._options.read_from is ReadPreference.PREFER_SLAVE
         first = None if is_slave_first else self._preferred
         ordered = order_replicas(self._replicas, is_slave_first, first=first)
         return [broker_id for broker_id, _ in ordered]
 
     def _skip_deleted(self) -> None:
-        """After a round in which all answered: what lies below the master's oldest message is deleted."""
+        """Skips messages below the master's oldest one after a round in which all replicas answered: they are
+        deleted.
+        """
         says = self._master_says
         if says is None or self.position >= says.min_offset:
             return
@@ -299,7 +308,9 @@ class RangeReader:
         self.position = min(says.min_offset, self._end)
 
     def _give_up(self, failure: Exception | None) -> None:
-        """No replica gave the rest in time: an error, or the end of the range when losses are allowed."""
+        """Ends the read after too many rounds without progress: with an error, or, if losses are allowed, at
+        the end of the range.
+        """
         says = self._master_says
         if failure is None and says is not None:
             report_loss(
@@ -318,7 +329,7 @@ class RangeReader:
     def _skip_gone(self) -> bool:
         """Returns True, at the end of the range, if the queue is gone and lost messages are allowed.
 
-        Raises:  OffsetOutOfRange saying what is gone, unless failOnDataLoss is false.
+        Raises:  OffsetOutOfRange naming the lost messages, unless failOnDataLoss is false.
         """
         if not QueriedCluster(self._options).find_gone([self._queue]):
             return False
@@ -327,7 +338,7 @@ class RangeReader:
         return True
 
     def _refresh_replicas(self) -> None:
-        """Asks the name servers where the queue's broker is now, and, if they list none, whether the queue is
+        """Asks the name servers for the queue's broker; if they list none, checks whether the queue is
         gone.
         """
         try:
@@ -347,7 +358,9 @@ def _decode_answer(answer: Command) -> PullResponse:
 
 
 def _find_records(body: Buffer, header: PullResponse) -> tuple[Buffer, Boundaries]:
-    """The records of an answer, and where each begins: as the broker tells, else by walking over them."""
+    """Returns the records of an answer and their positions: from the sizes in the answer, else by
+    scanning.
+    """
     told = header.sizes_bytes or 0
     if not told:
         return body, scan_boundaries(body)
@@ -357,7 +370,7 @@ def _find_records(body: Buffer, header: PullResponse) -> tuple[Buffer, Boundarie
     sizes = np.frombuffer(body, dtype=">i4", offset=end).astype(np.int64)
     ends = np.cumsum(sizes)
     positions = ends - sizes
-    # Every record begins with its size, so what was told can be checked.
+    # Every record begins with its size, so the reported sizes can be verified.
     words: NDArray[Any] = np.ndarray((end - 3,), dtype=">i4", buffer=body, strides=(1,))
     if ends[-1] != end or sizes.min() < 4 or (words[positions] != sizes).any():
         raise RemoteProtocolError("the sizes in an answer are not those of its records")

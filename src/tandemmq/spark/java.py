@@ -1,13 +1,14 @@
-"""The Java that Spark needs: found before Spark fails without it in some less clear way; and an archive of
-the classes that a session needs, which later sessions map into memory.
+"""Finds the Java that Spark needs, with a clear error if it is missing, and makes an archive of the classes
+of a session, which later sessions map into memory.
 
-A session loads and verifies some 15,000 classes, which is half of the processor time of its start. The
-archive is made once for each Java and Spark by `tandemmq pipeline prepare`; every session of this user
-maps it.
+A session loads and verifies about 15,000 classes, which is half of the processor time of its start. The
+command `tandemmq pipeline prepare` makes the archive once for each Java and Spark; every session of this user
+then maps it.
 
-Strategy:   Java writes it when a session ends that has done what pipelines do. It lands beside its place
-            first and is renamed: a session sees a whole one or none. Java compares it with its own version
-            and with the jars, and loads classes as always when something differs.
+Strategy:   Java writes the archive at the end of a session that has done typical pipeline work. The file is
+            written under a temporary name and renamed, so a session sees a whole archive or none. Java
+            compares the archive with its own version and with the jars, and loads classes normally if
+            something differs.
 Source:     Java class data sharing (-XX:ArchiveClassesAtExit, -XX:SharedArchiveFile).
 """
 
@@ -30,17 +31,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA_VERSION_MIN = 17
-"""What Spark 4 is compiled for."""
+"""The oldest Java that can run Spark 4."""
 ANSWER_S_MAX = 120.0
-"""How long `java -version` may take: 0.1 s as a rule, over 30 s on a machine that is far too busy."""
+"""The maximum time for `java -version`, in seconds: it usually takes 0.1 s, but over 30 s on an overloaded
+machine.
+"""
 
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> Path:
-    """The home directory of a Java that is new enough: JAVA_HOME, or the `java` on PATH.
+    """Returns the home directory of a recent enough Java: JAVA_HOME, or the `java` on PATH.
 
-    Raises:  ConfigError with one sentence that says what is missing and how to get it.
+    Raises:  ConfigError saying in one sentence what is missing and how to install it.
     """
     environment = os.environ if environment is None else environment
     home = environment.get("JAVA_HOME", "")
@@ -65,7 +68,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def parse_java_version(text: str) -> int:
-    """The major version in the output of `java -version`; 8 for `1.8.0`, 0 when there is none."""
+    """Returns the major version in the output of `java -version`; 8 for `1.8.0`, 0 if there is none."""
     match = _VERSION.search(text)
     if match is None:
         return 0
@@ -86,13 +89,15 @@ def _ask_version(program: str) -> str:
 
 
 QUIET = ("-Xlog:disable", "-Xlog:all=error:stderr")
-"""Java tells of each class that it leaves out, and of an archive of other jars, on standard output."""
+"""Java options that keep standard output clean: without them Java reports every class left out of the
+archive, and an archive made for other jars.
+"""
 WRITE_S_MAX = 300.0
 TRAINING_ROWS = 1000
 
 
 def archive_path(java_home: Path, environment: Mapping[str, str] | None = None) -> Path:
-    """Where the archive of this Java and Spark lies, or would lie."""
+    """Returns the path of the archive for this Java and Spark, whether or not the file exists."""
     from pyspark import __version__ as spark_version
 
     environment = os.environ if environment is None else environment
@@ -104,22 +109,22 @@ def archive_path(java_home: Path, environment: Mapping[str, str] | None = None) 
 
 
 def archive_options(java_home: Path) -> tuple[str, ...]:
-    """What Java is told to use the archive; nothing while there is none."""
+    """Returns the Java options that use the archive; empty if there is no archive."""
     path = archive_path(java_home)
     return (*QUIET, f"-XX:SharedArchiveFile={path}") if path.is_file() else ()
 
 
 def make_archive(start_session: Callable[[tuple[str, ...]], SparkSession]) -> Path:
-    """The archive, new, also when there was one. `start_session` starts one with these options of Java; there
-    must be none in this process. Takes half a minute.
+    """Makes the archive, replacing an existing one, and returns its path. Takes half a minute.
+    `start_session` starts a session with the given Java options; this process must not have a session yet.
 
-    Raises:  ConfigError when it cannot be written.
+    Raises:  ConfigError if the archive cannot be written.
     """
     path = archive_path(find_java())
     new = path.with_suffix(f".{os.getpid()}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # An archive that is in use cannot be the base of another one.
+        # An archive in use cannot be the base of another one.
         path.unlink(missing_ok=True)
         spark = start_session((*QUIET, f"-XX:ArchiveClassesAtExit={new}"))
         _train(spark)
@@ -133,7 +138,7 @@ def make_archive(start_session: Callable[[tuple[str, ...]], SparkSession]) -> Pa
 
 
 def _train(spark: SparkSession) -> None:
-    """A small batch and a small stream, with Python and Parquet on both ends."""
+    """Runs a small batch and a small stream, with Python and Parquet on both ends."""
     from tandemmq.spark.lake.sink import SINK_NAME, LakeSink
 
     spark.dataSource.register(LakeSink)
@@ -149,7 +154,7 @@ def _train(spark: SparkSession) -> None:
 
 
 def _end(spark: SparkSession) -> None:
-    """Returns when Java has ended, which writes the archive as its last work."""
+    """Waits until Java has exited; writing the archive is its last step."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway

@@ -1,8 +1,9 @@
-"""What the driver asks name servers and brokers: queues, their bounds, positions by time, progress of groups.
+"""The driver's requests to name servers and brokers: queues, their bounds, offsets by time, and group
+offsets.
 
-A question about a queue goes to its master, and to a slave while the master does not answer; all questions to
-one broker travel together. A slave may be behind, so its answers are marked: they are good for going on,
-never a proof that messages are lost.
+A request about a queue goes to its master, or to a slave if the master does not answer. All requests to one
+broker are sent together. A slave may be behind, so its answers are marked: they suffice to continue a query,
+but never prove that messages are lost.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ KEY_MATCHES_MAX = 64
 KEY_ANSWER_BYTES_MAX = 4 * MIB
 
 _UNKNOWN_QUEUE = (TopicNotFound, BadRequest)
-"""How brokers reject a question about a queue that they lack."""
+"""The rejections of a broker that does not know the queue."""
 
 Replicas = Mapping[str, Mapping[int, str]]
 """Broker name -> broker id -> `host:port`; id 0 is the master."""
@@ -61,14 +62,14 @@ Replicas = Mapping[str, Mapping[int, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The queues that the options select, and where their brokers live now."""
+    """The queues that the options select, and the current addresses of their brokers."""
 
     queues: tuple[QueueKey, ...] = ()
     replicas: Replicas = field(default_factory=dict)
 
 
 class Bounds(NamedTuple):
-    """Messages of a queue: [`begin`, `end`); `is_master` says who answered."""
+    """The messages `[begin, end)` of a queue; `is_master` is True if its master answered."""
 
     begin: int
     end: int
@@ -76,21 +77,25 @@ class Bounds(NamedTuple):
 
 
 class Sighting(NamedTuple):
-    """The message that a replica has at a queue offset; None when it has none there, or does not say."""
+    """The message that a replica has at a queue offset; `mark` is None if it has none there or does not
+    answer with one.
+    """
 
     mark: Mark | None
     is_master: bool
 
 
 class KeyMatches(NamedTuple):
-    """Where one broker's index finds a key: (queue id, queue offset), for messages stored up to a time."""
+    """The matches of a key in one broker's index, as (queue id, queue offset), for messages stored up to a
+    time.
+    """
 
     places: tuple[tuple[int, int], ...]
     indexed_until_ms: int
 
 
 class QueriedCluster:
-    """Name servers and brokers as one query sees them; lives in the driver's processes only."""
+    """The name servers and brokers of one query; used only in the driver's processes."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -99,9 +104,9 @@ class QueriedCluster:
         )
 
     def describe(self) -> Topology:
-        """The queues that can be read now; empty when no topic of the query is known yet.
+        """Returns the readable queues; empty if none of the query's topics is known yet.
 
-        Raises:  BrokerUnreachable when no name server answers.
+        Raises:  BrokerUnreachable if no name server answers.
         """
         queues: set[QueueKey] = set()
         replicas: dict[str, Mapping[int, str]] = {}
@@ -120,23 +125,25 @@ class QueriedCluster:
         return Topology(queues=tuple(sorted(queues)), replicas=replicas)
 
     def locate(self, queue: QueueKey) -> Mapping[int, str]:
-        """The replicas of the queue's broker as the name servers know them now; empty when they know none."""
+        """Returns the replicas of the queue's broker that the name servers list now; empty if they list
+        none.
+        """
         route = self._name_servers.find_route(queue.topic)
         brokers = route.brokers if route is not None else ()
         return next((self._allowed(b.addresses) for b in brokers if b.broker_name == queue.broker), {})
 
     def _allowed(self, addresses: Mapping[int, str]) -> dict[int, str]:
-        """The replicas that the query may read."""
+        """Returns the replicas that the query may read."""
         only = self._options.replica
         return {number: address for number, address in addresses.items() if only in (None, number)}
 
     def read_bounds(
         self, topology: Topology, *, prefer_slave: bool = False, refused: set[QueueKey] | None = None
     ) -> dict[QueueKey, Bounds]:
-        """The bounds of every queue whose broker has a replica that answers.
+        """Returns the bounds of every queue whose broker has a replica that answers.
 
-        Queues that their master does not know, because the route is older than a change of the topic, are
-        left out, too, and added to `refused`.
+        A queue that its master does not know, because the route is older than a change of the topic, is left
+        out and added to `refused`.
         """
 
         def ask(queue: QueueKey) -> list[Command]:
@@ -157,7 +164,7 @@ class QueriedCluster:
         )
 
     def look_at(self, topology: Topology, places: Positions) -> dict[QueueKey, Sighting]:
-        """What lies at one queue offset of each queue."""
+        """Returns the message at one queue offset of each queue."""
 
         def ask(queue: QueueKey) -> list[Command]:
             return [
@@ -174,18 +181,18 @@ class QueriedCluster:
             return Sighting(Mark(record.queue_offset, record.log_offset, record.stored_at_ms), is_master)
 
         found = self._ask_each(topology, sorted(places), ask, read)
-        # A topic that is compacted has no message at some offsets, and answers with the next one.
+        # A compacted topic has no message at some offsets; the broker answers with the next one.
         return {
             queue: seen if seen.mark and seen.mark.queue_offset == places[queue] else seen._replace(mark=None)
             for queue, seen in found.items()
         }
 
     def find_gone(self, queues: Collection[QueueKey]) -> set[QueueKey]:
-        """Those of `queues` that there are no more: their topic has fewer of them now, or its broker's master
+        """Returns those of `queues` that no longer exist: their topic has fewer queues now, or their master
         does not know the topic.
 
-        A broker that is away is no proof: name servers forget it, and its queues, after two minutes.
-        Raises:  BrokerUnreachable when no name server answers.
+        An unreachable broker proves nothing: name servers forget it, and its queues, after two minutes.
+        Raises:  BrokerUnreachable if no name server answers.
         """
         gone: set[QueueKey] = set()
         for topic, broker in sorted({(queue.topic, queue.broker) for queue in queues}):
@@ -201,7 +208,7 @@ class QueriedCluster:
         return gone
 
     def _has_no_topic(self, broker: str, topic: str) -> bool:
-        """True when the broker's master says so itself."""
+        """Returns True if the broker's master itself answers that the topic does not exist."""
         address = self._name_servers.find_broker(broker).get(MASTER_ID)
         if address is None:
             return False
@@ -217,8 +224,8 @@ class QueriedCluster:
         return answer.code == ResponseCode.TOPIC_NOT_EXIST
 
     def search(self, topology: Topology, times_ms: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
-        """For each queue the first message stored at or after its time; the end of the queue when there is
-        none.
+        """Returns for each queue the offset of the first message stored at or after its time; the end of the
+        queue if there is none.
         """
 
         def ask(queue: QueueKey) -> list[Command]:
@@ -236,8 +243,8 @@ class QueriedCluster:
     def _step_over_older(
         self, topology: Topology, found: Positions, times_ms: Mapping[QueueKey, int]
     ) -> dict[QueueKey, int]:
-        """The next offset where the message at the found one is older: brokers of 4.9 answer with the nearest
-        message.
+        """Returns the next offset for each queue whose found message is older than its time: brokers of 4.9
+        answer with the nearest message.
         """
 
         def ask(queue: QueueKey) -> list[Command]:
@@ -254,7 +261,9 @@ class QueriedCluster:
         return {queue: found[queue] + 1 for queue, at in stored.items() if at and at < times_ms[queue]}
 
     def find_by_key(self, topology: Topology, topic: str, broker: str, key: str) -> KeyMatches | None:
-        """What the master's key index says; None when it says nothing, or perhaps not everything."""
+        """Returns the matches of the master's key index; None if it does not answer or its answer may be
+        incomplete.
+        """
         address = topology.replicas.get(broker, {}).get(MASTER_ID)
         if address is None:
             return None
@@ -272,16 +281,16 @@ class QueriedCluster:
         except (*UNREACHABLE, RequestRejected, RecordError) as error:
             log.debug(events.REPLICA_UNREACHABLE, extra={"broker": broker, "error": str(error)})
             return None
-        # An answer near the bounds of a broker may have been cut there.
+        # An answer near the broker's limits may be truncated.
         if len(records) >= KEY_MATCHES_MAX // 2 or len(answer.body) >= KEY_ANSWER_BYTES_MAX:
             return None
         places = {(record.queue_id, record.queue_offset) for record in records}
         return KeyMatches(tuple(sorted(places)), told.index_updated_at_ms)
 
     def leave_out_slow(self, topology: Topology) -> Topology:
-        """`topology` without the slaves that are further behind than the option maxSlaveLag allows.
+        """Returns `topology` without the slaves that are further behind than the option maxSlaveLag allows.
 
-        A replica that does not say where it is counts as being in time: readers pass over it if it is gone.
+        A replica that does not report its position is kept: readers skip it if it is gone.
         """
         bytes_max = self._options.slave_lag_bytes_max
         if bytes_max is None or self._options.read_from is not ReadPreference.PREFER_SLAVE:
@@ -298,7 +307,9 @@ class QueriedCluster:
         return Topology(queues=topology.queues, replicas=replicas)
 
     def _read_log_end(self, address: str) -> int | None:
-        """Where the broker's CommitLog ends; None when it does not answer or does not say."""
+        """Returns the end of the broker's CommitLog; None if the broker does not answer or does not report
+        it.
+        """
         try:
             with POOL.borrow(address, self._options.security) as connection:
                 request = Command.request(RequestCode.GET_BROKER_RUNTIME_INFO)
@@ -309,7 +320,7 @@ class QueriedCluster:
         return int(end) if end.isdecimal() else None
 
     def read_committed(self, topology: Topology) -> dict[QueueKey, int]:
-        """The group's offsets; queues for which none is stored are left out."""
+        """Returns the group's offsets; queues without a stored offset are left out."""
         group = self._options.group
 
         def ask(queue: QueueKey) -> list[Command]:
@@ -327,7 +338,7 @@ class QueriedCluster:
         return {queue: offset for queue, offset in found.items() if offset is not None}
 
     def commit(self, topology: Topology, positions: Positions) -> None:
-        """Stores the group's offsets; failures are logged, because the query does not depend on them."""
+        """Stores the group's offsets. Failures are logged only, because the query does not depend on them."""
         group = self._options.group
 
         def ask(queue: QueueKey) -> list[Command]:
@@ -359,7 +370,9 @@ class QueriedCluster:
         return sorted(name for name in names if pattern.fullmatch(name) and not self._is_hidden(name))
 
     def _is_hidden(self, topic: str) -> bool:
-        """Topics that a pattern does not mean unless it spells their percent sign."""
+        """Returns True for topics that a pattern matches only if it contains their percent sign, and for
+        system topics.
+        """
         is_internal = is_retry_topic(topic) or is_dlq_topic(topic)
         return is_system_topic(topic) or (is_internal and "%" not in self._options.topic_pattern)
 
@@ -373,9 +386,9 @@ class QueriedCluster:
         prefer_slave: bool = False,
         refused: set[QueueKey] | None = None,
     ) -> dict[QueueKey, T]:
-        """One answer per queue; queues of brokers that no replica answers for are left out.
+        """Returns one answer per queue; a queue is left out if no replica of its broker answers.
 
-        Queues that a master does not know are added to `refused`; without it the question fails.
+        Queues that their master does not know are added to `refused`; if that is None, the request raises.
         """
         results: dict[QueueKey, T] = {}
         for broker in sorted({queue.broker for queue in queues}):
@@ -393,7 +406,7 @@ class QueriedCluster:
                 try:
                     results |= _read_each(pieces, read, is_master, refused if is_master else None)
                 except RequestRejected:
-                    # A slave may not know a new topic yet; its master's word is final.
+                    # A slave may not know a new topic yet; only the master's rejection is final.
                     if is_master:
                         raise
                     continue
@@ -407,7 +420,7 @@ def _read_each(
     is_master: bool,
     refused: set[QueueKey] | None,
 ) -> dict[QueueKey, T]:
-    """Decodes the answers of one broker about each queue; see `_ask_each`."""
+    """Decodes one broker's answers for each queue; see `_ask_each`."""
     found: dict[QueueKey, T] = {}
     for queue, answers in pieces:
         try:
@@ -428,7 +441,9 @@ def make_pull(
     is_filtered: bool = False,
     bulk: int = 0,
 ) -> PullRequest:
-    """A pull that is answered at once; `bulk`: how many bytes a broker of ours may put into its answer."""
+    """Returns a pull that is answered at once; `bulk` is the largest answer in bytes, which TandemMQ brokers
+    honour.
+    """
     return PullRequest(
         consumer_group=options.group or PULL_GROUP,
         topic=queue.topic,
@@ -450,9 +465,10 @@ def make_pull(
 def order_replicas(
     addresses: Mapping[int, str], prefer_slave: bool, *, first: int | None = None
 ) -> list[tuple[int, str]]:
-    """Replicas in the order in which they are asked: by id, `first` before all, or the master last.
+    """Returns the replicas in the order in which they are asked: by id, with `first` in front, or with the
+    master last if `prefer_slave`.
 
-    One that did not answer a moment ago comes after all others.
+    A replica that recently did not answer is placed behind all others.
     """
 
     def rank(item: tuple[int, str]) -> tuple[bool, bool, bool, int]:
@@ -464,7 +480,7 @@ def order_replicas(
 
 
 def require_queues(topology: Topology, options: SourceOptions) -> None:
-    """Raises NoRoute when the name servers know none of the topics."""
+    """Raises NoRoute if the name servers know none of the topics."""
     if topology.queues:
         return
     what = ", ".join(options.topics) or options.topic_pattern or "the assigned queues"
@@ -472,8 +488,8 @@ def require_queues(topology: Topology, options: SourceOptions) -> None:
 
 
 def require_named(topology: Topology, options: SourceOptions) -> None:
-    """Raises NoRoute when something is missing that the options name, a topic or an assigned queue; if losses
-    are allowed only when all is.
+    """Raises NoRoute if a topic or an assigned queue that the options name is missing; if losses are allowed,
+    only if all of them are.
     """
     require_queues(topology, options)
     there = {queue.topic for queue in topology.queues}
@@ -492,10 +508,10 @@ def require_named(topology: Topology, options: SourceOptions) -> None:
 
 
 def wait_before(attempt: int, options: SourceOptions) -> None:
-    """Sleeps before a further attempt (1 is the first): the interval doubles up to 16 times itself."""
+    """Sleeps before a retry (1 is the first): the interval doubles, up to 16 times its initial value."""
     time.sleep(options.retry_interval_s * min(2 ** (attempt - 1), 16))
 
 
 def batched(items: Sequence[T], width: int) -> Iterator[Sequence[T]]:
-    """`items` in consecutive pieces of `width`."""
+    """Returns `items` in consecutive pieces of `width`."""
     return (items[at : at + width] for at in range(0, len(items), width))

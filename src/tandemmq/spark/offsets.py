@@ -1,19 +1,19 @@
-"""Positions in queues, as Spark's checkpoint keeps them; and how a limit is shared out between queues.
+"""The offsets of a stream as Spark's checkpoint stores them, and the division of a limit between queues.
 
-An offset of the stream is a JSON object that Spark stores as text and compares as text (spec spark SP-23),
-so there is exactly one spelling for each set of positions: topics, brokers and queues sorted. A query that
-has not read anything yet has a *symbol* as its offset, not numbers: Spark asks twice for the initial offset,
-and two answers with numbers could differ and lose rows (spec spark SP-24). The first end offset carries in
-`base` where each new queue starts, so a replay reads the same rows for ever. Queues that appear later are
-pinned the same way, and so is where a query goes on after messages were lost.
+An offset of the stream is a JSON object that Spark stores and compares as text (spec spark SP-23), so each
+set of positions has exactly one spelling: topics, brokers and queues are sorted. A query that has read
+nothing yet has a *symbol* as its offset, not numbers: Spark asks twice for the initial offset, and two
+different answers could lose rows (spec spark SP-24). The first end offset contains in `base` the start of
+each new queue, so a replay always reads the same rows. Queues that appear later are pinned in the same way,
+and so is the offset at which a query resumes after messages were lost.
 
-Numbers alone do not tell one life of a topic from the next: a topic that is deleted and made again counts
-from 0 and soon grows past the old position. So an offset also carries `Mark`s: where in the log a message
-lies that was read, and when it was stored. Both are in the record itself, the same on every replica and in
-every version of RocketMQ, and no two messages of a broker share them.
+Numbers alone cannot distinguish two incarnations of a topic: a topic that is deleted and created again counts
+from 0 and soon passes the old position. An offset therefore also contains `Mark`s: the log offset and store
+time of a message that was read. Both are fields of the record, equal on every replica and in every version of
+RocketMQ, and no two messages of a broker share them.
 
-Which rows belong to which task is decided by options, which may be others when a batch is replayed. So an end
-offset also carries the `PackingOptions` of its batch: sinks name rows by task and row (decision 024).
+Options decide which rows belong to which task, and they may differ when a batch is replayed. An end offset
+therefore also contains the `PackingOptions` of its batch: sinks name rows by task and row (decision 024).
 
 Pure: no Spark, no network, no clock.
 """
@@ -33,22 +33,23 @@ T = TypeVar("T")
 FORMAT_VERSION = 1
 
 PACKING_RULE = 1
-"""The number of the rule by which `packing.plan_tasks` forms tasks. A rule that forms other tasks of the same
-ranges needs the next number, and must keep this one for the offsets that name it."""
+"""The number of the rule by which `packing.plan_tasks` forms tasks. A rule that forms other tasks from the
+same ranges needs the next number, and the old rule must remain for the offsets that name it.
+"""
 
 EARLIEST = -2
-"""In a user's JSON: the first message that the broker still has."""
+"""In a user's JSON: the oldest message that the broker still has."""
 
 LATEST = -1
-"""In a user's JSON: the end of the queue now."""
+"""In a user's JSON: the current end of the queue."""
 
 
 ANY_BROKER: Final = ""
-"""In a user's JSON of Kafka's form, `{topic: {partition: offset}}`: the one broker with that queue."""
+"""In a user's JSON of Kafka's form, `{topic: {partition: offset}}`: the only broker with that queue."""
 
 
 class QueueKey(NamedTuple):
-    """One queue of one topic on one broker; a broker is a name here, shared by master and slaves."""
+    """One queue of one topic on one broker; `broker` is the name that a master and its slaves share."""
 
     topic: str
     broker: str
@@ -56,7 +57,7 @@ class QueueKey(NamedTuple):
 
 
 class OffsetRange(NamedTuple):
-    """Messages of one queue from queue offset `begin` (inclusive) to `end` (exclusive)."""
+    """The messages of one queue at queue offsets `[begin, end)`."""
 
     queue: QueueKey
     begin: int
@@ -68,11 +69,13 @@ class OffsetRange(NamedTuple):
 
 
 Positions = Mapping[QueueKey, int]
-"""The next queue offset to read of each queue."""
+"""The next queue offset to read, per queue."""
 
 
 class Mark(NamedTuple):
-    """What tells the message at a queue offset from any other that may ever be there."""
+    """The fields that distinguish the message at a queue offset from any other that may ever be stored
+    there.
+    """
 
     queue_offset: int
     log_offset: int
@@ -86,7 +89,7 @@ Marks = Mapping[QueueKey, Mark]
 class PackingOptions:
     """The options that decide which task reads which messages of a batch.
 
-    `partitions_min` 0 and `records_max` 0 mean no such rule; `pack_records` 0 means one range per task.
+    `partitions_min` 0 and `records_max` 0 disable these rules; `pack_records` 0 means one range per task.
     """
 
     partitions_min: int = 0
@@ -95,21 +98,21 @@ class PackingOptions:
 
 
 FIRST_PACKING: Final = PackingOptions(partitions_min=0, records_max=0, pack_records=20_000)
-"""The defaults of the releases whose offsets carry no packing; they never change."""
+"""The defaults of the releases whose offsets contain no packing; they never change."""
 
 _NONE: Final[Positions] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOffset:
-    """What one offset of the stream says.
+    """The content of one offset of the stream.
 
-    `symbol` is set only before the first batch: `earliest`, `latest` or another name of a start rule. `base`
-    holds the first position of every queue that the offset before this one did not name, or whose position
-    there is no more. `filter_hash` identifies the tag expression, because positions of one filter mean
-    nothing to another. `marks` knows a message below the position of each queue that had one; offsets of
-    earlier versions have none. `packing` says how the batch that ends here is cut into tasks; offsets of
-    earlier versions do not say it.
+    `symbol` is set only before the first batch: `earliest`, `latest` or another kind of start rule. `base`
+    contains the first position of every queue that the previous offset did not name, or whose position there
+    no longer exists. `filter_hash` identifies the filter, because positions of one filter are meaningless for
+    another. `marks` contains a message below the position of each queue that had one; offsets of earlier
+    versions have none. `packing` is the division into tasks of the batch that ends here; offsets of earlier
+    versions lack it.
     """
 
     symbol: str | None = None
@@ -121,7 +124,7 @@ class StreamOffset:
 
 
 def encode_offset(offset: StreamOffset) -> dict[str, Any]:
-    """The one spelling of `offset`; equal offsets give equal text."""
+    """Returns the only spelling of `offset`; equal offsets give equal text."""
     document: dict[str, Any] = {"v": FORMAT_VERSION}
     if offset.symbol is not None:
         document["init"] = offset.symbol
@@ -139,7 +142,7 @@ def encode_offset(offset: StreamOffset) -> dict[str, Any]:
 
 
 def decode_offset(document: Mapping[str, Any]) -> StreamOffset:
-    """The offset that `encode_offset` wrote, perhaps in an earlier run of the query.
+    """Returns the offset that `encode_offset` wrote, possibly in an earlier run of the query.
 
     Raises:  ConfigError for a document that this version cannot read.
     """
@@ -160,7 +163,7 @@ def decode_offset(document: Mapping[str, Any]) -> StreamOffset:
 
 
 def _encode_packing(packing: PackingOptions) -> dict[str, int]:
-    """The options under their names, and the number of the rule that reads them."""
+    """Returns the options under their names, and the number of the packing rule."""
     return {
         "rule": PACKING_RULE,
         "minPartitions": packing.partitions_min,
@@ -184,7 +187,7 @@ def _decode_packing(document: Mapping[str, Any]) -> PackingOptions:
 
 
 def nest_positions(positions: Positions) -> dict[str, dict[str, dict[str, int]]]:
-    """`{topic: {broker: {queue: offset}}}` in sorted order, queues by number."""
+    """Returns `{topic: {broker: {queue: offset}}}` in sorted order, queues by number."""
     return _nest(positions)
 
 
@@ -196,7 +199,8 @@ def _nest(values: Mapping[QueueKey, T]) -> dict[str, dict[str, dict[str, T]]]:
 
 
 def flatten_positions(nested: Mapping[str, Any]) -> dict[QueueKey, int]:
-    """The inverse of `nest_positions`; also reads what users write as JSON, in our form or in Kafka's.
+    """Returns the positions of `{topic: {broker: {queue: offset}}}`, the inverse of `nest_positions`; also
+    accepts users' JSON in our form or in Kafka's.
 
     Raises:  ConfigError naming the part that is not `{topic: {broker: {queue: integer}}}`.
     """
@@ -229,10 +233,11 @@ def _flatten(nested: Mapping[str, Any]) -> Iterator[tuple[QueueKey, Any]]:
 
 
 def plan_ranges(start: StreamOffset, end: StreamOffset) -> list[OffsetRange]:
-    """What lies between two offsets of the stream, by queue; a function of its arguments only (spec spark
-    SP-17)."""
+    """Returns the ranges between two offsets of the stream, by queue; depends only on its arguments (spec
+    spark SP-17).
+    """
     if start == end:
-        return []  # a watermark makes such batches; `base` belongs to the batch before
+        return []  # a watermark makes such batches; `base` belongs to the previous one
     ranges = []
     for queue, stop in sorted(end.positions.items()):
         begin = end.base.get(queue, start.positions.get(queue, stop))
@@ -251,14 +256,15 @@ def advance(
     moved: Positions = _NONE,
     gone: Collection[QueueKey] = (),
 ) -> StreamOffset | None:
-    """The end offset of the next batch, or None when nothing is new and `start` must be returned as it is.
+    """Returns the end offset of the next batch, or None if nothing is new and `start` must be returned
+    unchanged.
 
-    `begin` gives where each queue that `start` does not name begins; `latest` is where each known queue ends
-    now. A queue that stands behind its own position (a slave that has not caught up) keeps the position.
-    `moved` says where queues go on whose position there is no more; `gone` are queues that there are no more.
-    With an unresolved `start` the answer is never None: the first end offset pins the start.
+    `begin` is the start of each queue that `start` does not name; `latest` is the current end of each known
+    queue. A queue whose end is below its own position (a slave that is behind) keeps the position. `moved` is
+    the offset at which a queue resumes whose position no longer exists; `gone` are queues that no longer
+    exist. With an unresolved `start` the result is never None: the first end offset pins the start.
 
-    The marks are those of `start`, where they still hold.
+    The marks are those of `start` that are still valid.
     """
     positions = {queue: at for queue, at in start.positions.items() if queue not in gone} | dict(moved)
     base = dict(moved)
@@ -275,10 +281,10 @@ def advance(
 
 
 def share_out(backlog: Mapping[QueueKey, int], limit: int | None) -> dict[QueueKey, int]:
-    """How many messages of each queue belong to a batch of at most `limit`: in proportion to its backlog.
+    """Returns the number of messages per queue for a batch of at most `limit`, in proportion to the backlogs.
 
-    A queue that has anything gets at least one message while the limit allows it, so a small queue is never
-    starved by a big one. The sum is exactly min(limit, sum of the backlog).
+    A queue with a backlog gets at least one message if the limit allows it, so a large queue never starves a
+    small one. The sum is exactly min(limit, sum of the backlog).
     """
     wanted = {queue: count for queue, count in sorted(backlog.items()) if count > 0}
     total = sum(wanted.values())
@@ -297,12 +303,12 @@ def share_out(backlog: Mapping[QueueKey, int], limit: int | None) -> dict[QueueK
 
 
 def count_behind(positions: Positions, latest: Positions) -> int:
-    """Messages between `positions` and `latest`, over all queues."""
+    """Returns the number of messages between `positions` and `latest`, over all queues."""
     return sum(max(end - positions.get(queue, end), 0) for queue, end in latest.items())
 
 
 def render_queues(queues: Iterable[QueueKey]) -> str:
-    """Queues for an error text, a few of them at most."""
+    """Renders at most five queues for an error text."""
     names = [
         f"{queue.topic}@{queue.broker}:{queue.queue_id}"
         if queue.broker
@@ -314,9 +320,10 @@ def render_queues(queues: Iterable[QueueKey]) -> str:
 
 
 def measure_lag(end: str | None, latest: str | None) -> int | None:
-    """Messages between two offsets as Spark shows them in its progress.
+    """Returns the number of messages between two offsets in the form that Spark's progress shows.
 
-    None when it does not know the latest: a batch that is replayed after a restart is not planned anew.
+    Returns None if the latest offset is unknown: Spark does not ask for it when it replays a batch after a
+    restart.
     """
     read, known = (json.loads(text) if text else None for text in (end, latest))
     if read is None or known is None:

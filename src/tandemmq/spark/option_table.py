@@ -1,5 +1,5 @@
-"""The source's options: their names, defaults and meaning as data, for parser and documentation; and how
-single values are read out of Spark's text. Pure: no Spark, no network, no clock.
+"""The options of the source as data (names, defaults, meaning), for the parser and the documentation, and the
+parsers of single values. Pure: no Spark, no network, no clock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tandemmq.units import KIB, MIB
 
 
 class OptionRow(NamedTuple):
-    """One line of the table; `scope` is S (streaming), B (batch) or SB."""
+    """One row of the table; `scope` is S (streaming), B (batch) or SB."""
 
     name: str
     default: str
@@ -339,11 +339,11 @@ SECURITY_ROWS = tuple(
     for row in OPTION_TABLE
     if row.name in ("accessKey", "secretKey", "securityToken", "tls") or row.name.startswith("tls.")
 )
-"""What source and sink have in common."""
+"""The options that source and sink share."""
 
 
 def render_option_table(table: Sequence[OptionRow] = OPTION_TABLE) -> str:
-    """An option table as Markdown; `docs/spark.md` holds exactly this text."""
+    """Renders an option table as Markdown; `docs/spark.md` contains exactly this text."""
     lines = ["| option | default | for | meaning |", "|---|---|---|---|"]
     for row in table:
         also = f" (also `{'`, `'.join(row.aliases)}`)" if row.aliases else ""
@@ -352,7 +352,7 @@ def render_option_table(table: Sequence[OptionRow] = OPTION_TABLE) -> str:
     return "\n".join(lines) + "\n"
 
 
-# Options as Spark hands them over: names, which it has lower-cased (spec spark SP-39), and single values.
+# Options as Spark passes them: lower-cased names (spec spark SP-39) and text values.
 
 _E = TypeVar("_E", bound=Enum)
 
@@ -367,8 +367,8 @@ _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_40
 
 
 def refuse_table(raw: Mapping[str, str]) -> None:
-    """Raises ConfigError for the options of a table of SQL: Spark hands them over as `option.NAME` when the
-    table is made, and not at all when it is used.
+    """Raises ConfigError for the options of an SQL table: Spark passes them as `option.NAME` when the table
+    is created, and not at all when it is used.
     """
     if raw and not any(key.lower().startswith("option.") for key in raw):
         return
@@ -380,9 +380,9 @@ def refuse_table(raw: Mapping[str, str]) -> None:
 
 
 def name_options(raw: Mapping[str, str], table: Sequence[OptionRow]) -> dict[str, str]:
-    """The same options under their documented names.
+    """Returns the options under their documented names.
 
-    Raises:  ConfigError for a name that is unknown, or given twice under two spellings.
+    Raises:  ConfigError for a name that is unknown, or given twice in two spellings.
     """
     names = {spelling.lower(): row.name for row in table for spelling in (row.name, *row.aliases)}
     values: dict[str, str] = {}
@@ -403,9 +403,9 @@ def name_options(raw: Mapping[str, str], table: Sequence[OptionRow]) -> dict[str
 
 
 def parse_name_servers(values: Mapping[str, str]) -> tuple[str, ...]:
-    """The addresses `host:port` of the option nameServer.
+    """Returns the addresses `host:port` of the option nameServer.
 
-    Raises:  ConfigError when there is none, or for what is no address.
+    Raises:  ConfigError if there is none, or one is not an address.
     """
     text = values.get("nameServer", "")
     servers = tuple(part.strip() for part in re.split(r"[;,]", text) if part.strip())
@@ -419,12 +419,14 @@ def parse_name_servers(values: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def parse_list(text: str) -> tuple[str, ...]:
-    """The names between commas, each once."""
+    """Returns the comma-separated names without duplicates."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def parse_bool(values: Mapping[str, str], name: str, default: bool) -> bool:
-    """Raises ConfigError for anything but true and false, in any case."""
+    """Returns the value of true or false, ignoring case; the default if absent. Raises ConfigError for
+    others.
+    """
     text = values.get(name)
     if text is None:
         return default
@@ -434,7 +436,7 @@ def parse_bool(values: Mapping[str, str], name: str, default: bool) -> bool:
 
 
 def parse_int(values: Mapping[str, str], name: str, default: int | None, *, least: int) -> int | None:
-    """The number; the default for no text. Raises ConfigError below `least`."""
+    """Returns the number; the default for no text. Raises ConfigError below `least`."""
     text = values.get(name)
     if text is None or text == "":
         return default
@@ -448,7 +450,9 @@ def parse_int(values: Mapping[str, str], name: str, default: int | None, *, leas
 
 
 def parse_size(values: Mapping[str, str], name: str, default: int | None) -> int | None:
-    """Bytes of `1048576`, `512k`, `8m`, `1g`; the default for no text. Raises ConfigError."""
+    """Returns the bytes of `1048576`, `512k`, `8m` or `1g`; the default for no text. Raises ConfigError for
+    others.
+    """
     text = values.get(name)
     if text is None or text == "":
         return default
@@ -459,7 +463,7 @@ def parse_size(values: Mapping[str, str], name: str, default: int | None) -> int
 
 
 def parse_duration_s(values: Mapping[str, str], name: str, default_s: float) -> float:
-    """Seconds of `500ms`, `30s`, `15m`, `2h`; a bare number is milliseconds."""
+    """Returns the seconds of `500ms`, `30s`, `15m` or `2h`; a bare number is milliseconds."""
     text = values.get(name)
     if text is None or text == "":
         return default_s
@@ -470,7 +474,9 @@ def parse_duration_s(values: Mapping[str, str], name: str, default_s: float) -> 
 
 
 class Moment(NamedTuple):
-    """A time in milliseconds, or, when `is_ago`, so many milliseconds before whenever it is asked for."""
+    """A time in milliseconds since 1970, or, if `is_ago`, the number of milliseconds before the time of
+    evaluation.
+    """
 
     ms: int
     is_ago: bool = False
@@ -480,7 +486,8 @@ class Moment(NamedTuple):
 
 
 def parse_moment(values: Mapping[str, str], name: str) -> Moment | None:
-    """What `1700000000000`, `2025-01-31T12:00:00+01:00`, `now` or `now-1h30m` mean; None for no text.
+    """Returns the moment that `1700000000000`, `2025-01-31T12:00:00+01:00`, `now` or `now-1h30m` names; None
+    for no text.
 
     A time without a zone is UTC.
     """
@@ -504,7 +511,7 @@ def parse_moment(values: Mapping[str, str], name: str) -> Moment | None:
 
 
 def parse_enum(values: Mapping[str, str], name: str, kind: type[_E], default: _E) -> _E:
-    """The member with that value, in any case. Raises ConfigError, which lists all of them."""
+    """Returns the member with that value, ignoring case. Raises ConfigError, which lists all members."""
     text = values.get(name)
     if text is None:
         return default
@@ -515,6 +522,6 @@ def parse_enum(values: Mapping[str, str], name: str, kind: type[_E], default: _E
 
 
 def require(number: int | None) -> int:
-    """The number, where a default made sure that there is one."""
+    """Returns the number, where a default guarantees that it is not None."""
     assert number is not None
     return number

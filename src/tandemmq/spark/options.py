@@ -1,10 +1,10 @@
 """The options of the source, parsed and checked; `option_table` holds their names and documentation.
 
-Spark hands options over as text with lower-cased keys (spec spark SP-39). A key that the table does not know
-is refused with the nearest known name, because a misspelt option that is silently ignored reads the wrong
+Spark passes options as text with lower-cased keys (spec spark SP-39). A key that the table does not contain
+is rejected with the nearest known name, because a misspelt option that is silently ignored reads the wrong
 data.
 
-The result is a frozen, picklable dataclass: it travels to every executor. Pure: no Spark, no network, no
+The result is a frozen, picklable dataclass that is sent to every executor. Pure: no Spark, no network, no
 clock.
 """
 
@@ -50,14 +50,14 @@ from tandemmq.spark.wire import OPEN, Security, parse_security
 from tandemmq.units import MIB
 
 KAFKA = "kafka"
-"""In the option `columns`: those of Spark's source for Kafka."""
+"""The value of the option `columns` that selects the columns of Spark's Kafka source."""
 
 PULL_GROUP = "TOOLS_CONSUMER"
-"""The group named in pulls when the user names none: it exists on every broker (spec semantics 2)."""
+"""The consumer group in pulls if the user names none; it exists on every broker (spec semantics 2)."""
 
 
 class ReadPreference(Enum):
-    """Which replica answers the pulls."""
+    """The replica that answers the pulls."""
 
     MASTER = "master"
     SUGGESTED = "suggested"
@@ -73,7 +73,7 @@ class PropertiesAs(Enum):
 
 
 class StartKind(Enum):
-    """Where a queue begins or ends when no offset is given for it."""
+    """The start or end of a queue for which no offset is given."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -84,12 +84,12 @@ class StartKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PositionRule:
-    """How a start or an end is found, before any broker was asked.
+    """A rule for finding a start or an end, before any broker is asked.
 
-    `offsets` may hold EARLIEST (-2) and LATEST (-1); queues that it does not name begin at the earliest and
-    end at the latest message. `timestamps` gives milliseconds per queue; `moment` is for queues not
-    named there. `is_strict` refuses a timestamp after the last message of a queue instead of taking the end
-    of the queue.
+    `offsets` may contain EARLIEST (-2) and LATEST (-1); queues that it does not name begin at the earliest
+    and end at the latest message. `timestamps` contains milliseconds per queue; `moment` applies to queues
+    not named there. `is_strict` rejects a timestamp after the last message of a queue; otherwise the end of
+    the queue is used.
     """
 
     kind: StartKind
@@ -101,7 +101,7 @@ class PositionRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """Everything that a reader needs to know; made by `parse_options`, never by hand outside tests."""
+    """All options of a reader; made by `parse_options`, and by hand only in tests."""
 
     name_servers: tuple[str, ...]
     topics: tuple[str, ...] = ()
@@ -118,7 +118,9 @@ class SourceOptions:
     trigger_delay_s: float = 900.0
     packing: PackingOptions = field(default_factory=PackingOptions)
     unpinned_packing: PackingOptions = FIRST_PACKING
-    """The packing of batches whose end offset carries none: the user's, with the defaults of that time."""
+    """The packing of batches whose end offset contains none: the user's options, with the defaults of the
+    releases that wrote such offsets.
+    """
     group: str = ""
     commit_progress: bool = False
     read_from: ReadPreference = ReadPreference.SUGGESTED
@@ -139,7 +141,7 @@ class SourceOptions:
     security: Security = OPEN
 
     def selects(self, queue: QueueKey) -> bool:
-        """Whether the query asks for that queue, if there is one."""
+        """Returns True if the query selects that queue, whether or not it exists."""
         if self.assigned:
             return queue in self.assigned or queue._replace(broker=ANY_BROKER) in self.assigned
         if self.topics:
@@ -148,12 +150,12 @@ class SourceOptions:
 
     @property
     def is_filtered(self) -> bool:
-        """The broker leaves messages out, so a gap between offsets is no loss."""
+        """True if the broker filters messages, so that a gap between offsets is not a loss."""
         return bool(self.tags or self.sql)
 
     @property
     def subscription(self) -> str:
-        """What a pull request carries as its subscription."""
+        """The subscription text of a pull request."""
         return self.sql or " || ".join(self.tags) or "*"
 
     @property
@@ -163,7 +165,7 @@ class SourceOptions:
 
     @property
     def filter_hash(self) -> str:
-        """Identifies the filter in a checkpoint; empty without one."""
+        """The identity of the filter in a checkpoint; empty without a filter."""
         if not self.is_filtered:
             return ""
         text = f"\0SQL92\0{self.sql}" if self.sql else "\0".join(sorted(self.tags))
@@ -171,9 +173,9 @@ class SourceOptions:
 
 
 def parse_options(raw: Mapping[str, str], *, is_streaming: bool | None) -> SourceOptions:
-    """The options of a query; `is_streaming` None while it is not known yet what kind of query it will be.
+    """Returns the options of a query; `is_streaming` is None if the kind of query is not known yet.
 
-    Raises:  ConfigError naming the option, what was wrong and what is allowed.
+    Raises:  ConfigError naming the option, the wrong value and the allowed ones.
     """
     refuse_table(raw)
     values = name_options(raw, OPTION_TABLE)
@@ -240,7 +242,7 @@ def parse_options(raw: Mapping[str, str], *, is_streaming: bool | None) -> Sourc
 
 
 def _enter_namespace(options: SourceOptions, namespace: str) -> SourceOptions:
-    """The options with every name of a topic or group as servers know it."""
+    """Returns the options with the namespace added to every topic and group name."""
 
     def wrap_rule(rule: PositionRule) -> PositionRule:
         return replace(rule, offsets=wrap_all(rule.offsets), timestamps=wrap_all(rule.timestamps))
@@ -264,7 +266,7 @@ def _enter_namespace(options: SourceOptions, namespace: str) -> SourceOptions:
 
 
 def parse_tags(expression: str) -> tuple[str, ...]:
-    """The tags of `a || b`, without repeats, in the order given; empty for `*` (everything)."""
+    """Returns the tags of `a || b`, without duplicates, in the given order; empty for `*` (everything)."""
     if expression.strip() in ("", "*"):
         return ()
     tags = [tag.strip() for tag in expression.split("||")]
@@ -274,7 +276,7 @@ def parse_tags(expression: str) -> tuple[str, ...]:
 
 
 def _parse_columns(values: Mapping[str, str]) -> tuple[str, ...]:
-    """The names; KAFKA stands for several."""
+    """Returns the column names; KAFKA stands for several."""
     names = parse_list(values.get("columns", ""))
     has_headers = parse_bool(values, "includeHeaders", False)
     if KAFKA in names:

@@ -1,10 +1,9 @@
-"""Which task reads which range: large ranges are split, small ones are packed together.
+"""The division of ranges into tasks: large ranges are split, small ones are packed together.
 
-A task costs 25-30 ms of fixed time per batch, whatever it reads (spec spark 0), so many small
-queues belong into one task; and one huge queue must not keep a single core busy. The plan depends on the
-ranges and the `PackingOptions` in the end offset only, never on the number of cores, the time or the options
-of today: a replayed batch must give the same rows to the same task numbers, because sinks name rows by them
-(spec spark SP-17, SP-52, decision 024).
+A task has a fixed cost of 25-30 ms per batch (spec spark 0), so many small queues share a task, and one huge
+queue must not keep a single core busy. The plan depends only on the ranges and the `PackingOptions` in the
+end offset, never on the number of cores, the time or the current options: a replayed batch must assign the
+same rows to the same task numbers, because sinks name rows by them (spec spark SP-17, SP-52, decision 024).
 
 Pure: no Spark, no network, no clock.
 """
@@ -16,11 +15,11 @@ from collections.abc import Sequence
 from tandemmq.spark.offsets import OffsetRange, PackingOptions, Positions
 
 PlannedTask = tuple[OffsetRange, ...]
-"""The ranges of one task; its number is its place in the plan."""
+"""The ranges of one task; the number of the task is its position in the plan."""
 
 
 def plan_tasks(ranges: Sequence[OffsetRange], options: PackingOptions) -> list[PlannedTask]:
-    """The ranges of each task, in the order of `ranges`; every offset is in exactly one task."""
+    """Returns the ranges of each task, in the order of `ranges`; every offset is in exactly one task."""
     pieces = split_by_size(ranges, options.records_max)
     pieces = split_by_count(pieces, options.partitions_min)
     if options.pack_records <= 0:
@@ -30,11 +29,12 @@ def plan_tasks(ranges: Sequence[OffsetRange], options: PackingOptions) -> list[P
 
 
 def leave_out(tasks: Sequence[PlannedTask], resume_at: Positions) -> list[PlannedTask]:
-    """The tasks without the messages of each queue below `resume_at`, for a replay after messages were lost.
+    """Returns the tasks without the messages of each queue below `resume_at`, for a replay after messages
+    were lost.
 
-    A row's name is its task and its number in it. The rows before the first lost message of a task keep their
-    names. The rows behind it would get the names of others, which may be stored already, so they move to
-    tasks of their own behind all that were planned. A task that is left with nothing keeps its place.
+    The name of a row is its task and its number in the task. In each task the rows before the first lost
+    message keep their names. The later rows would get names of other rows, which may be stored already, so
+    they move to new tasks behind all planned ones. A task that becomes empty keeps its position.
     """
     kept: list[PlannedTask] = []
     moved: list[PlannedTask] = []
@@ -53,15 +53,15 @@ def leave_out(tasks: Sequence[PlannedTask], resume_at: Positions) -> list[Planne
 
 
 def split_by_size(ranges: Sequence[OffsetRange], records_max: int) -> list[OffsetRange]:
-    """No piece larger than `records_max`, pieces of one range as equal as can be."""
+    """Splits ranges so that no piece exceeds `records_max`; the pieces of one range are nearly equal."""
     if records_max <= 0:
         return list(ranges)
     return [piece for item in ranges for piece in cut(item, -(-item.size // records_max))]
 
 
 def split_by_count(ranges: Sequence[OffsetRange], partitions_min: int) -> list[OffsetRange]:
-    """At least about `partitions_min` pieces, each range cut in proportion to its size (a range of 1 stays
-    whole).
+    """Splits ranges into about `partitions_min` pieces or more, each range in proportion to its size (a range
+    of 1 stays whole).
     """
     total = sum(item.size for item in ranges)
     if len(ranges) >= partitions_min or total == 0:
@@ -70,15 +70,15 @@ def split_by_count(ranges: Sequence[OffsetRange], partitions_min: int) -> list[O
 
 
 def cut(item: OffsetRange, count: int) -> list[OffsetRange]:
-    """`item` in `count` consecutive pieces (fewer when it is shorter than that)."""
+    """Returns `item` in `count` consecutive pieces (fewer if it has fewer messages)."""
     count = max(1, min(count, item.size))
     bounds = [item.begin + item.size * index // count for index in range(count + 1)]
     return [OffsetRange(item.queue, bounds[index], bounds[index + 1]) for index in range(count)]
 
 
 def pack(pieces: Sequence[OffsetRange], *, pack_records: int, partitions_min: int) -> list[PlannedTask]:
-    """Neighbours share a task until it holds `pack_records`; with a minimum of tasks, until it holds its fair
-    part.
+    """Packs neighbouring pieces into tasks of up to `pack_records`; with a minimum number of tasks, up to an
+    equal share.
     """
     if partitions_min > 0:
         total = sum(piece.size for piece in pieces)

@@ -1,9 +1,9 @@
 """The properties of many records at once: from their wire form to Arrow maps and single values.
 
-All property blobs of a buffer lie behind each other in one Arrow binary array. The separators are found
-with one pass over these bytes, so a message costs no Python object. The rules are those of
-`protocol.properties.decode_properties`: pieces without a name or a value are ignored, the last separator
-may be missing, the later of two equal names wins.
+The property blobs of a buffer are consecutive in one Arrow binary array. One pass over these bytes finds the
+separators, so no Python object is made per message. The rules are those of
+`protocol.properties.decode_properties`: pieces without a name or a value are ignored, the last separator may
+be missing, and the later of two equal names wins.
 
 Source: spec remoting 12.4, spec spark 5. Pure: numpy and pyarrow.
 """
@@ -29,11 +29,11 @@ _WORD = 8
 
 @dataclass(frozen=True, kw_only=True)
 class PropertySpans:
-    """Where the pairs lie in `blob`.
+    """The positions of the pairs in `blob`.
 
     Shape:   `name_at`, `name_end`, `value_end`: (pairs,); a value begins behind its name's separator.
-             `first_pair`: (records + 1,): the pairs of record r are first_pair[r] to first_pair[r + 1].
-             `head`: (pairs,): the first eight bytes of each name as a number, zero behind its end.
+             `first_pair`: (records + 1,): the pairs of record r are `[first_pair[r], first_pair[r + 1])`.
+             `head`: (pairs,): the first eight bytes of each name as a number, padded with zeros.
     """
 
     blob: NDArray[np.uint8]
@@ -49,12 +49,14 @@ class PropertySpans:
 
     @cached_property
     def rows(self) -> Ints:
-        """Which record each pair belongs to."""
+        """The record number of each pair."""
         return np.repeat(np.arange(self.record_count, dtype=np.int64), np.diff(self.first_pair))
 
     @cached_property
     def pieces(self) -> Any:
-        """The blob cut at every bound of every pair: name, separator, value, separator, name, ..."""
+        """The blob divided at both ends of every name and value: name, separator, value, separator, name,
+        ...
+        """
         bounds = np.empty(4 * len(self.name_at) + 1, dtype=np.int32)
         bounds[0:-1:4] = self.name_at
         bounds[1:-1:4] = self.name_end
@@ -66,16 +68,16 @@ class PropertySpans:
 
     @cached_property
     def is_ascii(self) -> bool:
-        """Nothing needs `repair_text`."""
+        """True if no value needs `repair_text`."""
         return not len(self.blob) or int(self.blob.max()) < 0x80
 
     def repair(self, values: Any) -> Any:
-        """`repair_text` of values out of `blob`."""
+        """Applies `repair_text` to values from `blob`."""
         return values if self.is_ascii else repair_text(values)
 
 
 def scan_properties(properties: Any) -> PropertySpans:
-    """The pairs in a binary array of wire forms, one element per record."""
+    """Returns the pairs of a binary array of wire forms, one element per record."""
     blob, offsets = _blob_of(properties)
     starts, splits, ends = _find_pairs(blob, offsets)
     is_pair = (splits > starts) & (splits < ends - 1)
@@ -93,7 +95,7 @@ def scan_properties(properties: Any) -> PropertySpans:
 
 
 def _find_pairs(blob: NDArray[np.uint8], offsets: Ints) -> tuple[Ints, Ints, Ints]:
-    """Where each piece begins, where its name ends (past its end when it has none), and where it ends."""
+    """Returns the start of each piece, the end of its name (beyond its end if it has none), and its end."""
     marks = np.flatnonzero((blob == _NAME_END) | (blob == _PAIR_END))
     kinds = blob[marks]
     is_regular = (
@@ -104,7 +106,7 @@ def _find_pairs(blob: NDArray[np.uint8], offsets: Ints) -> tuple[Ints, Ints, Int
     ends = marks[1::2] if is_regular else marks[kinds == _PAIR_END]
     with_open = _add_open_ends(blob, offsets, ends)
     if is_regular and with_open is ends:
-        # The usual case: name, value, name, value, each with its separator behind it.
+        # The usual case: name, value, name, value, each followed by its separator.
         starts = np.empty_like(ends)
         starts[:1] = 0
         starts[1:] = ends[:-1] + 1
@@ -120,23 +122,23 @@ def _find_pairs(blob: NDArray[np.uint8], offsets: Ints) -> tuple[Ints, Ints, Int
 
 
 def _find_first_pairs(starts: Ints, offsets: Ints) -> Ints:
-    """The first pair of each record, one more for the end."""
+    """Returns the first pair of each record, and the total at the end."""
     records = len(offsets) - 1
     each = len(starts) // records if records else 0
     if each and each * records == len(starts) and bool((starts[::each] == offsets[:-1]).all()):
-        # As many pairs in every record: no record begins anywhere else.
+        # The usual case: every record begins at a multiple of `each` pairs, so all have the same number.
         return np.arange(0, len(starts) + 1, each, dtype=np.int64)
     return np.searchsorted(starts, offsets).astype(np.int64)
 
 
 def build_map(spans: PropertySpans) -> Any:
-    """One `map<string, string>` per record."""
+    """Returns one `map<string, string>` per record."""
     offsets, names, values = _split_pairs(spans)
     return pa.MapArray.from_arrays(pa.array(offsets), spans.repair(names), spans.repair(values))
 
 
 def build_headers(spans: PropertySpans) -> Any:
-    """One `list<struct<key: string, value: binary>>` per record, null for a record without pairs."""
+    """Returns one `list<struct<key: string, value: binary>>` per record, null for a record without pairs."""
     offsets, names, values = _split_pairs(spans)
     pairs = pa.StructArray.from_arrays([spans.repair(names), values.view(pa.binary())], ["key", "value"])
     is_empty = pa.array(offsets[1:] == offsets[:-1])
@@ -144,7 +146,7 @@ def build_headers(spans: PropertySpans) -> Any:
 
 
 def _split_pairs(spans: PropertySpans) -> tuple[NDArray[np.int32], Any, Any]:
-    """Where the pairs of each record begin, one more for the end; all names; all values."""
+    """Returns the first pair of each record with the total at the end, all names, and all values."""
     count = len(spans.name_at)
     names = spans.pieces.take(pa.array(np.arange(0, 4 * count, 4, dtype=np.int32)))
     values = spans.pieces.take(pa.array(np.arange(2, 4 * count, 4, dtype=np.int32)))
@@ -152,7 +154,7 @@ def _split_pairs(spans: PropertySpans) -> tuple[NDArray[np.int32], Any, Any]:
 
 
 def pick_values(spans: PropertySpans, name: bytes) -> Any:
-    """The value of one property per record, null where it is absent; `name` has at most 8 bytes."""
+    """Returns the value of one property per record, null if absent; `name` has at most 8 bytes."""
     assert 0 < len(name) <= _WORD
     head = np.uint64(int.from_bytes(name.ljust(_WORD, b"\0"), "big"))
     pairs = np.flatnonzero(spans.head == head)
@@ -161,7 +163,7 @@ def pick_values(spans: PropertySpans, name: bytes) -> Any:
         pairs = pairs[~is_longer]
     if len(pairs) == 0:
         return pa.nulls(spans.record_count, pa.string())
-    if len(pairs) == spans.record_count:  # no name comes twice in a record, so every record has one
+    if len(pairs) == spans.record_count:  # a name is unique within a record, so every record has one
         return spans.repair(spans.pieces.take(pa.array(4 * pairs + 2)))
     rows = spans.rows[pairs]
     index = np.zeros(spans.record_count, dtype=np.int64)
@@ -172,7 +174,7 @@ def pick_values(spans: PropertySpans, name: bytes) -> Any:
 
 
 def repair_text(values: Any) -> Any:
-    """The same strings with bytes that are no UTF-8 replaced by U+FFFD, as Java readers show them."""
+    """Returns the strings with bytes that are not UTF-8 replaced by U+FFFD, as Java readers show them."""
     data = values.buffers()[2]
     if data is None or not (np.frombuffer(data, dtype=np.uint8) >= 0x80).any():
         return values
@@ -185,7 +187,7 @@ def repair_text(values: Any) -> Any:
 
 
 def _blob_of(properties: Any) -> tuple[NDArray[np.uint8], Ints]:
-    """The bytes of all elements, and where each begins in them (one more for the end)."""
+    """Returns the bytes of all elements, and the start of each in them, with the total at the end."""
     assert properties.offset == 0
     assert properties.null_count == 0
     _, offset_buffer, data = properties.buffers()
@@ -198,7 +200,7 @@ def _blob_of(properties: Any) -> tuple[NDArray[np.uint8], Ints]:
 
 
 def _add_open_ends(blob: NDArray[np.uint8], offsets: Ints, ends: Ints) -> Ints:
-    """`ends` and the ends of those records whose last pair has no separator behind it."""
+    """Returns `ends` with the ends of those records whose last pair has no separator behind it."""
     stops = offsets[1:]
     is_open = stops > offsets[:-1]
     is_open[is_open] = blob[stops[is_open] - 1] != _PAIR_END
@@ -206,7 +208,7 @@ def _add_open_ends(blob: NDArray[np.uint8], offsets: Ints, ends: Ints) -> Ints:
 
 
 def _find_splits(marks: Ints, starts: Ints, ends: Ints) -> Ints:
-    """The first name separator at or behind each start; past every end when there is none."""
+    """Returns the first name separator at or after each start; beyond every end if there is none."""
     if len(marks) == len(starts) and bool(((marks >= starts) & (marks < ends)).all()):
         return marks
     padded = np.append(marks, np.iinfo(np.int64).max)
@@ -224,7 +226,7 @@ def _read_heads(blob: NDArray[np.uint8], starts: Ints, splits: Ints) -> NDArray[
 
 
 def _drop_overridden(spans: PropertySpans) -> PropertySpans:
-    """Without the pairs whose name comes again in the same record."""
+    """Returns the spans without pairs whose name occurs again later in the same record."""
     counts = np.diff(spans.first_pair)
     if len(spans.name_at) == 0 or counts.max() < 2:
         return spans
@@ -243,7 +245,7 @@ def _drop_overridden(spans: PropertySpans) -> PropertySpans:
 
 
 def leave_out(spans: PropertySpans, names: Iterable[bytes], prefix: bytes) -> PropertySpans:
-    """Without the pairs that have one of the names, or a name that begins with `prefix`."""
+    """Returns the spans without pairs that have one of the names, or a name that begins with `prefix`."""
     found = spans.pieces.take(pa.array(np.arange(0, 4 * len(spans.name_at), 4, dtype=np.int32)))
     found = found.view(pa.binary())
     is_out = pc.or_(pc.is_in(found, pa.array(sorted(names), pa.binary())), pc.starts_with(found, prefix))

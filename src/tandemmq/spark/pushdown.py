@@ -1,11 +1,12 @@
-"""What the conditions of a batch query say about queues, offsets, store times, tags and keys.
+"""The conditions of a batch query on queues, offsets, store times, tags and keys.
 
-Spark offers the AND-parts of a WHERE clause and applies itself what is handed back (spec spark SP-42).
-Handed back is everything that is not decided for each row exactly: a store time only narrows a range, tags
-are judged by the broker on a hash, a key only finds candidates. So a query gives the same rows as without
-pushdown, and only reads less.
+Spark offers the AND-parts of a WHERE clause, and applies itself the ones that are returned to it (spec spark
+SP-42). Every condition that is not decided exactly for each row is returned: a store time only narrows a
+range, brokers filter tags by a hash, and a key only finds candidates. A query therefore returns the same rows
+as without pushdown, and only reads less.
 
-Pure: no Spark, no network. Filters are known by their class's name, so that tests need no Spark either.
+Pure: no Spark, no network. Filters are recognised by the name of their class, so that tests need no Spark
+either.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from tandemmq.spark.columns import Projection
 from tandemmq.spark.offsets import QueueKey
 
 CLOCK_SLACK_MS: Final = 60_000
-"""A broker's clock may be set back, and masters differ, so store times may fall by so much along a queue."""
+"""The amount by which store times may fall along a queue: a broker's clock may be set back, and the clocks of
+successive masters differ.
+"""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -54,7 +57,7 @@ class QueueRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed:
-    """What a wanted row is like; ends are exclusive, times in milliseconds, None is no condition."""
+    """The conditions on a wanted row; ends are exclusive, times in milliseconds, None means no condition."""
 
     queue_rules: tuple[QueueRule, ...] = ()
     begin: int = 0
@@ -68,7 +71,7 @@ class Pushed:
         return all(rule.holds(queue) for rule in self.queue_rules)
 
     def render(self) -> str:
-        """What was understood, for people; `-` for nothing."""
+        """Renders the conditions for people; `-` if there are none."""
         parts = [
             f"{'not ' if rule.is_negated else ''}{rule.column} {rule.kind} {_show(rule.value)}"
             for rule in self.queue_rules
@@ -87,14 +90,16 @@ class Pushed:
 
 @dataclass(slots=True)
 class PushdownPlan:
-    """What was understood so far, and what Spark still has to apply."""
+    """The conditions understood so far, and the filters that Spark still has to apply."""
 
     pushed: Pushed = field(default_factory=Pushed)
     rest: list[Any] = field(default_factory=list)
 
 
 def plan_pushdown(filters: Iterable[Any], projection: Projection) -> PushdownPlan:
-    """What the filters narrow, and those of them (the same objects) that Spark must still apply."""
+    """Returns the conditions of `filters`, and those filters (the same objects) that Spark must still
+    apply.
+    """
     names = {column.label: column.name for column in projection}
     plan = PushdownPlan()
     for offered in filters:
@@ -111,7 +116,7 @@ def plan_pushdown(filters: Iterable[Any], projection: Projection) -> PushdownPla
 
 
 def _narrow(plan: PushdownPlan, column: str, kind: str, value: Any, is_negated: bool) -> bool:
-    """Whether the filter is fully handled; what it says is in the plan either way."""
+    """Returns True if the filter is fully handled; its condition is added to the plan in either case."""
     if kind == "IsNotNull":
         return column in _NEVER_NULL and not is_negated
     if value is None or (kind == "In" and any(item is None for item in value)):
@@ -139,7 +144,7 @@ def _narrow_queues(plan: PushdownPlan, rule: QueueRule) -> bool:
 
 
 def _judge(kind: str, actual: Any, value: Any) -> bool | None:
-    """Whether a value satisfies a filter; None for a kind of filter that is not known."""
+    """Returns True if the value satisfies a filter; None for an unknown kind of filter."""
     if kind in _EQUAL:
         return bool(actual == value)
     if kind == "In":
@@ -164,7 +169,7 @@ def _show(value: Any) -> str:
 
 
 def _sortable(value: Any) -> Any:
-    """Text as bytes: Spark orders strings by their UTF-8 form."""
+    """Returns text as bytes: Spark orders strings by their UTF-8 form."""
     if isinstance(value, (tuple, list)):
         return tuple(_sortable(item) for item in value)
     return value.encode() if isinstance(value, str) else value
@@ -209,7 +214,7 @@ def _narrow_tags(plan: PushdownPlan, tags: tuple[Any, ...]) -> None:
 
 
 def _is_word(value: Any) -> bool:
-    """Text that brokers take as one tag or key, as it is."""
+    """Returns True for text that brokers treat as exactly one tag or key."""
     return isinstance(value, str) and value.split() == [value]
 
 

@@ -1,7 +1,7 @@
-"""Reading on executors: the ranges of one task as Arrow batches.
+"""Reads the ranges of one task as Arrow batches, on executors.
 
-One task reads its ranges one behind the other; records of several small ranges end up in one Arrow batch,
-because a batch of a few rows costs nearly as much as one of some thousand (spec spark SP-61).
+A task reads its ranges one after the other. Records of several small ranges share an Arrow batch, because a
+batch of a few rows costs nearly as much as one of some thousand (spec spark SP-61).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def make_decode_plan(projection: Projection, options: SourceOptions) -> DecodePlan:
-    """How records become the rows that were asked for."""
+    """Returns the plan for decoding records into the requested columns."""
     return DecodePlan(
         projection=projection,
         decompress=options.decompress,
@@ -37,10 +37,9 @@ def make_decode_plan(projection: Projection, options: SourceOptions) -> DecodePl
 
 
 def read_task(task: InputPartition, options: SourceOptions, projection: Projection) -> Iterator[Any]:
-    """The rows of a task as Arrow batches.
+    """Yields the rows of a task as Arrow batches.
 
-    A batch query without ranges gets one task all the same, with a partition that is none of ours (spec spark
-    SP-32).
+    A batch query without ranges still gets one task, with a partition of another class (spec spark SP-32).
     """
     if not isinstance(task, TaskRanges):
         return
@@ -71,14 +70,14 @@ def read_task(task: InputPartition, options: SourceOptions, projection: Projecti
 
 
 def _cut(batch: Any, rows_max: int) -> Iterator[Any]:
-    """The batch in slices of at most so many rows: an answer of megabytes has more."""
+    """Yields the batch in slices of at most `rows_max` rows: an answer of megabytes has more."""
     for at in range(0, batch.num_rows, rows_max):
         yield batch.slice(at, rows_max)
 
 
 @dataclass(slots=True)
 class _RecordBuffer:
-    """Chunks that will become one Arrow batch."""
+    """The chunks that will become one Arrow batch."""
 
     chunks: list[Chunk] = field(default_factory=list)
     brokers: list[tuple[str, int]] = field(default_factory=list)
@@ -93,7 +92,7 @@ class _RecordBuffer:
 
     def decode(self, plan: DecodePlan, faults: BodyFaults) -> Any:
         if len(self.chunks) == 1:
-            # An answer of megabytes is used as it was received.
+            # A single large answer is decoded in place, without a copy.
             (chunk,) = self.chunks
             return decode_records(chunk.data, self.brokers, plan, positions=chunk.positions, faults=faults)
         starts = np.cumsum([0, *(len(chunk.data) for chunk in self.chunks)])
@@ -111,7 +110,7 @@ def _read_chunks(task: TaskRanges, options: SourceOptions, tally: ReadTally) -> 
 
 
 def _join(brokers: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Neighbours of the same broker as one entry."""
+    """Merges neighbouring entries of the same broker."""
     joined: list[tuple[str, int]] = []
     for name, count in brokers:
         if joined and joined[-1][0] == name:

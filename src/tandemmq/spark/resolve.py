@@ -1,9 +1,9 @@
-"""From the user's words for a start or an end to one queue offset per queue.
+"""Resolves the user's start or end to one queue offset per queue, and detects lost messages.
 
-Positions are judged against what the broker has: a start outside it means lost messages, which is an error
-unless the user allowed it, and never passes in silence. Numbers of a topic that was made again may look as if
-they went on, so a running query also compares the last message that it read with what lies there now. Only a
-master can prove a loss: a slave may just be behind, or not have been told of a deletion.
+Positions are compared with the messages that the broker has. A start outside of them means lost messages,
+which is an error unless the user allowed it, and is never silent. The offsets of a topic that was created
+again may look like a continuation, so a running query also compares the last message it read with the message
+at that offset now. Only a master can prove a loss: a slave may be behind, or may not know of a deletion yet.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 def describe_all(
     cluster: QueriedCluster, options: SourceOptions, *, may_be_absent: bool = False
 ) -> tuple[Topology, dict[QueueKey, Bounds]]:
-    """The queues and the bounds of every one of them, with some patience for brokers that are starting.
+    """Returns the queues and the bounds of every one of them, with retries for brokers that are starting.
 
-    `may_be_absent`: topics that no name server knows yet are no queues, at once.
-    Raises:  NoRoute when nothing is known of the topics; BrokerUnreachable when a broker of theirs never
-    answers.
+    `may_be_absent`: topics that no name server knows yet count as no queues, without retries.
+    Raises:  NoRoute if the topics are unknown; BrokerUnreachable if one of their brokers never answers;
+             TopicNotFound if name servers list queues that their masters do not know.
     """
     attempt = 0
     while True:
@@ -64,11 +64,10 @@ def describe_all(
 def resolve_start(
     cluster: QueriedCluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], options: SourceOptions
 ) -> dict[QueueKey, int]:
-    """Where each queue of `bounds` begins by the option's rule.
+    """Returns the start of each queue of `bounds` by the option's rule.
 
-    Raises:  ConfigError for a rule that names a queue that there is not, or an offset beyond the end of one;
-             OffsetOutOfRange for a start that the broker does not have any more, unless failOnDataLoss is
-             false.
+    Raises:  ConfigError for a rule that names a queue that does not exist, or an offset beyond its end;
+             OffsetOutOfRange for a start that the broker no longer has, unless failOnDataLoss is false.
     """
     asked = _ask_start(cluster, topology, bounds, options)
     return {queue: check_kept(queue, at, bounds[queue], options) for queue, at in asked.items()}
@@ -77,10 +76,10 @@ def resolve_start(
 def resolve_range(
     cluster: QueriedCluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], options: SourceOptions
 ) -> tuple[dict[QueueKey, int], dict[QueueKey, int]]:
-    """Where each queue of `bounds` begins and ends, exclusive, for a batch query; an end is never behind the
-    last message.
+    """Returns the start and the exclusive end of each queue of `bounds` for a batch query; an end never
+    exceeds the current end of the queue.
 
-    Raises:  as `resolve_start`; ConfigError for a start behind the end.
+    Raises:  the errors of `resolve_start`; ConfigError for a start behind the end.
     """
     begin = _ask_start(cluster, topology, bounds, options)
     last = {queue: limits.end for queue, limits in bounds.items()}
@@ -114,10 +113,10 @@ def _ask_start(
 
 
 def _require_reached(begin: Positions, bounds: Mapping[QueueKey, Bounds]) -> None:
-    """Raises ConfigError for offsets of a user that lie beyond the end of their queue.
+    """Raises ConfigError for offsets of a user that are beyond the end of their queue.
 
-    Such an offset is a slip of the pen far more often than a topic that was made anew. Resuming with the
-    first message, as after a loss, would read everything.
+    Such an offset is far more often a typing error than the sign of a topic that was created again. Resuming
+    with the first message, as after a loss, would read everything.
     """
     wrong = {queue for queue, at in begin.items() if at > bounds[queue].end and bounds[queue].is_master}
     if wrong:
@@ -131,7 +130,7 @@ def _require_reached(begin: Positions, bounds: Mapping[QueueKey, Bounds]) -> Non
 def _ask_end(
     cluster: QueriedCluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], rule: PositionRule
 ) -> Positions:
-    """Where the queues end that the rule says something about."""
+    """Returns the ends of the queues for which the rule has one."""
     rule = _name_queues(rule, topology, "end")
     if rule.kind is StartKind.TIMESTAMP:
         return _search(cluster, topology, bounds, rule)
@@ -141,9 +140,10 @@ def _ask_end(
 
 
 def _name_queues(rule: PositionRule, topology: Topology, which: str) -> PositionRule:
-    """The rule with queues that there are; a name that fits nothing would let the whole topic be read.
+    """Returns the rule with existing queues; a name that matches nothing would cause the whole topic to be
+    read.
 
-    Raises:  ConfigError for a queue that there is not, or that several brokers have.
+    Raises:  ConfigError for a queue that does not exist, or that several brokers have.
     """
 
     def name(queue: QueueKey) -> QueueKey:
@@ -169,10 +169,11 @@ def _name_queues(rule: PositionRule, topology: Topology, which: str) -> Position
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """What became of the positions of a running query.
+    """The changes to the positions of a running query.
 
-    `moved`: where queues go on whose position there is no more; `gone`: queues that there are no more;
-    `doubted`: queues in which a slave shows another message than was read, while the master is away.
+    `moved`: the offset at which a queue resumes whose position no longer exists; `gone`: queues that no
+    longer exist; `doubted`: queues in which a slave has another message than was read, while the master does
+    not answer.
     """
 
     moved: Positions
@@ -190,12 +191,12 @@ def find_losses(
     looks_everywhere: bool,
     refused: Collection[QueueKey] = (),
 ) -> Losses:
-    """Compares where a query is with what the brokers have.
+    """Compares the positions of a query with the messages that the brokers have.
 
-    Queues with nothing new are compared only with `looks_everywhere`: the others cannot skip anything.
+    Queues without new messages are compared only with `looks_everywhere`, because they cannot skip anything.
     `refused`: queues that the name servers list and their masters do not know.
-    Raises:  OffsetOutOfRange naming the queue, what was asked and what there is, unless failOnDataLoss is
-             false.
+    Raises:  OffsetOutOfRange naming the queue, the requested offset and the existing ones, unless
+             failOnDataLoss is false.
     """
     here = {queue: at for queue, at in offset.positions.items() if queue in bounds}
     moved = {queue: check_kept(queue, at, bounds[queue], options) for queue, at in here.items()}
@@ -206,7 +207,7 @@ def find_losses(
         if queue in here and queue not in moved and (looks_everywhere or here[queue] < bounds[queue].end)
     }
     replaced, doubted = find_replaced(cluster, topology, bounds, marks)
-    # The clock of a slave that was promoted may be behind: rather some messages twice than one not at all.
+    # The clock of a promoted slave may be behind; reading some messages twice is better than missing one.
     since = {queue: max(mark.stored_at_ms - CLOCK_SLACK_MS, 0) for queue, mark in replaced.items()}
     for queue, at in cluster.search(topology, since).items():
         report_replaced(queue, here[queue], bounds[queue], options, goes_on_at=at)
@@ -221,14 +222,14 @@ def find_losses(
 def find_lost(
     cluster: QueriedCluster, ranges: Sequence[OffsetRange], marks: Sequence[Marks], options: SourceOptions
 ) -> dict[QueueKey, int]:
-    """Finds the queues of a batch that lost messages since an earlier run planned it, and the offset at which
-    each of them resumes.
+    """Finds the queues of a batch that lost messages since an earlier run planned it, and returns the offset
+    at which each of them resumes.
 
-    `marks`: those of the batch's offsets. Only the brokers of these queues are asked; a broker that does not
-    answer is left to the tasks, which ask with more patience. A batch loses everything of a topic that was
-    made anew: all new messages belong to a later batch.
-    Raises:  OffsetOutOfRange naming what is lost and what to do, unless failOnDataLoss is false;
-             BrokerUnreachable when no name server answers.
+    `marks`: the marks of the batch's two offsets. Only the brokers of these queues are asked; a broker that
+    does not answer is left to the tasks, which retry for longer. If a topic was created again, the batch
+    loses all its messages of that topic: every new message belongs to a later batch.
+    Raises:  OffsetOutOfRange naming the loss and the remedy, unless failOnDataLoss is false;
+             BrokerUnreachable if no name server answers.
     """
     items = {item.queue: item for item in ranges}
     known = cluster.describe()
@@ -253,9 +254,9 @@ def find_lost(
 def find_replaced(
     cluster: QueriedCluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], marks: Marks
 ) -> tuple[Marks, frozenset[QueueKey]]:
-    """The marks where the master has another message now, and the queues where a slave has.
+    """Returns the marks at which the master has another message now, and the queues in which a slave has.
 
-    What was deleted by retention, or what nobody answers for, is neither.
+    Messages that retention deleted, and queues for which no replica answers, count as neither.
     """
     kept = {
         queue: mark
@@ -271,10 +272,11 @@ def find_replaced(
 
 
 def check_kept(queue: QueueKey, position: int, bounds: Bounds, options: SourceOptions) -> int:
-    """`position`, or the first one that the broker has when that is gone and lost messages are allowed.
+    """Returns `position`, or the first existing offset if `position` is gone and losses are allowed.
 
-    A position behind the end comes from another life of the topic, all of whose messages are unread.
-    Raises:  OffsetOutOfRange naming the queue, what was asked and what there is.
+    A position beyond the end belongs to an earlier incarnation of the topic; all messages of the current one
+    are unread.
+    Raises:  OffsetOutOfRange naming the queue, the requested offset and the existing ones.
     """
     if bounds.begin <= position <= bounds.end or (position > bounds.end and not bounds.is_master):
         return position
@@ -291,16 +293,17 @@ def report_loss(
     *,
     goes_on_at: int | None = None,
 ) -> None:
-    """Raises OffsetOutOfRange, or logs from where to where the query moves when failOnDataLoss is false.
+    """Raises OffsetOutOfRange, or, if failOnDataLoss is false, logs the old and the new position of the
+    query.
 
-    It moves to `begin` unless told otherwise.
+    The new position is `goes_on_at`, by default `begin`.
     """
     _tell_move(queue, position, begin if goes_on_at is None else goes_on_at, (begin, end), "", options)
 
 
 def report_gone(gone: Mapping[QueueKey, tuple[int, int | None]], options: SourceOptions) -> None:
-    """Reports queues that no longer exist: the query's offset in each, and the end of the batch that it reads
-    there, if it reads one.
+    """Reports queues that no longer exist, as the query's offset in each and the end of the batch that is
+    being read, if any.
 
     Raises:  OffsetOutOfRange naming all of them, unless failOnDataLoss is false.
     """
@@ -319,7 +322,7 @@ def report_gone(gone: Mapping[QueueKey, tuple[int, int | None]], options: Source
 def report_replaced(
     queue: QueueKey, position: int, bounds: Bounds, options: SourceOptions, *, goes_on_at: int
 ) -> None:
-    """The same for a position that the broker has, with another message before it than was read."""
+    """Reports a position that exists, but is preceded by another message than the one that was read."""
     _tell_move(
         queue,
         position,
@@ -365,7 +368,7 @@ def _place(position: int, bounds: Bounds) -> int:
 def _search(
     cluster: QueriedCluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], rule: PositionRule
 ) -> dict[QueueKey, int]:
-    """The first message at or after each queue's time; queues without a time are left out."""
+    """Returns the first message at or after each queue's time; queues without a time are left out."""
     general = rule.moment.resolve(time.time_ns() // 1_000_000) if rule.moment else None
     times = {queue: rule.timestamps.get(queue, general) for queue in bounds}
     found = cluster.search(topology, {queue: at for queue, at in times.items() if at is not None})

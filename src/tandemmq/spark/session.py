@@ -1,8 +1,8 @@
-"""One way to make a Spark session: quiet, quick to start, bounded in memory, and with this package on every
+"""Builds a Spark session that is quiet, starts quickly, is bounded in memory, and has this package on every
 worker.
 
-The settings are those that the pipelines need (spec spark SP-5, SP-64): no web interface, few shuffle
-partitions, reused Python workers, UTC. Anything can be overridden by `settings`.
+The defaults suit the pipelines (spec spark SP-5, SP-64): no web interface, few shuffle partitions, reused
+Python workers, UTC. `settings` overrides any of them.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ DRIVER_MEMORY = "1g"
 _JVM_OPTIONS = ("-XX:+UseSerialGC", "-Xshare:auto")
 
 _QUICK_JVM_OPTIONS = ("-XX:TieredStopAtLevel=1",)
-"""With the quick compiler alone Java needs 9 instead of 15 s of CPU up to the first result, and about twice
-as much for each row afterwards (1.7 instead of 0.8 us per row of 128 B; 2 cores, Java 17). So the better one
-pays from some 7 million rows on.
+"""The JVM option that restricts Java to its quick compiler: 9 instead of 15 s of CPU up to the first result,
+but about twice the time for each row afterwards (1.7 instead of 0.8 us per row of 128 B; 2 cores, Java
+17). The better compiler pays off from about 7 million rows.
 """
 
 _ARROW_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-"""Java's Arrow checks the bounds and the null of each value; Spark has looked at both by then. Without these
-checks a row of 18 columns costs Java 1.3 instead of 1.8 us.
+"""The JVM options that switch off Arrow's checks of the bounds and the null of each value, because Spark has
+checked both already. A row of 18 columns then costs Java 1.3 instead of 1.8 us.
 """
 
 
@@ -49,13 +49,14 @@ def build_session(
     settings: Mapping[str, str] | None = None,
     java_options: Sequence[str] | None = None,
 ) -> SparkSession:
-    """A Spark session of this process; the running one if there is one already.
+    """Returns a Spark session of this process; the running one if there is one already.
 
-    `is_long`: Java takes longer to start and then needs less for each row; it pays after minutes of work.
-    `log_file` takes what Java and Spark's workers write to standard error, also for later sessions of this
-    process: they have the same Java.
-    `java_options`: further ones, by default those that map the archive of classes if one was made.
-    Raises:  ConfigError when there is no Java that is new enough.
+    `is_long`: use the better compiler, which starts more slowly and costs less per row; it pays off after
+    minutes of work.
+    `log_file` receives the standard error of Java and of Spark's workers, also for later sessions of this
+    process, which share its Java.
+    `java_options`: further JVM options; by default those that map the archive of classes, if there is one.
+    Raises:  ConfigError if there is no recent enough Java.
     """
     java_home = find_java()
     os.environ["JAVA_HOME"] = str(java_home)
@@ -63,7 +64,7 @@ def build_session(
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     root = share_python_path()
     hush_pandas()
-    # pyspark takes 0.2 s to import, which `--help` shall not pay.
+    # Importing pyspark takes 0.2 s, too long for `--help`.
     from pyspark.sql import SparkSession
 
     log_settings = files("tandemmq.spark").joinpath("log4j2.properties")
@@ -78,7 +79,7 @@ def build_session(
                 f"-Dlog4j2.configurationFile=file:{log_settings}",
             ]
         ),
-        # In front of what a user sets as extraJavaOptions.
+        # Placed in front of a user's extraJavaOptions.
         "spark.driver.defaultJavaOptions": _ARROW_OPTIONS,
         "spark.executor.defaultJavaOptions": _ARROW_OPTIONS,
         "spark.driver.bindAddress": "127.0.0.1" if master.startswith("local") else "0.0.0.0",
@@ -89,12 +90,13 @@ def build_session(
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.python.worker.reuse": "true",
-        # How long Java and Python wait for each other's first word; 15 s are too few on a busy machine. That
-        # the process which plans a stream connects within 10 s is fixed (pipelines.runner repeats it).
+        # Java and Python wait this long for each other's handshake; the default of 15 s is too short on a
+        # busy machine. The 10 s in which the planner process of a stream must connect are fixed
+        # (pipelines.runner retries that).
         "spark.python.authenticate.socketTimeout": "120s",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.python.filterPushdown.enabled": "true",
-        # Progress of the last batches only; the default keeps what a day of small batches adds up to.
+        # The default keeps too many progress reports and batches for a day of small batches.
         "spark.sql.streaming.numRecentProgressUpdates": "50",
         "spark.sql.streaming.minBatchesToRetain": "20",
     }
@@ -109,12 +111,12 @@ def build_session(
 def warm_up(spark: SparkSession) -> None:
     """Starts the first Python worker of the executors in the background, while a query is still planned.
 
-    A query starts its Python processes one behind the other, which takes seconds; this one needs no plan.
-    Saves 1.8 of 14.2 s to the first batch of a landing (2 cores).
+    A query starts its Python processes one after the other, which takes seconds; this one needs no plan. It
+    shortens the time to the first batch of a landing by 1.8 of 14.2 s (2 cores).
     """
 
     def run() -> None:
-        # Whatever goes wrong here goes wrong again, and with a better error, in the query itself.
+        # A failure here occurs again in the query itself, with a better error.
         with suppress(Exception):
             spark.range(1, numPartitions=1).mapInArrow(lambda batches: batches, "id long").collect()
 
@@ -123,7 +125,7 @@ def warm_up(spark: SparkSession) -> None:
 
 @contextmanager
 def _errors_into(log_file: Path | None) -> Iterator[None]:
-    """Child processes that are started in the block write their standard error to the file."""
+    """Redirects the standard error of child processes that are started in the block to the file."""
     if log_file is None:
         yield
         return
@@ -139,9 +141,7 @@ def _errors_into(log_file: Path | None) -> Iterator[None]:
 
 
 def hush_pandas() -> None:
-    """Spark warns on every use of pandas 3 (spec spark SP-3), here and in each worker; once known, it is
-    noise.
-    """
+    """Silences Spark's warning on every use of pandas 3 (spec spark SP-3), here and in each worker."""
     text = "PySpark does not yet fully support pandas"
     warnings.filterwarnings("ignore", message=text, category=FutureWarning)
     rules = [rule for rule in os.environ.get("PYTHONWARNINGS", "").split(",") if rule]
@@ -150,10 +150,10 @@ def hush_pandas() -> None:
 
 
 def share_python_path() -> str:
-    """Makes the directory that holds this package importable for child processes, and returns it.
+    """Makes the directory that contains this package importable for child processes, and returns it.
 
-    An installed package is found anyway; run from a source tree it is not, and Spark's planners and readers
-    are started with the environment of this process (spec spark SP-45, SP-51).
+    An installed package is found anyway. When run from a source tree it is not, and Spark starts its planners
+    and readers with the environment of this process (spec spark SP-45, SP-51).
     """
     root = str(Path(__file__).resolve().parents[2])
     parts = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]

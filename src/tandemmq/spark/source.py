@@ -1,11 +1,12 @@
-"""The data source `tandemmq` (alias `rocketmq`): options in, readers and writers out; and its batch query.
+"""The data source `tandemmq` (alias `rocketmq`): its options, readers and writers, and its batch query.
 
-Spark makes instances of the source in several short-lived processes, often only to ask for the schema, so the
-constructor does nothing, and a reader's module is imported only where the reader is made (spec spark SP-66).
+Spark makes instances of the source in several short-lived processes, often only to read the schema. The
+constructor therefore does nothing, and a reader's module is imported only when the reader is made (spec spark
+SP-66).
 
-A batch query is a fixed set of ranges, planned once and cut down to what pushed conditions leave of them.
-Every cut keeps all messages that can satisfy the conditions. Where a broker does not answer a question, or
-its answer may be incomplete, the range stays as it is.
+A batch query is a fixed set of ranges, planned once and narrowed by the pushed conditions. Narrowing keeps
+all messages that can satisfy the conditions. If a broker does not answer, or its answer may be incomplete,
+the range stays as it is.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tandemmq.telemetry.log_lines import show_warnings
 def narrow_ranges(
     ranges: Iterable[OffsetRange], pushed: Pushed, cluster: QueriedCluster, topology: Topology
 ) -> list[OffsetRange]:
-    """What is left to read, in the order of `ranges`."""
+    """Returns the ranges that the pushed conditions leave, in the order of `ranges`."""
     left = [item for item in ranges if pushed.wants(item.queue)]
     left = _cut_all(left, dict.fromkeys((item.queue for item in left), pushed.begin), {})
     if pushed.end is not None:
@@ -43,7 +44,7 @@ def narrow_ranges(
         left = _cut_all(left, _search(cluster, topology, left, pushed.stored_from_ms), {})
     if pushed.stored_until_ms is not None and left:
         found = _search(cluster, topology, left, pushed.stored_until_ms)
-        # Brokers of 4.9 answer with the nearest message, which may lie before the time.
+        # Brokers of 4.9 answer with the nearest message, which may be older than the time.
         left = _cut_all(left, {}, {queue: at + 1 for queue, at in found.items()})
     if pushed.key is not None and left:
         left = _keep_key(left, pushed.key, cluster, topology)
@@ -51,9 +52,9 @@ def narrow_ranges(
 
 
 def narrow_options(options: SourceOptions, pushed: Pushed, queues: Iterable[QueueKey]) -> SourceOptions:
-    """The options with the pushed tags as the broker's filter, where it can be one.
+    """Returns the options with the pushed tags as the broker's filter, if brokers can apply it.
 
-    Topics of the system store other things than hashes of tags in their queues.
+    The queues of system topics contain other values than hashes of tags.
     """
     if pushed.tags is None or options.sql or any(is_system_topic(queue.topic) for queue in queues):
         return options
@@ -84,7 +85,9 @@ def _search(
 def _keep_key(
     ranges: Sequence[OffsetRange], key: str, cluster: QueriedCluster, topology: Topology
 ) -> list[OffsetRange]:
-    """The messages that the brokers' key indexes name, and all that may be too young to be indexed."""
+    """Returns the messages that the brokers' key indexes name, and all that may be too young to be
+    indexed.
+    """
     left: list[OffsetRange] = []
     places = sorted({(item.queue.topic, item.queue.broker) for item in ranges})
     for topic, broker in places:
@@ -105,7 +108,7 @@ def _keep_key(
 
 
 class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
-    """A batch query: from one set of offsets to another."""
+    """A batch query: reads from one set of offsets to another."""
 
     def __init__(self, options: SourceOptions, projection: Projection) -> None:
         self._options = options
@@ -125,7 +128,7 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
         asked = sum(item.end - item.begin for item in ranges)
         if self._pushed is not None:
             ranges = narrow_ranges(ranges, self._pushed, cluster, topology)
-            # Tasks get a copy of this reader after its ranges were made.
+            # Spark copies this reader into the tasks only after `partitions` returned.
             self._options = narrow_options(options, self._pushed, [item.queue for item in ranges])
         used = cluster.leave_out_slow(topology)
         tasks = make_tasks(plan_tasks(ranges, options.packing), used.replicas)
@@ -135,18 +138,19 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
         return tasks
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        # numpy and pyarrow come with it, which only executors need.
+        # Imports numpy and pyarrow, which only executors need.
         from tandemmq.spark.read_task import read_task
 
         return read_task(partition, self._options, self._projection)
 
 
 class PushdownTopicReader(TopicReader):
-    """A batch query of a session that pushes filters down; others refuse a reader that can (spec spark
-    SP-41)."""
+    """A batch query for a session that pushes filters down; other sessions reject a reader that accepts
+    filters (spec spark SP-41).
+    """
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
-        """Remembers what the filters narrow; returns those that Spark must apply itself."""
+        """Records the conditions of the filters, and returns the filters that Spark must apply itself."""
         plan = plan_pushdown(filters, self._projection)
         self._pushed = plan.pushed
         return plan.rest
@@ -161,8 +165,10 @@ if TYPE_CHECKING:
 
 
 PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
-"""A session that does not push filters refuses readers that take them, and nothing says which one it is; the
-name is Spark's own (spec spark SP-43)."""
+"""The worker module that Spark loads only in sessions that push filters down (spec spark SP-43). A session
+that does not push filters rejects readers that accept them, and Spark offers no other way to distinguish
+the two.
+"""
 
 
 class TandemSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
@@ -188,7 +194,7 @@ class TandemSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
         options = self._parse(is_streaming=True)
         return TopicStreamReader(options, self._project(schema, options))
 
-    # Spark passes both by keyword, so they must have these names (spec spark SP-20).
+    # Spark passes both arguments by keyword, so these names are fixed (spec spark SP-20).
     def writer(self, schema: Any, overwrite: bool) -> TopicWriter:
         from tandemmq.spark.sink.writer import TopicWriter
 
@@ -215,7 +221,7 @@ class TandemSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
         return parse_options(dict(self.options), is_streaming=is_streaming)
 
     def _project(self, schema: Any, options: SourceOptions) -> Projection:
-        """What `schema` asks for: our own schema, or one that the user gave to Spark."""
+        """Returns the projection for `schema`: our own schema, or one that the user supplied."""
         fields = [(field.name, field.dataType.simpleString(), field.nullable) for field in schema.fields]
         wanted = project_schema(fields)
         chosen = _select(options)
@@ -225,8 +231,8 @@ class TandemSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
 
 
 class KafkaShapedSource(TandemSource):
-    """The same source with the columns of Spark's source for Kafka: what was written for that one needs
-    another format and other addresses only.
+    """The same source with the columns of Spark's Kafka source: a query written for that one needs only
+    another format and other addresses.
     """
 
     @classmethod
@@ -238,7 +244,7 @@ class KafkaShapedSource(TandemSource):
 
 
 class RocketSource(TandemSource):
-    """The same source under the name that RocketMQ users look for."""
+    """The same source under the name that RocketMQ users expect."""
 
     @classmethod
     def name(cls) -> str:
@@ -246,7 +252,9 @@ class RocketSource(TandemSource):
 
 
 def _is_asked_for_filters() -> bool:
-    """Whether Spark will push filters: it does that in a worker whose module is loaded for nothing else."""
+    """Returns True if Spark will push filters: it does so in a worker whose module is loaded for nothing
+    else.
+    """
     return PUSHDOWN_WORKER in sys.modules
 
 

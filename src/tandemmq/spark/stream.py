@@ -1,11 +1,12 @@
-"""The streaming query: where it starts, how far each batch goes, which task reads what.
+"""The streaming query: its start, the end of each batch, and the tasks of a batch.
 
-Spark calls the methods of one instance in a process of its own on the driver; another copy is pickled into
-the tasks and only reads (spec spark 2.1). What must survive lies in the offsets, which Spark keeps in its
-checkpoint: the start is pinned by the first end offset (spec spark SP-24), new queues by the end offset that
-first names them, and the cut into tasks by the end offset of each batch. `partitions` depends on offsets
-only, so a replayed batch gives the same rows to the same tasks, whatever the options are by then (spec spark
-SP-17, decision 024). An option that changes which rows come, `tags` or `filter`, is refused instead.
+Spark calls the methods of one instance in a separate process on the driver; another copy is pickled into the
+tasks and only reads (spec spark 2.1). Everything that must survive a restart is in the offsets, which Spark
+stores in its checkpoint. The first end offset pins the start (spec spark SP-24), the end offset that first
+names a queue pins that queue, and the end offset of each batch pins its division into tasks. `partitions`
+depends on offsets only, so a replayed batch gives the same rows to the same tasks, even if the options have
+changed (spec spark SP-17, decision 024). A changed option that affects which rows are read, `tags` or
+`filter`, is rejected.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ NO_LOSSES = Losses(moved={}, gone=frozenset(), doubted=frozenset())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
-    """What a look at the brokers found: where new queues begin, where queues end for the next batch and
-    really, and what became of the positions.
+    """The state of the brokers for one batch: the starts of new queues, the ends of queues for planning and
+    in fact, and the changes to the query's positions.
     """
 
     begin: Positions
@@ -103,10 +104,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         self._missing: set[QueueKey] = set()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Remembers where all queues end now; this run reads no further.
+        """Records the current ends of all queues; this run reads no further.
 
-        Spark calls it before it replays a batch, which may need nothing of a broker that does not answer. So
-        such brokers are waited for when the first new batch is planned.
+        Spark calls it before it replays a batch, which may not need the brokers that do not answer. The query
+        waits for such brokers when it plans the first new batch.
         """
         cluster = QueriedCluster(self._options)
         topology = cluster.describe()
@@ -115,8 +116,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         self._silent = frozenset(topology.queues) - frozenset(bounds)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Spark has no limit of both kinds; the one given only says that `latestOffset` shall obey the
-        options.
+        """Returns a limit of the right kind. Spark has none that combines both kinds, so the value only
+        signals that `latestOffset` must obey the options.
         """
         options = self._options
         if options.trigger_records_max is not None:
@@ -128,12 +129,14 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
-        """A symbol, because Spark asks twice and both answers must be equal (spec spark SP-15, SP-24)."""
+        """Returns a symbol, because Spark asks twice and both answers must be equal (spec spark SP-15,
+        SP-24).
+        """
         assert self._options.start is not None
         return encode_offset(StreamOffset(symbol=self._options.start.kind.value))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next batch; `start` itself when there is nothing new."""
+        """Returns the end of the next batch; `start` itself if nothing is new."""
         show_warnings()
         offset = decode_offset(start)
         self._check_filter(offset)
@@ -156,11 +159,13 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return encode_offset(self._mark(end, view.bounds))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Where the queues end, as the last `latestOffset` saw it: Spark shows it in the query's progress."""
+        """Returns the ends of the queues at the last `latestOffset`; Spark shows them in the query's
+        progress.
+        """
         return encode_offset(StreamOffset(positions=self._latest)) if self._latest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskRanges]:
-        """The tasks of a batch; those of a replay have the numbers and the rows that they had before."""
+        """Returns the tasks of a batch; the tasks of a replay have the same numbers and rows as before."""
         show_warnings()
         begins, ends = decode_offset(start), decode_offset(end)
         ranges = plan_ranges(begins, ends)
@@ -177,26 +182,27 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
                 cluster = QueriedCluster(self._options)
                 self._describe(cluster, cluster.describe())
             except UNREACHABLE as error:
-                # The tasks ask for themselves, and with more patience.
+                # The tasks ask again themselves, and retry for longer.
                 log.debug(events.ROUTE_UNREACHABLE, extra={"error": str(error)})
         tasks = make_tasks(planned, self._topology.replicas)
-        # A batch that is replayed is not planned anew, so nobody has asked for the ends.
+        # Spark does not plan a replayed batch anew, so the ends are unknown.
         lag = count_behind(ends.positions, self._latest) if self._latest else "-"
         tell_plan(tasks, self._options, self._whole_topology, self._topology, lag_messages=lag)
         return tasks
 
     def read(self, partition: TaskRanges) -> Iterator[Any]:
-        # numpy and pyarrow come with it, which only executors need.
+        # Imports numpy and pyarrow, which only executors need.
         from tandemmq.spark.read_task import read_task
 
         return read_task(partition, self._options, self._projection)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: it comes one batch late and never for the last one (spec spark SP-18); see
-        `_commit_progress`."""
+        """Does nothing: Spark calls it one batch late, and never for the last one (spec spark SP-18); see
+        `_commit_progress`.
+        """
 
     def stop(self) -> None:
-        """Nothing: Spark does not call it when a query ends (spec spark SP-19)."""
+        """Does nothing: Spark does not call it when a query ends (spec spark SP-19)."""
 
     def _check_filter(self, offset: StreamOffset) -> None:
         if offset.symbol is None and offset.filter_hash != self._options.filter_hash:
@@ -206,7 +212,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             )
 
     def _look(self, offset: StreamOffset) -> _View:
-        """What the brokers have now, beside what `offset` says."""
+        """Returns the state of the brokers, compared with `offset`."""
         cluster, options = QueriedCluster(self._options), self._options
         losses = NO_LOSSES
         if offset.symbol is not None:
@@ -216,7 +222,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             topology, bounds, losses = self._compare(cluster, offset)
             begin = {queue: at.begin for queue, at in bounds.items() if queue not in offset.positions}
         if self._target is not None and self._silent:
-            # Brokers that answered late: their queues end for this run where they end now.
+            # For brokers that answered late, this run ends at their current ends.
             late = {queue: bounds[queue].end for queue in self._silent if queue in bounds}
             self._target, self._silent = {**self._target, **late}, frozenset()
         topology = self._describe(cluster, topology)
@@ -246,9 +252,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return topology, bounds, losses
 
     def _await_silent(self, cluster: QueriedCluster) -> None:
-        """Gives brokers that did not answer when the run began the time that starting brokers need.
+        """Waits for brokers that did not answer when the run began, as long as for brokers that are starting.
 
-        Raises:  BrokerUnreachable when one still does not answer, unless failOnDataLoss is false.
+        Raises:  BrokerUnreachable if one still does not answer, unless failOnDataLoss is false.
         """
         try:
             describe_all(cluster, self._options, may_be_absent=True)
@@ -257,10 +263,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
                 raise BrokerUnreachable(f"{error}{_SILENT_HINT}") from error
             log.warning(events.QUEUES_MISSED, extra={"error": str(error)})
         except TopicNotFound:
-            pass  # The brokers answer; `find_losses` says what became of the queues.
+            pass  # The brokers answer; `find_losses` reports what happened to the queues.
 
     def _tell_missing(self, queues: set[QueueKey]) -> None:
-        """Queues that nobody answers for are waited for; a run that reads what is there now cannot wait."""
+        """Logs queues for which no replica answers; a stream waits for them. A run up to fixed ends cannot
+        wait, so it raises BrokerUnreachable unless failOnDataLoss is false.
+        """
         missing = {queue for queue in queues if self._options.selects(queue)}
         if missing and self._target is not None and self._options.fail_on_data_loss:
             raise BrokerUnreachable(f"no broker answers for {render_queues(missing)}{_SILENT_HINT}")
@@ -269,8 +277,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         self._missing = missing
 
     def _mark(self, end: StreamOffset, bounds: Mapping[QueueKey, Bounds]) -> StreamOffset:
-        """`end` with the packing of today, and a mark of the last message before each position; older marks
-        where no broker gives a new one.
+        """Returns `end` with the current packing and a mark of the last message before each position; an
+        older mark is kept if no broker returns a new one.
         """
         wanted = {
             queue: at - 1
@@ -286,19 +294,19 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
     def _find_lost(
         self, ranges: list[OffsetRange], start: StreamOffset, end: StreamOffset
     ) -> dict[QueueKey, int]:
-        """Returns the offsets at which queues resume that lost messages of a batch of an earlier run; see
+        """Returns the offset at which each queue resumes that lost messages of a batch of an earlier run; see
         `find_lost`.
         """
         try:
             cluster = QueriedCluster(self._options)
             return find_lost(cluster, ranges, (start.marks, end.marks), self._options)
         except UNREACHABLE as error:
-            # The tasks ask for themselves, and with more patience.
+            # The tasks ask again themselves, and retry for longer.
             log.debug(events.ROUTE_UNREACHABLE, extra={"error": str(error)})
             return {}
 
     def _describe_again(self, cluster: QueriedCluster) -> Topology:
-        """What the name servers say now; what they said last while none of them answers."""
+        """Returns the current topology; the last known one if no name server answers."""
         try:
             return cluster.describe()
         except UNREACHABLE as error:
@@ -308,7 +316,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             return self._topology
 
     def _describe(self, cluster: QueriedCluster, topology: Topology) -> Topology:
-        """Remembers who is there; what is left without the slaves that are too far behind."""
+        """Stores the topology, and returns it without the slaves that are too far behind."""
         self._whole_topology, self._topology = topology, cluster.leave_out_slow(topology)
         self._described_at = time.monotonic()
         return self._topology
@@ -316,7 +324,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
     def _plan_ends(
         self, cluster: QueriedCluster, topology: Topology, bounds: dict[QueueKey, Bounds]
     ) -> Positions:
-        """The ends of the queues, or of their slaves when these are read and keep up."""
+        """Returns the ends of the queues, or the ends of their slaves if the query reads slaves and they keep
+        up.
+        """
         if self._options.read_from is not ReadPreference.PREFER_SLAVE:
             return self._latest
         slaves = cluster.read_bounds(topology, prefer_slave=True)
@@ -327,8 +337,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         )
 
     def _record_limit(self, positions: Positions, latest: Positions) -> int | None:
-        """The smaller of both limits in messages; a sample of the backlog turns bytes into messages. None of
-        them while there are too few: the batch then only pins the start of new queues.
+        """Returns the smaller of both limits in messages; a sample of the backlog converts bytes to messages.
+        Returns 0 while the backlog is too small: the batch then only pins the start of new queues.
         """
         options = self._options
         if self._is_waiting(count_behind(positions, latest)):
@@ -341,13 +351,17 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return min(limits, default=None)
 
     def _is_waiting(self, backlog: int) -> bool:
-        """Fewer messages than minOffsetsPerTrigger, and still time to wait for more."""
+        """Returns True if fewer than minOffsetsPerTrigger messages exist and maxTriggerDelay has not
+        passed.
+        """
         if self._target is not None or backlog >= self._options.trigger_records_min:
             return False
         return time.monotonic() - self._planned_at < self._options.trigger_delay_s
 
     def _sample_record_size(self, positions: Positions, latest: Positions) -> float | None:
-        """The mean stored size of the next messages of the queue furthest behind; None without any."""
+        """Returns the mean stored size of the next messages of the queue furthest behind; None if there are
+        none.
+        """
         behind = {queue: latest.get(queue, at) - at for queue, at in positions.items()}
         queue = max(sorted(behind), key=lambda name: behind[name], default=None)
         if queue is None or behind[queue] <= 0:
@@ -362,7 +376,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
 
     def _commit_progress(self, offset: StreamOffset) -> None:
         """Stores `start` as the group's offsets: at this call it is durable in Spark's commit log (spec spark
-        SP-26)."""
+        SP-26).
+        """
         if not self._options.commit_progress or offset.positions == self._committed:
             return
         QueriedCluster(self._options).commit(self._topology, offset.positions)
@@ -374,13 +389,13 @@ SNAPSHOTS_MAX = 512
 
 
 class SlaveEnds:
-    """How far a stream that reads from slaves plans its next batch; one per running query.
+    """The ends that a stream reading from slaves plans for its next batch; one instance per running query.
 
-    A batch that ends where the slave ends needs the master for nothing, so the stream goes on while the
-    master is down. But a slave that stopped replicating would then stop the stream too, in silence. So the
-    slave's end counts only while it keeps up: it must have reached, after `PATIENCE_S`, what its master had
-    then. Otherwise the batch ends where the master does, and the readers take from the master what the slave
-    lacks. Pure: the caller gives the time.
+    A batch that ends at the slave's end does not need the master, so the stream continues while the master is
+    down. But a slave that stopped replicating would then silently stop the stream too. The slave's end
+    therefore counts only while the slave keeps up, that is, has reached the end that its master had
+    `PATIENCE_S` seconds ago. Otherwise the batch ends at the master's end, and the readers fetch from the
+    master the messages that the slave lacks. Pure: the caller passes the time.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
@@ -389,7 +404,7 @@ class SlaveEnds:
         self._due: Positions = {}
 
     def choose(self, now_s: float, *, master: Positions, slave: Positions) -> dict[QueueKey, int]:
-        """The end to plan for each queue that either replica answered for."""
+        """Returns the end to plan for each queue for which a replica answered."""
         while self._seen and self._seen[0][0] <= now_s - self._patience_s:
             self._due = self._seen.popleft()[1]
         self._seen.append((now_s, dict(master)))

@@ -1,8 +1,8 @@
-"""What a task of Spark carries: its ranges, and where the brokers lived when it was planned.
+"""The content of a Spark task: its ranges, and the addresses of the brokers when it was planned.
 
-A reader is pickled into every task, so it holds options and addresses, never a socket (spec spark SP-12).
-Processes that plan import this and read nothing. So what reads (`read_task`) is a module of its own: it
-brings numpy and pyarrow, which cost such a process as much as all the rest (spec spark SP-66).
+A reader is pickled into every task, so it contains options and addresses, never a socket (spec spark SP-12).
+The processes that plan import this module and read nothing. The reading is a separate module (`read_task`),
+because its imports of numpy and pyarrow would cost such a process as much as all the rest (spec spark SP-66).
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 BATCH_ID = "streaming.sql.batchId"
-"""What Spark tells a task of a streaming query about its batch; repeats when a batch is replayed (spec spark
-SP-52)."""
+"""The task property with the batch number of a streaming query; a replayed batch has the same number (spec
+spark SP-52).
+"""
 
 QUERY_ID = "sql.streaming.queryId"
-"""And about its query; fixed by the checkpoint."""
+"""The task property with the id of the query, which the checkpoint fixes."""
 
 
 @dataclass
 class TaskRanges(InputPartition):  # type: ignore[misc]  # pyspark is untyped here
-    """What one task reads, and where the brokers lived when it was planned."""
+    """The ranges of one task, and the addresses of the brokers when it was planned."""
 
     ranges: tuple[OffsetRange, ...]
     replicas: dict[str, dict[int, str]]
 
 
 def make_tasks(tasks: Sequence[PlannedTask], replicas: Replicas) -> list[TaskRanges]:
-    """The tasks of a plan, each with the addresses of its brokers."""
+    """Returns the tasks of a plan, each with the addresses of its brokers."""
     known = {broker: dict(addresses) for broker, addresses in replicas.items()}
     return [
         TaskRanges(task, {name: known.get(name, {}) for name in sorted({item.queue.broker for item in task})})
@@ -49,9 +50,9 @@ def make_tasks(tasks: Sequence[PlannedTask], replicas: Replicas) -> list[TaskRan
 def tell_plan(
     tasks: Sequence[TaskRanges], options: SourceOptions, known: Topology, used: Topology, **facts: object
 ) -> None:
-    """With the option `explain`: a line in the log of the driver that says what is read, and from where.
+    """Logs on the driver, with the option `explain`, what the tasks read and from where.
 
-    `used`: what is left of `known` without the slaves that are too far behind.
+    `used`: `known` without the slaves that are too far behind.
     """
     if not options.is_explained:
         return
@@ -73,13 +74,13 @@ def tell_plan(
 
 
 def tell_read(task: TaskRanges, options: SourceOptions, **facts: object) -> None:
-    """With the option `explain`: a line in the log of the executor that says what reading the task took."""
+    """Logs on the executor, with the option `explain`, the cost of reading the task."""
     if options.is_explained:
         _tell(events.READ_FINISHED, {"queues": render_queues([item.queue for item in task.ranges]), **facts})
 
 
 def _tell(event: str, facts: Mapping[str, object]) -> None:
     if not log.isEnabledFor(logging.INFO):
-        # Whoever asks wants to see it, in a process that shows warnings only.
+        # The option `explain` asks for this line, but the process logs only warnings by default.
         log.setLevel(logging.INFO)
     log.info(event, extra=dict(facts))

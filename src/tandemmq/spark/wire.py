@@ -1,15 +1,15 @@
-"""A small blocking client of the remoting protocol, for Spark's driver and executors: who a query is
+"""A small blocking client of the remoting protocol, for Spark's driver and executors: credentials and TLS
 (`Security`), the frames of a connection (`FrameReader`), connections and their pool (`WireConnection`,
-`ConnectionPool`), name servers (`BlockingNameServers`).
+`ConnectionPool`), and name servers (`BlockingNameServers`).
 
-Spark calls us in plain threads of short-lived processes, where an event loop would only be in the way. A
-connection carries many requests at once, so one thread keeps a broker busy; answers may come in any order.
-Connections are kept in a pool per process and per address: executors reuse their Python process, so the next
-task finds them open. An answer to a bulk pull has megabytes: it is received straight into the buffer that
-Arrow will read; only what came with its first bytes is copied.
+Spark calls this code in plain threads of short-lived processes, where an event loop is of no use. A
+connection carries many requests at once, so one thread keeps a broker busy; answers may arrive in any order.
+Connections are pooled per process and address: executors reuse their Python process, so the next task finds
+them open. The answer to a bulk pull has megabytes. It is received directly into the buffer that Arrow reads;
+only the part that arrived with its first bytes is copied.
 
-Invariants: what a peer announces is checked before room is made for it (spec remoting 1). Nothing here is
-            pickled: readers carry options and addresses, never sockets (spec spark SP-12).
+Invariants: a size that a peer announces is checked before memory is allocated for it (spec remoting 1).
+Nothing here is pickled: readers contain options and addresses, never sockets (spec spark SP-12).
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from tandemmq.units import KIB, MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """Who a query is and how it reaches servers: the signature of requests, and TLS; empty texts for what is
-    not used.
+    """The credentials and TLS settings of a query; empty texts for unused ones.
 
-    Secrets travel to the executors inside the options and are shown nowhere: not in texts, offsets or plans.
+    Secrets are sent to the executors with the options and appear nowhere else: not in texts, offsets or
+    plans.
     Source: spec remoting 7 (signature), 1 (TLS).
     """
 
@@ -58,15 +58,15 @@ class Security:
     verifies_peer: bool = True
 
     def sign(self, command: Command) -> None:
-        """Adds who asks, and the signature over all fields and the body."""
+        """Adds the access key, and the signature over all fields and the body."""
         if not self.access_key:
             return
         Credentials(self.access_key, self.secret_key, self.security_token).sign(command)
 
     def wrap(self, connection: socket.socket, host: str) -> socket.socket:
-        """The connection itself, or TLS over it.
+        """Returns the connection itself, or TLS over it.
 
-        Raises:  OSError when the peer speaks no TLS or is not who it should be; ConfigError when a file of
+        Raises:  OSError if the peer does not speak TLS or fails verification; ConfigError if a file named in
                  the options cannot be used here.
         """
         if not self.is_tls:
@@ -97,13 +97,13 @@ class Security:
 
 
 OPEN = Security()
-"""No credentials, no TLS."""
+"""No credentials and no TLS."""
 
 
 def parse_security(values: Mapping[str, str], *, is_tls: bool, verifies_peer: bool) -> Security:
-    """The security options of a query.
+    """Returns the security options of a query.
 
-    Raises:  ConfigError naming the option that is missing.
+    Raises:  ConfigError naming the missing option.
     """
     access_key, secret_key = values.get("accessKey", ""), values.get("secretKey", "")
     if bool(access_key) != bool(secret_key):
@@ -133,11 +133,13 @@ _HEAD: Final = Struct(">iI")
 _HEADER_BYTES_MAX: Final = 0xFFFFFF
 
 ReceiveInto = Callable[[memoryview], int]
-"""Fills the view from its start with at least one byte and returns how many; raises when there are none."""
+"""A function that fills the view from its start with at least one byte and returns the count; raises if no
+bytes arrive.
+"""
 
 
 class FrameReader:
-    """The commands of one connection, in order; never holds more than one unfinished frame."""
+    """Reads the commands of one connection in order; buffers at most one unfinished frame."""
 
     def __init__(self) -> None:
         self._read = bytearray(READ_BYTES)
@@ -146,14 +148,14 @@ class FrameReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of the next frames that are here already."""
+        """The number of bytes of later frames that have already been received."""
         return self._end - self._begin
 
     def next_command(self, receive_into: ReceiveInto) -> Command:
-        """The next command; its body may be a view of a buffer of its own.
+        """Returns the next command; its body may be a view of a separate buffer.
 
-        Raises:  RemoteProtocolError when the stream cannot be followed, and whatever `receive_into` raises;
-                 the connection is of no use afterwards.
+        Raises:  RemoteProtocolError if the stream is invalid, and any error of `receive_into`; the connection
+                 is then unusable.
         """
         while self.buffered_bytes < _HEAD.size:
             self._read_more(receive_into)
@@ -185,15 +187,17 @@ class FrameReader:
 CONNECT_TIMEOUT_S = 3.0
 RECEIVE_BUFFER_BYTES = 4 * MIB
 IN_FLIGHT_MAX = 256
-"""Requests sent before their answers are read: a broker whose answers nobody reads stops reading requests."""
+"""The maximum number of requests sent before their answers are read: a broker whose answers are not read
+stops reading requests.
+"""
 
 IDLE_CONNECTIONS_MAX = 4
-"""Kept per address; a task uses one at a time."""
+"""The number of idle connections kept per address; a task uses one at a time."""
 
 SUSPECT_S = 15.0
 
 UNREACHABLE = (BrokerUnreachable, RequestTimeout, RemoteProtocolError)
-"""After one of these another replica, or a later attempt, may answer."""
+"""The errors after which another replica, or a later attempt, may succeed."""
 
 
 class WireConnection:
@@ -220,9 +224,9 @@ class WireConnection:
         self._answers: dict[int, Command] = {}
 
     def send(self, commands: Sequence[Command]) -> list[int]:
-        """Sends requests in one go and returns the numbers under which `receive` will give the answers.
+        """Sends requests together and returns their numbers, for `receive`.
 
-        Raises:  BrokerUnreachable; the connection is of no use afterwards.
+        Raises:  BrokerUnreachable; the connection is then unusable.
         """
         frames = []
         for command in commands:
@@ -239,10 +243,10 @@ class WireConnection:
         return numbers
 
     def receive(self, opaque: int, deadline: float) -> Command:
-        """The answer of one request; answers of others that come before are kept.
+        """Returns the answer to one request; answers to others that arrive first are kept.
 
         `deadline` is a value of time.monotonic.
-        Raises:  RequestTimeout, BrokerUnreachable, RemoteProtocolError; of no use afterwards.
+        Raises:  RequestTimeout, BrokerUnreachable, RemoteProtocolError; the connection is then unusable.
         """
         self._deadline = deadline
         while opaque not in self._answers:
@@ -253,11 +257,11 @@ class WireConnection:
         return self._answers.pop(opaque)
 
     def request(self, command: Command, timeout_s: float) -> Command:
-        """The answer of one request."""
+        """Returns the answer to one request."""
         return self.request_all([command], timeout_s)[0]
 
     def request_all(self, commands: Sequence[Command], timeout_s: float) -> list[Command]:
-        """The answers in the order of the requests, many under way at once."""
+        """Returns the answers in the order of the requests, with many in flight at once."""
         deadline = time.monotonic() + timeout_s
         answers: list[Command] = []
         for at in range(0, len(commands), IN_FLIGHT_MAX):
@@ -267,11 +271,11 @@ class WireConnection:
 
     @property
     def is_clean(self) -> bool:
-        """Nothing is under way and the peer has not closed: the connection may be used again."""
+        """True if nothing is in flight and the peer has not closed, so that the connection can be reused."""
         if self._waiting or self._answers or self._frames.buffered_bytes:
             return False
         readable, _, _ = select.select([self._socket], [], [], 0)
-        # What TLS has decrypted already does not make the socket readable.
+        # Bytes that TLS has already decrypted do not make the socket readable.
         pending = self._socket.pending() if isinstance(self._socket, ssl.SSLSocket) else 0
         return not readable and not pending
 
@@ -295,7 +299,7 @@ class WireConnection:
 
 
 class ConnectionPool:
-    """Idle connections by address and by who uses them; a process that was forked starts with none."""
+    """Idle connections by address and credentials; a forked process starts with none."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -303,14 +307,16 @@ class ConnectionPool:
         self._suspect_until: dict[str, float] = {}
 
     def is_suspect(self, address: str) -> bool:
-        """It did not answer a moment ago: ask another replica first, or every read waits for a dead one."""
+        """Returns True if the address recently did not answer. Other replicas are then asked first; otherwise
+        every read would wait for the dead one.
+        """
         return time.monotonic() < self._suspect_until.get(address, 0.0)
 
     @contextmanager
     def borrow(self, address: str, security: Security = OPEN) -> Iterator[WireConnection]:
-        """A connection for the time of the block; it is kept afterwards if it is still clean.
+        """Lends a connection for the duration of the block, and keeps it afterwards if it is still clean.
 
-        Raises:  BrokerUnreachable when there is none and none can be made.
+        Raises:  BrokerUnreachable if none is idle and none can be opened.
         """
         connection: WireConnection | None = None
         is_kept = False
@@ -327,7 +333,7 @@ class ConnectionPool:
                 self._put_back(connection, is_kept=is_kept)
 
     def close(self) -> None:
-        """Closes what is idle."""
+        """Closes the idle connections."""
         for connections in self._idle.values():
             for connection in connections:
                 connection.close()
@@ -366,9 +372,9 @@ class BlockingNameServers:
         self._security = security
 
     def find_route(self, topic: str) -> TopicRoute | None:
-        """The route of a topic; None when no name server knows it.
+        """Returns the route of a topic; None if no name server knows it.
 
-        Raises:  BrokerUnreachable when no name server answers.
+        Raises:  BrokerUnreachable if no name server answers.
         """
         header = RouteRequest(topic=topic, accepts_standard_json=True)
         answer = self._ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
@@ -377,19 +383,20 @@ class BlockingNameServers:
         return decode_topic_route(accept(answer).body)
 
     def find_broker(self, name: str) -> Mapping[int, str]:
-        """Broker id -> address of a broker that is registered, whatever its topics are; empty when it is not.
+        """Returns the addresses of a registered broker by id, whatever its topics are; empty if it is not
+        registered.
 
-        Raises:  BrokerUnreachable when no name server answers.
+        Raises:  BrokerUnreachable if no name server answers.
         """
         info = decode_cluster_info(accept(self._ask(RequestCode.GET_BROKER_CLUSTER_INFO)).body)
         return info.brokers[name].addresses if name in info.brokers else {}
 
     def list_topics(self) -> list[str]:
-        """All topics, the system's own too."""
+        """Returns all topics, including system topics."""
         return list(decode_topic_list(accept(self._ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)).body))
 
     def _ask(self, code: RequestCode, header: Header | None = None) -> Command:
-        """The answer of the first name server that gives one; it is asked first from then on."""
+        """Returns the answer of the first name server that answers; later requests ask that one first."""
         failures = []
         for address in list(self._addresses):
             try:
@@ -405,7 +412,7 @@ class BlockingNameServers:
 
 
 def accept(answer: Command) -> Command:
-    """`answer` itself.
+    """Returns `answer` itself.
 
     Raises:  the RequestRejected class of any code but success.
     """

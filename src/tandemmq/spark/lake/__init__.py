@@ -1,1 +1,1 @@
-"""The Parquet lake: a directory that any Parquet reader may read while a query writes it."""
+"""The lake: a directory of files that any reader may read while a query writes it."""

@@ -1,8 +1,9 @@
-"""Bad records as messages of a topic, for those who must know of them at once.
+"""Sends bad records to a topic, for consumers that must react at once.
 
-A task sends what it has staged of them, before the batch is committed; a task that runs twice and a batch
-that is repeated send again, with the same unique keys. `_bad_records` has each of them once. Loaded only
-where something is sent: it brings pyarrow and pandas, which the processes that plan and commit do not need.
+A task sends the bad records it has staged before the batch is committed. A task that runs twice and a
+repeated batch send them again, with the same unique keys; the lake `_bad_records` contains each of them once.
+Imported only if something is sent: it imports pyarrow and pandas, which the processes that plan and commit do
+not need.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tandemmq.spark.sink.options import SinkOptions
 from tandemmq.spark.sink.writer import send_rows
 
 REASON_PROPERTY, ORIGIN_PROPERTY = "badReason", "origin"
-"""Properties of the messages: why the body is bad, and `topic@broker:queue:offset`."""
+"""Properties of the messages: the reason why the body is bad, and `topic@broker:queue:offset`."""
 
 REASON_CHARS_MAX = 1000
 ROWS_PER_BATCH = 5000
@@ -38,9 +39,9 @@ def send_bad_records(
     names: tuple[object, ...],
     partition_id: int,
 ) -> None:
-    """Returns when a message for each row is confirmed; rows without a body have none.
+    """Sends a message for each row and waits until all are confirmed; rows without a body are skipped.
 
-    `names` name the task in the unique keys.
+    `names` identify the task in the unique keys.
     """
     if not files:
         return
@@ -64,7 +65,7 @@ def _read(root: Path, files: Sequence[StagedFile], reason_column: str) -> Iterat
 
 
 def _make_messages(batch: Any, reason_column: str) -> Any:
-    """The rows as the sink takes them."""
+    """Returns the rows in the columns of the sink."""
     there = batch.schema.names
     columns = {"body": batch.column("body").cast(pa.binary())}
     columns |= {name: batch.column(name).cast(pa.string()) for name in _KEPT if name in there}
@@ -88,7 +89,7 @@ def _has_place(names: Sequence[str]) -> bool:
 
 
 def _read_pairs(properties: Any) -> list[tuple[str, str]]:
-    """The properties of a row, stored as a map or as a text."""
+    """Returns the properties of a row, which are stored as a map or as text."""
     found = (
         decode_properties(properties.encode()).items() if isinstance(properties, str) else properties or ()
     )
@@ -96,5 +97,5 @@ def _read_pairs(properties: Any) -> list[tuple[str, str]]:
 
 
 def _plain(text: str) -> str:
-    """Without the characters that end names and values of properties."""
+    """Replaces the bytes that end names and values of properties."""
     return text.replace("\x01", " ").replace("\x02", " ")

@@ -1,8 +1,8 @@
 """A Delta table in a directory or an object store, through `deltalake`: a batch is one commit of its log.
 
-The commit carries (query, batch) as an application transaction, which Delta keeps for ever: a batch that is
-replayed after a crash finds its number there. Columns that are new are added to the table first; older files
-have nulls for them. The statistics of a file are read from its Parquet footer alone. Must not know Spark.
+The commit contains (query, batch) as an application transaction, which Delta keeps for ever, so a batch that
+is replayed after a crash is recognised. New columns are added to the table first; older files have nulls for
+them. The statistics of a file come from its Parquet footer alone. Must not know Spark.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from tandemmq.spark.lake.home import DataFiles, find_files
 from tandemmq.spark.lake.parquet import NULL_PARTITION
 
 TEXT_CHARS_MAX = 64
-"""Longer texts have no bounds: a cut upper bound would be wrong."""
+"""The longest text that gets bounds; a truncated upper bound would be wrong."""
 
 
 def read_statistics(path: Path | str, system: Any = None) -> dict[str, Any]:
-    """`numRecords`, and `minValues`, `maxValues`, `nullCount` of columns with bounds in every row group."""
+    """Returns `numRecords`, and `minValues`, `maxValues`, `nullCount` of columns with bounds in every row
+    group.
+    """
     footer = pq.read_metadata(path, filesystem=system)
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
@@ -77,7 +79,7 @@ _PARTITION_TYPES = {"dt": pa.date32()}
 def commit_delta(root: Path, batch_id: int, query_id: str, files: Sequence[StagedFile]) -> CommitOutcome:
     """Appends the files as one transaction, unless the query's batch is in the log.
 
-    Raises:  ConfigError for columns that do not fit the table's.
+    Raises:  ConfigError for columns that are incompatible with the table's.
     """
     data = find_files(root)
     partitions = [_partition_values(file) for file in files]
@@ -107,7 +109,7 @@ def commit_delta(root: Path, batch_id: int, query_id: str, files: Sequence[Stage
 
 
 def open_delta(root: Path) -> DeltaTable | None:
-    """The table; None when there is none yet."""
+    """Returns the table; None if there is none yet."""
     try:
         return DeltaTable(find_files(root).place)
     except TableNotFoundError:
@@ -117,9 +119,10 @@ def open_delta(root: Path) -> DeltaTable | None:
 def look_at_delta(
     root: Path, query_id: str
 ) -> tuple[int | None, dict[str, dict[str, str | None]], list[str]]:
-    """Of one version of the table: the query's last batch, the values that are not in the files, their names.
+    """Returns, for one version of the table, the query's last batch, the partition values by file, and the
+    file names.
 
-    Raises:  ConfigError for a table with deleted rows inside of its files.
+    Raises:  ConfigError for a table with deleted rows inside its files.
     """
     table = require_delta(root)
     if "deletionVectors" in (table.protocol().reader_features or ()):
@@ -128,7 +131,7 @@ def look_at_delta(
     paths = []
     names = table.metadata().partition_columns
     for file in pa.table(table.get_add_actions(flatten=True)).to_pylist():
-        # Encoded like an address.
+        # The path is percent-encoded.
         path = unquote(file["path"])
         values = {name: file[f"partition.{name}"] for name in names}
         partitions[path.rpartition("/")[2]] = {n: None if v is None else str(v) for n, v in values.items()}
@@ -137,7 +140,7 @@ def look_at_delta(
 
 
 def list_delta_files(root: Path) -> set[str]:
-    """The files that the table consists of now, by their names."""
+    """Returns the names of the files in the current version of the table."""
     table = open_delta(root)
     if table is None:
         return set()
@@ -160,7 +163,7 @@ def _add_columns(table: DeltaTable, schema: pa.Schema) -> None:
 
 
 def _is_within(known: Any, wanted: Any) -> bool:
-    """Whether a type of the table is the wanted one, or becomes it with further fields of structs."""
+    """Returns True if the table's type equals the wanted one, or becomes it by adding fields to structs."""
     if isinstance(known, StructType) and isinstance(wanted, StructType):
         there = {field.name: field.type for field in wanted.fields}
         return all(
@@ -199,7 +202,7 @@ def _add(data: DataFiles, file: StagedFile, partition: dict[str, str | None]) ->
 
 
 def require_delta(root: Path) -> DeltaTable:
-    """Raises ConfigError when there is no table."""
+    """Returns the table; raises ConfigError if there is none."""
     table = open_delta(root)
     if table is None:
         raise ConfigError(f"{root} has no Delta table")
@@ -207,7 +210,7 @@ def require_delta(root: Path) -> DeltaTable:
 
 
 def expire_delta(root: Path, before: datetime) -> None:
-    """Drops the days before `before`, and files that no version of the last week needs.
+    """Deletes the days before `before`, and files that no version of the last week needs.
 
     Raises:  ConfigError for a table that is not partitioned by day.
     """

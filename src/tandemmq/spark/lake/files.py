@@ -1,19 +1,19 @@
-"""The directory of a lake: where staged files lie, and how a batch becomes visible in one step.
+"""The directory of a lake: its staged files, and the commit that makes a batch visible in one step.
 
-    OUT/batch=00000012/part-00000.parquet      committed: what readers see
-    OUT/batch=00000012/_summary.json            how many rows and bytes that is
+    OUT/batch=00000012/part-00000.parquet      committed: visible to readers
+    OUT/batch=00000012/_summary.json            its number of rows and bytes
     OUT/batch=00000013/dt=2025-01-31/part-00001.parquet
     OUT/_tandemmq/staging/...                   files of batches that are not committed
     OUT/_tandemmq/owner.json                    the query that may write here
 
-A batch is committed by renaming its whole directory into place, which either happened or did not: a plain
-reader never sees half a batch, and killing any process at any point leaves only staged files behind. A rename
-onto an existing directory fails, so a batch that is replayed after a crash (Spark promises the same rows for
-the same batch number, spec spark SP-52, SP-53) is dropped instead of doubled. Names that begin with `_` are
-invisible to Spark, pyarrow and pandas; `batch` is a partition column to all three.
+A batch is committed by one atomic rename of its whole directory. A plain reader therefore never sees half a
+batch, and killing any process at any point leaves only staged files behind. A rename onto an existing
+directory fails, so a batch that is replayed after a crash is dropped instead of doubled (Spark promises the
+same rows for the same batch number, spec spark SP-52, SP-53). Names that begin with `_` are invisible to
+Spark, pyarrow and pandas; `batch` is a partition column to all three.
 
-The directory must lie on a file system with an atomic rename (a local disk, NFS); object stores have none.
-Standard library only; must not know Spark or Parquet.
+The file system must have an atomic rename (a local disk, NFS); object stores have none. Standard library
+only; must not know Spark or Parquet.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tandemmq.errors import ConfigError
 CONTROL_DIR = "_tandemmq"
 STAGING_DIR = "staging"
 BAD_RECORDS_DIR = "_bad_records"
-"""A lake of its own for rows that could not be read as was wanted."""
+"""A separate lake for rows whose bodies could not be parsed as requested."""
 
 OWNER_FILE = "owner.json"
 SUMMARY_FILE = "_summary.json"
@@ -46,7 +46,7 @@ _STAGED_NAME = re.compile(r"(\d{8,})-.*")
 
 
 class CommitOutcome(Enum):
-    """What a commit did."""
+    """The result of a commit."""
 
     COMMITTED = "the batch became visible now"
     ALREADY_COMMITTED = "the batch was visible before; the new files were dropped"
@@ -55,8 +55,8 @@ class CommitOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A finished file outside the readers' sight: `staged` relative to the lake, `target` to the batch
-    directory.
+    """A finished file that readers do not see: `staged` is its path in the lake, `target` its future path in
+    the batch directory.
     """
 
     staged: str
@@ -67,33 +67,33 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Rows and bytes of Parquet files."""
+    """The rows and bytes of Parquet files."""
 
     rows: int
     size_bytes: int
 
 
 def batch_dir(root: Path, batch_id: int) -> Path:
-    """Where a committed batch lies."""
+    """Returns the directory of a committed batch."""
     return root / f"batch={batch_id:08d}"
 
 
 def staging_dir(root: Path) -> Path:
-    """Where tasks write files that are not committed yet."""
+    """Returns the directory in which tasks write files that are not committed yet."""
     return root / CONTROL_DIR / STAGING_DIR
 
 
 def new_staged_path(root: Path, batch_id: int, partition_id: int) -> Path:
-    """A name that no other attempt of the same task uses; the directory exists afterwards."""
+    """Returns a path that no other attempt of the same task uses, and creates its directory."""
     directory = staging_dir(root)
     directory.mkdir(parents=True, exist_ok=True)
     return directory / f"{batch_id:08d}-{partition_id:05d}-{uuid4().hex[:12]}.staged"
 
 
 def commit_batch(root: Path, batch_id: int, query_id: str, files: Sequence[StagedFile]) -> CommitOutcome:
-    """Makes all `files` visible at once as batch `batch_id`, unless the batch already is.
+    """Makes all `files` visible at once as batch `batch_id`, unless the batch is visible already.
 
-    Raises:  ConfigError when the lake belongs to another query.
+    Raises:  ConfigError if the lake belongs to another query.
     """
     claim_lake(root, query_id)
     target = batch_dir(root, batch_id)
@@ -117,16 +117,16 @@ def commit_batch(root: Path, batch_id: int, query_id: str, files: Sequence[Stage
 
 
 def discard_files(root: Path, files: Iterable[StagedFile]) -> None:
-    """Removes staged files that were not committed; what is committed has left the staging directory."""
+    """Removes staged files that were not committed; committed files have left the staging directory."""
     for file in files:
         (root / file.staged).unlink(missing_ok=True)
 
 
 def claim_lake(root: Path, query_id: str) -> None:
-    """Remembers the query that writes here; afterwards every other query is refused.
+    """Records the query that writes here; afterwards every other query is rejected.
 
     A new checkpoint on an old directory would number its batches from 0 again and read the topic from its
-    start: rows would be doubled or lost in silence (spec spark 12.20).
+    start: rows would be silently doubled or lost (spec spark 12.20).
     """
     path = root / CONTROL_DIR / OWNER_FILE
     owner = read_owner(root)
@@ -150,7 +150,7 @@ def claim_lake(root: Path, query_id: str) -> None:
 
 
 def read_owner(root: Path) -> str | None:
-    """The id of the query that writes this lake; None before the first commit.
+    """Returns the id of the query that writes this lake; None before the first commit.
 
     Raises:  ConfigError for a layout of another version.
     """
@@ -166,7 +166,7 @@ def read_owner(root: Path) -> str | None:
 
 
 def list_batches(root: Path) -> list[int]:
-    """The numbers of the committed batches, rising."""
+    """Returns the numbers of the committed batches, ascending."""
     if not root.is_dir():
         return []
     matches = (_BATCH_NAME.fullmatch(entry.name) for entry in os.scandir(root))
@@ -174,7 +174,7 @@ def list_batches(root: Path) -> list[int]:
 
 
 def read_summary(root: Path, batch_id: int) -> Summary:
-    """What a batch holds; zeros for one that had no rows and so has no directory."""
+    """Returns the size of a batch; zeros for one that had no rows and therefore has no directory."""
     try:
         document = json.loads((batch_dir(root, batch_id) / SUMMARY_FILE).read_text())
     except FileNotFoundError:
@@ -183,12 +183,12 @@ def read_summary(root: Path, batch_id: int) -> Summary:
 
 
 def sync_file(path: Path) -> None:
-    """Returns when the bytes of the file are on disk."""
+    """Flushes the content of a file to disk."""
     _sync(path, os.O_RDONLY)
 
 
 def sync_dir(path: Path) -> None:
-    """Returns when the names in the directory are on disk."""
+    """Flushes the names in a directory to disk."""
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
@@ -219,7 +219,7 @@ def _rename_into_place(prepared: Path, target: Path) -> CommitOutcome:
 
 
 def _discard_staged_before(root: Path, batch_id: int) -> None:
-    # Batches are committed in order, so what lies staged for an earlier one belongs to a killed attempt.
+    # Batches are committed in order, so files staged for an earlier one belong to a killed attempt.
     for entry in list(os.scandir(staging_dir(root))):
         match = _STAGED_NAME.fullmatch(entry.name)
         if match is None or int(match[1]) >= batch_id:
@@ -231,7 +231,7 @@ def _discard_staged_before(root: Path, batch_id: int) -> None:
 
 
 Crash = Callable[[str], None]
-"""Called with the name of each step; tests end the process, or raise, there."""
+"""A function called with the name of each step; tests kill the process, or raise, in it."""
 
 
 def no_crash(step: str) -> None: ...

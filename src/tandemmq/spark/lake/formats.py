@@ -1,11 +1,11 @@
-"""The kinds of lake behind one small interface: tasks write files, the driver commits a batch once.
+"""The kinds of lake behind one small interface: tasks write files, and the driver commits a batch once.
 
-    parquet   a directory per batch, renamed into place; needs nothing but pyarrow (`files`)
+    parquet   a directory per batch, renamed into place; needs only pyarrow (`files`)
     delta     a Delta table; the batch is an application transaction of its log (`delta`, needs deltalake)
-    iceberg   an Iceberg table; the batch is a property of it, set with the files (`iceberg`, needs pyiceberg)
+    iceberg   an Iceberg table; the batch is a table property, set with the files (`iceberg`, needs pyiceberg)
 
-Files of the two tables are written under `data/` at once; no reader sees them before the table's log names
-them, and those of killed tasks stay there until they are cleaned away.
+The files of the two tables are written directly under `data/`. No reader sees them before the table's log
+names them. Files of killed tasks stay there until they are removed as orphans.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 SUMMARIES_DIR = "batches"
 TABLE_PARTITIONS = ("topic", "dt")
-"""How tables are partitioned when nothing else is said, if the columns are there."""
+"""The default partition columns of tables, as far as the data has them."""
 
 _PACKAGES = {"delta": "deltalake", "iceberg": "pyiceberg"}
 
 
 class LakeFormat(Enum):
-    """Which kind of lake."""
+    """The kind of a lake."""
 
     PARQUET = "parquet"
     DELTA = "delta"
@@ -53,7 +53,7 @@ class LakeFormat(Enum):
 
 
 def parse_format(text: str) -> LakeFormat:
-    """Raises ConfigError for an unknown kind, or one whose package is not installed."""
+    """Returns the kind; raises ConfigError for an unknown one, or one whose package is not installed."""
     try:
         kind = LakeFormat(text.lower())
     except ValueError:
@@ -72,7 +72,7 @@ def plan_files(
     compression: str,
     address: str = "",
 ) -> ParquetOptions:
-    """How tasks write their files."""
+    """Returns the options with which tasks write their files."""
     from tandemmq.spark.lake.parquet import TIME_COLUMN, ParquetOptions
 
     if kind is LakeFormat.PARQUET:
@@ -98,9 +98,9 @@ def commit_files(
     files: Sequence[StagedFile],
     crash: Crash = no_crash,
 ) -> CommitOutcome:
-    """Makes all files of a batch visible at once, unless the batch already is.
+    """Makes all files of a batch visible at once, unless the batch is visible already.
 
-    Raises:  ConfigError when the lake belongs to another query, or is of another kind.
+    Raises:  ConfigError if the lake belongs to another query, or is of another kind.
     """
     check_kind(kind, root)
     if kind is LakeFormat.PARQUET:
@@ -122,7 +122,7 @@ def commit_files(
         outcome = commit_iceberg(root, batch_id, query_id, files)
     crash("after commit")
     if outcome is CommitOutcome.ALREADY_COMMITTED:
-        # Attempts have names of their own, but nothing is removed that the table may need.
+        # Attempts have separate file names, but a file that the table may need is never removed.
         live = list_live_files(kind, root)
         for file in files:
             if file.staged not in live:
@@ -132,7 +132,7 @@ def commit_files(
 
 
 def list_live_files(kind: LakeFormat, root: Path) -> set[str]:
-    """The files under `data/` that a table consists of now, by their names below its home."""
+    """Returns the files under `data/` in the current version of a table, by their names below its home."""
     if kind is LakeFormat.DELTA:
         from tandemmq.spark.lake.delta import list_delta_files
 
@@ -143,7 +143,7 @@ def list_live_files(kind: LakeFormat, root: Path) -> set[str]:
 
 
 def check_kind(kind: LakeFormat, root: Path) -> None:
-    """Raises ConfigError for a directory that holds a lake of another kind."""
+    """Raises ConfigError for a directory that contains a lake of another kind."""
     found = find_kind(root)
     if found is not None and found is not kind:
         raise ConfigError(
@@ -152,9 +152,9 @@ def check_kind(kind: LakeFormat, root: Path) -> None:
 
 
 def check_table(root: Path, home: TableHome) -> None:
-    """Refuses a table that another lake has written: its rows would be there twice, in silence.
+    """Rejects a table that another lake has written, because its rows would silently be doubled.
 
-    Raises:  ConfigError for that, and for a lake whose table lies elsewhere.
+    Raises:  ConfigError for such a table, and for a lake whose table is elsewhere.
     """
     check_home(root, home, is_begun=find_kind(root) is not None)
     if not home.is_elsewhere or find_home(root) is not None:
@@ -173,7 +173,7 @@ def check_table(root: Path, home: TableHome) -> None:
 
 
 def find_kind(root: Path) -> LakeFormat | None:
-    """The kind of lake in a directory; None before the first commit.
+    """Returns the kind of the lake in a directory; None before the first commit.
 
     Raises:  ConfigError for an address.
     """
@@ -189,7 +189,9 @@ def find_kind(root: Path) -> LakeFormat | None:
 
 
 def list_committed(root: Path) -> list[int]:
-    """The numbers of the committed batches that had rows, rising; of a table those that its writer noted."""
+    """Returns the numbers of the committed batches that had rows, ascending; for a table, those that its
+    writer recorded.
+    """
     found = set(list_batches(root))
     directory = root / CONTROL_DIR / SUMMARIES_DIR
     if directory.is_dir():
@@ -198,7 +200,7 @@ def list_committed(root: Path) -> list[int]:
 
 
 def read_committed(root: Path, batch_id: int) -> Summary:
-    """What a batch holds, whatever the kind of lake."""
+    """Returns the size of a batch in any kind of lake."""
     try:
         document = json.loads(_summary_path(root, batch_id).read_text())
     except FileNotFoundError:
@@ -211,7 +213,7 @@ def _summary_path(root: Path, batch_id: int) -> Path:
 
 
 def note_summary(root: Path, batch_id: int, files: Sequence[StagedFile]) -> None:
-    """What a batch holds that is committed; a replay has the same rows and notes them again."""
+    """Records the size of a committed batch; a replay has the same rows and records it again."""
     path = _summary_path(root, batch_id)
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {"rows": sum(file.rows for file in files), "bytes": sum(file.size_bytes for file in files)}

@@ -1,13 +1,12 @@
-"""Where the files and the log of a table lie: in the lake's directory, or in an object store.
+"""The location of a table's files and log: the lake's directory, or an object store.
 
-A lake is always a directory that the driver can write to: it holds the owner, the lock, the checkpoint and
-the rows that were kept apart. What a table consists of may lie elsewhere, because a table becomes visible by
-its log alone: at `s3://`, `gs://`, `abfss://` or `hdfs://` addresses, or in another directory (`file://`). An
-Iceberg table may belong to a catalog that others read, too. The file `_tandemmq/table.json` says so, without
-any credentials: these come from the environment of driver and executors, or from the settings of `pyiceberg`.
+A lake is always a directory that the driver can write to: it contains the owner, the lock, the checkpoint and
+the bad records. The files of a table may be elsewhere, because a table becomes visible by its log alone: at
+`s3://`, `gs://`, `abfss://` or `hdfs://` addresses, or in another directory (`file://`). An Iceberg table may
+belong to a catalog with other readers. The file `_tandemmq/table.json` records the location without
+credentials; these come from the environment of driver and executors, or from the settings of `pyiceberg`.
 
-A Parquet lake becomes visible by a rename of a directory, which object stores lack. Must not know
-Spark.
+A Parquet lake becomes visible by renaming a directory, which object stores cannot do. Must not know Spark.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _S3_SCHEMES = ("s3", "s3a")
 
 
 def refuse_address(root: Path | str) -> None:
-    """Raises ConfigError for an address where a lake's directory is wanted."""
+    """Raises ConfigError if an address is given instead of a lake's directory."""
     if _ADDRESS.match(str(root)):
         raise ConfigError(
             f"{root} is an address, a lake is a directory: it holds the checkpoint and the lock, and object"
@@ -48,9 +47,9 @@ def refuse_address(root: Path | str) -> None:
 
 
 def check_address(address: str) -> str:
-    """The address without a slash at its end.
+    """Returns the address without a slash at its end.
 
-    Raises:  ConfigError for one that not all libraries understand in the same way.
+    Raises:  ConfigError for an address that the libraries interpret differently.
     """
     scheme, found, place = address.partition("://")
     if not found or not scheme or not place.strip("/") or _FORBIDDEN.search(place.rstrip("/")):
@@ -66,7 +65,7 @@ def check_address(address: str) -> str:
 
 
 class DataFiles:
-    """Files below a directory or an address, by their names relative to it."""
+    """The files below a directory or an address, by their names relative to it."""
 
     def __init__(self, place: str) -> None:
         self.place = place.removeprefix("file://")
@@ -77,12 +76,12 @@ class DataFiles:
         return self.place.startswith("/")
 
     def path(self, name: str) -> str:
-        """What the file system calls the file."""
+        """Returns the path of the file for the Arrow file system."""
         return f"{self._base}/{name}"
 
     def locate(self, name: str) -> str:
-        """What other programs call the file: a path, or an address. A file that lies elsewhere has no name
-        here, so its whole address is taken.
+        """Returns the path or address of the file for other programs. A file outside of this place has no
+        name here, so its whole address is returned.
         """
         return name if "://" in name else f"{self.place}/{name}"
 
@@ -91,21 +90,23 @@ class DataFiles:
         return f"file://{located}" if located.startswith("/") else located
 
     def name_of(self, uri: str) -> str:
-        """The name of a file from its path or address; one that lies elsewhere keeps its address."""
+        """Returns the name of a file from its path or address; a file outside of this place keeps its
+        address.
+        """
         return uri.removeprefix("file://").removeprefix(f"{self.place}/")
 
     def make_room(self, name: str) -> None:
-        """Makes the directories of a file; object stores have none."""
+        """Creates the directories of a file; object stores have none."""
         if self.is_local:
             Path(self.path(name)).parent.mkdir(parents=True, exist_ok=True)
 
     def sync(self, name: str) -> None:
-        """Returns when the bytes of the file are on disk; an object is, as soon as it is written."""
+        """Flushes the content of the file to disk; an object is durable as soon as it is written."""
         if self.is_local:
             sync_file(Path(self.path(name)))
 
     def sync_parents(self, name: str) -> None:
-        """Returns when the names of the file and of its directories are on disk."""
+        """Flushes the names of the file and of its directories to disk."""
         if self.is_local:
             for directory in Path(self.path(name)).parents:
                 if directory.is_relative_to(self._base):
@@ -118,14 +119,14 @@ class DataFiles:
         return int(self.system.get_file_info(self.path(name)).mtime_ns or 0)
 
     def delete(self, name: str) -> None:
-        """Removes a file that may be gone."""
+        """Removes a file, if it exists."""
         try:
             self.system.delete_file(self.path(name))
         except FileNotFoundError:
             return
 
     def list_parquet(self, under: str = DATA_DIR) -> Iterator[str]:
-        """The names of all Parquet files below a directory, sorted."""
+        """Yields the names of all Parquet files below a directory, sorted."""
         from pyarrow.fs import FileSelector
 
         chosen = FileSelector(self.path(under), recursive=True, allow_not_found=True)
@@ -133,7 +134,7 @@ class DataFiles:
         yield from sorted(path.removeprefix(f"{self._base}/") for path in found)
 
     def has(self, directory: str) -> bool:
-        """Whether there is a file in the directory."""
+        """Returns True if the directory contains a file."""
         from pyarrow.fs import FileSelector
 
         chosen = FileSelector(self.path(directory), allow_not_found=True)
@@ -156,7 +157,7 @@ def _open_system(place: str) -> tuple[FileSystem, str]:
     try:
         system, base = FileSystem.from_uri(place)
     except (ArrowInvalid, NotImplementedError):
-        # What Arrow does not know itself, fsspec may: `pip install` of the package for the scheme.
+        # fsspec may know a scheme that Arrow does not, if the package for the scheme is installed.
         try:
             from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
@@ -168,7 +169,7 @@ def _open_system(place: str) -> tuple[FileSystem, str]:
 
 
 def s3_settings() -> dict[str, str]:
-    """Endpoint and region of S3 from the environment, by the names that `pyiceberg` gives them."""
+    """Returns endpoint and region of S3 from the environment, under the names that `pyiceberg` uses."""
     named = {
         "s3.endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
         "s3.region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
@@ -182,8 +183,9 @@ def s3_settings() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class TableHome:
-    """Where a table lies. `address`: of its files, empty for the lake's directory; `catalog`: the name of an
-    Iceberg catalog in the settings of `pyiceberg`, empty for the lake's own; `table`: its name there.
+    """The location of a table. `address`: of its files, empty for the lake's directory; `catalog`: the name
+    of an Iceberg catalog in the settings of `pyiceberg`, empty for the lake's own; `table`: its name
+    there.
     """
 
     kind: str
@@ -209,14 +211,14 @@ class TableHome:
         return bool(self.address or self.catalog)
 
     def files(self, root: Path) -> DataFiles:
-        """The files of the table of the lake in `root`."""
+        """Returns the files of the table of the lake in `root`."""
         return DataFiles(self.address.rstrip("/") or str(root.absolute()))
 
 
 def make_home(kind: str, data: str, catalog: str, table: str) -> TableHome:
-    """Where the table shall lie: at `data`, or where the catalog has it.
+    """Returns the location of the table: at `data`, or as the catalog says.
 
-    Raises:  ConfigError for what cannot be.
+    Raises:  ConfigError for an impossible combination.
     """
     home = TableHome(kind=kind, address=check_address(data) if data else "", catalog=catalog, table=table)
     if not catalog:
@@ -235,7 +237,9 @@ def make_home(kind: str, data: str, catalog: str, table: str) -> TableHome:
 
 
 def find_home(root: Path) -> TableHome | None:
-    """Where the table of a lake lies; None when it lies in the lake's directory, or is not begun."""
+    """Returns the location of a lake's table; None if it is the lake's directory, or nothing is written
+    yet.
+    """
     try:
         document: dict[str, Any] = json.loads((root / CONTROL_DIR / HOME_FILE).read_text())
     except FileNotFoundError:
@@ -244,13 +248,13 @@ def find_home(root: Path) -> TableHome | None:
 
 
 def find_files(root: Path) -> DataFiles:
-    """The files of a lake's table, wherever they lie."""
+    """Returns the files of a lake's table, at any location."""
     home = find_home(root)
     return DataFiles(str(root.absolute())) if home is None else home.files(root)
 
 
 def check_home(root: Path, home: TableHome, *, is_begun: bool) -> None:
-    """Raises ConfigError when the lake's table lies elsewhere already."""
+    """Raises ConfigError if the lake's table already has another location."""
     known = find_home(root)
     if known == home or (known is None and not (is_begun and home.is_elsewhere)):
         return
@@ -262,7 +266,9 @@ def check_home(root: Path, home: TableHome, *, is_begun: bool) -> None:
 
 
 def keep_home(root: Path, home: TableHome) -> None:
-    """Writes down where the table lies, before anything of it is committed; the directory needs no note."""
+    """Stores the table's location before anything of it is committed; nothing is stored for the lake's
+    directory.
+    """
     if not home.is_elsewhere or find_home(root) == home:
         return
     path = root / CONTROL_DIR / HOME_FILE

@@ -1,9 +1,9 @@
-"""An Iceberg table through `pyiceberg`. Its catalog is a SQLite file in the lake's directory, or one of any
-kind that the settings of `pyiceberg` name (`~/.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`).
+"""An Iceberg table through `pyiceberg`. Its catalog is a SQLite file in the lake's directory, or a catalog of
+any kind from the settings of `pyiceberg` (`~/.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`).
 
-A batch is one commit. It names the files and sets the property `tandemmq.batch.QUERY` of the table, which a
-replayed batch finds; the catalog takes only one of two commits that began at the same state. Columns that are
-new are added in that commit too. Must not know Spark.
+A batch is one commit. It adds the files and sets the table property `tandemmq.batch.QUERY`, by which a
+replayed batch is recognised. Of two commits that began at the same state the catalog accepts only one. New
+columns are added in the same commit. Must not know Spark.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tandemmq.spark.lake.parquet import TIME_COLUMN
 
 CATALOG_FILE = "catalog.db"
 
-# It warns of every column without bounds, for every file; we leave them out on purpose (bodies, maps).
+# pyiceberg warns about every column without bounds, for every file; bodies and maps have none on purpose.
 logging.getLogger("pyiceberg.io.pyarrow").setLevel(logging.ERROR)
 NAMESPACE = "tandemmq"
 TABLE = f"{NAMESPACE}.messages"
@@ -47,7 +47,7 @@ _PROPERTIES = {
 def commit_iceberg(root: Path, batch_id: int, query_id: str, files: Sequence[StagedFile]) -> CommitOutcome:
     """Appends the files as one snapshot, unless the query's batch is in the table.
 
-    Raises:  ValueError for columns that do not fit the table's.
+    Raises:  ValueError for columns that are incompatible with the table's.
     """
     data = find_files(root)
     schema = pq.read_schema(data.path(files[0].staged), filesystem=data.system).remove_metadata()
@@ -67,7 +67,7 @@ def commit_iceberg(root: Path, batch_id: int, query_id: str, files: Sequence[Sta
 
 
 def open_iceberg(root: Path) -> Table | None:
-    """The table; None when there is none yet."""
+    """Returns the table; None if there is none yet."""
     home = find_home(root)
     if not (root / CATALOG_FILE).exists() and (home is None or not home.catalog):
         return None
@@ -78,9 +78,9 @@ def open_iceberg(root: Path) -> Table | None:
 
 
 def look_at_iceberg(root: Path, query_id: str) -> tuple[int | None, list[str]]:
-    """Of one version of the table: the query's last batch, and the names of the files.
+    """Returns, for one version of the table, the query's last batch and the names of the files.
 
-    Raises:  ConfigError for a table with deleted rows inside of its files.
+    Raises:  ConfigError for a table with deleted rows inside its files.
     """
     table = require_iceberg(root)
     if table.inspect.delete_files().num_rows:
@@ -92,7 +92,7 @@ def look_at_iceberg(root: Path, query_id: str) -> tuple[int | None, list[str]]:
 
 
 def list_iceberg_files(root: Path) -> set[str]:
-    """The files that the table consists of now, by their names."""
+    """Returns the names of the files in the current version of the table."""
     table = open_iceberg(root)
     if table is None:
         return set()
@@ -101,7 +101,7 @@ def list_iceberg_files(root: Path) -> set[str]:
 
 
 def find_location(catalog: str, table: str) -> str | None:
-    """Where the files of a table of a catalog lie; None when there is no such table.
+    """Returns the location of a catalog table's files; None if there is no such table.
 
     Raises:  ConfigError for a catalog that is not in the settings, or cannot be used.
     """
@@ -110,7 +110,7 @@ def find_location(catalog: str, table: str) -> str | None:
 
 
 def find_writers(catalog: str, table: str) -> list[str]:
-    """The queries that have landed in a table of a catalog."""
+    """Returns the queries that have landed in a table of a catalog."""
     found = _look_up(catalog, table)
     names = () if found is None else found.properties
     return [name.removeprefix(BATCH_PROPERTY) for name in names if name.startswith(BATCH_PROPERTY)]
@@ -121,7 +121,7 @@ def _look_up(catalog: str, table: str) -> Table | None:
         return _load_catalog(catalog).load_table(table)
     except NoSuchTableError:
         return None
-    except Exception as error:  # (each kind of catalog has failures of its own)
+    except Exception as error:  # each kind of catalog has its own errors
         raise ConfigError(
             f"catalog {catalog}: {error}. It is described in ~/.pyiceberg.yaml, or by variables like"
             f" PYICEBERG_CATALOG__{catalog.upper()}__URI"
@@ -142,7 +142,9 @@ def _load_catalog(name: str) -> Catalog:
 
 
 def _without_pool(catalog: SqlCatalog) -> SqlCatalog:
-    """With a SQLite file each connection ends after its use: a table keeps its catalog, nobody closes it."""
+    """Closes each connection to a SQLite file after its use: a table holds its catalog, which is never
+    closed.
+    """
     engine = catalog.engine
     if engine.dialect.name == "sqlite" and engine.url.database not in (None, "", ":memory:"):
         engine.dispose()
@@ -177,10 +179,10 @@ def _create(root: Path, schema: pa.Schema) -> Table:
 
 
 def compact_iceberg(root: Path, target_bytes: int) -> None:
-    """One file for each partition and set of columns, one commit per partition with several small ones.
+    """Merges the small files of each partition into one per set of columns, with one commit per partition.
 
-    Files of at least half of `target_bytes` stay as they are, and so does a partition to which somebody wrote
-    while its files were merged: it would lose those rows.
+    Files of at least half of `target_bytes` are left as they are. A partition that another writer changed
+    while its files were merged is also left as it is; otherwise the new rows would be lost.
     """
     table, data = require_iceberg(root), find_files(root)
     present, seen = _list_partitions(table, data), table.metadata.current_snapshot_id
@@ -206,7 +208,7 @@ def compact_iceberg(root: Path, target_bytes: int) -> None:
 
 
 def _list_partitions(table: Table, data: DataFiles) -> dict[tuple[str, datetime], list[tuple[str, int]]]:
-    """The files and their sizes by topic and day; rows that have neither are left alone."""
+    """Returns the files and their sizes by topic and day; files without a topic or day are left out."""
     partitions: dict[tuple[str, datetime], list[tuple[str, int]]] = {}
     columns = ["partition", "file_path", "file_size_in_bytes"]
     for file in table.inspect.data_files().select(columns).to_pylist():
@@ -240,21 +242,21 @@ def _merge(data: DataFiles, names: Sequence[str]) -> str:
 
 
 def expire_iceberg(root: Path, before: datetime) -> None:
-    """Drops the days before `before`, and snapshots that are older than a week."""
+    """Deletes the days before `before`, and expires snapshots older than a week."""
     table = require_iceberg(root)
     table.delete(_until(before))
     table.maintenance.expire_snapshots().older_than(datetime.now() - SNAPSHOTS_KEPT).commit()
 
 
 def list_all_files(root: Path) -> set[str]:
-    """The files that any snapshot needs, by their names."""
+    """Returns the names of the files that any snapshot needs."""
     data = find_files(root)
     paths = require_iceberg(root).inspect.all_data_files()["file_path"].to_pylist()
     return {data.name_of(path) for path in paths}
 
 
 def require_iceberg(root: Path) -> Table:
-    """Raises ConfigError when there is no table."""
+    """Returns the table; raises ConfigError if there is none."""
     table = open_iceberg(root)
     if table is None:
         raise ConfigError(f"{root} has no Iceberg table")

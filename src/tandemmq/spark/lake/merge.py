@@ -1,10 +1,10 @@
-"""Fewer and larger files for a Parquet lake: neighbouring batches become one.
+"""Merges neighbouring batches of a Parquet lake into fewer, larger files.
 
-A plain reader lists directories, so the change must come in one step: a second tree is built beside the lake,
-of hard links to what stays and of the merged files, and the two trees change places (renameat2 with
-RENAME_EXCHANGE). A reader sees the old lake or the new one; one that had listed the old one before and opens
-a file that is gone afterwards gets an error and reads again. A kill leaves the lake as it was or as it shall
-be, and a tree beside it that the next run removes.
+A plain reader lists directories, so the change must be a single step. A second tree is built beside the lake,
+from hard links to unchanged files and from the merged files, and the two trees are exchanged (renameat2 with
+RENAME_EXCHANGE). A reader sees the old lake or the new one. A reader that listed the old one and opens a file
+that is gone gets an error and must read again. A kill leaves either the old or the new lake, and a tree
+beside it that the next run removes.
 
 The newest batch stays as it is, because Spark may replay it. Must not know Spark.
 """
@@ -39,7 +39,7 @@ from tandemmq.units import MIB
 
 TARGET_BYTES = 256 * MIB
 EXPIRED_MARK = "_expired"
-"""In a batch whose oldest rows were let go."""
+"""A marker file in a batch whose oldest rows were deleted."""
 
 _EXCHANGE = 2
 _AT_FDCWD = -100
@@ -47,7 +47,7 @@ _AT_FDCWD = -100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """What a compaction did."""
+    """The result of a compaction."""
 
     files_before: int
     files_after: int
@@ -55,9 +55,9 @@ class Merged:
 
 
 def merge_batches(root: Path, *, target_bytes: int = TARGET_BYTES, crash: Crash = no_crash) -> Merged:
-    """Returns when the lake has been replaced, or at once when nothing would become less.
+    """Replaces the lake with a compacted one; does nothing if no file could be saved.
 
-    Whoever calls it holds the lake's lock. Raises:  ConfigError where directories cannot change places.
+    The caller must hold the lake's lock. Raises:  ConfigError if the file system cannot exchange directories.
     """
     root = root.absolute()
     beside = root.with_name(f".{root.name}.compacting")
@@ -86,7 +86,7 @@ def merge_batches(root: Path, *, target_bytes: int = TARGET_BYTES, crash: Crash 
 
 
 def plan_groups(root: Path, target_bytes: int) -> list[list[int]]:
-    """Neighbouring batches that become one: equal columns, together at most `target_bytes`."""
+    """Returns groups of neighbouring batches to merge: equal columns, together at most `target_bytes`."""
     groups: list[list[int]] = []
     size, columns = 0, None
     for batch in list_batches(root)[:-1]:
@@ -101,12 +101,12 @@ def plan_groups(root: Path, target_bytes: int) -> list[list[int]]:
 
 
 def data_files(root: Path) -> list[Path]:
-    """The committed files of a Parquet lake."""
+    """Returns the committed files of a Parquet lake."""
     return sorted(path for batch in list_batches(root) for path in batch_dir(root, batch).rglob("*.parquet"))
 
 
 def count_files(root: Path) -> int:
-    """How many committed files a Parquet lake has."""
+    """Returns the number of committed files of a Parquet lake."""
     return len(data_files(root))
 
 
@@ -140,9 +140,9 @@ def _merge_group(root: Path, beside: Path, group: Sequence[int]) -> None:
 
 
 def merge_files(paths: Sequence[Path | str], target: Path | str, system: Any = None) -> None:
-    """One file with the rows of all, in their order; a row group is in memory at a time.
+    """Writes the rows of all files to one file, in order, with one row group in memory at a time.
 
-    `system`: the file system of Arrow where they lie, of this machine by default.
+    `system`: the Arrow file system of the files, by default the local one.
     """
     if len(paths) == 1:
         if system is None:
@@ -206,7 +206,7 @@ def _rows(root: Path) -> int:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """The two directories change places in one step."""
+    """Exchanges the two directories in one step."""
     libc = ctypes.CDLL(None, use_errno=True)
     paths = (os.fsencode(one), os.fsencode(other))
     if libc.renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _EXCHANGE) == 0:

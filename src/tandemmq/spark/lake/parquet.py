@@ -1,10 +1,10 @@
-"""Arrow batches of one task -> finished Parquet files in the staging directory.
+"""Writes the Arrow batches of one task to finished Parquet files in the staging directory.
 
-One open file per value of the partition columns, at most `FILES_OPEN_MAX` of them: beyond that the fullest
-is closed and continued in a further file. The names inside a batch depend on the task's number and the order
-of its rows only, so a replay gives the same ones (spec spark SP-52). Statistics are kept for the columns that
-people filter on, and dictionaries for the ones that repeat; a dictionary over bodies would cost time and give
-nothing.
+Each value of the partition columns has one open file, up to `FILES_OPEN_MAX`; beyond that the fullest is
+closed and continued in another file. The names inside a batch depend only on the task's number and the order
+of its rows, so a replay produces the same ones (spec spark SP-52). Statistics are written for the columns
+that queries filter on, and dictionaries for columns with repeated values; a dictionary over bodies would cost
+time without benefit.
 
 Must not know Spark.
 """
@@ -37,7 +37,7 @@ COMPRESSIONS = ("zstd", "snappy", "none")
 
 TIME_COLUMN = "storeTimestamp"
 DERIVED_PARTITIONS = {"dt": "%Y-%m-%d", "hour": "%H"}
-"""Partition columns made from the store time (UTC) when the data has no column of that name."""
+"""Partition columns derived from the store time (UTC) if the data has no column of that name."""
 
 _DICTIONARY_COLUMNS = ("topic", "brokerName", "tags", "bornHost", "storeHost", "queueId", "flag", "sysFlag")
 _STATISTICS_COLUMNS = (
@@ -54,14 +54,16 @@ _STATISTICS_COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetOptions:
-    """How files are written; `partition_by` names columns of the data or of DERIVED_PARTITIONS."""
+    """The options for writing files; `partition_by` names columns of the data or of DERIVED_PARTITIONS."""
 
     partition_by: tuple[str, ...] = ()
     compression: str = "zstd"
     data_dir: str = ""
-    """Where the files of a table with a log of its own are written at once; empty: the staging directory."""
+    """The directory into which the files of a table with its own log are written directly; empty: the staging
+    directory.
+    """
     address: str = ""
-    """Where those files lie when it is not the lake's directory."""
+    """The address of those files, if they are outside the lake's directory."""
     keeps_partition_columns: bool = False
 
     def __post_init__(self) -> None:
@@ -83,7 +85,7 @@ class _OpenFile:
 
 
 class ParquetStager:
-    """Writes the rows of one task attempt; `finish` gives the files, `discard` removes them."""
+    """Writes the rows of one task attempt; `finish` returns the files, `discard` removes them."""
 
     def __init__(
         self, root: Path, *, batch_id: int, partition_id: int, schema: Any, options: ParquetOptions
@@ -113,13 +115,13 @@ class ParquetStager:
                 self._write_row_group(file)
 
     def finish(self) -> tuple[StagedFile, ...]:
-        """All files, closed and on disk."""
+        """Closes all files and returns them; they are on disk."""
         for directory in list(self._open):
             self._close(directory)
         return tuple(self._finished)
 
     def discard(self) -> None:
-        """Removes whatever was written."""
+        """Removes everything that was written."""
         for file in self._open.values():
             file.writer.close()
             self._files.delete(file.name)
@@ -151,7 +153,7 @@ class ParquetStager:
         return file
 
     def _new_name(self, directory: str) -> str:
-        """A name that no other attempt uses."""
+        """Returns a name that no other attempt uses."""
         if not self._options.data_dir:
             staged = new_staged_path(self._root, self._batch_id, self._partition_id)
             return str(staged.relative_to(self._root))
@@ -201,8 +203,8 @@ def check_partition_columns(names: Sequence[str], partition_by: Sequence[str]) -
 
 
 def with_utc(schema: Any) -> Any:
-    """The same columns with times in UTC: Spark names the zone of its session, which tables of Delta and
-    Iceberg refuse, and which would make files of other sessions differ. The instants are the same.
+    """Returns the schema with times in UTC. Spark names the time zone of its session, which Delta and Iceberg
+    tables reject, and which would make files of other sessions differ. The instants are the same.
     """
     return pa.schema([field.with_type(_in_utc(field.type)) for field in schema])
 
@@ -220,8 +222,8 @@ def _in_utc(kind: Any) -> Any:
 
 
 def split_by_partition(batch: Any, partition_by: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """The rows of each partition directory (`dt=2025-01-31/`, empty without partition columns), in a fixed
-    order.
+    """Yields the rows of each partition directory (`dt=2025-01-31/`, empty without partition columns), in a
+    fixed order.
     """
     if batch.num_rows == 0:
         return
@@ -235,7 +237,7 @@ def split_by_partition(batch: Any, partition_by: Sequence[str]) -> Iterator[tupl
         values = [_render_partition(name, value) for value in encoded.dictionary.to_pylist()]
         codes = codes * len(values) + np.asarray(encoded.indices)
         labels.append(values)
-    # Several values may share a directory: null and an empty text do.
+    # Several values may share a directory, for example null and an empty text.
     groups: dict[str, list[int]] = {}
     for code in np.unique(codes).tolist():
         groups.setdefault(_directory(code, labels), []).append(code)
@@ -262,6 +264,6 @@ def _partition_values(batch: Any, name: str) -> Any:
 def _render_partition(name: str, value: object) -> str:
     if value is None or value == "":
         return f"{name}={NULL_PARTITION}"
-    # Spark takes each %XX for a character, not for a byte of one: so only ASCII may be spelled like that.
+    # Spark decodes each %XX as a character, not as a byte of one, so only ASCII may be encoded like that.
     parts = [char if ord(char) > 0x7F else quote(char, safe=" ,;@+()!~$&-_.") for char in str(value)]
     return f"{name}={''.join(parts)}"

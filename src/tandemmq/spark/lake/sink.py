@@ -1,9 +1,9 @@
 """The streaming sink `tandemmq_lake`: each batch of a query becomes one directory of a lake.
 
 Tasks stage their files (`parquet`) and report them; the driver then makes the whole batch visible at once
-(`files`). Spark may run a task twice, replay a batch, or call `abort` after a `commit` that succeeded (spec
-spark SP-21, SP-53, SP-54): staged names are unique per attempt, a batch that exists is kept, and `abort`
-touches staged files only. The tables of `formats` keep to the same rules.
+(`files`). Spark may run a task twice, replay a batch, or call `abort` after a successful `commit` (spec spark
+SP-21, SP-53, SP-54). Therefore staged names are unique per attempt, an existing batch is kept, and `abort`
+removes only staged files. The tables of `formats` follow the same rules.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ _OPTIONS = _SENDING | frozenset(
     )
 )
 _SPARK_OPTIONS = frozenset(("queryname", "checkpointlocation"))
-"""What Spark itself hands over among the options."""
+"""The names that Spark itself adds to the options."""
 
 
 @dataclass
 class TaskFiles(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untyped here
-    """What one task attempt staged."""
+    """The files that one task attempt staged."""
 
     query_id: str
     files: tuple[StagedFile, ...]
@@ -72,13 +72,13 @@ class TaskFiles(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untype
 
 
 class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
-    """Options: `path`; `partitionBy` (columns, `dt`, `hour`); `compression` zstd, snappy or none.
+    """The sink. Options: `path`; `partitionBy` (columns, `dt`, `hour`); `compression` zstd, snappy or none.
 
     `format`: parquet (default), delta or iceberg (`formats`). `data`: an address for the files of a table;
-    `catalog`, `table`: an Iceberg table of a catalog, whose files lie at `data` (`home`).
-    `badColumn`: rows in which it is not null go to the lake `_bad_records` in this one, in the same batch.
-    `badOnly`: columns that only those rows keep. `badTopic`: a message for each of them goes there, too;
-    needs `nameServer`, and takes the options for credentials and TLS of the sink `tandemmq`.
+    `catalog`, `table`: an Iceberg table of a catalog, whose files are at `data` (`home`).
+    `badColumn`: rows in which it is not null are written to the nested lake `_bad_records`, in the same
+    batch. `badOnly`: columns that only those rows keep. `badTopic`: each of those rows is also sent to this
+    topic; needs `nameServer`, and accepts the sink `tandemmq`'s options for credentials and TLS.
     """
 
     @classmethod
@@ -88,7 +88,7 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
     def schema(self) -> str:
         raise ConfigError(f"{SINK_NAME} is a sink; read the directory with spark.read.parquet")
 
-    # Spark passes both by keyword, so they must have these names (spec spark SP-20).
+    # Spark passes both arguments by keyword, so these names are fixed (spec spark SP-20).
     def streamWriter(self, schema: Any, overwrite: bool) -> LakeWriter:
         if overwrite:
             raise ConfigError(f"{SINK_NAME} only appends: use outputMode('append')")
@@ -111,14 +111,14 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
             bad_only=parse_list(self.options.get("badOnly", "")),
             bad_sink=_parse_bad_sink(dict(self.options)),
             kind=kind,
-            # A catalog is not asked again for every step of every batch.
+            # With an address the catalog need not be asked again for every step of every batch.
             home=TableHome(kind.value, data, *named) if data else make_home(kind.value, data, *named),
         )
 
 
 class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark is untyped here
-    """Writes and commits the batches of one query; a new instance for every step of every batch (spec spark
-    SP-20, SP-22).
+    """Writes and commits the batches of one query; Spark makes a new instance for every step of every batch
+    (spec spark SP-20, SP-22).
     """
 
     def __init__(
@@ -180,11 +180,11 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
         return LazyStager(root, batch_id, partition_id, plan)
 
     def _kind_of(self, root: Path) -> LakeFormat:
-        """What could not be read is kept in plain files beside every kind of lake."""
+        """Returns the kind of lake at `root`; bad records are stored as Parquet files beside every kind."""
         return self._kind if root == self._root else LakeFormat.PARQUET
 
     def _split(self, batch: Any) -> tuple[Any, ...]:
-        """The rows for the lake and those that are kept apart."""
+        """Returns the rows for the lake and the bad records."""
         if not self._bad_column:
             return (batch,)
         kept_apart = [self._bad_column, *self._bad_only]
@@ -203,30 +203,31 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
         try:
             check_table(self._root, self._home)
             keep_home(self._root, self._home)
-            # The lake goes last: a batch that it has is whole, and a replay of it changes neither.
+            # The lake is committed last: if it has the batch, the batch is complete, and a replay changes
+            # neither lake.
             if bad_files:
                 commit_batch(self._bad_root, batchId, done[0].query_id, bad_files)
             commit_files(self._kind, self._root, batchId, done[0].query_id, files)
             if bad_files and not files:
-                # Nothing else says that the batch is whole.
+                # Without files the lake has no other record that the batch is complete.
                 note_summary(self._root, batchId, files)
         except Exception:
-            # Spark's exception says only that writing failed; the cause must be said here (spec spark SP-47).
+            # Spark's exception says only that writing failed, so the cause is logged here (spec spark SP-47).
             log.exception(events.LAKE_COMMIT_FAILED, extra={"batch": batchId, "path": str(self._root)})
             raise
 
     def abort(self, messages: Sequence[TaskFiles | None], batchId: int) -> None:
         for message in messages:
             if message is not None:
-                # An abort may follow a commit that succeeded (spec spark SP-54), and a table's files keep
-                # their names.
+                # An abort may follow a successful commit (spec spark SP-54), and a committed table keeps its
+                # files under their staged names.
                 if self._kind is LakeFormat.PARQUET:
                     discard_files(self._root, message.files)
                 discard_files(self._bad_root, message.bad_files)
 
 
 class LazyStager:
-    """Begins to stage files with the first rows."""
+    """Starts staging files when the first rows arrive."""
 
     def __init__(
         self, root: Path, batch_id: int, partition_id: int, plan: Callable[[Sequence[str]], ParquetOptions]
@@ -261,7 +262,7 @@ class LazyStager:
 
 
 def _parse_bad_sink(options: Mapping[str, str]) -> SinkOptions | None:
-    """How bad records become messages; None when nobody asked for that."""
+    """Returns the options for sending bad records to a topic; None without the option badTopic."""
     given = {key.lower(): value for key, value in options.items()}
     topic = given.get("badtopic", "")
     if not topic:
@@ -271,7 +272,7 @@ def _parse_bad_sink(options: Mapping[str, str]) -> SinkOptions | None:
 
 
 def _invert(mask: Any) -> Any:
-    """The opposite of a column of booleans."""
+    """Returns the inverse of a boolean column."""
     import pyarrow.compute as pc
 
     return pc.invert(mask)

@@ -1,7 +1,7 @@
-"""Upkeep of a lake of any kind: larger files, rows that are old enough go, and whether everything is there.
+"""Maintenance of a lake of any kind: compaction, expiry of old rows, and a check for missing files.
 
-Parquet and Iceberg lakes are held for the time of the change, so no landing writes them meanwhile; a Delta
-table takes a landing's appends beside its own upkeep. Must not know Spark.
+Parquet and Iceberg lakes are locked during the change, so no landing writes to them meanwhile; a Delta table
+accepts a landing's appends during maintenance. Must not know Spark.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ from tandemmq.spark.pipelines.lake_job import hold_directory
 
 SMALL_BYTES = 16 * 1024 * 1024
 ORPHAN_AGE_S = 24 * 3600
-"""Files that no log names may belong to a batch that runs right now; after a day they do not."""
+"""The minimum age of an orphan, in seconds: a younger file that no log names may belong to a running
+batch.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeState:
-    """What a look at a lake found. `faults`: sentences; empty when everything is as it must be."""
+    """The result of a check. `faults`: sentences; empty if the lake is intact."""
 
     kind: LakeFormat
     owner: str | None
@@ -49,7 +51,7 @@ class LakeState:
 
 
 def require_kind(root: Path) -> LakeFormat:
-    """Raises ConfigError for a directory that is no lake."""
+    """Returns the kind of the lake; raises ConfigError for a directory that is not a lake."""
     kind = find_kind(root)
     if kind is None:
         raise ConfigError(f"{root} is no lake: it has no batches and no table")
@@ -57,7 +59,7 @@ def require_kind(root: Path) -> LakeFormat:
 
 
 def compact_lake(root: Path, *, target_bytes: int = TARGET_BYTES) -> tuple[int, int]:
-    """How many files the lake had, and has now."""
+    """Compacts the lake; returns its number of files before and after."""
     kind = require_kind(root)
     with nullcontext() if kind is LakeFormat.DELTA else hold_directory(root):
         if kind is LakeFormat.PARQUET:
@@ -76,8 +78,8 @@ def compact_lake(root: Path, *, target_bytes: int = TARGET_BYTES) -> tuple[int, 
 
 
 def expire_lake(root: Path, days: int, *, now: datetime | None = None) -> int:
-    """How many files went: those with rows stored before the last `days` days (UTC) only, of `_bad_records`,
-    too, and orphans.
+    """Deletes the files whose rows were all stored before the last `days` days (UTC), also those of
+    `_bad_records`, and orphans; returns their number.
     """
     kind = require_kind(root)
     today = (now or datetime.now(UTC)).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -100,7 +102,7 @@ def expire_lake(root: Path, days: int, *, now: datetime | None = None) -> int:
 
 
 def check_lake(root: Path) -> LakeState:
-    """Reads the footers of all files and compares them with what was committed."""
+    """Reads the footers of all files and compares them with the committed batches."""
     kind = require_kind(root)
     faults: list[str] = []
     data = find_files(root)
@@ -141,7 +143,7 @@ def _compare_summaries(root: Path) -> list[str]:
         directory = batch_dir(root, batch)
         said = read_summary(root, batch).rows
         found = sum(pq.read_metadata(path).num_rows for path in directory.rglob("*.parquet"))
-        # Rows that expired are missing on purpose; the summary keeps what was landed.
+        # Expired rows are missing on purpose; the summary keeps the number that was landed.
         if found > said:
             faults.append(f"{directory.name}: {found} rows, {said} were committed")
         elif found < said and not (directory / EXPIRED_MARK).exists():
@@ -164,7 +166,7 @@ def _expire_files(root: Path, before: datetime) -> int:
 
 
 def _discard_staged(root: Path) -> int:
-    """Removes what killed tasks have left; nobody may be writing."""
+    """Removes the staged files of killed tasks; no task may be writing."""
     staged = list(staging_dir(root).glob("*.staged")) if staging_dir(root).is_dir() else []
     for path in staged:
         path.unlink()
@@ -172,7 +174,7 @@ def _discard_staged(root: Path) -> int:
 
 
 def _newest_row(path: Path) -> datetime | None:
-    """The newest store time in a file, by its footer; None when that does not say."""
+    """Returns the newest store time in a file, from its footer; None if the footer lacks it."""
     footer = pq.read_metadata(path)
     names = footer.schema.to_arrow_schema().names
     if TIME_COLUMN not in names or not footer.num_row_groups:
@@ -188,7 +190,7 @@ def _newest_row(path: Path) -> datetime | None:
 
 
 def _find_orphans(kind: LakeFormat, root: Path, data: DataFiles) -> list[str]:
-    """Files that no snapshot names."""
+    """Returns the files that no snapshot names."""
     if kind is LakeFormat.PARQUET:
         return [str(path.relative_to(root)) for path in sorted(staging_dir(root).glob("*.staged"))]
     if kind is LakeFormat.DELTA:
@@ -202,7 +204,7 @@ def _find_orphans(kind: LakeFormat, root: Path, data: DataFiles) -> list[str]:
 
 def _remove_orphans(kind: LakeFormat, root: Path) -> int:
     if kind is LakeFormat.DELTA:
-        return 0  # its vacuum did that, and knows which files older versions still need
+        return 0  # Delta's vacuum did that, and knows which files older versions still need
     data = find_files(root)
     limit_ns = (time.time() - ORPHAN_AGE_S) * 1e9
     old = [name for name in _find_orphans(kind, root, data) if data.modified_ns(name) < limit_ns]

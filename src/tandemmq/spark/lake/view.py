@@ -1,9 +1,9 @@
-"""One look at a lake of any kind: which files it consists of, and which batch is its last one.
+"""A consistent view of a lake of any kind: its files, and its last batch.
 
-Audit, replay and history read through it, so all of them see the same rows: those of the lake, and those of
-`_bad_records`, whose bodies did not fit and which are messages like all others. A batch is whole as soon as
-the lake has it, because what was kept apart of it is committed before; so bad records of later batches do
-not count yet. Must not know Spark.
+Audit, replay and history read through it, so all of them see the same rows: those of the lake and those of
+`_bad_records`, whose bodies could not be parsed but which are messages like all others. A batch is complete
+as soon as the lake has it, because its bad records are committed first. Bad records of later batches
+therefore do not count yet. Must not know Spark.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _BATCH_FILE = re.compile(r"(\d{8,})-\d{5}-[0-9a-f]{12}\.parquet")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakePiece:
-    """Files of a lake that belong together: a batch, or a file of a table that was made of several.
+    """Files of a lake that belong together: a batch, or a file of a table that was merged from several.
 
-    `name` says which it is, to a replay that remembers what it has sent. `places`: what Spark is to read,
-    files (paths or addresses) or the directory of a batch; `bad_places`: the same of `_bad_records`.
-    `last`: of a batch that upkeep has made of several the number of the last one, else its own.
+    `name` identifies the piece to a replay that records its progress. `places`: the files (paths or
+    addresses) or the directory of the batch for Spark to read; `bad_places`: the same of `_bad_records`.
+    `last`: for a batch that maintenance has merged from several, the number of the last one, else its own.
     """
 
     name: str
@@ -48,7 +48,8 @@ class LakePiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeView:
-    """`pieces`: in the order in which they were landed; `last_batch`: all up to it is whole, if not None.
+    """The state of a lake. `pieces`: in the order in which they were landed; `last_batch`: the last batch up
+    to which all are complete, if any.
 
     `partitions`: values of columns that the files lack, by the name of the file (Delta).
     """
@@ -61,14 +62,14 @@ class LakeView:
 
 
 def view_lake(root: Path) -> LakeView:
-    """What the lake is now; a directory without batches is an empty Parquet lake.
+    """Returns the current state of the lake; a directory without batches is an empty Parquet lake.
 
     Raises:  ConfigError for a lake that cannot be read as files.
     """
     refuse_address(root)
     root = root.absolute()
     kind = find_kind(root) or LakeFormat.PARQUET
-    # Asked first: what is committed meanwhile is looked at below, or comes later than `last_batch`.
+    # Read first: a batch committed meanwhile is included below, or is later than `last_batch`.
     known = list_committed(root)
     if kind is LakeFormat.PARQUET:
         batches = list_batches(root)
@@ -95,14 +96,16 @@ def view_lake(root: Path) -> LakeView:
 
 
 def _has_files(directory: Path) -> bool:
-    """False for a batch whose rows have all expired."""
+    """Returns False for a batch whose rows have all expired."""
     return next(directory.rglob("*.parquet"), None) is not None
 
 
 def _sort_files(
     data: DataFiles, names: Iterable[str]
 ) -> tuple[dict[int, tuple[str, ...]], tuple[LakePiece, ...]]:
-    """The files of each batch, and pieces of one file each for those that upkeep has made of several."""
+    """Returns the files of each batch, and one piece for each file that maintenance has merged from
+    several.
+    """
     batches: dict[int, tuple[str, ...]] = {}
     merged = []
     for name in sorted(names):
@@ -121,7 +124,7 @@ def _sort_files(
 def _add_bad_records(
     root: Path, good: Mapping[int, Sequence[Path | str]], ranges: Mapping[int, range], last: int | None
 ) -> tuple[LakePiece, ...]:
-    """The pieces of the batches, with what was kept apart of them."""
+    """Returns the pieces of the batches, with their bad records."""
     bad: dict[int, list[Path]] = {}
     bad_root = root / BAD_RECORDS_DIR
     for batch in list_batches(bad_root):
@@ -140,7 +143,7 @@ def _add_bad_records(
 
 
 def _read_range(root: Path, batch: int) -> range:
-    """The batches that a directory holds: more than one after a compaction."""
+    """Returns the batches that a directory contains: more than one after a compaction."""
     try:
         document = json.loads((batch_dir(root, batch) / SUMMARY_FILE).read_text())
     except FileNotFoundError:

@@ -1,1 +1,1 @@
-"""The sink: rows of a DataFrame become messages."""
+"""The sink: sends the rows of a DataFrame as messages."""

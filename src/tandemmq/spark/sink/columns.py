@@ -1,5 +1,5 @@
-"""What messages are made of, by columns: which column of a DataFrame is which part of a message, the unique
-keys of rows, their properties in wire form. Pure: numpy and pyarrow.
+"""The columns of the sink: which column of a DataFrame becomes which part of a message, the unique keys of
+rows, and the wire form of their properties. Pure: numpy and pyarrow.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tandemmq.spark.properties import build_map, scan_properties
 
 # The columns.
 #
-# A column that neither the sink nor the source knows is refused, because a misspelt `tag` that is silently
-# left out sends the wrong messages. Columns that only the source has (`queueOffset`, `msgId`, ...) are passed
-# over, so a topic that was read can be written as it is.
+# A column that neither the sink nor the source knows is rejected, because a misspelt `tag` that is silently
+# ignored sends the wrong messages. Columns that only the source has (`queueOffset`, `msgId`, ...) are
+# skipped, so the rows of a topic can be written back unchanged.
 
 _TEXT = ("string", "binary")
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
@@ -43,17 +43,17 @@ SINK_COLUMNS: dict[str, tuple[str, ...]] = {
     "flag": _WHOLE,
     "uniqueKey": ("string",),
 }
-"""Each column of the sink and the Spark types that it may have."""
+"""Each column of the sink and the Spark types it accepts."""
 
 _ALIASES = {"value": "body", "partition": "queueId", "headers": "properties"}
 _KEY = "key"
-"""Kafka's: what orders rows is also what they are found by."""
+"""Kafka's key column, which sets both the order of rows (`shardingKey`) and their search keys (`keys`)."""
 _READ_ONLY = frozenset(column.name.lower() for column in SOURCE_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
 class SinkColumns:
-    """The place of each known column in the rows, by its name in SINK_COLUMNS."""
+    """The position of each known column in the rows, by its name in SINK_COLUMNS."""
 
     places: dict[str, int]
 
@@ -62,9 +62,9 @@ class SinkColumns:
 
 
 def find_sink_columns(fields: Sequence[tuple[str, str]], *, has_topic_option: bool) -> SinkColumns:
-    """The columns of a DataFrame, given as names and Spark types.
+    """Returns the columns of a DataFrame, given as names and Spark types.
 
-    Raises:  ConfigError naming a column that is missing, unknown, doubled or of a wrong type.
+    Raises:  ConfigError naming a column that is missing, unknown, duplicated or of a wrong type.
     """
     known = {name.lower(): name for name in (*SINK_COLUMNS, *_ALIASES)}
     labels = {label.lower() for label, _ in fields}
@@ -85,7 +85,7 @@ def find_sink_columns(fields: Sequence[tuple[str, str]], *, has_topic_option: bo
         name = _ALIASES.get(spelled, spelled)
         if name in places:
             raise ConfigError(f"the column {name} is there twice")
-        # A map of strings may or may not hold nulls; its name says the same in both cases.
+        # Spark's name for a map type is the same with and without nullable values.
         if type_name not in SINK_COLUMNS[name]:
             raise ConfigError(
                 f"column {label}: expected {' or '.join(SINK_COLUMNS[name])}, got {type_name}; cast it"
@@ -98,13 +98,13 @@ def find_sink_columns(fields: Sequence[tuple[str, str]], *, has_topic_option: bo
     return SinkColumns(places)
 
 
-# Unique keys that a repeated row gets again.
+# Unique keys that are the same when a row is repeated.
 #
-# Spark runs tasks twice and replays batches; (query, batch, task, row) names a row for ever all the same
+# Spark runs tasks twice and replays batches, but (query, batch, task, row) always identifies the same row
 # (spec spark SP-52). A key is 32 hexadecimal digits like every client's: ten bytes of a hash of the first
-# three, then the row's number in six bytes. Java reads milliseconds since the start of the month from bytes
-# 10 to 13, which here are the upper part of the row's number and so near zero: its search by unique key looks
-# back far enough.
+# three, then the row number in six bytes. Java reads milliseconds since the start of the month from bytes 10
+# to 13. Here those bytes are the upper part of the row number and so near zero, which makes Java's search by
+# unique key go back far enough.
 
 KEY_CHARS = 32
 _PREFIX_BYTES = 10
@@ -113,13 +113,13 @@ _HEX = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
 
 
 def make_prefix(*names: object) -> bytes:
-    """The first digits of the keys of one task: a hash of what names it."""
+    """Returns the first digits of one task's keys: a hash of the names that identify the task."""
     text = "\0".join(str(name) for name in names)
     return hashlib.blake2b(text.encode(), digest_size=_PREFIX_BYTES).hexdigest().upper().encode()
 
 
 def make_keys(prefix: bytes, first_row: int, count: int) -> Any:
-    """The keys of `count` rows from number `first_row` on, as a binary array."""
+    """Returns the keys of `count` rows, starting with row number `first_row`, as a binary array."""
     numbers = np.arange(first_row, first_row + count, dtype=">u8")
     digits = numbers.view(np.uint8).reshape(count, 8)[:, 8 - _ROW_BYTES :]
     keys = np.empty((count, KEY_CHARS), dtype=np.uint8)
@@ -130,7 +130,7 @@ def make_keys(prefix: bytes, first_row: int, count: int) -> Any:
 
 
 def fixed_binary(rows: np.ndarray[Any, np.dtype[np.uint8]]) -> Any:
-    """A (count, width) array of bytes as a binary array of `count` values."""
+    """Returns a (count, width) array of bytes as a binary array of `count` values."""
     count, width = rows.shape
     offsets = (
         np.arange(0, (count + 1) * width, width, dtype=np.int32) if width else np.zeros(count + 1, np.int32)
@@ -142,9 +142,9 @@ def fixed_binary(rows: np.ndarray[Any, np.dtype[np.uint8]]) -> Any:
 
 # The properties of many rows in their wire form, as one binary array.
 #
-# The user's own come first, then what has a column of its own, because the later of two equal names wins.
-# Names that only clients and brokers set are left out of the user's map: a topic that was read can be written
-# again.
+# The user's properties come first, then those with a column of their own, because the later of two equal
+# names wins. Names that only clients and brokers set are removed from the user's map, so that the rows of a
+# topic can be written back.
 #
 # Source: spec remoting 12.4.
 
@@ -156,7 +156,7 @@ _EMPTY = pa.scalar(b"", pa.binary())
 
 
 def encode_row_properties(batch: Any, columns: SinkColumns, keys: Any, first_row: int) -> tuple[Any, Bools]:
-    """The wire form of each row's properties, and whether the row is a delayed message.
+    """Returns the wire form of each row's properties, and True for each row that is a delayed message.
 
     Raises:  MessageIllegal naming a row whose properties have no wire form.
     """
@@ -164,7 +164,7 @@ def encode_row_properties(batch: Any, columns: SinkColumns, keys: Any, first_row
     parts: list[Any] = []
 
     def add(name: str, values: Any) -> None:
-        """The pair `name`, left out where the value is null or empty."""
+        """Adds the pair `name`, left out for rows whose value is null or empty."""
         _refuse(pc.match_substring(values, _PAIR_END.decode()), first_row, f"{name} holds the byte 2")
         values = pc.if_else(pc.equal(pc.binary_length(values), 0), pa.scalar(None, pa.binary()), values)
         head = pa.scalar(f"{name}\x01".encode(), pa.binary())
@@ -207,13 +207,13 @@ def _as_binary(values: Any) -> Any:
 
 
 def _join_texts(lists: Any) -> Any:
-    """Each row's texts with a space between them; those that are null or empty are left out."""
-    # Spark can be told to use Arrow's large types, which cannot be joined.
+    """Returns each row's texts joined by spaces; null and empty texts are left out."""
+    # Spark can be configured to use Arrow's large types, which cannot be joined.
     texts, rows = lists.flatten().cast(pa.string()), pc.list_parent_indices(lists)
     is_there = pc.fill_null(pc.greater(pc.binary_length(texts), 0), False)
     counts = np.bincount(rows.filter(is_there), minlength=len(lists))
     offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])
-    # The lists of a column whose elements cannot be null cannot be joined, so they are built anew.
+    # Arrow cannot join the lists of a column with non-nullable elements, so they are rebuilt.
     return pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), texts.filter(is_there)), " ")
 
 
@@ -228,7 +228,7 @@ def _milliseconds(times: Any) -> Any:
 
 
 def _encode_map(column: Any, first_row: int) -> Any:
-    """Each row's map in wire form, without reserved names and without empty values."""
+    """Returns each row's map in wire form, without reserved names and empty values."""
     if pa.types.is_list(column.type):
         column = _map_headers(column)
     elif not pa.types.is_map(column.type):
@@ -266,7 +266,7 @@ def _encode_map(column: Any, first_row: int) -> Any:
 
 
 def _map_headers(column: Any) -> Any:
-    """Kafka's headers as maps; a header without a value counts as absent, as an empty property does."""
+    """Returns Kafka's headers as maps; a header without a value counts as absent, like an empty property."""
     pairs = column.flatten()
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])
@@ -275,7 +275,7 @@ def _map_headers(column: Any) -> Any:
 
 
 def _plain(column: Any) -> Any:
-    """A string column as a binary array that is no slice and has no nulls."""
+    """Returns a string column as a binary array with offset 0 and no nulls."""
     filled = pc.fill_null(column.cast(pa.binary()), b"")
     return filled if filled.offset == 0 else pa.concat_arrays([filled, pa.array([], pa.binary())])
 

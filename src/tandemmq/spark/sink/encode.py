@@ -1,13 +1,13 @@
-"""Arrow batches -> bodies of batch sends, without a Python object per row.
+"""Encodes Arrow batches into bodies of batch sends, without a Python object per row.
 
 The wire form of each message is one element-wise join of binary columns: head, body, size of the properties,
-properties. The result lies contiguously in one buffer, so a batch body is a slice of it (spec spark SP-55,
-spec remoting 12.6). Only delayed messages go one by one, because no broker takes them in a batch.
+properties. The result is contiguous in one buffer, so a batch body is a slice of it (spec spark SP-55, spec
+remoting 12.6). Only delayed messages are sent one by one, because no broker accepts them in a batch.
 
-Rows go to a topic and queue by `queueId`, else by `shardingKey` as Java's selector by hash does: abs(hash)
-modulo the number of queues (spec semantics 3.8). Rows that may go anywhere stay together.
+Rows are assigned to a queue by `queueId`, else by `shardingKey` as in Java's hash selector: abs(hash) modulo
+the number of queues (spec semantics 3.8). Rows without a fixed queue stay together.
 
-Pure: numpy and pyarrow, no Spark, no network; the queues of a topic are asked for through a function.
+Pure: numpy and pyarrow, no Spark, no network; a function supplies the queues of a topic.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from tandemmq.spark.sink.options import EmptyBodies
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows for one queue, or for any queue of one topic; `rows` None means all rows."""
+    """Rows for one queue, or for any queue of one topic if `queue` is None; `rows` None means all rows."""
 
     topic: str
     queue: MessageQueue | None
     rows: Ints | None
 
     def of(self, chosen: Ints) -> RowGroup:
-        """The same rows by their numbers in a batch out of which only `chosen` were grouped."""
+        """Returns the same rows renumbered for the whole batch, of which only `chosen` were grouped."""
         return replace(self, rows=chosen if self.rows is None else chosen[self.rows])
 
     def without(self, is_out: NDArray[np.bool_]) -> RowGroup:
@@ -52,9 +52,9 @@ class RowGroup:
 def group_rows(
     batch: Any, columns: SinkColumns, topic: str, queues: Callable[[str], Sequence[MessageQueue]]
 ) -> list[RowGroup]:
-    """The groups of a RecordBatch; within a group the rows keep their order.
+    """Returns the groups of a RecordBatch; within a group the rows keep their order.
 
-    Raises:  MessageIllegal for a topic that takes no messages or a queue that there is not.
+    Raises:  MessageIllegal for a topic that accepts no messages, or a queue that does not exist.
     """
     groups: list[RowGroup] = []
     for name, rows in _split_by_topic(batch, columns, topic):
@@ -72,7 +72,7 @@ def group_rows(
 
 
 def check_topic(topic: str) -> None:
-    """Raises MessageIllegal for a name that no batch may be sent to."""
+    """Raises MessageIllegal for a topic to which a sink must not send."""
     fault = topic_fault(topic)
     if fault:
         raise MessageIllegal(fault)
@@ -101,7 +101,9 @@ def _choose_slots(
     rows: Ints | None,
     queues: Callable[[str], Sequence[MessageQueue]],
 ) -> Ints | None:
-    """Each row's index in the topic's queues, -1 for any; None when every row may go anywhere."""
+    """Returns each row's index in the topic's queues, -1 for any queue; None if every row may go to any
+    queue.
+    """
     slots: Ints | None = None
     for name, find in (("shardingKey", _slot_of_key), ("queueId", _slot_of_queue)):
         place = columns.place(name)
@@ -126,7 +128,7 @@ def _choose_slots(
 
 
 def _as_text(keys: Any) -> Any:
-    """Keys of messages are text."""
+    """Returns binary keys as text, because keys of messages are text."""
     try:
         return keys.cast(pa.string())
     except pa.ArrowInvalid as error:
@@ -136,7 +138,7 @@ def _as_text(keys: Any) -> Any:
 
 
 def _slot_of_key(key: str, known: Sequence[MessageQueue], topic: str) -> int:
-    # An empty key orders nothing.
+    # An empty key imposes no order.
     return abs(java_hash(key)) % len(known) if key else -1
 
 
@@ -148,19 +150,20 @@ def _slot_of_queue(queue_id: int, known: Sequence[MessageQueue], topic: str) -> 
 
 
 Queues = Callable[[str], Sequence[MessageQueue]]
-"""Topic -> its writable queues, sorted."""
+"""A function that returns the writable queues of a topic, sorted."""
 
 BATCH_COUNT_MAX = 32_768
 SPREAD_ROWS = 4096
-"""The number of neighbouring rows that go to one queue, where each row is given one. It never changes: a
-replay by a later release must send each row to the queue where it may be already."""
+"""The number of consecutive rows that are sent to one queue if the sink assigns queues. It must never change:
+a replay by a later release must send each row to the queue where it may already be stored.
+"""
 _HEAD_BYTES = 20
 _FRAME_BYTES = _HEAD_BYTES + 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowShipment:
-    """One send. `queue` None: any of the topic's. `is_batch` False: one message with `properties`.
+    """One send. `queue` None: any queue of the topic. `is_batch` False: one message with `properties`.
 
     `last_key`: the unique key of its last message, if the sink made the keys.
     """
@@ -178,8 +181,9 @@ class RowShipment:
 class BatchEncoder:
     """Encodes the rows of one task, in their order.
 
-    `spread`: rows that may go anywhere get a queue by their number, which a replay gives them again; the
-    number says where the round begins. None: the sender chooses. `is_singly`: every row is a send of its own.
+    `spread`: if set, rows without a fixed queue get one by their row number, which is the same in a replay;
+    the value is the start of the rotation. None: the sender chooses. `is_singly`: every row is a separate
+    send.
     """
 
     def __init__(
@@ -208,12 +212,12 @@ class BatchEncoder:
         self._empty_bodies_topic = empty_bodies_topic
         self.row_count = 0
         self.empty_count = 0
-        """Rows without a body that were left out or diverted."""
+        """The number of rows without a body that were skipped or diverted."""
 
     def encode(self, batch: Any) -> Iterator[RowShipment]:
-        """The sends of one RecordBatch; rows for the same queue keep their order.
+        """Yields the sends of one RecordBatch; rows for the same queue keep their order.
 
-        Raises:  MessageIllegal naming the row that no broker would store.
+        Raises:  MessageIllegal naming a row that no broker would store.
         """
         count = batch.num_rows
         if count == 0:
@@ -238,7 +242,7 @@ class BatchEncoder:
                 yield from self._cut(group, messages.take(pa.array(group.rows)), first_row)
 
     def _read_bodies(self, batch: Any, first_row: int) -> tuple[Any, NDArray[np.bool_] | None]:
-        """The bodies, and which rows have none of their own; None when all have."""
+        """Returns the bodies, and a mask of the rows without one; None if all rows have one."""
         place = self._columns.place("body")
         assert place is not None
         body = batch.column(place).cast(pa.binary())
@@ -257,13 +261,13 @@ class BatchEncoder:
         return pc.replace_with_mask(body, is_missing, pa.array(notes, pa.binary())), is_empty
 
     def _note(self, batch: Any, row: int, is_valid: bool) -> bytes:
-        """The body of a diverted message: where the row was to go, and what its body was."""
+        """Returns the body of a diverted message: the row's topic, and whether its body was empty or null."""
         place = self._columns.place("topic")
         topic = self._topic or (None if place is None else batch.column(place)[row].as_py())
         return json.dumps({"topic": topic, "body": "" if is_valid else None}).encode()
 
     def _group(self, batch: Any, is_empty: NDArray[np.bool_] | None) -> list[RowGroup]:
-        """Which rows go where; those without a body to their topic, or nowhere."""
+        """Groups the rows by queue; rows without a body are diverted to their own topic, or skipped."""
         if is_empty is None:
             return group_rows(batch, self._columns, self._topic, self._queues)
         chosen, empty = np.flatnonzero(~is_empty), np.flatnonzero(is_empty)
@@ -306,7 +310,7 @@ class BatchEncoder:
                 )
 
     def _fix(self, group: RowGroup, first_row: int, count: int, turn: int) -> Iterator[RowGroup]:
-        """The same rows, each with a queue."""
+        """Splits a group so that each row has a queue."""
         if group.queue is not None:
             yield group
             return
@@ -321,7 +325,7 @@ class BatchEncoder:
         return f"{self._key_prefix.decode()}{row:012X}"
 
     def _cut(self, group: RowGroup, messages: Any, first_row: int) -> Iterator[RowShipment]:
-        """The messages of a group in pieces of about `batch_bytes`."""
+        """Yields the messages of a group in pieces of about `batch_bytes`."""
         _, offsets, data = messages.buffers()
         bounds = np.frombuffer(offsets, dtype=np.int32)[messages.offset : messages.offset + len(messages) + 1]
         view = memoryview(data)
@@ -348,7 +352,7 @@ class BatchEncoder:
 
 
 def _join(body: Any, properties: Any, flags: NDArray[np.int32]) -> Any:
-    """The wire form of every row."""
+    """Returns the wire form of every row."""
     count = len(body)
     body_sizes = pc.binary_length(body).to_numpy(zero_copy_only=False)
     property_sizes = pc.binary_length(properties).to_numpy(zero_copy_only=False)

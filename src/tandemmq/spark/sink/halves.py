@@ -1,8 +1,8 @@
-"""The half messages of a transactional write: what a task says of them (`HalfLog`, `HalfPart`), and the
-decision to end them that the driver writes down (`DecisionFiles`).
+"""The half messages of a transactional write: the report of a task about them (`HalfLog`, `HalfPart`), and
+the driver's stored decision to commit them (`DecisionFiles`).
 
-A row costs 16 bytes for two offsets and the bytes of its unique key, 48 in all with a key that the sink made,
-on its way to the driver and in the driver. Knows nothing of Spark.
+A row costs 16 bytes for two offsets plus its unique key, 48 bytes in all with a key made by the sink, both on
+its way to the driver and in the driver. Must not know Spark.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class HalfPart:
         return int(self.rows.num_rows)
 
     def read(self, at: int, count: int) -> list[Half]:
-        """Up to `count` half messages from number `at` on."""
+        """Returns up to `count` half messages, beginning with number `at`."""
         columns = (column.to_pylist() for column in self.rows.slice(at, count).columns)
         return [Half(half, log, key.decode()) for half, log, key in zip(*columns, strict=True)]
 
     def encode(self) -> bytes:
-        """The part as bytes; `decode_part` reads them."""
+        """Returns the part as bytes, for `decode_part`."""
         facts = {_TOPIC: self.topic.encode(), _BROKER: self.broker_name.encode()}
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, _SCHEMA.with_metadata(facts)) as writer:
@@ -66,7 +66,7 @@ class HalfPart:
 
 
 def decode_part(raw: bytes) -> HalfPart:
-    """What `HalfPart.encode` wrote."""
+    """Returns the part that `HalfPart.encode` wrote."""
     with pa.ipc.open_stream(raw) as reader:
         facts = reader.schema.metadata
         batch = reader.read_next_batch()
@@ -84,7 +84,7 @@ class _Column(NamedTuple):
 
 
 class HalfLog:
-    """What one task has sent; `rows_max` bounds it."""
+    """The half messages that one task has sent, at most `rows_max`."""
 
     def __init__(self, group: str, rows_max: int) -> None:
         self._group = group
@@ -93,18 +93,18 @@ class HalfLog:
         self._count = 0
 
     def properties(self, text: str) -> str:
-        """The properties of a row as those of a half message.
+        """Returns the properties of a row extended to those of a half message.
 
-        A row's own immunity time goes: past it a broker refuses ends that it has not asked for.
+        The row's own immunity time is removed: after it, a broker rejects an end that it has not asked for.
         """
         if names.CHECK_IMMUNITY_TIME in text:
             text = names.remove_property(text.encode(), names.CHECK_IMMUNITY_TIME.encode()).decode()
         return f"{text}{names.TRAN_MSG}\x01true\x02{names.PGROUP}\x01{self._group}\x02"
 
     def add(self, topic: str, broker_name: str, properties: str, answer: Command) -> None:
-        """Takes over what a broker answered to a half message with these properties.
+        """Records a broker's answer to a half message with these properties.
 
-        Raises:  MessageIllegal for one row too many.
+        Raises:  MessageIllegal if there are more than `rows_max` rows.
         """
         if self._count >= self._rows_max:
             raise too_many_rows(self._rows_max)
@@ -114,7 +114,7 @@ class HalfLog:
             column = self._columns[topic, broker_name] = _Column(array("q"), array("q"), [])
         column.half_offsets.append(sent.queue_offset)
         column.log_offsets.append(decode_message_id(sent.message_id).log_offset)
-        # RocketMQ 4.9 does not name it in its answer.
+        # RocketMQ 4.9 does not return the key in its answer.
         column.keys.append(names.find_property(properties.encode(), names.UNIQ_KEY.encode()) or b"")
         self._count += 1
 
@@ -141,11 +141,11 @@ def _make_rows(column: _Column) -> Any:
     return pa.record_batch(arrays, schema=_SCHEMA)
 
 
-# The decision to commit, written down before the first half message is ended.
+# The decision to commit, stored before the first half message is ended.
 #
-# A directory per query holds the newest one: `decision.json` says which batch, and whether all is done;
-# `halves-BATCH-*.bin` holds its half messages until then. A driver that dies between two ends leaves the
-# file, and the commit of the same batch after a restart goes on from it. Runs on the driver.
+# The directory of a query holds its newest decision. `decision.json` names the batch and says whether it is
+# done; until then `halves-BATCH-*.bin` holds its half messages. If the driver dies between two ends, the
+# files remain, and after a restart the commit of the same batch resumes from them. Runs on the driver.
 
 DIRECTORY = "transactions"
 DECISION_FILE = "decision.json"
@@ -157,7 +157,9 @@ _SIZE_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Batch `batch_id` of the query `name` is to be committed, or `is_done`; `file` holds what of."""
+    """The decision to commit batch `batch_id` of the query `name`; `is_done` once it is committed. `file`
+    holds its half messages.
+    """
 
     name: str
     batch_id: int
@@ -169,12 +171,12 @@ class Decision:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What tells a task that its rows need not be sent."""
+        """The query and batch, by which a task finds that its rows need not be sent."""
         return self.name, self.batch_id
 
 
 class DecisionFiles:
-    """The directory of one query."""
+    """The directory with the decision of one query."""
 
     def __init__(self, state_dir: str, name: str) -> None:
         digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
@@ -182,21 +184,23 @@ class DecisionFiles:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Only one process at a time is inside: a driver that was given up may still be at work."""
+        """Holds an exclusive lock for the duration of the block: a driver that Spark gave up may still be
+        running.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
         with (self.directory / LOCK_FILE).open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def read(self) -> Decision | None:
-        """The newest decision; None before the first.
+        """Returns the newest decision; None before the first.
 
         Raises:  ConfigError for a file of another version.
         """
         return _read_decision(self.directory / DECISION_FILE)
 
     def write(self, decision: Decision, parts: Sequence[HalfPart]) -> None:
-        """Returns when the decision and its half messages are on disk."""
+        """Writes the decision and its half messages; both are on disk when it returns."""
         path = self.directory / decision.file
         with path.open("wb") as file:
             for part in parts:
@@ -207,9 +211,9 @@ class DecisionFiles:
         self._put(decision)
 
     def read_parts(self, decision: Decision) -> list[HalfPart]:
-        """The half messages of a decision that is not done.
+        """Returns the half messages of a decision that is not done.
 
-        Raises:  ConfigError when the file does not hold them.
+        Raises:  ConfigError if the file does not contain them.
         """
 
         path = self.directory / decision.file
@@ -225,7 +229,7 @@ class DecisionFiles:
         return parts
 
     def mark_done(self, decision: Decision) -> None:
-        """All of it is committed; files of half messages go."""
+        """Records that the batch is committed, and removes the files of half messages."""
         self._put(replace(decision, is_done=True))
         for path in self.directory.glob("halves-*.bin"):
             path.unlink(missing_ok=True)
@@ -245,9 +249,9 @@ def new_file_name(batch_id: int) -> str:
 
 
 def read_decided(state_dir: str, name: str = "") -> frozenset[tuple[str, int]]:
-    """Queries and batches that are decided: what their tasks would send is there already.
+    """Returns the decided queries and batches, whose rows are already stored.
 
-    `name`: only this one; a streaming query does not know its own before its tasks run.
+    `name`: only this query; a streaming query does not know its own name before its tasks run.
     """
     if not state_dir:
         return frozenset()

@@ -1,6 +1,6 @@
 """The options of the sink, parsed and checked, and the table that documents them.
 
-Frozen and picklable: it travels to every executor. Pure: no Spark, no network, no clock.
+Frozen and picklable: they are sent to every executor. Pure: no Spark, no network, no clock.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ AT_LEAST_ONCE = "at-least-once"
 EXACTLY_ONCE = "exactly-once"
 TRANSACTIONAL = "transactional"
 TRANSACTION_GROUP = "TANDEMMQ_SPARK_SINK"
-"""A group of its own: nobody in it may answer a broker that asks about a half message."""
+"""The producer group of half messages. It is separate, so that no other member answers a broker's check of a
+half message.
+"""
 
 
 class EmptyBodies(Enum):
-    """What becomes of rows without a body."""
+    """The handling of rows without a body."""
 
     FAIL = "fail"
     SKIP = "skip"
@@ -49,7 +51,7 @@ _IN_FLIGHT = 4
 _HALVES_IN_FLIGHT = 64
 
 _OF_SPARK = frozenset(("queryname", "checkpointlocation", "path"))
-"""What Spark itself puts among the options of a sink."""
+"""The names that Spark itself adds to the options of a sink."""
 
 SINK_OPTION_TABLE: tuple[OptionRow, ...] = (
     OptionRow("nameServer", "required", "SB", "`host:port[;host:port]`", aliases=("endpoints", "namesrv")),
@@ -125,7 +127,7 @@ SINK_OPTION_TABLE: tuple[OptionRow, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """Made by `parse_sink_options`."""
+    """The options of a write; made by `parse_sink_options`."""
 
     name_servers: tuple[str, ...]
     topic: str = ""
@@ -138,10 +140,10 @@ class SinkOptions:
     task_rows_per_s: int | None = None
     write_id: str = ""
     once_topics: tuple[str, ...] = ()
-    """The topics of an exactly-once write; empty: at-least-once."""
+    """The topics of an exactly-once write; empty for at-least-once."""
     state_dir: str = ""
     is_state_of_query: bool = False
-    """The state is in the checkpoint of one query, so no other write shares it."""
+    """True if the state is in the checkpoint of one query, so that no other write shares it."""
     is_transactional: bool = False
     transaction_rows_max: int = 1_000_000
     empty_bodies: EmptyBodies = EmptyBodies.FAIL
@@ -160,9 +162,9 @@ class SinkOptions:
 
 
 def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
-    """The options of a write.
+    """Returns the options of a write.
 
-    Raises:  ConfigError naming the option, what was wrong and what is allowed.
+    Raises:  ConfigError naming the option, the wrong value and the allowed ones.
     """
     given = {key: value for key, value in raw.items() if key.lower() not in _OF_SPARK}
     refuse_table(given)
@@ -209,7 +211,7 @@ def _parse_semantics(values: Mapping[str, str]) -> str:
 
 
 def _parse_empty_bodies(values: Mapping[str, str]) -> tuple[EmptyBodies, str]:
-    """What becomes of rows without a body, and the topic that gets them."""
+    """Returns the handling of rows without a body, and the topic to which they are diverted."""
     chosen = parse_enum(values, "emptyBodies", EmptyBodies, EmptyBodies.FAIL)
     topic = values.get("emptyBodiesTopic", "")
     if (chosen is EmptyBodies.DIVERT) != bool(topic):
@@ -229,9 +231,9 @@ def _parse_once_topics(values: Mapping[str, str], more: str) -> tuple[str, ...]:
 
 
 def _find_state_dir(raw: Mapping[str, str], values: Mapping[str, str], semantics: str) -> str:
-    """Where a write keeps what its replay must know; empty for a write that is never repeated.
+    """Returns the directory for the state that a replay needs; empty for a write that is never repeated.
 
-    Raises:  ConfigError when a query would forget it.
+    Raises:  ConfigError if the write could be repeated without that state.
     """
     given = values.get("stateDir", "")
     checkpoint = next((value for key, value in raw.items() if key.lower() == "checkpointlocation"), "")

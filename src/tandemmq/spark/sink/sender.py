@@ -1,11 +1,11 @@
-"""Sends shipments to masters, several under way at once, and tries again what may succeed later.
+"""Sends shipments to masters, several in flight at once, and retries failures that may pass.
 
-A shipment is done when its broker says that it is stored as the cluster promises: flushed and replicated
-where it is set up so. After any other answer that may change it is sent again, to another broker where it
-may go anywhere; that may store a message twice, with the same unique key. Shipments for one given queue never
-travel side by side, so a repeat cannot overtake its successors. With `once` every shipment has a queue and is
-numbered, and its broker stores it once. With `halves` each is stored as a half message that somebody else
-ends; those have no order of their own. `OnceRun` gives the numbers.
+A shipment is done when its broker answers that it is stored with the cluster's guarantees: flushed and
+replicated, if so configured. After any other answer that may pass, it is sent again, to another broker if it
+has no fixed queue. A retry may store a message twice, with the same unique key. Two shipments for one fixed
+queue are never in flight together, so a retry cannot overtake its successors. With `once` every shipment has
+a queue and a number, so its broker stores it once; `OnceRun` assigns the numbers. With `halves` each message
+is stored as a half message that the driver ends later; half messages are not ordered.
 
 Blocking, for one thread: Spark runs each task in one (see `spark.wire`).
 """
@@ -37,7 +37,7 @@ from tandemmq.spark.sink.options import SinkOptions
 from tandemmq.spark.wire import POOL, UNREACHABLE, BlockingNameServers, WireConnection, accept
 
 Pins = dict[str, tuple[MessageQueue, ...]]
-"""Topic -> its queues, in an order that stays."""
+"""The queues of each topic, in a fixed order."""
 
 
 NEW_TOPIC_QUEUES = 4
@@ -48,7 +48,7 @@ _PASSING = (*UNREACHABLE, NoRoute, SendNotConfirmed)
 
 @dataclass(slots=True)
 class _Item:
-    """A shipment that is not done; `queue` is where its present attempt goes."""
+    """A shipment that is not done; `queue` is the target of its current attempt."""
 
     shipment: RowShipment
     properties: str = ""
@@ -69,7 +69,9 @@ class _Line:
 
 
 class RowSender:
-    """Of one task. `turn`: where the round over the queues begins, so that tasks do not all start alike."""
+    """The sender of one task. `turn` is the start of the rotation over the queues, so that tasks do not all
+    start with the same one.
+    """
 
     def __init__(
         self,
@@ -93,9 +95,10 @@ class RowSender:
         self.send_count = 0
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The topic's writable queues, sorted; those that it will get where it does not exist yet.
+        """Returns the topic's writable queues, sorted; for a topic that does not exist yet, the queues it
+        will get.
 
-        Raises:  NoRoute when nobody takes messages for it, after some patience.
+        Raises:  NoRoute if no broker accepts messages for it, after all retries.
         """
         if self._once is not None:
             return self._once.queues(topic)
@@ -110,9 +113,9 @@ class RowSender:
                 self._pause(attempt)
 
     def send(self, shipment: RowShipment) -> None:
-        """Puts a shipment under way; waits for earlier ones while there are too many.
+        """Sends a shipment; first waits for earlier ones if too many are in flight.
 
-        Raises:  what an earlier or this shipment finally failed with.
+        Raises:  the final error of this or an earlier shipment.
         """
         while len(self._in_flight) >= self._options.in_flight or self._is_queue_busy(shipment.queue):
             self._settle_oldest()
@@ -124,12 +127,12 @@ class RowSender:
         self._launch(_Item(shipment, properties))
 
     def finish(self) -> None:
-        """Returns when everything is confirmed."""
+        """Waits until all shipments are confirmed."""
         while self._in_flight:
             self._settle_oldest()
 
     def close(self) -> None:
-        """Gives the connections back; those that still wait for answers are closed by that."""
+        """Returns the connections to the pool, which closes those with outstanding answers."""
         for line in self._lines.values():
             line.loan.__exit__(None, None, None)
         self._lines.clear()
@@ -165,7 +168,7 @@ class RowSender:
             raise
 
     def _settle_oldest(self) -> None:
-        """Waits for the oldest answer; the shipment is done afterwards, or under way again."""
+        """Waits for the oldest answer; afterwards the shipment is done or in flight again."""
         item = self._in_flight.popleft()
         try:
             line = self._lines.get(item.address)
@@ -190,9 +193,9 @@ class RowSender:
         self._launch(item)
 
     def _note_failure(self, item: _Item, error: Exception) -> None:
-        """Prepares another attempt: a pause, and a fresh route.
+        """Prepares a retry: drops the route and pauses.
 
-        Raises:  `error` when it will not pass, or the attempts are used up.
+        Raises:  `error` if it is permanent, or the attempts are used up.
         """
         is_passing = not isinstance(error, RequestRejected) or error.retriable
         item.attempts += 1
@@ -205,7 +208,7 @@ class RowSender:
         time.sleep(self._options.retry_interval_s * min(2 ** (attempt - 1), PAUSE_FACTOR_MAX))
 
     def _next_queue(self, view: RouteView) -> MessageQueue:
-        """The next one in turn, of a master that did not fail a moment ago if there is one."""
+        """Returns the next queue in rotation, preferring masters that did not fail recently."""
         queues = view.publish_queues
         for _ in queues:
             self._turn += 1
@@ -268,7 +271,7 @@ class RowSender:
 
 
 def judge_answer(answer: Command) -> Exception | None:
-    """Why a send is not done; None when it is."""
+    """Returns the reason why a send is not done; None if it is."""
     status = STATUS_OF_CODE.get(answer.code)
     if status is None:
         return rejections.to_error(answer)
@@ -282,11 +285,10 @@ _PRODUCER_BYTES = 12
 
 
 class OnceRun:
-    """What makes the sends of one task attempt numbered ones: who it is, which batch this is, and what it
-    sent before. `query`: what names the query or write, also after a restart.
+    """The numbering of one task attempt's sends. `query` identifies the query or write, also after a restart.
 
-    The producer is one task number of one query, the epoch is the batch; the broker then stores each row once
-    (decision 010). Pure.
+    The producer is one task number of one query, and the epoch is the batch; the broker then stores each row
+    once (decision 010). Pure.
     """
 
     def __init__(self, query: str, partition_id: int, epoch: int, pins: Pins) -> None:
@@ -297,7 +299,9 @@ class OnceRun:
         self._pins = pins
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """Raises MessageIllegal for a topic that was not named before."""
+        """Returns the topic's pinned queues; raises MessageIllegal for a topic that the options did not
+        name.
+        """
         queues = self._pins.get(topic)
         if queues is None:
             raise MessageIllegal(
@@ -306,9 +310,9 @@ class OnceRun:
         return queues
 
     def claim(self, shipment: RowShipment) -> str:
-        """The properties that number a shipment; asked once for each, in the order of the sends.
+        """Returns the properties that number a shipment; must be called once for each, in sending order.
 
-        Delayed messages go before the others of their rows, so they are numbered apart.
+        Delayed messages are sent before the other rows of their batch, so they have a separate numbering.
         """
         place = (shipment.queue, shipment.is_batch)
         producer = self._producer if shipment.is_batch else f"{self._producer}-single"
@@ -318,9 +322,9 @@ class OnceRun:
 
 
 def require_once(connection: WireConnection, address: str, timeout_s: float) -> None:
-    """Returns when the broker stores numbered sends once.
+    """Returns if the broker stores numbered sends once.
 
-    Raises:  NotPermitted for one that would store repeats; what the request fails with.
+    Raises:  NotPermitted if the broker would store repeats; the errors of the request.
     """
     command = Command.request(RequestCode.GET_BROKER_RUNTIME_INFO)
     table = decode_kv_table(accept(connection.request(command, timeout_s)).body)

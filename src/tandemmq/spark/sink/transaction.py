@@ -1,14 +1,14 @@
-"""What the driver does with a transactional batch: commit it as a whole, or take it back.
+"""Commits or rolls back a transactional batch, on the driver.
 
-Order of a commit: all half messages are stored; the decision is on disk; then the ends go. From the decision
-on the batch is never taken back, and whoever commits the same batch again finishes it instead of sending it
-anew. Half messages of attempts that were given up are ended by nobody: brokers discard them.
+Order of a commit: all half messages are stored; the decision is on disk; then the ends are sent. After the
+decision the batch is never rolled back; a later commit of the same batch finishes it instead of sending it
+again. Half messages of abandoned attempts are not ended; brokers discard them.
 
-Ends go to all brokers at the same time, WINDOW of them under way per broker. Each is asked for with an
-answer, which brokers of both kinds give (RocketMQ's own client does not wait for it). When an answer does not
-come, or is no success, it is not known whether the message is committed; before such an end is repeated the
-key index is asked, because RocketMQ would commit a second time. A committed message says where its half
-message lies (PreparedTransactionOffset), so the answer is exact. Blocking, for one thread.
+Ends are sent to all brokers concurrently, WINDOW of them in flight per broker. Each requests an answer, which
+brokers of both kinds return (RocketMQ's own client does not wait for it). If the answer is missing or not a
+success, it is unknown whether the message is committed. Before such an end is repeated, the key index is
+queried, because RocketMQ would commit a second time. A committed message contains the offset of its half
+message (PreparedTransactionOffset), so the result is exact. Blocking, for one thread.
 Source:     spec semantics 17, spec remoting 9.7.
 """
 
@@ -48,7 +48,7 @@ from tandemmq.telemetry import events
 
 WINDOW = 256
 CLOCK_SKEW_MS = 3_600_000
-"""Brokers' clocks may be so far behind the driver's for a committed message to be found."""
+"""The maximum lag of a broker's clock behind the driver's at which a committed message is still found."""
 _PASSING = (*UNREACHABLE, NoRoute)
 _NOT_KNOWN = (ResponseCode.QUERY_NOT_FOUND, ResponseCode.NO_PERMISSION, ResponseCode.INVALID_PARAMETER)
 
@@ -58,7 +58,7 @@ class EndFailed(TandemError):
 
 
 class _EndingLane:
-    """What is to be ended on one broker for one topic; `window` is what is being ended."""
+    """The half messages to end on one broker for one topic; `window` contains those in progress."""
 
     def __init__(self, part: HalfPart, *, is_uncertain: bool) -> None:
         self.part = part
@@ -77,7 +77,7 @@ class _EndingLane:
         return not self.window and self.at >= len(self.part)
 
     def fill(self) -> None:
-        """Takes the next half messages when there is nothing in the window."""
+        """Reads the next half messages if the window is empty."""
         if self.window:
             return
         self.window = self.part.read(self.at, WINDOW)
@@ -91,7 +91,9 @@ class _EndingLane:
 
 
 class Ender:
-    """Of one batch. `since_ms`: no message of it was committed before, by the driver's clock."""
+    """Ends the half messages of one batch. `since_ms`: no message of it was committed before this time, by
+    the driver's clock.
+    """
 
     def __init__(self, options: SinkOptions, group: str, since_ms: int) -> None:
         self._options = options
@@ -102,9 +104,9 @@ class Ender:
         )
 
     def commit(self, parts: Sequence[HalfPart], *, is_repeat: bool) -> None:
-        """Returns when all are committed. `is_repeat`: some may be already.
+        """Commits all half messages. `is_repeat`: some may be committed already.
 
-        Raises:  EndFailed when one is not after all attempts.
+        Raises:  EndFailed if one is not committed after all attempts.
         """
         lanes = [_EndingLane(part, is_uncertain=is_repeat) for part in parts if len(part)]
         try:
@@ -118,7 +120,9 @@ class Ender:
                 lane.drop_connection()
 
     def roll_back(self, parts: Sequence[HalfPart], decision: int) -> None:
-        """Tries to; a broker gives up the rest by itself, and until then nobody sees it."""
+        """Rolls back as many half messages as possible; a broker discards the others by itself, and consumers
+        never see them.
+        """
         for lane in [_EndingLane(part, is_uncertain=False) for part in parts if len(part)]:
             try:
                 while not lane.is_done:
@@ -130,7 +134,7 @@ class Ender:
                 lane.drop_connection()
 
     def _step(self, lanes: Sequence[_EndingLane], decision: int) -> None:
-        """One window of every lane."""
+        """Ends one window of every lane."""
         for lane in lanes:
             lane.fill()
             try:
@@ -151,7 +155,7 @@ class Ender:
         lane.numbers = connection.send(commands)
 
     def _settle(self, lane: _EndingLane, decision: int) -> None:
-        """Takes the answers; what is not ended stays in the window."""
+        """Reads the answers; half messages that are not ended stay in the window."""
         assert lane.connection is not None
         numbers, lane.numbers = lane.numbers, []
         left: list[Half] = []
@@ -174,9 +178,9 @@ class Ender:
             self._note_failure(lane, failure)
 
     def _note_failure(self, lane: _EndingLane, error: Exception) -> None:
-        """Prepares another attempt.
+        """Prepares a retry.
 
-        Raises:  `error` when there is none left.
+        Raises:  `error` if no attempt is left.
         """
         lane.drop_connection(error)
         lane.is_uncertain = True
@@ -198,7 +202,7 @@ class Ender:
         return connection
 
     def _drop_committed(self, lane: _EndingLane, connection: WireConnection) -> None:
-        """Leaves only those in the window that the key index does not know as committed."""
+        """Removes from the window the half messages that the key index reports as committed."""
         queries = [self._make_query(lane.part, half) for half in lane.window]
         answers = connection.request_all(queries, self._options.send_timeout_s)
         pairs = zip(lane.window, answers, strict=True)
@@ -230,11 +234,11 @@ class Ender:
 
 
 def is_committed(half: Half, topic: str, answer: Command) -> bool:
-    """Whether the answer of a key index holds the committed form of this very half message.
+    """Returns True if the answer of the key index contains the committed form of exactly this half message.
 
-    One who may not ask cannot know: then it counts as not committed, and may be committed twice.
+    Without permission to query, the answer is False, and the message may be committed twice.
 
-    Raises:  the RequestRejected class of an answer that says nothing.
+    Raises:  the RequestRejected class of any other rejection.
     """
     if answer.code in _NOT_KNOWN:
         return False
@@ -251,19 +255,21 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class TaskHalves(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untyped here
-    """What one task attempt stored as half messages; `is_decided`: nothing, the batch was decided before."""
+    """The half messages that one task attempt stored; `is_decided`: none, because the batch was decided
+    before.
+    """
 
     name: str
     parts: tuple[bytes, ...]
     is_decided: bool = False
     empty_count: int = 0
-    """Rows without a body that were left out or diverted."""
+    """The number of rows without a body that were skipped or diverted."""
 
 
 def commit(options: SinkOptions, batch_id: int, tasks: Sequence[TaskHalves]) -> None:
-    """Returns when every row of the batch is visible.
+    """Commits the batch; every row is visible when it returns.
 
-    Raises:  MessageIllegal for too many rows, and nothing is visible; EndFailed with what to do.
+    Raises:  MessageIllegal for too many rows, with no row visible; EndFailed saying what to do.
     """
     if not tasks:
         return
@@ -287,7 +293,7 @@ def commit(options: SinkOptions, batch_id: int, tasks: Sequence[TaskHalves]) -> 
 
 
 def abort(options: SinkOptions, batch_id: int, tasks: Sequence[TaskHalves]) -> None:
-    """Takes the half messages back, unless the batch is decided: Spark may abort what was committed."""
+    """Rolls back the half messages, unless the batch is decided: Spark may abort a committed batch."""
     with _locked(_files(options, tasks)) as files:
         known = None if files is None else files.read()
         if known is None or known.key != (tasks[0].name, batch_id):
@@ -295,7 +301,7 @@ def abort(options: SinkOptions, batch_id: int, tasks: Sequence[TaskHalves]) -> N
 
 
 def roll_back(options: SinkOptions, parts: Sequence[HalfPart]) -> None:
-    """Tries to end all with a rollback; what is left is discarded by the brokers."""
+    """Rolls back as many half messages as possible; the brokers discard the others."""
     Ender(options, options.group, 0).roll_back(parts, TRANSACTION_ROLLBACK)
 
 
@@ -316,7 +322,7 @@ def _decide(
 
 
 def _finish(options: SinkOptions, files: DecisionFiles, known: Decision) -> None:
-    """The ends that an earlier commit did not come to."""
+    """Sends the ends that an earlier commit did not finish."""
     parts = files.read_parts(known)
     _end(options, known.decided_at_ms, known.group, parts, _advice(files), is_repeat=True)
     files.mark_done(known)

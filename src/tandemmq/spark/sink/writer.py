@@ -1,14 +1,14 @@
-"""The writers that Spark calls: rows of one task to messages, for batch and streaming queries.
+"""The writers that Spark calls: they send the rows of one task, for batch and streaming queries.
 
-What Spark commits was confirmed by the brokers before. Unless the write is transactional there is nothing
-left to do at a commit, and an abort cannot take messages back. A task that runs twice and a batch that is
-replayed send again, with the same keys; brokers that are asked to (`once`) do not store them again. A
-transactional write stores half messages, which the driver ends (`transaction`).
+When Spark commits, the brokers have already confirmed the rows. Unless the write is transactional, a commit
+has nothing left to do, and an abort cannot withdraw messages. A task that runs twice and a batch that is
+replayed send again, with the same keys; with `once` the brokers do not store them again. A transactional
+write stores half messages, which the driver ends (`transaction`).
 
-A replay must send each row to the queue where it may be already, also when a broker is away for a moment or
-the topic has grown since. So an exactly-once query writes its queues down before its first send, once per
-topic and beside its checkpoint. The options `semantics` and `topic` are part of how rows are named and found
-again, so they are written down, too, and a query that comes back with others is refused.
+A replay must send each row to the queue where it may already be stored, even if a broker is temporarily
+absent or the topic has grown since. An exactly-once query therefore stores its list of queues before its
+first send, once per topic, beside its checkpoint. The options `semantics` and `topic` determine the names of
+rows, so they are stored too, and a query that returns with other values is rejected.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ NAMES_FILE = "names.json"
 
 
 def pin_queues(options: SinkOptions) -> Pins:
-    """The queues of all topics of a write: as written down before, else as the name servers say now.
+    """Returns the queues of all topics of a write: the stored ones, else those that the name servers list
+    now.
 
-    Raises:  ConfigError for a file of another version, NoRoute for a topic that nobody takes messages for.
+    Raises:  ConfigError for a file of another version, NoRoute for a topic that accepts no messages.
     """
     path = Path(options.state_dir) / PIN_FILE if options.state_dir else None
     pins = _read(path) if path else {}
@@ -68,9 +69,9 @@ def pin_queues(options: SinkOptions) -> Pins:
 
 
 def require_same_names(options: SinkOptions) -> None:
-    """Writes down how a query names its rows, or compares that with what an earlier run wrote down.
+    """Stores the options that determine a query's row names, or compares them with those of an earlier run.
 
-    Raises:  ConfigError when the rows of a batch that is repeated would not be found again.
+    Raises:  ConfigError if they differ, because the rows of a repeated batch would get new names.
     """
     if not (options.state_dir and options.is_state_of_query):
         return
@@ -117,7 +118,7 @@ def _read_document(path: Path) -> dict[str, Any]:
 
 
 def _write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Writes a document of the sink's state; the file is whole and on disk on return."""
+    """Writes a document of the sink's state; the file is complete and on disk when it returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_name(f"{path.name}.{uuid4().hex[:12]}")
     staged.write_text(json.dumps({"version": PIN_VERSION, **document}) + "\n")
@@ -128,20 +129,22 @@ def _write_document(path: Path, document: Mapping[str, Any]) -> None:
 
 @dataclass
 class TaskSent(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untyped here
-    """What one task attempt sent."""
+    """The counts of one task attempt."""
 
     message_count: int
     send_count: int
     empty_count: int = 0
-    """Rows without a body that were left out or diverted."""
+    """The number of rows without a body that were skipped or diverted."""
 
 
 class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is untyped here
-    """A batch write; `write_id` names it in the unique keys; if transactional, it is batch 0 of that id."""
+    """A batch write; `write_id` identifies it in the unique keys. If transactional, it is batch 0 of
+    that id.
+    """
 
     def __init__(self, options: SinkOptions, columns: SinkColumns, write_id: str) -> None:
         if options.is_transactional and not options.write_id:
-            # Nobody could find its decision again.
+            # Without a writeId no later run could find its decision.
             options = replace(options, state_dir="")
         self._options = options
         self._columns = columns
@@ -169,7 +172,7 @@ class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is un
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark is untyped here
-    """The batches of one streaming query."""
+    """The writer of one streaming query's batches."""
 
     def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
         self._options = options
@@ -195,7 +198,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # p
         )
         return send_rows(iterator, self._options, self._columns, names, partition_id, once)
 
-    # Spark passes the number by place; the name is that of its interface.
+    # Spark passes the number by position; the name is that of its interface.
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         _commit(self._options, messages, batchId)
 
@@ -204,14 +207,14 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # p
 
 
 def _pin(options: SinkOptions, columns: SinkColumns) -> Pins | None:
-    """The queues of an exactly-once write, None for others. Spark makes a writer once per batch, on the
-    driver, before its tasks.
+    """Returns the queues of an exactly-once write, None for others. Spark makes a writer once per batch, on
+    the driver, before its tasks.
     """
     if not options.is_once:
         return None
     if columns.place("uniqueKey") is not None:
         raise ConfigError("semantics exactly-once makes the unique keys itself: drop the column uniqueKey")
-    # The network is only touched by those who need it.
+    # Only exactly-once writes need the network here.
     from tandemmq.spark.sink.writer import pin_queues
 
     return pin_queues(options)
@@ -226,7 +229,9 @@ def _number(pins: Pins | None, kind: str, query: str, partition_id: int, epoch: 
 
 
 def _read_decided(options: SinkOptions, columns: SinkColumns, name: str = "") -> frozenset[tuple[str, int]]:
-    """Batches of a transactional write whose rows are there already; on the driver, before the tasks."""
+    """Returns the batches of a transactional write whose rows are already stored; called on the driver,
+    before the tasks.
+    """
     if not options.is_transactional:
         return frozenset()
     for name in ("delayLevel", "deliverAt"):
@@ -248,9 +253,9 @@ def _send_halves(
     key: tuple[str, int],
     decided: frozenset[tuple[str, int]],
 ) -> TaskHalves:
-    """Stores all rows as half messages; takes them back, as far as that goes, when one cannot be stored.
+    """Stores all rows as half messages; rolls them back as far as possible if one cannot be stored.
 
-    `key`: query and batch, as the driver writes down its decision.
+    `key`: query and batch, as in the driver's decision.
     """
     from tandemmq.spark.sink.halves import HalfLog
     from tandemmq.spark.sink.transaction import TaskHalves, roll_back
@@ -274,7 +279,7 @@ def _commit(options: SinkOptions, messages: Sequence[Any], batch_id: int) -> Non
         transaction.commit(options, batch_id, [message for message in messages if message is not None])
     count = sum(message.empty_count for message in messages if message is not None)
     if count:
-        # The line itself says it: Python processes of Spark write nothing else of a record.
+        # The facts are part of the text: Spark's Python processes log nothing else of a record.
         how = f"diverted to {options.empty_bodies_topic}" if options.empty_bodies_topic else "skipped"
         text = f"batch {batch_id}: {count} rows have no body and were {how}"
         log.warning("%s %s", events.EMPTY_BODIES_LEFT, text, extra={"batch": batch_id, "rows": count})
@@ -288,14 +293,14 @@ def _abort(options: SinkOptions, messages: Sequence[Any], batch_id: int) -> None
 
 
 class Pace:
-    """Keeps a task to a rate; None: no limit."""
+    """Limits a task to a rate; None: no limit."""
 
     def __init__(self, rows_per_s: int | None) -> None:
         self._rows_per_s = rows_per_s
         self._due_s = time.monotonic()
 
     def wait(self, rows: int) -> None:
-        """Returns when the rows that were just sent have had their time."""
+        """Sleeps for the time that `rows` rows take at this rate."""
         if self._rows_per_s is None:
             return
         now = time.monotonic()
@@ -312,8 +317,10 @@ def send_rows(
     once: OnceRun | None = None,
     halves: HalfLog | None = None,
 ) -> TaskSent:
-    """Sends all rows; returns when the last one is confirmed. `names` name the task in the unique keys."""
-    # numpy and pyarrow come with it, which planners do not need.
+    """Sends all rows and waits until the last one is confirmed. `names` identify the task in the unique
+    keys.
+    """
+    # These modules import numpy and pyarrow, which planners do not need.
     from tandemmq.spark.sink.columns import make_prefix
     from tandemmq.spark.sink.encode import BatchEncoder
     from tandemmq.spark.sink.sender import RowSender
@@ -330,7 +337,7 @@ def send_rows(
         empty_bodies=options.empty_bodies,
         empty_bodies_topic=options.empty_bodies_topic,
     )
-    # A slow task sends small batches, or its rate would be one of bursts.
+    # A slow task sends small batches; otherwise its rate would be met in bursts.
     limit = options.task_rows_per_s
     encoder.batch_count = min(encoder.batch_count, max(1, limit // 10)) if limit else encoder.batch_count
     pace = Pace(options.task_rows_per_s)
