@@ -1,1 +1,1 @@
-"""A broker whose role is decided by controllers: its id, its heartbeats, the change of its role."""
+"""A broker whose role is decided by controllers: its id, its heartbeats and its role changes."""

@@ -1,8 +1,10 @@
-"""The word on which a broker of an elected group acts: that of the controllers, and that of its replicas.
+"""The authority on which a broker of an elected group acts: the controllers' answers, and its replicas'
+promises.
 
-`Controllers` and `Heartbeats` talk with the controllers; `MasterLease` is how long a master may go on by what
-they answered. `Vouches` and `Promise` are the two sides of what slaves promise their master.
-Source: spec controller 2.1, 3.4, 10.5, 10.6.
+`Controllers` and `Heartbeats` talk to the controllers; `MasterLease` is the time for which a master may
+continue after their last answer. `Vouches` and `Promise` are the two sides of the promises that slaves make
+to their master.
+Source:  spec controller 2.1, 3.4, 10.5, 10.6.
 """
 
 from __future__ import annotations
@@ -34,25 +36,27 @@ from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
-# The controllers as a broker knows them: who leads, questions to the leader, a heartbeat to each of them.
+# The controllers as seen by a broker: the leader, requests to the leader, and a heartbeat to each controller.
 #
-# Strategy: every controller has a task and a connection of its own, so that one that is silent holds up no
-#           other. Whoever leads next has heard the broker already. A question to a controller that does not
-#           lead any more is put to its successor; one whose answer was lost is not put again: the caller must
-#           know that its outcome is unknown.
-# Bounds:   one heartbeat under way per controller.
+# Strategy: every controller has its own task and connection, so that a silent one does not delay the others.
+#           Each of them hears the broker's heartbeats, so the next leader already knows the broker. A request
+#           to a controller that is no longer the leader is repeated at its successor. A request whose answer
+#           was lost is not repeated: the caller must know that its outcome is unknown.
+# Bounds:   one heartbeat in flight per controller.
 
 
 T = TypeVar("T")
 
 LOOKUP_TIMEOUT_S: Final = 0.5
-"""Of one controller; the next one is asked then."""
+"""The time limit for asking one controller for the leader; then the next one is asked."""
 OTHERS_PERIOD_S: Final = 1.0
-"""RocketMQ's controllers of one kind write each heartbeat into their log: they get its usual number."""
+"""The heartbeat period towards RocketMQ's controllers. One kind of them writes each heartbeat into its log,
+so they get the usual number.
+"""
 
 
 class Controllers:
-    """Questions to the leader about one broker. An `IdGiver`."""
+    """Requests about one broker to the leader of the controllers. An `IdGiver`."""
 
     def __init__(
         self,
@@ -66,7 +70,7 @@ class Controllers:
         group: GroupIdentity,
     ) -> None:
         self.leader: str | None = None
-        """The leader of the last answer; None: to be asked for."""
+        """The leader that sent the last answer; None if it must be looked up."""
         self._group = group
         self._addresses = options.controllers
         self._cluster = cluster
@@ -88,13 +92,13 @@ class Controllers:
         )
 
     async def register(self, header: RegisterReplicaRequest) -> MasterFacts:
-        """Tell that this broker has started, where, and with which history."""
+        """Registers this broker: that it has started, its address and its history."""
         return await self._ask_master(
             lambda leader: api.register_at_controller(self._client, leader, header, self._clock.now_ms())
         )
 
     async def elect(self, broker_id: int) -> MasterFacts:
-        """Ask for a master: this broker, if no better one is known."""
+        """Asks for the election of a master: this broker, unless a better one is known."""
         header = ElectMasterRequest(
             cluster_name=self._cluster,
             broker_name=self._name,
@@ -107,7 +111,9 @@ class Controllers:
         )
 
     async def elect_successor(self, target: int, master_epoch: int) -> MasterFacts:
-        """Ask for this master, who has stopped accepting anything under `master_epoch`."""
+        """Asks for the election of `target`. This master has stopped accepting writes under
+        `master_epoch`.
+        """
         header = ElectMasterRequest(
             cluster_name=self._cluster,
             broker_name=self._name,
@@ -129,7 +135,7 @@ class Controllers:
     async def alter_set(
         self, broker_id: int, master_epoch: int, ids: Iterable[int], set_epoch: int
     ) -> SyncStateSetAnswer:
-        """The group's set from now on; `set_epoch` is that of the set which it replaces."""
+        """Asks for a new SyncStateSet; `set_epoch` is the epoch of the set that it replaces."""
         header = AlterSyncStateSetRequest(
             broker_name=self._name,
             master_id=broker_id,
@@ -142,18 +148,19 @@ class Controllers:
         )
 
     async def _ask_master(self, question: Callable[[str], Awaitable[MasterFacts]]) -> MasterFacts:
-        """The same, of an answer that tells the group: it is that of this broker, and kept on disk.
+        """Sends a request whose answer names the group. The group must be this broker's; its id is saved on
+        disk.
 
-        Raises:  ForeignGroup; what `_ask` raises.
+        Raises:  ForeignGroup; the errors of `_ask`.
         """
         facts = await self._ask(question)
         await self._group.learn(facts.group_id, f"the controller {self.leader}")
         return facts
 
     async def _ask(self, question: Callable[[str], Awaitable[T]]) -> T:
-        """The leader's answer.
+        """Sends a request to the leader and returns its answer.
 
-        Raises:  NotLeader when none is found; RequestRejected; ClientError: it is not known what came of it.
+        Raises:  NotLeader if no leader is found; RequestRejected; ClientError: the outcome is unknown.
         """
         for is_last in (False, True):
             leader = self.leader or await self._find_leader()
@@ -182,7 +189,7 @@ class Controllers:
 
 
 class Heartbeats:
-    """One task per controller."""
+    """The heartbeats to the controllers, one task for each."""
 
     def __init__(
         self,
@@ -194,7 +201,9 @@ class Heartbeats:
         clock: Clock,
         scope: TaskScope,
     ) -> None:
-        """`on_answer` gets each answer, and when its question was sent, by the monotonic clock."""
+        """`on_answer` receives each answer, and the time at which its request was sent, by the monotonic
+        clock.
+        """
         self._options = options
         self._make = make
         self._on_answer = on_answer
@@ -208,12 +217,12 @@ class Heartbeats:
             self._scope.start(f"heartbeat-{address}", self._run(address, wake))
 
     def soon(self) -> None:
-        """Something has changed that the controllers should know, or have an answer to."""
+        """Sends the next heartbeats at once: the state to report has changed, or an answer is needed."""
         for wake in self._wakes.values():
             wake.set()
 
     async def _run(self, address: str, wake: asyncio.Event) -> None:
-        """Never returns."""
+        """Sends heartbeats to one controller. Never returns."""
         is_heard = True
         while True:
             wake.clear()
@@ -242,13 +251,15 @@ class Heartbeats:
 
 
 class MasterLease:
-    """How long a master may go on, on the word of the controllers, counted from when it asked for it."""
+    """A master's lease from the controllers. Its duration counts from the time at which the master asked for
+    it.
+    """
 
     def __init__(self) -> None:
         self._end_s = float("-inf")
         self._asked_from_s = float("-inf")
         self.is_needed = False
-        """Whether the controllers grant leases: those of RocketMQ do not."""
+        """True if the controllers grant leases; RocketMQ's controllers do not."""
 
     def extend(self, sent_s: float, lease_ms: int) -> None:
         self.is_needed = True
@@ -256,7 +267,9 @@ class MasterLease:
             self._end_s = max(self._end_s, sent_s + lease_ms / 1000)
 
     def end(self, now_s: float) -> None:
-        """What was asked for before now is worth nothing, also when its answer comes later."""
+        """Ends the lease. A lease that was requested before `now_s` is void, even if its answer arrives
+        later.
+        """
         self._end_s = float("-inf")
         self._asked_from_s = now_s
 
@@ -264,43 +277,46 @@ class MasterLease:
         return now_s < self._end_s
 
 
-# Vouches: a master may go on without a lease while all other members of its set promise to stay slaves.
+# Vouches: a master may continue without a lease while all other members of its set promise to stay slaves.
 #
-# Strategy:   each slave asks its master again and again, and brings back the token of the answer before.
-#             While the master is short of a lease it says so; from then on each question is a promise not to
-#             take office for PROMISE_S, made when it was sent. The master counts it from when it gave the
-#             token out, which was before that: so neither a stall nor a network that delivers late makes an
-#             old promise look new. While controllers grant leases nobody promises anything, and elections
-#             wait for nobody.
-# Invariants: what a master counts ends before the promise does, if clock rates differ by less than 5 %.
+# Strategy:   each slave asks its master periodically, and returns the token of the previous answer. While the
+#             master's lease is about to expire, its answers say so. Each further request is then a promise
+#             not to become master for PROMISE_S, counted from when it was sent. The master counts from when
+#             it issued the token, which was earlier. Therefore neither a stall nor a slow network can make an
+#             old promise look new. While controllers grant leases, no slave promises anything, and elections
+#             are not delayed.
+# Invariants: the time that a master counts ends before the promise does, if clock rates differ by less than 5
+#             %.
 
 COUNTED_S: Final = 1.2
-"""As long as a lease."""
+"""The duration of a promise as counted by the master: as long as a lease."""
 PROMISE_S: Final = 1.33
 TIMEOUT_S: Final = 0.5
 TOKENS_PER_S: Final = 1_000_000
 
 
 class Vouches:
-    """A master's: who stays its slave, and since when that is certain."""
+    """The master's side: the slaves that promised to stay slaves, and the time from which each promise
+    counts.
+    """
 
     def __init__(self) -> None:
         self._begun_s = float("inf")
         self._heard: dict[int, tuple[float, Channel]] = {}
 
     def begin_term(self, now_s: float) -> None:
-        """What was promised to an earlier master counts for nothing."""
+        """Starts a term. Promises made to an earlier master are void."""
         self._begun_s = now_s
         self._heard.clear()
 
     def hear(self, broker_id: int, token: int, channel: Channel, now_s: float) -> None:
-        """A promise; a token that this term has not given out is none."""
+        """Records a promise. A token that was not issued in this term is ignored."""
         since_s = token / TOKENS_PER_S
         if not self._begun_s <= since_s <= now_s:
             return
         before = self._heard.get(broker_id)
         if before is None or before[1] is not channel:
-            # A process that has ended keeps no promise.
+            # The promise ends with the connection: a process that has exited does not keep it.
             channel.on_close.append(lambda gone: self._forget(broker_id, gone))
         self._heard[broker_id] = since_s, channel
 
@@ -310,17 +326,17 @@ class Vouches:
             del self._heard[broker_id]
 
     def have_all(self, ids: Iterable[int], now_s: float) -> bool:
-        """Whether each of these keeps a promise still."""
+        """Returns True if every one of `ids` has a promise that is still valid."""
         return all(one in self._heard and self._heard[one][0] >= now_s - COUNTED_S for one in ids)
 
     @staticmethod
     def new_token(now_s: float) -> int:
-        """The moment, rounded down."""
+        """Returns the token for the current time, rounded down."""
         return int(now_s * TOKENS_PER_S)
 
 
 class Promise:
-    """A slave's: until when it must not take office."""
+    """The slave's side: the time until which it must not become master."""
 
     def __init__(self, *, client: RemotingClient, clock: Clock, period_s: float) -> None:
         self._client = client
@@ -329,13 +345,13 @@ class Promise:
         self._until_s = float("-inf")
 
     async def wait(self) -> None:
-        """Returns when nothing is promised."""
+        """Waits until no promise is in force."""
         rest_s = self._until_s - self._clock.monotonic()
         if rest_s > 0:
             await self._clock.sleep(rest_s)
 
     async def keep(self, address: str, make: Callable[[int | None], VouchRequest]) -> None:
-        """Never returns: tells the master at `address` again and again that this broker is its slave."""
+        """Tells the master at `address` periodically that this broker is its slave. Never returns."""
         token: int | None = None
         while True:
             begun_s = self._clock.monotonic()
@@ -345,7 +361,7 @@ class Promise:
             try:
                 answer = await vouch(self._client, address, make(token), timeout_s=TIMEOUT_S)
             except (ClientError, RequestRejected):
-                pass  # nobody is there, or it serves another term
+                pass  # unreachable, or it serves another term
             is_first = token is None
             token = None if answer is None or not answer.is_wanted else answer.token
             if token is not None and is_first:

@@ -1,14 +1,14 @@
-"""ElectedBroker: a broker whose role the controllers decide, for as long as its process lives.
+"""ElectedBroker: a broker whose role is decided by the controllers, for the lifetime of its process.
 
-Owns:       the store, the id, the copy of the log, the talk with the controllers; and one `Broker` at a time,
-            composed for the role of the present term.
-Invariants: a term is taken only if its masterEpoch is above the one that is known, so that late, repeated and
-            reordered news do no harm; news from the network only make the broker ask the controllers.
-            A master writes only while it has a lease, or while all other members of its set promise to stay
-            slaves; both are of the present term, and judged at each request.
-Strategy:   before its first role a broker is a slave without a master. A change of the role stops the one
-            composition and starts the other over the same open store; ports, log and heartbeats stay.
-Bounds:     one change of the role at a time; one open proposal for the set.
+Owns:       the store, the id, the copy of the log, the communication with the controllers; and one `Broker`
+            at a time, composed for its role in the current term.
+Invariants: a term is accepted only if its masterEpoch is above the known one, so late, repeated and reordered
+            messages do no harm; unsolicited messages only make the broker ask the controllers.
+            - A master writes only while it has a lease, or while all other members of its set promise to stay
+              slaves. Both belong to the current term and are checked at each request.
+Strategy:   before its first role a broker is a slave without a master. A change of role stops one composition
+            and starts the other over the same open store; ports, log and heartbeats stay.
+Bounds:     one role change at a time; one open proposal for the set.
 Source:     spec controller 3, 10.5, 10.6, 10.8.
 """
 
@@ -78,19 +78,23 @@ RETRY_S: Final = 1.0
 FIND_MASTER_PAUSE_S: Final = 0.1
 FIND_MASTER_TIMEOUT_S: Final = 0.5
 GATE_PERIOD_S: Final = 0.1
-"""How late duties may notice that their master is fenced; requests notice it at once."""
+"""The period at which background duties check whether their master is fenced; requests check each time."""
 LEASE_SHORT_S: Final = 0.7
-"""A lease that ends sooner may not be renewed in time: the slaves are asked to stand in for it."""
+"""A lease with less than this left may not be renewed in time: the slaves are asked for promises."""
 PROPOSAL_PAUSE_S: Final = 0.2
 TABLES_S_MAX: Final = 3.0
-"""So long a slave that does not speak as ours do is given to copy the tables before it may be elected."""
+"""The time after which a slave that does not send TANDEM_VOUCH may be elected; it needs the time to copy the
+tables.
+"""
 COPY_S_MAX: Final = 1.0
-"""How long a master that hands over waits, accepting nothing, until the others hold all that it has."""
+"""The longest time for which a master that hands over waits for the others to hold its whole log. It accepts
+nothing meanwhile.
+"""
 COPY_LOOK_S: Final = 0.005
 OPEN_END: Final = 2**63 - 1
 
 MakeReplication = Callable[[MessageStore, int], AutoSwitch]
-"""The copy of the log of the broker with this id."""
+"""Creates the log replication of the broker with this id."""
 
 _NO_MASTER_YET: Final = frozenset(
     (ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE)
@@ -104,28 +108,30 @@ _UNKNOWN_HERE: Final = frozenset(
 _SET_REFUSED: Final = frozenset(
     (ResponseCode.CONTROLLER_INVALID_REPLICAS, ResponseCode.CONTROLLER_BROKER_NOT_ALIVE)
 )
-"""Codes by which a proposal for the set has certainly come to nothing: the epoch of the set was compared."""
+"""Error codes by which a proposal for the set has definitely failed: the epoch of the set was compared."""
 _SET_MOVED: Final = frozenset(
     (
         ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH,
         ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED,
     )
 )
-"""The set is another one than it was, or the wanted one already: an attempt before may have made it so."""
+"""The set has changed, or already is the proposed one: an earlier attempt may have changed it."""
 _REPLACED: Final = frozenset(
     (ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH, ResponseCode.CONTROLLER_INVALID_MASTER)
 )
-"""Another broker is master: perhaps one that an attempt before brought into the set."""
+"""Another broker is master, perhaps one that an earlier attempt brought into the set."""
 
 
 _NOT_OF_THE_GROUP: Final = ResponseCode.CONTROLLER_INVALID_REQUEST
 UNASKED: Final = "the controllers were not asked yet whether it belongs to the group"
 UNASKED_S_MAX: Final = 2.0
-"""So long a broker that was started serves no reads without their word; they may be gone for long."""
+"""The time for which a newly started broker serves no reads while the controllers have not answered; they may
+be unavailable for long.
+"""
 
 
 class _TermNotKept(Exception):
-    """The beginning of a term could not be written to the disk."""
+    """The start of a term could not be written to disk."""
 
 
 class _IdTaken(Exception):
@@ -137,7 +143,7 @@ class ElectedBroker:
 
     ha_address: Address
     broker_id: int
-    """The id that the controllers gave; known once `start` has returned."""
+    """The id that the controllers assigned; known once `start` has returned."""
 
     def __init__(
         self,
@@ -187,7 +193,7 @@ class ElectedBroker:
             self._identity_path.with_name(GROUP_FILE), broker=f"the broker {self._name}", disk=disk
         )
         self._doubt = ControllerDoubt(self._name)
-        self._foreign = UNASKED  # why this broker may be one of another group
+        self._foreign = UNASKED  # why this broker may belong to another group
         self._begun_s = clock.monotonic()
         self._controllers = Controllers(
             election,
@@ -221,14 +227,14 @@ class ElectedBroker:
         self._replication: AutoSwitch | None = None
         self._broker: Broker | None = None
         self._wanted: MasterFacts | None = None
-        self._epoch = 0  # of the term that is taken, or being taken
-        self._is_master = False  # in office: the composition is a master's, and its term has begun
+        self._epoch = 0  # of the term that is accepted, or being accepted
+        self._is_master = False  # the composition is a master's, and its term has begun
         self._is_known = False  # the controllers know that this process has started
         self._is_rested = False
-        self._is_handing_over = False  # accepts nothing any more; until the next term, or until it failed
-        self._is_drained = False  # and everything that it has accepted is confirmed
-        self._vouching: set[int] = set()  # slaves of ours that were heard in this term
-        self._joining_s: dict[int, float] = {}  # since when others hold the log
+        self._is_handing_over = False  # accepts no writes; until the next term, or until it failed
+        self._is_drained = False  # and every accepted write is confirmed
+        self._vouching: set[int] = set()  # slaves that sent TANDEM_VOUCH in this term
+        self._joining_s: dict[int, float] = {}  # since when other slaves hold the log
         self._look_due = asyncio.Event()
         self._term_due = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
@@ -243,7 +249,7 @@ class ElectedBroker:
 
     @property
     def broker(self) -> Broker:
-        """The composition of the present term. Only after `start`; it is another one after each change."""
+        """The composition of the current term. Only after `start`; each role change replaces it."""
         assert self._broker is not None
         return self._broker
 
@@ -257,16 +263,16 @@ class ElectedBroker:
         return self._replication
 
     async def start(self) -> None:
-        """Returns when requests are served, as a slave without a master. A broker without an id waits for
-        the controllers first.
+        """Starts the broker as a slave without a master; returns when it serves requests. A broker without an
+        id first waits for the controllers.
 
-        Raises:  ConfigError or OSError for what a user can put right; StoreError. Call `stop` then, too.
+        Raises:  ConfigError or OSError for problems that a user can fix; StoreError. Call `stop` then, too.
         """
         options = self._options
         files = IdentityFiles(
             self._identity_path, cluster=options.cluster_name, name=options.broker_name, disk=self._disk
         )
-        files.load_id()  # an obstacle is reported before a long recovery
+        files.load_id()  # reports a bad file before a long recovery
         self._group.load()
         self.store = await MessageStore.open(
             self._store_options,
@@ -337,7 +343,7 @@ class ElectedBroker:
         )
 
     async def _compose(self, *, is_master: bool, epoch: int) -> None:
-        """The broker of this role, over the store, which has the role already."""
+        """Composes and starts the broker of this role over the store, which already has the role."""
         assert self.store is not None
         before = self._options if self._broker is None else self._broker.options
         role = BrokerRole.SYNC_MASTER if is_master else BrokerRole.SLAVE
@@ -378,10 +384,8 @@ class ElectedBroker:
             RequestCode.TANDEM_HISTORY: self._meeting.handle_history,
         }
 
-    # Who may write.
-
     def may_write(self) -> bool:
-        """Whether a master may serve what changes its log or its tables, at this moment."""
+        """Returns True if a master may currently serve requests that change its log or its tables."""
         if not self._is_master or self._is_handing_over:
             return False
         if not self._lease.is_needed:
@@ -393,7 +397,7 @@ class ElectedBroker:
         return others is not None and self._vouches.have_all(others, now_s)
 
     def handle_vouch(self, channel: Channel, command: Command) -> Command:
-        """TANDEM_VOUCH (30107): a slave of this term tells that it is one."""
+        """TANDEM_VOUCH (30107): a slave of this term reports that it is one."""
         header, now_s = command.decode(VouchRequest), self._clock.monotonic()
         if not self._is_master or header.master_epoch != self._epoch:
             raise RequestRejected(f"this broker is no master in term {header.master_epoch}")
@@ -405,9 +409,9 @@ class ElectedBroker:
         return command.reply(header=VouchResponse(token=self._vouches.new_token(now_s), is_wanted=is_wanted))
 
     async def handle_hand_over(self, channel: Channel, command: Command) -> Command:
-        """TANDEM_HAND_OVER (30106): this master stops accepting, waits until its set holds all that it has,
-        and has the wanted one elected. Sends are parked meanwhile, for the next master or for this one. If
-        anything fails it goes on, as soon as it has a lease or the slaves' promise.
+        """TANDEM_HAND_OVER (30106): this master stops accepting writes, waits until its set holds its whole
+        log, and has the requested broker elected. Meanwhile sends are parked, for the next master or for this
+        one. If anything fails, this master continues as soon as it has a lease or the slaves' promises.
         """
         target = command.decode(HandOverRequest).broker_id
         epoch, begun_s = self._epoch, self._clock.monotonic()
@@ -444,7 +448,8 @@ class ElectedBroker:
         finally:
             if self._epoch == epoch and not self._is_replaced(epoch):
                 if self._is_drained:
-                    # The controllers did not wait for it, and what came of the question may be unknown.
+                    # The controllers did not wait for the lease to end, and the outcome of the request may be
+                    # unknown.
                     self._lease.end(self._clock.monotonic())
                 self._is_handing_over = self._is_drained = False
                 self._serve_parked()
@@ -460,7 +465,7 @@ class ElectedBroker:
         return command.reply(header=header)
 
     def _serve_parked(self) -> None:
-        """What waits for a master is a request again, if this broker may serve it."""
+        """Serves the parked sends if this broker may serve them."""
         if self._forwarding.is_open and self.may_write():
             self._forwarding.release(self._servers[self._options.listen_port].serve)
 
@@ -468,7 +473,7 @@ class ElectedBroker:
         return self._wanted is not None and self._wanted.master_epoch > epoch
 
     async def _wait_for_copies(self) -> None:
-        """Raises Busy."""
+        """Waits until the set holds the whole log. Raises Busy."""
         assert self.store is not None
         await self._clock.sleep(
             0
@@ -481,7 +486,7 @@ class ElectedBroker:
             await self._clock.sleep(COPY_LOOK_S)
 
     async def _watch_gate(self) -> None:
-        """A fenced master rests from its duties."""
+        """Suspends the duties of a fenced master, and resumes them."""
         while True:
             await self._clock.sleep(GATE_PERIOD_S)
             self._serve_parked()
@@ -491,8 +496,6 @@ class ElectedBroker:
             event = events.BROKER_FENCED if self._is_rested else events.BROKER_REINSTATED
             log.warning(event, extra={"broker": self._options.broker_name, "master_epoch": self._epoch})
             await self.broker.rest(is_resting=self._is_rested)
-
-    # What the controllers say.
 
     def _make_heartbeat(self) -> BrokerHeartbeatRequest:
         assert self.store is not None
@@ -553,13 +556,15 @@ class ElectedBroker:
             self._serve_parked()
 
     def handle_notice(self, _channel: Channel, command: Command) -> Command | None:
-        """NOTIFY_BROKER_ROLE_CHANGED (1008): anybody could send it, so the controllers are asked."""
+        """NOTIFY_BROKER_ROLE_CHANGED (1008): any host can send it, so it only makes the broker ask the
+        controllers.
+        """
         if read_master_notice(command).master_epoch > self._epoch:
             self._look_due.set()
         return None if command.is_oneway else command.reply()
 
     async def _look_for_ever(self) -> None:
-        """Make this process known to the controllers, then ask for the master, again and again."""
+        """Registers this process with the controllers, then polls them for the master. Never returns."""
         has_begun = False
         while True:
             self._look_due.clear()
@@ -581,7 +586,7 @@ class ElectedBroker:
                     assert self.store is not None
                     self._doubt.miss_group(newest_term(self.store, self._wanted), str(error))
                     if not has_begun:
-                        # Controllers that have lost the group take it over from what its brokers report.
+                        # Controllers that have lost the group restore it from the reports of its brokers.
                         self._heartbeats.start()
                         has_begun = True
             else:
@@ -593,7 +598,7 @@ class ElectedBroker:
                 timer.cancel()
 
     async def _register(self) -> None:
-        """Raises ClientError, RequestRejected."""
+        """Registers at the controllers. Raises ClientError, RequestRejected."""
         try:
             facts = await self._controllers.register(self._make_registration())
         except RequestRejected as error:
@@ -607,7 +612,7 @@ class ElectedBroker:
         self._note_master(facts)
 
     async def _look(self) -> None:
-        """Raises ClientError, RequestRejected."""
+        """Asks for the master, or for an election if there is none. Raises ClientError, RequestRejected."""
         facts = await self._controllers.read_master()
         if facts.master_id is None:
             try:
@@ -631,8 +636,9 @@ class ElectedBroker:
             self.replication.set_committed(frozenset(facts.sync_set), facts.set_epoch)
 
     def _foreign_reason(self) -> str:
-        """Why this broker may be one of another group; empty when it is none, as far as can be known: the
-        controllers get UNASKED_S_MAX to say so, and need no word once its master has proven the group.
+        """Returns the reason why this broker may belong to another group; empty if it does not, as far as is
+        known. The controllers have UNASKED_S_MAX to object, and are not needed once its master has proven the
+        group.
         """
         if self._meeting.is_proven:
             return ""
@@ -641,7 +647,9 @@ class ElectedBroker:
         return self._foreign or self._meeting.doubt
 
     def _note_foreign(self, error: TandemError) -> None:
-        """Controllers refuse a broker of another group. While none can be asked, its own files count."""
+        """Records that the controllers refuse a broker of another group. While none can be asked, its own
+        files count.
+        """
         is_refused = isinstance(error, RequestRejected) and error.code == _NOT_OF_THE_GROUP
         if is_refused or isinstance(error, ForeignGroup):
             self._foreign = str(error)
@@ -650,7 +658,7 @@ class ElectedBroker:
             self._foreign = ""
 
     def _note_refusal(self, what: str, error: TandemError) -> None:
-        """One line per reason, until something succeeds."""
+        """Logs one line per reason, until a request succeeds."""
         reason = f"{what}: {error}"
         if reason in self._told:
             return
@@ -659,10 +667,8 @@ class ElectedBroker:
         self._told.add(reason)
         log.warning(events.CONTROLLER_REFUSED, extra={"reason": reason})
 
-    # Terms.
-
     async def _steer(self) -> None:
-        """Never returns: takes one term after the other."""
+        """Runs one term after the other. Never returns."""
         while True:
             await self._term_due.wait()
             self._term_due.clear()
@@ -679,11 +685,11 @@ class ElectedBroker:
         if self._is_master or self._forwarding.is_open or is_own:
             self._forwarding.hold()
         keeps_clients = self._is_drained
-        self._is_master = False  # nothing is accepted any more under the term that ends
+        self._is_master = False  # accepts nothing more under the term that ends
         self._is_handing_over = self._is_drained = False
         self._epoch = facts.master_epoch
         self._lease.end(begun_s)
-        self._heartbeats.soon()  # a new master needs a lease, and everybody's end of the log is news
+        self._heartbeats.soon()  # a new master needs a lease, and the ends of all logs must be reported
         if self._following is not None:
             self._following.cancel()
             self._following = None
@@ -701,7 +707,7 @@ class ElectedBroker:
                     f" give each a {IDENTITY_FILE} and a store of its own"
                 )
         except (StaleTerm, _IdTaken) as error:
-            # The controllers lost what they knew, or this broker was elected for a term that it has had.
+            # The controllers lost state, or this broker was elected for a term that it has already had.
             log.error(
                 events.BROKER_ROLE_REFUSED, extra={"master_epoch": facts.master_epoch, "reason": str(error)}
             )
@@ -710,7 +716,7 @@ class ElectedBroker:
             self._look_due.set()
             return
         except _TermNotKept as error:
-            # Its disk is full or sick: it tries again, unless another one is elected before.
+            # The disk is full or failing: this broker retries, unless another one is elected first.
             log.error(
                 events.BROKER_ROLE_REFUSED, extra={"master_epoch": facts.master_epoch, "reason": str(error)}
             )
@@ -718,7 +724,7 @@ class ElectedBroker:
             self._clock.call_later(RETRY_S, self._term_due.set)
             return
         if is_own and not self._is_master:
-            return  # another term is known already
+            return  # another term is already known
         log.warning(
             events.BROKER_ROLE_CHANGED,
             extra={
@@ -733,8 +739,8 @@ class ElectedBroker:
         )
 
     async def _become_master(self, facts: MasterFacts) -> None:
-        """Raises StaleTerm, _TermNotKept: then it stays what it is composed of, without a master. It does so,
-        too, when another term is known before this one has begun; that one is taken next.
+        """Raises StaleTerm, _TermNotKept: the composition then stays as it is, without a master. The same
+        happens if another term becomes known before this one has begun; that one is accepted next.
         """
         assert self.store is not None
         if self.broker.options.is_slave:
@@ -749,11 +755,12 @@ class ElectedBroker:
         except OSError as error:
             raise _TermNotKept(str(error)) from error
         if self._is_replaced(facts.master_epoch):
-            # Its disk stalled so long. What its log may lack of the group's, it may still lack.
+            # The disk stalled until then. The log may still lack messages of the group.
             await self.replication.end_term()
             return
         self.store.trust_tail()
-        # Clients come anew and tell who they are; who is sending to this broker in this moment stays.
+        # Clients reconnect and identify themselves; connections that are currently sending to this broker
+        # stay.
         await self.broker.stop(keeps=self._forwarding.is_used_by)
         if not await self._begin_role(BrokerRole.SYNC_MASTER, facts.master_epoch):
             await self.replication.end_term()
@@ -770,7 +777,7 @@ class ElectedBroker:
         self._serve_parked()
 
     async def _end_office(self, *, keeps_clients: bool) -> None:
-        """It is composed of a slave. Clients keep their connections if all that they sent is answered."""
+        """Composes a slave. Clients keep their connections if every request of theirs has been answered."""
         assert self.store is not None
         await self.replication.end_term()
         if not self.broker.options.is_slave:
@@ -779,8 +786,8 @@ class ElectedBroker:
             await self._compose(is_master=False, epoch=self._epoch)
 
     async def _begin_role(self, role: BrokerRole, epoch: int | None = None) -> bool:
-        """Gives the store its role, again and again while its disk takes no writes or opens no file; False
-        when the term `epoch` was replaced before: the store has its old role then.
+        """Sets the role of the store, retrying while its disk fails to write or open a file. Returns False if
+        the term `epoch` was replaced before; the store then has its old role.
         """
         assert self.store is not None
         while True:
@@ -802,7 +809,9 @@ class ElectedBroker:
         self._following = self._scope.start("follow", self._follow(facts))
 
     async def _follow(self, facts: MasterFacts) -> None:
-        """Ask the master itself where it serves its log: a name server may know the one before it only."""
+        """Asks the master itself for its HA address: a name server may only know the previous one. Then
+        follows it.
+        """
         assert facts.master_id is not None
         while True:
             try:
@@ -810,7 +819,7 @@ class ElectedBroker:
                     self._client, facts.master_address, timeout_s=FIND_MASTER_TIMEOUT_S
                 )
             except (ClientError, RequestRejected):
-                pass  # it takes office still, or is gone again
+                pass  # it is still becoming master, or has gone again
             else:
                 if place.ha_address and place.epoch in (None, facts.master_epoch):
                     self._forwarding.send_to(facts.master_address)
@@ -825,11 +834,9 @@ class ElectedBroker:
             ),
         )
 
-    # The set.
-
     def _may_join(self, broker_id: int) -> bool:
-        """A member may be elected at once, so it must have the topics and groups, too. Of a slave of RocketMQ
-        nobody knows what it has: it is let in when it has had some time.
+        """Returns True if a slave may join the set. A member may be elected at once, so it must also have the
+        topics and groups. A RocketMQ slave does not report what it has: it is admitted after some time.
         """
         if not self._is_master:
             return False
@@ -845,8 +852,9 @@ class ElectedBroker:
         self._proposing = self._scope.start("propose", self._propose(self._epoch, members, set_epoch))
 
     async def _propose(self, epoch: int, members: frozenset[int], set_epoch: int) -> None:
-        """Until it is certain what came of it. The same proposal again does no harm: the controllers compare
-        the epoch of the set that it replaces."""
+        """Repeats the proposal until its outcome is certain. Repeating it is harmless: the controllers
+        compare the epoch of the set that it replaces.
+        """
         while self._is_master and self._epoch == epoch:
             try:
                 told = await self._controllers.alter_set(self.broker_id, epoch, members, set_epoch)
@@ -872,8 +880,9 @@ class ElectedBroker:
             await self._clock.sleep(PROPOSAL_PAUSE_S + self._chance.below(200) / 1000)
 
     async def _take_over_set(self, set_epoch: int) -> bool:
-        """The set has moved: by this proposal, whose answer was lost, or back, when the controllers lost a
-        part of their state. Whether the set of now is known, and with it the next proposal.
+        """Handles a set that has changed: by this proposal, whose answer was lost, or back, if the
+        controllers lost part of their state. Returns True if the current set is known and determines the next
+        proposal.
         """
         try:
             facts = await self._controllers.read_master()
@@ -881,8 +890,6 @@ class ElectedBroker:
             return False
         self._note_master(facts)
         return facts.master_epoch != self._epoch or facts.set_epoch != set_epoch
-
-    # What others ask.
 
     def handle_epochs(self, _channel: Channel, command: Command) -> Command:
         """GET_BROKER_EPOCH_CACHE (1007)."""

@@ -1,15 +1,16 @@
-"""Forwarding: sends that reach a broker while its group's office changes hands, and for a while after it.
+"""Forwarding: handles sends that reach a broker during a change of master, and for a while after it.
 
-Clients of RocketMQ look up routes every 30 s only. Who was master passes on what they send until each of them
-has looked, and answers what the new master answered.
-Strategy:   while it is not known who takes sends they are parked; then they go to the new master in the order
-            in which they came, each once, over one connection. If this broker is the master after all, it
-            serves what is parked itself.
-Invariants: a send is parked before anything was done for it, so one that is refused was never stored. One
-            that was sent on and got no answer has an unknown outcome: its client's connection is closed, as
-            by a broker that died. A broker passes on only to the master of the term that it follows in, so
-            that a request can be passed on twice only if the office changed hands in between.
-Bounds:     parked sends by number, bytes and time; forwarding ends by itself some time after the office.
+RocketMQ clients refresh their routes only every 30 s. Until they have, the previous master forwards their
+sends and returns the new master's answers.
+Strategy:   while the new master is unknown, sends are parked. Then they go to the new master in the order of
+            arrival, each once, over one connection. If this broker becomes the master after all, it serves
+            the parked sends itself.
+Invariants: a send is parked before it is processed, so a refused send was never stored. If a forwarded send
+            gets no answer, its outcome is unknown: its client's connection is closed, as if the broker had
+            died. A broker forwards only to the master of the term that it follows in, so a request can be
+            forwarded twice only if the master changed in between.
+Bounds:     parked sends by number, bytes and time; forwarding ends by itself some time after the change of
+            master.
 Source:     spec controller 10.11.
 """
 
@@ -43,10 +44,10 @@ FORWARDED: Final = frozenset(
         Code.END_TRANSACTION,
     )
 )
-"""What stores a message, and concerns nobody's connection."""
+"""Requests that store a message and do not depend on the connection."""
 
 PARKED_S_MAX: Final = 2.0
-"""Less than the 3 s that a Java client waits: it may try again."""
+"""Less than the 3 s that a Java client waits, so that it may retry."""
 PARKED_MAX: Final = 10_000
 PARKED_BYTES_MAX: Final = 64 << 20
 ANSWER_S_MAX: Final = 10.0
@@ -56,13 +57,14 @@ Serve = Callable[[Channel, Command], None]
 
 
 class Forwarding:
-    """Closed at first. `hold`, then `send_to` or `release`, and again; it ends by itself."""
+    """Closed at first. Call `hold`, then `send_to` or `release`, repeatedly; it ends by itself."""
 
     def __init__(
         self, *, name: str, linger_s: float, client: RemotingClient, clock: Clock, scope: TaskScope
     ) -> None:
-        """`name`: of the broker, for the log. `linger_s`: how long clients may know the old master only;
-        those of RocketMQ look up a route every 30 s."""
+        """`name`: the broker, for the log. `linger_s`: the time for which clients may only know the old
+        master; RocketMQ clients refresh a route every 30 s.
+        """
         self._name = name
         self._linger_s = linger_s
         self._client = client
@@ -77,23 +79,25 @@ class Forwarding:
         self._is_lingering = False
         self._users: set[Channel] = set()
         self.is_open = False
-        """Whether sends are taken here; else this broker serves or refuses them itself."""
+        """True if sends are accepted here; otherwise this broker serves or refuses them itself."""
         self.count = 0
-        """Requests that were passed on since it was opened."""
+        """The number of requests forwarded since it was opened."""
 
     def is_used_by(self, channel: Channel) -> bool:
-        """Whether this client has sent here since it was opened."""
+        """Returns True if this client has sent here since it was opened."""
         return channel in self._users
 
     def hold(self) -> None:
-        """It is open: what comes is parked until it is known who takes it."""
+        """Opens it: sends are parked until a master is known."""
         if not self.is_open:
             self.is_open, self.count = True, 0
             self._end_timer = self._clock.call_later(PARKED_S_MAX, self.end)
         self._target = None
 
     def linger(self) -> None:
-        """The office has ended here: it is open for that long from now, or as long as sends may wait."""
+        """Opens it for the linger time, or at least for as long as sends may be parked: this broker is no
+        longer master.
+        """
         self.hold()
         if self._end_timer is not None:
             self._end_timer.cancel()
@@ -101,20 +105,20 @@ class Forwarding:
         self._is_lingering = True
 
     def send_to(self, address: str) -> None:
-        """The master is there, and in office."""
+        """Starts forwarding to the master, which now accepts sends."""
         if self.is_open:
             self._target = address
             self._flush()
 
     def release(self, serve: Serve) -> None:
-        """This broker is the master: it serves what is parked, and is closed."""
+        """Closes it and serves the parked sends here: this broker is the master."""
         parked = list(self._parked)
         self._close()
         for _, channel, command in parked:
             serve(channel, command)
 
     def end(self) -> None:
-        """It is closed; what is parked is refused."""
+        """Closes it and refuses the parked sends."""
         if self._is_lingering:
             facts = {"broker": self._name, "count": self.count, "refused": len(self._parked)}
             log.info(events.BROKER_FORWARDING_ENDED, extra=facts)
@@ -122,7 +126,7 @@ class Forwarding:
         self._close()
 
     def accept(self, channel: Channel, command: Command) -> None:
-        """Only while it is open: the answer comes when the master's does.
+        """Accepts a send. Call only while it is open; the answer follows when the master answers.
 
         Raises:  Busy at the bounds: nothing was done.
         """
@@ -150,7 +154,7 @@ class Forwarding:
         self._users.clear()
         self.is_open = self._is_lingering = False
 
-    # What is parked.
+    # The parked sends.
 
     def _expire(self) -> None:
         self._timer = None
@@ -178,10 +182,10 @@ class Forwarding:
                 return
             self._take()
 
-    # The way to the master.
+    # The connection to the master.
 
     def _connect(self) -> None:
-        """What is parked goes on when the connection stands."""
+        """Connects to the master; the parked sends follow once the connection is established."""
         target = self._target
         if target is not None and not self._is_connecting and self._client.open_channel(target) is None:
             self._is_connecting = True
@@ -191,14 +195,15 @@ class Forwarding:
         try:
             await self._client.channel(target, PARKED_S_MAX)
         except ClientError:
-            return  # what is parked is refused in time, and the next send dials again
+            return  # the parked sends are refused in time, and the next send dials again
         finally:
             self._is_connecting = False
         self._flush()
 
     def _pass_on(self, channel: Channel, command: Command) -> bool:
-        """Whether it is on its way. It is as the client sent it; where brokers sign, who signs is this one,
-        which has looked at the client's signature."""
+        """Forwards a send; returns False if that is not possible now. The request is unchanged, except that
+        this broker replaces the client's signature, which it has verified, if brokers sign.
+        """
         assert self._target is not None
         way = self._client.open_channel(self._target)
         if way is None:
@@ -222,12 +227,12 @@ class Forwarding:
             try:
                 way.start_request(copy, partial(self._answer, channel, command), ANSWER_S_MAX)
             except TandemError:
-                return False  # too many are under way: it goes on when one of them is answered
+                return False  # too many in flight: resumes when one is answered
         self.count += 1
         return True
 
     def _answer(self, channel: Channel, command: Command, result: Command | TandemError) -> None:
-        """The master's answer, as it is."""
+        """Passes the master's answer on unchanged."""
         if isinstance(result, TandemError):
             channel.abort(f"what came of a send that was passed on is not known: {result}")
         else:

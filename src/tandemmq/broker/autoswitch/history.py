@@ -1,10 +1,10 @@
-"""The history of its group that a broker of an elected group reports to the controllers, and what it notices
-when their record is not that history. `ElectedBroker` calls both.
+"""The history of its group that a broker of an elected group reports to the controllers, and its detection of
+a controllers' record that does not match. `ElectedBroker` calls both.
 
-Controllers count terms and sets on their own disks. A disk that went back in time, was lost, or is another
-group's gives a record that contradicts the brokers' logs; a broker never acts on it, and keeps reporting what
-it knows, so that controllers of ours take it over.
-Source: decision 023; spec controller 10.16.
+Controllers count terms and sets on their own disks. If such a disk was rolled back, lost, or belongs to
+another group, the record contradicts the brokers' logs. A broker never acts on such a record, and continues
+to report what it knows, so that TandemMQ controllers adopt it.
+Source:  decision 023; spec controller 10.16.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KnownTerm:
-    """A term: its epoch, its random id (UNKNOWN_ID under older controllers), its master if that is known."""
+    """A term: its epoch, its random id (UNKNOWN_ID under older controllers), and its master, if known."""
 
     epoch: int
     term_id: int
@@ -32,10 +32,10 @@ class KnownTerm:
 
 
 def newest_term(store: MessageStore, taken: MasterFacts | None) -> KnownTerm:
-    """The newest term that this broker has accepted from controllers (`taken`) or holds in its log.
+    """Returns the newest term that this broker has accepted from controllers (`taken`) or holds in its log.
 
-    A term of the log that has the number of the accepted one and another id is the one that counts: a master
-    wrote bytes in it.
+    If the log has a term with the accepted number and a different id, the log's term counts: a master wrote
+    bytes in it.
     """
     epochs = store.epochs
     if taken is None or epochs.last_epoch > taken.master_epoch:
@@ -55,8 +55,8 @@ def report_history(
     taken: MasterFacts | None,
     is_master: bool,
 ) -> HistoryFacts:
-    """The facts that prove the history of this broker in a registration or a heartbeat. Only the master in
-    office tells the set: everything that sends may wait for.
+    """Returns the facts that prove the history of this broker in a registration or a heartbeat. Only the
+    current master reports the set: every replica that its sends may wait for.
     """
     term = newest_term(store, taken)
     members, required = None, replication.required
@@ -76,12 +76,12 @@ def report_history(
 
 
 class ControllerDoubt:
-    """Why the controllers' record is not the history of this group; one log line for each reason."""
+    """The reason why the controllers' record is not the history of this group; each reason is logged once."""
 
     def __init__(self, broker: str) -> None:
         self._broker = broker
         self.reason = ""
-        """Empty while their record and the own history agree."""
+        """The reason; empty while their record and the broker's history agree."""
 
     def raise_(self, event: str, reason: str) -> None:
         if reason != self.reason:
@@ -89,7 +89,7 @@ class ControllerDoubt:
             log.error(event, extra={"broker": self._broker, "reason": reason})
 
     def miss_group(self, known: KnownTerm, reason: str) -> None:
-        """The controllers refuse this broker, or its group, as unknown."""
+        """Handles controllers that refuse this broker, or its group, as unknown."""
         if known.epoch:
             self.raise_(
                 events.CONTROLLER_GROUP_UNKNOWN,
@@ -98,14 +98,14 @@ class ControllerDoubt:
             )
 
     def settle(self) -> None:
-        """The controllers know this group and its newest term."""
+        """Clears the reason: the controllers know this group and its newest term."""
         if self.reason:
             log.warning(events.CONTROLLER_SETTLED, extra={"broker": self._broker, "reason": self.reason})
             self.reason = ""
 
     def compare(self, told: MasterFacts, known: KnownTerm) -> None:
-        """Judge the record that controllers tell by the newest term that this broker knows. A group that has
-        no master at the moment tells nothing.
+        """Compares the controllers' record with the newest term that this broker knows. A group that
+        currently has no master proves nothing.
         """
         if not told.master_epoch:
             return

@@ -1,10 +1,10 @@
-"""The identity of a broker of an elected group: the id that the controllers gave it, the random id of its
-group, and the files that keep them.
+"""The identity of a broker of an elected group: the id that the controllers assigned, the random id of its
+group, and the files that store them.
 
-Invariants: an id is applied for only after the application is on disk, so that a broker that was killed in
-            between applies for the same id again, with the same proof; both ids are kept before their use.
-            Controllers, masters and slaves that belong to another group are refused: clusters and brokers of
-            two groups may have the same names, and their logs the same terms.
+Invariants: the application for an id is on disk before it is sent, so that a broker that was killed in
+            between applies for the same id again with the same proof; both ids are saved before their use.
+            - Controllers, masters and slaves that belong to another group are refused: clusters and brokers
+              of two groups may have the same names, and their logs the same terms.
 Bounds:     one id and one group per store directory, for ever.
 Source:     spec controller 3.2, 3.3, 10.16.
 """
@@ -32,23 +32,25 @@ _GROUP_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """An id that is asked for, and what proves that the same broker asks again."""
+    """An application for an id, and the code that proves that the same broker applies again."""
 
     broker_id: int
     check_code: str
 
 
 class IdGiver(Protocol):
-    """What is asked of the controllers on the way to an id."""
+    """The requests to the controllers that are needed to obtain an id."""
 
     async def next_id(self) -> int: ...
 
     async def apply_id(self, broker_id: int, check_code: str) -> None:
-        """Raises RequestRejected with CONTROLLER_BROKER_ID_INVALID when another broker has the id."""
+        """Applies for an id. Raises RequestRejected with CONTROLLER_BROKER_ID_INVALID if another broker has
+        it.
+        """
 
 
 class IdentityFiles:
-    """`brokerIdentity` and the application beside it, in RocketMQ's text."""
+    """`brokerIdentity` and the application file beside it, in RocketMQ's format."""
 
     def __init__(self, path: Path, *, cluster: str, name: str, disk: Disk) -> None:
         for part in (cluster, name):
@@ -60,29 +62,31 @@ class IdentityFiles:
         self._disk = disk
 
     def load_id(self) -> int | None:
-        """The id that was given, None before.
+        """Returns the assigned id, None if there is none yet.
 
-        Raises:  ConfigError when the file is another broker's; StoreError when it cannot be read.
+        Raises:  ConfigError if the file is another broker's; StoreError if it cannot be read.
         """
         parts = self._read(self._path, 3)
         return None if parts is None else int(parts[2])
 
     def load_application(self) -> Application | None:
-        """Raises as `load_id`."""
+        """Returns the pending application. Raises as `load_id`."""
         parts = self._read(self._application_path, 4)
         return None if parts is None else Application(int(parts[2]), parts[3])
 
     async def save_id(self, broker_id: int) -> None:
-        """From now on this broker has the id; the application has served. Raises OSError."""
+        """Saves the assigned id and drops the application. Raises OSError."""
         await self._write(self._path, str(broker_id))
         self.drop_application()
 
     async def save_application(self, application: Application) -> None:
-        """Raises OSError."""
+        """Saves an application before it is sent. Raises OSError."""
         await self._write(self._application_path, str(application.broker_id), application.check_code)
 
     def drop_application(self) -> None:
-        """Should it come back after a power cut, it is refused again, or ignored beside an id."""
+        """Removes the application. If it reappears after a power failure, it is refused again, or ignored
+        beside an id.
+        """
         if self._disk.exists(self._application_path):
             self._disk.remove(self._application_path)
 
@@ -93,7 +97,9 @@ class IdentityFiles:
         )
 
     def _read(self, path: Path, count: int) -> list[str] | None:
-        """The parts of the file, whose third is a number. RocketMQ ignores space around them, too."""
+        """Returns the parts of the file, the third of which is a number. Like RocketMQ, ignores surrounding
+        whitespace.
+        """
         if not self._disk.exists(path):
             return None
         try:
@@ -112,14 +118,14 @@ class IdentityFiles:
 
 
 class ForeignGroup(RequestRejected):
-    """A peer belongs to another group than this broker, though the names are equal."""
+    """A peer belongs to another group than this broker, although the names are equal."""
 
 
 class GroupIdentity:
-    """The random id of the group whose log this broker holds, and `brokerGroup`, which keeps it.
+    """The random id of the group whose log this broker holds, and the file `brokerGroup` that stores it.
 
-    The controllers make the id with the group. A directory of an older release has no file, and adopts the id
-    that the first controller of its group tells; controllers of RocketMQ tell none.
+    The controllers create the id with the group. A directory of an older release has no file, and adopts the
+    id that the first controller of its group sends; RocketMQ controllers send none.
     """
 
     def __init__(self, path: Path, *, broker: str, disk: Disk) -> None:
@@ -128,10 +134,10 @@ class GroupIdentity:
         self._broker = broker
         self._disk = disk
         self.group_id: str | None = None
-        """None while no controller has told it."""
+        """The id of the group; None until a controller has sent it."""
 
     def load(self) -> None:
-        """Raises StoreError when the file cannot be read."""
+        """Reads the file, if it exists. Raises StoreError if it cannot be read."""
         if not self._disk.exists(self._path):
             return
         try:
@@ -143,7 +149,7 @@ class GroupIdentity:
         self.group_id = text
 
     def check(self, told: str | None, peer: str) -> None:
-        """Raises ForeignGroup when `peer` says that it belongs to another group; an unknown id fits any."""
+        """Raises ForeignGroup if `peer` reports another group; an unknown id matches any."""
         if told and self.group_id is not None and told != self.group_id:
             raise ForeignGroup(
                 f"{peer} belongs to the group {told}, {self._broker} to the group {self.group_id}: the names"
@@ -151,9 +157,9 @@ class GroupIdentity:
             )
 
     async def learn(self, told: str | None, controller: str) -> None:
-        """Check, and keep the id if this broker has none yet: on disk before it is used.
+        """Checks the id, and saves it if this broker has none yet: on disk before it is used.
 
-        Raises:  ForeignGroup; RequestRejected when it cannot be kept, or is none.
+        Raises:  ForeignGroup; RequestRejected if it is invalid or cannot be saved.
         """
         self.check(told, controller)
         if not told or self.group_id is not None:
@@ -165,7 +171,7 @@ class GroupIdentity:
             await self._disk.offload(self._disk.write_atomically, self._path, told.encode())
         except OSError as error:
             raise RequestRejected(f"the id of the group cannot be kept in {self._path}: {error}") from error
-        self.check(told, controller)  # another controller may have told one meanwhile
+        self.check(told, controller)  # another controller may have sent one meanwhile
         self.group_id = told
         log.info(events.BROKER_GROUP_LEARNED, extra={"group_id": told, "controller": controller})
 
@@ -173,10 +179,10 @@ class GroupIdentity:
 async def obtain_id(
     files: IdentityFiles, giver: IdGiver, *, address: str, clock: Clock, attempt_count_max: int = 64
 ) -> int:
-    """The id of this broker, from disk or else from the controllers. After a kill, or an error that passes,
-    the same call goes on where it was.
+    """Returns the id of this broker, from disk or else from the controllers. After a kill, or a temporary
+    error, the same call resumes where it was.
 
-    Raises:  what `IdentityFiles.load_id` and the calls of `giver` raise.
+    Raises:  the errors of `IdentityFiles.load_id` and of the calls of `giver`.
     """
     kept = files.load_id()
     if kept is not None:
@@ -191,7 +197,7 @@ async def obtain_id(
         except RequestRejected as error:
             if error.code != ResponseCode.CONTROLLER_BROKER_ID_INVALID:
                 raise
-            # Another broker was faster, or the file is an old one: the next free id.
+            # Another broker was faster, or the file is outdated: tries the next free id.
             log.info(events.BROKER_ID_TAKEN, extra={"broker_id": application.broker_id})
             files.drop_application()
             application = None

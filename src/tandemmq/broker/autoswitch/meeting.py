@@ -1,11 +1,12 @@
-"""The meeting of a slave and its master on the remoting port, before a byte is copied: both sides of it.
+"""The exchange between a slave and its master on the remoting port, before a byte is copied: both sides of
+it.
 
-The slave asks for the master's history (TANDEM_HISTORY): the group that it belongs to, and its terms with
-their random ids. Then it compares the bytes below the consistent point by checksums. Each meeting compares
-the last 1 MiB, so that the next one proves the next stretch; only where that differs is the rest looked at,
-down to what the slave has confirmed.
+The slave asks for the master's history (TANDEM_HISTORY): its group, and its terms with their random ids. Then
+it compares checksums of the bytes below the consistent point. Each exchange compares the last 1 MiB, so that
+successive exchanges prove successive ranges. Only if these differ is the rest compared, down to the slave's
+confirmOffset.
 Invariants: another group is refused by both sides, each with an error that names both groups.
-            A range that is damaged on either side is no proof of another history: scrubbing repairs it.
+            - A range that is damaged on either side does not prove a different history: scrubbing repairs it.
 Source:     decision 023; spec controller 10.16.
 """
 
@@ -40,12 +41,12 @@ log = logging.getLogger(__name__)
 
 WINDOW_BYTES: Final = MIB
 ASK_TIMEOUT_S: Final = 2.0
-"""A master answers from memory; one that does not is asked again."""
+"""A master answers from memory; one that does not answer in time is asked again."""
 PEERS_TOLD_MAX: Final = 64
 
 
 class Meeting:
-    """`master`: the remoting address of the master that is followed, None while there is none."""
+    """Both sides of the exchange. `master`: the remoting address of the followed master, None without one."""
 
     def __init__(
         self,
@@ -58,7 +59,9 @@ class Meeting:
         client: RemotingClient,
         disk: Disk,
     ) -> None:
-        """`address`: of this broker. `master_epoch`: of the term that it has accepted."""
+        """`address`: the address of this broker. `master_epoch`: returns the epoch of the term that it has
+        accepted.
+        """
         self._store = store
         self._group = group
         self._broker_id = broker_id
@@ -69,22 +72,22 @@ class Meeting:
         self._refused: set[str] = set()
         self.master: str | None = None
         self.doubt = ""
-        """Why the master is of another group; empty while it is not."""
+        """The reason why the master belongs to another group; empty if it does not."""
         self.is_proven = False
-        """Whether a master of the own group was met, so that the own log is of the group that clients see."""
-        self._master_start: int | None = None  # of the log of the master that was asked last
+        """True once a master of this group was met; this log then belongs to the group that clients see."""
+        self._master_start: int | None = None  # begin of the log of the master that was asked last
 
     @property
     def group_id(self) -> str | None:
         return self._group.group_id
 
     def handle_history(self, _channel: Channel, command: Command) -> Command:
-        """TANDEM_HISTORY (30108): the group, and the terms of the log."""
+        """TANDEM_HISTORY (30108): returns the group and the terms of the log."""
         asked = command.decode(HistoryRequest)
         try:
             self._group.check(asked.group_id, f"the slave {asked.broker_id} at {asked.address}")
         except ForeignGroup as error:
-            # The answer names the own group, so that the slave refuses, too.
+            # The answer names this broker's group, so that the slave refuses, too.
             self._note_foreign(error)
         store = self._store
         header = HistoryResponse(
@@ -99,9 +102,9 @@ class Meeting:
         return command.reply(header=header, body=encode_terms(terms))
 
     async def ask(self) -> MasterHistory | None:
-        """The history of the master; None of one that cannot tell it: RocketMQ, or an older release.
+        """Returns the history of the master; None if it does not support this: RocketMQ, or an older release.
 
-        Raises:  ForeignGroup when it belongs to another group; what `read_history` raises.
+        Raises:  ForeignGroup if it belongs to another group; the errors of `read_history`.
         """
         master = self.master
         assert master is not None, "the master is known before it is dialled"
@@ -127,8 +130,8 @@ class Meeting:
         return MasterHistory(self._group.group_id, told_terms(terms))
 
     async def compare(self, point: int, confirm_offset: int) -> TailVerdict:
-        """The bytes of both logs below `point`; DIFFERENT tells the last equal place, where a record begins.
-        Never raises for what a peer can do.
+        """Compares the bytes of both logs below `point`. For DIFFERENT, the verdict's offset is the start of
+        the record that holds the first difference. Never raises for anything that a peer can cause.
         """
         master = self.master
         assert master is not None, "the master is known before it is dialled"
@@ -143,7 +146,7 @@ class Meeting:
 
     async def _compare(self, master: str, point: int, confirm_offset: int) -> TailVerdict:
         start = self._master_start
-        if start is None:  # it could not tell its history
+        if start is None:  # it does not support TANDEM_HISTORY
             start = (await read_log_checksum(self._client, master, point, 0)).min_offset
         damaged = [one.end for one in self._store.damaged_ranges if one.begin < point]
         low = max(self._store.min_log_offset, start, *damaged)
@@ -175,7 +178,7 @@ class Meeting:
         return None
 
     async def _record_start(self, log_offset: int) -> int:
-        """Where the own record that holds the byte at `log_offset` begins."""
+        """Returns the start of this log's record that holds the byte at `log_offset`."""
         store = self._store
         entry = store.epochs.find(log_offset)
         at = max(
@@ -191,12 +194,14 @@ class Meeting:
             at += found.end
 
     async def _find_damage(self, master: str, log_offset: int, point: int) -> str:
-        """Which of the two records at `log_offset` is damaged: bits that have flipped are no history."""
+        """Returns which of the two records at `log_offset` is damaged, or "" if neither: bit flips do not
+        make a different history.
+        """
         own = check_record(
             self._store.log_view(log_offset, READ_BYTES_MAX), log_offset=log_offset, check_crc=True
         )
         if own.outcome is RecordOutcome.BAD_CRC:
-            await self._store.scrub(log_offset, log_offset + own.size)  # and has it healed
+            await self._store.scrub(log_offset, log_offset + own.size)  # also has it repaired
             return f"the own record at {log_offset} is damaged: it is to be healed first"
         part = await read_log(self._client, master, log_offset, min(READ_BYTES_MAX, point - log_offset))
         theirs = check_record(part.data, log_offset=log_offset, check_crc=True)
@@ -205,7 +210,7 @@ class Meeting:
         return ""
 
     def _note_foreign(self, error: ForeignGroup) -> None:
-        """One line per reason."""
+        """Logs one line per reason."""
         if str(error) not in self._refused:
             if len(self._refused) >= PEERS_TOLD_MAX:
                 self._refused.clear()

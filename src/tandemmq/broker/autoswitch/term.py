@@ -1,9 +1,10 @@
-"""One term of the role of a broker in an elected group: what the broker is given for it, and what is composed
-anew with it.
+"""One term of a broker's role in an elected group: the objects passed to the broker for it, and the parts
+that are composed anew with it.
 
-A `Broker` has one role as long as it lives; when the controllers decide another one, it is stopped and a new
-one is composed over the same open store. What outlives it is in `Term`. The routes of a term say what a
-fenced master refuses and what a slave passes on. `ElectedReplica` is the term's own part in the group.
+A `Broker` has one role for its lifetime; when the controllers decide on another one, it is stopped and a new
+one is composed over the same open store. `Term` holds the objects that outlive it. The routes of a term
+define which requests a fenced master refuses and a slave forwards. `ElectedReplica` is the term's own part of
+the replication.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ TABLE_CHANGES: Final = frozenset(
         Code.UPDATE_AND_GET_GROUP_FORBIDDEN,
     )
 )
-"""What an operator changes in topics and groups: answered when the next master has it, too."""
+"""An operator's changes of topics and groups: answered only when the next master has them, too."""
 
 WRITES: Final = TABLE_CHANGES | frozenset(
     (
@@ -75,10 +76,10 @@ WRITES: Final = TABLE_CHANGES | frozenset(
         Code.CLEAN_UNUSED_TOPIC,
     )
 )
-"""Requests that two masters of one group must never both serve. Pulls go on, and commit nothing.
+"""Requests that two masters of one group must never both serve. Pulls continue, and commit nothing.
 
-An acknowledgement of a pop is answered SUCCESS even when slaves did not confirm it in time, so a fenced
-master would promise what its successor does not know.
+An acknowledgement of a pop is answered SUCCESS even if slaves did not confirm it in time, so a fenced master
+would promise what its successor does not know.
 """
 
 
@@ -96,17 +97,21 @@ READS: Final = frozenset(
         Code.GET_EARLIEST_MSG_STORETIME,
     )
 )
-"""What clients read at a slave. A broker of another group has messages of that group at the same offsets."""
+"""Reads that clients make at a slave. A broker of another group has that group's messages at the same
+offsets.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """`epoch`: of the master; 0 before the first one is known. `may_write`: whether a master may serve
-    `WRITES` at this moment. `routes`: requests about the role itself. `copying`: the copy of the log, whoever
-    is master. `doubt`: why the controllers' record or the master is not of this history, empty while they
-    agree. `foreign`: why this broker may be one of another group, empty when it is none. `unsaved_tables`:
-    what the broker of the term before could not write, say on a full disk, by path. `servers`: the ports, by
-    number, with the connections that last.
+    """The objects of a term that outlive its `Broker`.
+
+    `epoch`: the master's epoch; 0 before the first one is known. `may_write`: returns True if a master may
+    currently serve `WRITES`. `routes`: requests about the role itself. `copying`: the log replication, in any
+    role. `doubt`: returns the reason why the controllers' record or the master does not match this history,
+    empty while they agree. `foreign`: returns the reason why this broker may belong to another group, empty
+    if it does not. `unsaved_tables`: tables that the previous term's broker could not write, for example on a
+    full disk, by path. `servers`: the ports, by number, with the connections that are kept.
     """
 
     epoch: int
@@ -126,7 +131,7 @@ class Term:
 def copied_routes(
     routes: Mapping[int, Handler], wait_copied: Callable[[], Awaitable[None]]
 ) -> dict[int, Handler]:
-    """The same codes; those of `TABLE_CHANGES` are answered when `wait_copied` has returned."""
+    """Returns the same routes; those of `TABLE_CHANGES` are answered after `wait_copied` has returned."""
 
     def copied(handler: Handler) -> Handler:
         async def handle(channel: Channel, command: Command) -> Command | None:
@@ -142,7 +147,9 @@ def copied_routes(
 
 
 def forwarded_routes(routes: Mapping[int, Handler], forwarding: Forwarding) -> dict[int, Handler]:
-    """The same codes of a slave; those of `FORWARDED` go to the master while `forwarding` is open."""
+    """Returns the routes of a slave; those of `FORWARDED` are forwarded to the master while `forwarding` is
+    open.
+    """
 
     def forward(handler: Handler) -> Handler:
         def forwarded(channel: Channel, command: Command) -> Command | Waiting | None:
@@ -157,7 +164,7 @@ def forwarded_routes(routes: Mapping[int, Handler], forwarding: Forwarding) -> d
 
 
 def proven_routes(routes: Mapping[int, Handler], foreign: Callable[[], str]) -> dict[int, Handler]:
-    """The same codes of a slave; those of `READS` are refused while it may be a broker of another group."""
+    """Returns the routes of a slave; those of `READS` are refused while it may belong to another group."""
 
     def prove(handler: Handler) -> Handler:
         def proven(channel: Channel, command: Command) -> Command | Waiting | None:
@@ -174,8 +181,9 @@ def proven_routes(routes: Mapping[int, Handler], foreign: Callable[[], str]) -> 
 def fenced_routes(
     routes: Mapping[int, Handler], may_write: Callable[[], bool], forwarding: Forwarding
 ) -> dict[int, Handler]:
-    """The same codes; those of `WRITES` are refused while the master may not write. Where its office changes
-    hands in this moment, `forwarding` keeps what it can."""
+    """Returns the same routes; those of `WRITES` are refused while the master may not write. During a change
+    of master, `forwarding` accepts those that it can.
+    """
 
     def fence(code: int, handler: Handler) -> Handler:
         def fenced(channel: Channel, command: Command) -> Command | Waiting | None:
@@ -195,7 +203,7 @@ def fenced_routes(
 
 
 def refused_writes(routes: Mapping[int, Handler], refusal: Callable[[], TandemError]) -> dict[int, Handler]:
-    """The codes of `routes` that are in `WRITES`, each refused."""
+    """Returns the routes of `routes` that are in `WRITES`, each refused."""
 
     def refuse(_channel: Channel, _command: Command) -> Command:
         raise refusal()
@@ -204,16 +212,18 @@ def refused_writes(routes: Mapping[int, Handler], refusal: Callable[[], TandemEr
 
 
 FOLLOWED: Final = ""
-"""Whose tables are copied is decided by its address: it is set anew in each term."""
+"""The value of `followed` while a master is known: the master is identified by its address alone, which is
+set in each term.
+"""
 
 
 class ElectedReplica:
-    """One term's part of a broker in its group: the copy of the master's tables, and the answers to other
+    """The part of one term in the group's replication: copies the master's tables, and answers other
     replicas.
 
-    The copy of the log outlives a change of the role; it is `replication.shell.autoswitch`.
-    Invariants: tables are taken only from the master of the newest term that is known, and never older ones
-                than those that are held.
+    The log replication outlives a role change; it is in `replication.shell.autoswitch`.
+    Invariants: tables are copied only from the master of the newest known term, and never replaced by older
+                ones.
     Source:     spec controller 3.6, 10.14.
     """
 
@@ -261,7 +271,7 @@ class ElectedReplica:
         self._handlers = ReplicaHandlers(tables, self._status, lambda: store.done_deletions)
         self._log_heal = LogHeal(store, client=client, clock=clock, sources=self._copies)
         store.on_topic_deleted(self._config_sync.forget_progress)
-        # What was told of a log that is another one now is to be told again.
+        # State that was reported for the previous log must be reported again.
         copying.on_following = self._config_sync.begin_copy
         store.on_damaged = self._heal
         self._is_healing = False
@@ -281,14 +291,16 @@ class ElectedReplica:
         await self._scope.close()
 
     def set_master(self, address: str | None) -> None:
-        """Whose tables are copied from now on; None: nobody's."""
+        """Sets the master whose tables are copied from now on; None stops copying."""
         self._config_sync.set_master(address)
         if address is not None:
             self._store.begin_copy()
             self._config_sync.begin_copy()
 
     async def pass_deletion_on(self, topic: str) -> None:
-        """The master deletes the topic. Raises ServiceNotAvailable while there is none, RequestRejected."""
+        """Asks the master to delete the topic. Raises ServiceNotAvailable if none is known or it does not
+        answer; RequestRejected.
+        """
         master = self.master
         if master is None:
             raise ServiceNotAvailable(f"no master is known that could delete the topic {topic}")
@@ -298,11 +310,11 @@ class ElectedReplica:
             raise ServiceNotAvailable(f"the master {master} does not answer: {error}") from error
 
     async def wait_copied(self) -> None:
-        """Returns when whoever may be elected has the tables as they are here. Raises Busy."""
+        """Waits until every slave that may be elected has the current tables. Raises Busy."""
         await self._table_waits.wait_held(lambda: self._copying.required or ())
 
     def has_tables(self, broker_id: int) -> bool:
-        """Whether a slave holds the topics and groups as they are here."""
+        """Returns True if a slave holds the current topics and groups."""
         return self._table_waits.holds(broker_id)
 
     @property
@@ -323,7 +335,7 @@ class ElectedReplica:
     async def _copies(self) -> list[str]:
         return [] if self.master is None else [self.master]
 
-    # What it tells of the copy.
+    # The state of replication, for reports.
 
     def master_status(self) -> MasterStatus | None:
         return None if self._is_slave else self._copying.master_status()
@@ -333,12 +345,14 @@ class ElectedReplica:
 
     @property
     def history_doubt(self) -> str:
-        """Why the controllers' record or the master is not of this history; empty while they agree."""
+        """The reason why the controllers' record or the master does not match this history; empty while they
+        agree.
+        """
         return self._doubt()
 
     @property
     def history_differed_count(self) -> int:
-        """How often a master's log was another history under equal terms."""
+        """The number of times that a master's log had a different history under equal terms."""
         return self._copying.history_differed_count
 
     @property
@@ -346,9 +360,9 @@ class ElectedReplica:
         return self._config_sync.synced_at
 
     def _status(self) -> HaStatus:
-        """In the words of GET_BROKER_HA_STATUS; between two terms there is an end, and no copy.
+        """Returns the state for GET_BROKER_HA_STATUS. Between two terms it has an end, and no copy.
 
-        A slave names its master by the address at which tools can ask it, as soon as one is elected.
+        A slave names its master by the address at which tools can reach it, as soon as one is elected.
         """
         end, now_ms = self._store.max_log_offset, self._clock.now_ms()
         if not self._is_slave:

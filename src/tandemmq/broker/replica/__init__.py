@@ -1,4 +1,4 @@
-"""A broker's part in its group of replicas: copy of the log, copy of the tables, state of both."""
+"""A broker's part in its group of replicas: copies of the log and the tables, and the state of both."""
 
 from tandemmq.broker.replica.config_sync import ConfigSync, ReplicaTables
 from tandemmq.broker.replica.role import ReplicaRole

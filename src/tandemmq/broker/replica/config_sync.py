@@ -1,16 +1,17 @@
-"""The slave's side of the config sync: copies the master's tables, again and again.
+"""The slave's side of the config sync: copies the master's tables periodically.
 
-Strategy:   the first round as soon as a master is known, then every second, because a topic made a second
-            before a master dies matters; a round that takes long is followed by a longer pause, so that
-            large tables cost at most a tenth of the time. An item that fails does not stop the next one; a
-            round that failed has mostly waited for a master that is gone, and the next one comes soon.
-Invariants: tables follow the log: they are taken from the master only whose log this slave copies, in the
-            life in which the logs were compared, and never from another slave. All items of a round are
-            fetched first; then the master says whether it still lives that life, and what it told is taken
-            over together.
-            A table is replaced at once and only when it differs; its version is then the master's.
-            No progress is taken over that is ahead of the own copy of the queue, nor of a topic that turns
-            out to be deleted while a round is under way: the master may have told it before.
+Strategy:   the first round starts as soon as a master is known, further ones every second, because a topic
+            created a second before a master dies must not be lost. A long round is followed by a longer
+            pause, so that large tables cost at most a tenth of the time. A failed item does not stop the next
+            one. A failed round has usually waited for a master that is gone, and the next one starts soon.
+Invariants: tables match the log: they are copied only from the master whose log this slave copies, in the run
+            of it in which the logs were compared, and never from another slave. All items of a round are
+            fetched first. The master then confirms that it is still the same run, and all items are applied
+            together.
+            - A table is replaced at once, and only if it differs; its version is then the master's.
+            - Progress beyond the end of this slave's copy of the queue is not applied. Progress of a topic
+              whose deletion is discovered during a round is not applied either: the master may have reported
+              it before the deletion.
 Source:     spec replication 6 (D3: the period is visible only as freshness).
 """
 
@@ -59,19 +60,19 @@ class ReplicaTables:
     delay_offsets: DelayOffsetTable
     request_modes: ModeTable
     timer_progress: TimerProgress | None = None
-    """None while timers are switched off."""
+    """The progress of timers; None while timers are disabled."""
 
 
 T = TypeVar("T")
 
 PAUSE_PER_WORK: Final = 10
 PAUSE_S_MAX: Final = 10.0
-"""RocketMQ's period: a round may also have taken long because the network held it up."""
+"""The longest pause, which is RocketMQ's period: a round may also have been slow because of the network."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What the master said of itself after everything was fetched. `is_empty`: its log holds nothing."""
+    """The state that the master reported after everything was fetched. `is_empty`: its log is empty."""
 
     is_empty: bool
 
@@ -79,7 +80,7 @@ class _Told:
 TakeDeletions = Callable[[Mapping[str, int]], Awaitable[list[str]]]
 
 _TakeOver = Callable[[_Told], None]
-"""Takes over one item that was fetched."""
+"""Applies one fetched item."""
 
 
 class ConfigSync:
@@ -98,10 +99,11 @@ class ConfigSync:
         take_deletions: TakeDeletions | None = None,
         keeps_newer: bool = False,
     ) -> None:
-        """`followed`: the life of the master whose log is copied now, "" when it cannot tell one, None while
-        none is copied. `queue_end`: where the own copy of a queue ends. `take_deletions`: drops the queues of
-        topics that the master has deleted; which of them are news. `keeps_newer`: no table is taken over from
-        an earlier term of an elected master than what is held.
+        """`followed`: returns the run id of the master whose log is copied now, "" if it does not report one,
+        None while nothing is copied. `queue_end`: returns the end of this slave's copy of a queue.
+        `take_deletions`: drops the queues of topics that the master has deleted, and returns those that were
+        not known to be. `keeps_newer`: a table is never replaced by one from an earlier term of an elected
+        master.
         """
         self._keeps_newer = keeps_newer
         self._tables = tables
@@ -114,30 +116,30 @@ class ConfigSync:
         self._take_deletions = take_deletions
         self._deleted: Mapping[str, int] = {}
         self._begun_anew: set[str] = set()
-        """Topics whose progress was forgotten since the round began."""
+        """Topics whose progress was discarded since the round began."""
         self._master: str | None = None
         self._is_changed = asyncio.Event()
         self._failing: set[str] = set()
-        # Whether the master is known to answer an unchanged table with nothing.
+        # True once the master is known to answer a request for an unchanged table with an empty answer.
         self._can_skip_topics = self._can_skip_groups = False
         self._copy_count = 0
         self.held: tuple[DataVersion, DataVersion] | None = None
-        """The versions of topics and groups that the last whole round brought, deletions included; None until
-        one has ended since a copy began.
+        """The versions of topics and groups, including deletions, of the last complete round; None if no
+        round has completed since a copy began.
         """
         self.begun_count = 0
-        """Rounds since the start."""
+        """The number of rounds since the start."""
         self.whole_number = 0
         """The number of the last round in which every item arrived."""
         self.synced_at: float | None = None
-        """When the last of them ended, by the monotonic clock."""
+        """The time at which the last complete round ended, by the monotonic clock."""
 
     @property
     def master(self) -> str | None:
         return self._master
 
     def set_master(self, address: str | None) -> None:
-        """The master's remoting address; None pauses. A new one is asked at once."""
+        """Sets the master's remoting address; None pauses. A new master is asked at once."""
         if address == self._own_address():
             address = None
         if address != self._master:
@@ -147,26 +149,26 @@ class ConfigSync:
             self._is_changed.set()
 
     def begin_copy(self) -> None:
-        """A log is copied from now on: everything is asked for, and at once."""
+        """Handles the start of a new copy of the log: everything is requested again, at once."""
         self._can_skip_topics = self._can_skip_groups = False
         self.held = None
         self._copy_count += 1
         self.wake()
 
     def forget_progress(self, topic: str) -> None:
-        """The log shows that the topic was made again: what is known of its offsets, also by a round that is
-        under way, is of its former life. The next round brings those of its new one, and comes at once.
+        """Handles a topic that was created again, as the log shows: its known offsets, including those of a
+        round in progress, are of the deleted one. The next round, which starts at once, brings the new ones.
         """
         self._begun_anew.add(topic)
         self._tables.consumer_offsets.drop_topic(topic)
         self.wake()
 
     def wake(self) -> None:
-        """The next round comes at once."""
+        """Starts the next round at once."""
         self._is_changed.set()
 
     async def run(self) -> None:
-        """Never returns."""
+        """Runs round after round. Never returns."""
         while True:
             self._is_changed.clear()
             begun_at = self._clock.monotonic()
@@ -174,15 +176,15 @@ class ConfigSync:
             await self._pause(self._clock.monotonic() - begun_at if is_whole else 0.0)
 
     async def sync_once(self, master: str) -> bool:
-        """One round; True when every item arrived and was taken over."""
+        """Runs one round; returns True if every item arrived and was applied."""
         life, copy = self._followed(), self._copy_count
         if life is None:
             return False
         self._begun_anew.clear()
         self.begun_count += 1
         number = self.begun_count
-        # Topics and groups before the offsets: who has a deletion has its offsets' as well. What is asked for
-        # together costs one round trip.
+        # Topics and groups before the offsets: a slave that has a deletion then also has its effect on
+        # offsets. Concurrent requests cost one round trip.
         fetched = await self._fetch_all(master, topics=self._fetch_topics, groups=self._fetch_groups)
         fetched += await self._fetch_all(
             master,
@@ -196,7 +198,7 @@ class ConfigSync:
             return False
         for take_over in fetched:
             take_over(told)
-        if copy != self._copy_count:  # what it asked with was of the copy before
+        if copy != self._copy_count:  # the requests referred to the previous copy
             self._can_skip_topics = self._can_skip_groups = False
         await self._drop_deleted(master)
         if self._failing:
@@ -210,7 +212,7 @@ class ConfigSync:
     async def _fetch_all(
         self, master: str, **fetches: Callable[[str], Awaitable[_TakeOver]]
     ) -> list[_TakeOver]:
-        """What came of those that are asked for together."""
+        """Fetches items concurrently and returns those that arrived."""
         results = await asyncio.gather(*(fetch(master) for fetch in fetches.values()), return_exceptions=True)
         fetched = []
         for name, result in zip(fetches, results, strict=True):
@@ -224,21 +226,22 @@ class ConfigSync:
         return fetched
 
     async def _ask_again(self, master: str, life: str) -> _Told | None:
-        """What the master says once everything was fetched; None when that may be another life's, or of a
-        master that is no longer followed, or that is a slave now: its tables may be empty still.
+        """Asks the master for its state after everything was fetched. Returns None if the answers may be from
+        another run, or from a master that is no longer followed, or that is a slave now: its tables may still
+        be empty.
         """
         if not life:
             return _Told(is_empty=False) if self._followed() == life else None
         try:
             ends = await read_log_checksum(self._client, master, 0, 0)
         except TandemError:
-            return None  # the items of the next round tell of it
+            return None  # the items of the next round report it
         is_followed = ends.life == life == self._followed() and not ends.is_slave
         return _Told(is_empty=ends.max_offset == 0) if is_followed else None
 
     async def _drop_deleted(self, master: str) -> None:
-        """Topics that the master has deleted lose their queues and offsets, also those made again since: what
-        the next round brings of their offsets is of their new life.
+        """Drops the queues and offsets of topics that the master has deleted, including those created again
+        since: the next round brings the offsets of the new ones.
         """
         deleted, self._deleted = self._deleted, {}
         if not deleted or self._take_deletions is None:
@@ -361,13 +364,13 @@ class ConfigSync:
         return take_over
 
     def _is_older(self, told: DataVersion, held: DataVersion | None) -> bool:
-        """Whether it is the table of a master that was replaced since: ours is of its successor."""
+        """Returns True if the table is from a master that was replaced since: ours is from its successor."""
         return self._keeps_newer and held is not None and told.state_version < held.state_version
 
     def _not_ahead(self, topic: str, queue_id: int, told: int, held: int) -> int:
-        """The master's offset, or the end of the own copy of the queue while that is below it: promoted as it
-        is, this broker gives the offsets behind its end to other messages. What is held already stays,
-        unless the master goes back itself.
+        """Returns the master's offset, or the end of this copy of the queue if that is lower: if promoted
+        now, this broker assigns the offsets beyond its end to other messages. An offset that is already held
+        is not lowered, unless the master lowers it.
         """
         return min(told, max(held, self._queue_end(topic, queue_id)))
 
@@ -382,7 +385,7 @@ class ConfigSync:
             timer.cancel()
 
     def _note_failure(self, item: str, master: str, error: Exception) -> None:
-        """One line per outage and item, not one per round."""
+        """Logs one line per outage and item, not one per round."""
         if item not in self._failing:
             self._failing.add(item)
             facts = {"item": item, "master": master, "reason": str(error)}
@@ -397,10 +400,10 @@ class ConfigSync:
 def _to_keep(
     held: Mapping[str, T], fetched: FetchedTable[T], told: _Told
 ) -> tuple[dict[str, T], DataVersion] | None:
-    """The table to have from now on, and its version; None when it is as it should be.
+    """Returns the new table and its version; None if the current one need not change.
 
-    A master with an empty log may have lost its disk before anything was copied: nothing is removed for its
-    sake, and the table goes on without a version until the log holds something.
+    A master with an empty log may have lost its disk before anything was copied. Nothing is then removed, and
+    the table has no version until the log holds something.
     """
     if fetched.is_unchanged:
         return None

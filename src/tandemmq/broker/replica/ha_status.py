@@ -1,9 +1,9 @@
-"""The state of replication in the words of GET_BROKER_HA_STATUS (spec replication 4.10), and how far slaves
-lag behind in seconds.
+"""The state of replication in the terms of GET_BROKER_HA_STATUS (spec replication 4.10), and the lag of
+slaves in seconds.
 
-RocketMQ lists connections only. A slave that is ahead of its master, too old for it, or halted for another
-reason that it told, is a row here also after its connection has ended, for every asker; one that is only away
-is a row for tools of ours.
+RocketMQ lists connections only. Here a slave that is ahead of its master, too old for it, or halted for
+another reason that it reported, remains listed after its connection has ended, for every caller. A slave that
+is merely disconnected is listed for TandemMQ tools.
 """
 
 from __future__ import annotations
@@ -25,26 +25,28 @@ from tandemmq.replication.shell.master_status import DepartedSlave
 from tandemmq.store.message_store import MessageStore
 from tandemmq.units import KIB, align_up
 
-# The lag: how old the first message is that a slave has not acknowledged.
+# The lag: the age of the first message that a slave has not acknowledged.
 #
-# Acknowledgements are log offsets, and the log knows when each of its records was stored; so a lag in seconds
-# needs no history, only a look at one record when somebody asks.
+# Acknowledgements are log offsets, and the log has the store time of each of its records. A lag in seconds
+# thus needs no history, only a read of one record on request.
 
 SEARCH_BYTES_MAX = 256 * KIB
 CANDIDATES_MAX = 1024
-"""A slave of RocketMQ acknowledges chunks, which end anywhere in a record: the next one is searched for, this
-far and in so many places, because bodies may be full of bytes that look like one.
+"""The number of candidate positions that are tried. A RocketMQ slave acknowledges chunks, which may end
+inside a record: the next record is searched for within SEARCH_BYTES_MAX. The number is limited because bodies
+may be full of bytes that look like a record.
 """
 
 _MAGICS = re.compile(
     b"|".join(re.escape(magic.to_bytes(4, "big", signed=True)) for magic in (MAGIC_V1, MAGIC_V2))
 )
-_MAGIC_AT = 4  # behind the record's size
+_MAGIC_AT = 4  # after the record's size
 
 
 def lag_seconds(store: MessageStore, acknowledged: int, now_ms: int) -> float | None:
-    """0 for who has all that a slave can get; None when no record's time can be found, as for a place that is
-    not kept."""
+    """Returns the lag in seconds; 0 for a slave that has everything it can get; None if no record's time can
+    be found, for example for an offset that is no longer kept.
+    """
     if acknowledged >= store.confirmed.value:
         return 0.0
     stored_at_ms = _stored_at(store, max(acknowledged, store.min_log_offset))
@@ -52,7 +54,7 @@ def lag_seconds(store: MessageStore, acknowledged: int, now_ms: int) -> float | 
 
 
 def _stored_at(store: MessageStore, log_offset: int) -> int | None:
-    """When the first record at or behind `log_offset` was stored."""
+    """Returns the store time of the first record at or after `log_offset`."""
     found = _read_stored_at(store, log_offset)
     if found is None:
         view = bytes(store.log_view(log_offset, SEARCH_BYTES_MAX))
@@ -60,13 +62,13 @@ def _stored_at(store: MessageStore, log_offset: int) -> int | None:
             found = _read_stored_at(store, log_offset + position)
             if found is not None:
                 return found
-        # The rest of this file holds none: the next one begins with a record.
+        # The rest of this file holds none: the next file begins with a record.
         found = _read_stored_at(store, align_up(log_offset + 1, store.options.commit_log_file_bytes))
     return found
 
 
 def _candidates(view: bytes) -> Iterator[int]:
-    """Where records may begin, ascending."""
+    """Returns the positions at which records may begin, in ascending order."""
     found = re.finditer(_MAGICS, view[_MAGIC_AT:])
     return (match.start() for match in islice(found, CANDIDATES_MAX))
 
@@ -85,14 +87,14 @@ _TOLD_STATES = {
     HaltReason.SLAVE_AHEAD.name: MasterState.AHEAD.name,
     HaltReason.TOO_OLD.name: MasterState.TOO_OLD.name,
 }
-"""What the master could have found by itself has the same name whoever found it."""
+"""States that the master can detect itself have the same name when the slave reports them."""
 
 LagOf = Callable[[int], float | None]
-"""Seconds that a copy with this end is behind; None when that cannot be known."""
+"""Returns the lag in seconds of a copy with this end; None if unknown."""
 
 
 def describe_master(status: MasterStatus, lag_of: LagOf) -> HaStatus:
-    """What a master tells of its slaves: those connected first, then those that are not."""
+    """Describes a master and its slaves: connected ones first, then the others."""
     connected = [_describe_connected(slave, status, lag_of) for slave in status.slaves]
     departed = [_describe_departed(slave, status, lag_of) for slave in status.departed]
     return HaStatus(
@@ -105,7 +107,7 @@ def describe_master(status: MasterStatus, lag_of: LagOf) -> HaStatus:
 
 def _describe_connected(slave: SlaveStatus, status: MasterStatus, lag_of: LagOf) -> HaConnection:
     start = slave.start
-    # One that is sent nothing acknowledges nothing: what it holds is what it reported first.
+    # A slave that is sent nothing acknowledges nothing: its position is its first report.
     held = slave.acknowledged if start is None else max(slave.acknowledged, start.reported)
     has_lag = start is not None and slave.state is not MasterState.AHEAD
     return HaConnection(
@@ -148,7 +150,9 @@ def _describe_departed(slave: DepartedSlave, status: MasterStatus, lag_of: LagOf
 
 
 def _reason_of(state: MasterState, held: int, status: MasterStatus) -> str | None:
-    """Why a slave in this state gets nothing; None while it gets all. `held`: where its copy ends."""
+    """Returns the reason why a slave in this state gets nothing; None if it gets everything. `held`: the end
+    of its copy.
+    """
     if state is MasterState.AHEAD:
         return f"{StartRule.SLAVE_AHEAD.value}: its end {held}, the master's {status.log_end} now"
     if state is MasterState.TOO_OLD:
@@ -161,7 +165,7 @@ def _milliseconds(seconds: float | None) -> int | None:
 
 
 def describe_slave(status: ReplicationSlaveStatus) -> HaStatus:
-    """What a slave tells of its copy. The master's flushed offset is not in the classic protocol: 0."""
+    """Describes a slave's copy. The master's flushed offset is not in the classic protocol: 0."""
     halt = status.halt
     return HaStatus(
         is_master=False,
@@ -183,7 +187,7 @@ def describe_slave(status: ReplicationSlaveStatus) -> HaStatus:
 
 
 def without_ours(status: HaStatus) -> HaStatus:
-    """The same in RocketMQ's fields only (spec decisions 4)."""
+    """Returns the status with RocketMQ's fields only (spec decisions 4)."""
     plain = {"state": None, "start_rule": None, "start_offset": None}
     client = {"tail": None, "halt_reason": None, "halt_offset": None, "halt_detail": None}
     connection = dict.fromkeys(("is_tandem", "lag_ms", "away_ms", "reason", "slave", "halt_reason"))

@@ -1,9 +1,9 @@
 """The master's side of the config sync, and the state of replication: codes 21, 43, 45, 60, 61, 201, 402,
 907.
 
-Every broker serves them, whatever its role; tools ask slaves too. `dataVersion` is always in the body,
-because RocketMQ's slaves fail or rewrite their files without it. Large tables are answered in pages
-(spec replication 6.2).
+Every broker serves them, in any role; tools ask slaves too. `dataVersion` is always in the body, because
+without it RocketMQ's slaves fail or rewrite their files. Large tables are answered in pages (spec replication
+6.2).
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ T = TypeVar("T")
 def plan_page(
     total: int, current: DataVersion, *, first: int | None, count_max: int | None, version: str | None
 ) -> range | None:
-    """Positions, in the order of names, of the entries to send; None: the caller knows no pages, send all.
+    """Returns the positions, in order of names, of the entries to send; None if the caller does not use
+    pages: send all.
 
-    A caller that holds the current version and asks behind the end gets an empty range. One that sent
-    another version, or none, begins at 0 again. A page takes one entry more when that is the last:
+    A caller that holds the current version and asks beyond the end gets an empty range. A caller that sent
+    another version, or none, starts again at 0. A page includes one more entry if that is the last:
     RocketMQ's slaves stop one entry early and would delete it.
     """
     if first is None and count_max is None and version is None:
@@ -63,7 +64,7 @@ def plan_page(
 
 
 def take_page(entries: Mapping[str, T], page: range) -> dict[str, T]:
-    """The entries at those positions in the order of names."""
+    """Returns the entries at those positions in order of names."""
     return {name: entries[name] for name in islice(sorted(entries), page.start, page.stop)}
 
 
@@ -77,7 +78,9 @@ def _is_current(version: str | None, current: DataVersion) -> bool:
 
 
 class ReplicaHandlers:
-    """Answers from the live tables, each encoded before anything else can change it."""
+    """The request handlers. Each answer is encoded from the live tables before anything else can
+    change them.
+    """
 
     def __init__(
         self,
@@ -151,7 +154,9 @@ class ReplicaHandlers:
         return command.reply(body=encode_timer_answer(progress.check, progress.data_version))
 
     def handle_timer_metrics(self, _channel: Channel, command: Command) -> Command:
-        """No counts by topic are kept, so the table is empty; a RocketMQ slave shows them only."""
+        """Answers with an empty table, because counts by topic are not kept; a RocketMQ slave only displays
+        them.
+        """
         progress = self._tables.timer_progress
         if progress is None:
             raise RequestRejected("timer messages are switched off on this broker (timerWheelEnable=false)")

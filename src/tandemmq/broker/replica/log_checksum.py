@@ -1,8 +1,8 @@
-"""The own CommitLog compared and healed: its bytes and checksums, told to replicas and tools; and the repair
-of what is damaged in it.
+"""Comparison and repair of the CommitLog: serves its bytes and checksums to replicas and tools, and repairs
+its damaged ranges.
 
-`LogChecksums` tells bytes (TANDEM_READ_LOG) and checksums (TANDEM_READ_LOG_CHECKSUM); a slave uses it for its
-own half of a comparison, too. `LogHeal` asks other brokers for the same.
+`LogChecksums` serves bytes (TANDEM_READ_LOG) and checksums (TANDEM_READ_LOG_CHECKSUM); a slave also uses it
+for its own half of a comparison. `LogHeal` requests the same from other brokers.
 """
 
 from __future__ import annotations
@@ -37,26 +37,27 @@ log = logging.getLogger(__name__)
 
 SLICE_BYTES: Final = 4 * MIB
 RANGE_BYTES_MAX: Final = 64 * MIB
-"""A longer range is cut; the answer says where."""
+"""A longer range is truncated; the answer states the actual size."""
 READ_BYTES_MAX: Final = 1 * MIB
-"""How much of the log one answer holds; a caller asks again behind what came."""
+"""The most bytes of the log in one answer; the caller requests the rest."""
 WAITING_COUNT_MAX: Final = 16
 """At the bound a request is answered SYSTEM_BUSY."""
 
 
 class Checksum(NamedTuple):
-    """CRC-32 of the first `size_bytes` bytes of a range."""
+    """The CRC-32 of the first `size_bytes` bytes of a range."""
 
     size_bytes: int
     crc: int
 
 
 class LogChecksums:
-    """Bytes and checksums of ranges: one at a time; the others wait in line, and beyond the bound are told
-    so.
+    """Serves bytes and checksums of ranges, one request at a time. Others wait in a queue; beyond its bound
+    they are refused.
 
-    Strategy: off the loop, in slices, so that a range of cold pages blocks nobody; a bounded number at a time
-              and bytes per request, because others may ask at will. The range is cut to what the log holds.
+    Strategy: off the loop, in slices, so that a range of cold pages does not block it. The number of requests
+              and the bytes per request are bounded, because any peer may ask. The range is truncated to the
+              log.
     """
 
     def __init__(self, store: MessageStore, *, disk: Disk, life: str) -> None:
@@ -79,7 +80,7 @@ class LogChecksums:
     async def handle_checksum(self, _channel: Channel, command: Command) -> Command:
         asked = command.decode(LogChecksumRequest)
         _check_range(asked.log_offset, asked.size_bytes)
-        found = Checksum(0, 0)  # who asks for the ends only waits for nobody
+        found = Checksum(0, 0)  # a request for the ends alone does not wait
         if asked.size_bytes:
             async with self._in_turn():
                 found = await self.checksum(asked.log_offset, min(asked.size_bytes, RANGE_BYTES_MAX))
@@ -116,7 +117,7 @@ class LogChecksums:
             self._waiting_count -= 1
 
     async def checksum(self, log_offset: int, size_bytes: int) -> Checksum:
-        """The checksum of [log_offset, log_offset + size_bytes), cut to what the log holds."""
+        """Returns the checksum of `[log_offset, log_offset + size_bytes)`, truncated to the log."""
         crc = done = 0
         while views := self._slice(log_offset + done, size_bytes - done):
             crc = await self._disk.offload(_checksum_of, views, crc)
@@ -124,7 +125,7 @@ class LogChecksums:
         return Checksum(done, crc)
 
     def _slice(self, log_offset: int, size_bytes: int) -> list[memoryview]:
-        """The next bytes to sum, up to SLICE_BYTES, a view for each file that they lie in."""
+        """Returns the next bytes to sum, up to SLICE_BYTES, as one view per file."""
         views: list[memoryview] = []
         left = min(size_bytes, SLICE_BYTES)
         while left:
@@ -152,14 +153,14 @@ RETRY_S: Final = 5.0
 
 
 class LogHeal:
-    """Heals what a start or a scrub found damaged in the own log, from the other copies of the group.
+    """Repairs damage that a start or a scrub found in this log, from other copies of the group.
 
-    `run` is its task; it returns when nothing is damaged. `sources`: addresses of other copies.
-    Strategy:   a slave asks its master, before it has the ends of both logs compared, because damage would
-                look like another history there; a master asks the slaves that a name server lists or that
-                told it. A RocketMQ broker cannot be asked for bytes. A broker that cannot help now is asked
-                again later.
-    Knows not:  what fits: the store looks at each record before it writes.
+    `run` is its task; it returns when nothing is damaged. `sources`: returns addresses of other copies.
+    Strategy:  a slave asks its master before the ends of both logs are compared, because damage would look
+               like a different history. A master asks the slaves that a name server lists or that reported an
+               address. RocketMQ brokers do not serve bytes. A broker that cannot help now is asked again
+               later.
+    Knows not: which bytes fit: the store checks each record before it writes.
     """
 
     def __init__(
@@ -177,14 +178,14 @@ class LogHeal:
         self._told: str | None = None
 
     async def run(self) -> None:
-        """Raises:  StoreError when the store can no longer be trusted."""
+        """Repairs until nothing is damaged. Raises: StoreError if the store has failed."""
         while self._store.damaged_ranges:
             await self.try_now()
             if self._store.damaged_ranges:
                 await self._clock.sleep(RETRY_S)
 
     async def try_now(self) -> None:
-        """Heal what can be healed. Raises StoreError when the store can no longer be trusted."""
+        """Repairs as much as is possible now. Raises StoreError if the store has failed."""
         reasons = []
         for address in await self._sources() if self._store.damaged_ranges else ():
             try:

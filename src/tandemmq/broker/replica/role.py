@@ -1,9 +1,9 @@
-"""What a broker does for its group of replicas: serves its log, and as a slave copies a master's.
+"""A broker's role in its group of replicas: serves its log, and as a slave copies a master's.
 
-`ReplicaRole` owns both ends of replication and the config sync of one broker, what the last registration
-answer said about the master, and a master's wait for what it may lack. It composes only; rules are in
+`ReplicaRole` owns both ends of replication and the config sync of one broker, the master named by the last
+registration answer, and the wait of a master whose log may be incomplete. It only composes; the rules are in
 `replication` and in the modules beside this one. `StateTeller` and `ToldStates` are the two sides of
-TANDEM_TELL_SLAVE_STATE, by which a slave tells its master its name, and why it has halted.
+TANDEM_TELL_SLAVE_STATE, by which a slave reports its name to its master, and the reason if it has halted.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ from tandemmq.store.message_store import MessageStore
 
 PERIOD_S: Final = 5.0
 _LASTING: Final = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.NO_PERMISSION})
-"""Answers that the next attempt would get again."""
+"""Error codes that the next attempt would get again."""
 
 
 class StateTeller:
-    """The slave's side of TANDEM_TELL_SLAVE_STATE. `run` is its task; `master` gives the remoting address to
-    tell, or None.
+    """The slave's side of TANDEM_TELL_SLAVE_STATE. `run` is its task; `master` returns the remoting address
+    to report to, or None.
 
-    Strategy:   the slave tells its state once per connection before the first report, at once when it halts,
-                and every PERIOD_S, because a master that was started again has forgotten. Negotiated by
-                trying: a master that does not support the request, or does not allow it to this slave's
-                account, is not asked again while it keeps its address; nothing else changes towards it.
-    Invariants: a failure changes nothing of the copy; the next period tries again.
+    Strategy:   the slave reports its state once per connection before the first report, at once when it
+                halts, and every PERIOD_S, because a restarted master has forgotten it. Support is detected by
+                trying: a master that does not support the request, or does not permit it for this slave's
+                account, is not asked again while it keeps its address; nothing else changes.
+    Invariants: a failure does not affect the copy; the next period tries again.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class StateTeller:
         self._clock = clock
         self._is_due = asyncio.Event()
         self._mute: str | None = None
-        """A master that wants to be told nothing."""
+        """The address of a master that does not accept reports."""
 
     def wake(self) -> None:
-        """The next telling comes at once."""
+        """Sends the next report at once."""
         self._is_due.set()
 
     async def run(self) -> None:
-        """Never returns."""
+        """Sends reports periodically. Never returns."""
         while True:
             self._is_due.clear()
             status = self._status()
@@ -102,7 +102,7 @@ class StateTeller:
             await self._pause()
 
     async def tell(self) -> None:
-        """Returns when the master knows the state of now, or cannot be told."""
+        """Reports the current state; returns when the master knows it, or cannot be reached."""
         master = self._master()
         if master != self._mute:
             self._mute = None
@@ -114,7 +114,7 @@ class StateTeller:
             if error.code in _LASTING:
                 self._mute = master
         except TandemError:
-            pass  # whoever copies the tables tells of it
+            pass  # the config sync reports it
 
     def _describe(self, status: ReplicationSlaveStatus) -> TellSlaveStateRequest:
         halt = status.halt
@@ -140,12 +140,12 @@ class StateTeller:
 
 
 ADDRESS_COUNT_MAX: Final = 64
-"""The slave that told longest ago is forgotten."""
+"""The most addresses kept; the slave that reported longest ago is dropped."""
 
 
 class ToldStates:
     """The master's side of TANDEM_TELL_SLAVE_STATE: reads the request. What is kept of it, and for how long,
-    is the master's affair.
+    is decided by `ReplicationMaster`.
     """
 
     def __init__(self, master: ReplicationMaster) -> None:
@@ -159,7 +159,8 @@ class ToldStates:
         told = command.decode(TellSlaveStateRequest)
         notice = read_notice(told)
         self._master.on_notice(notice)
-        # Nobody may send us elsewhere: only the host counts whose replication connection was let in.
+        # A peer must not redirect this broker to other hosts: only the host of an accepted replication
+        # connection counts.
         if told.address is not None and self._master.has_connection(notice.ha_address):
             host = _read_address(told.address)[0]
             if host == notice.ha_address[0]:
@@ -171,14 +172,14 @@ class ToldStates:
 
     @property
     def addresses(self) -> list[str]:
-        """Where slaves that connected told that they can be asked."""
+        """The addresses that connected slaves reported for requests to them."""
         return list(self._addresses.values())
 
 
 def read_notice(told: TellSlaveStateRequest) -> SlaveNotice:
-    """The notice in it.
+    """Returns the notice in the request.
 
-    Raises:  BadRequest naming the field that is wrong.
+    Raises:  BadRequest with the invalid field.
     """
     if not 1 <= len(told.broker_name) <= NAME_CHARS_MAX:
         raise BadRequest(
@@ -219,7 +220,9 @@ FIXED_ADDRESS_CHARS_MIN = 6
 
 
 class ReplicaRole:
-    """Every broker listens for slaves; one with `is_slave` also follows a master."""
+    """The replication of one broker. Every broker listens for slaves; one with `is_slave` also follows a
+    master.
+    """
 
     def __init__(
         self,
@@ -298,14 +301,14 @@ class ReplicaRole:
         store.on_damaged = self._heal
         self._listed = listed
         self.on_master_lost: Callable[[], None] = lambda: None
-        """Set by the owner: where the master is now must be asked."""
+        """Set by the owner: called when the master's current address must be looked up."""
         self.slave.on_lost = lambda: self.on_master_lost()
         self.is_master_known = not is_slave
-        """On a slave: the last registration answer named a master (spec replication 8.3)."""
+        """On a slave: True if the last registration answer named a master (spec replication 8.3)."""
 
     def routes(self) -> dict[int, Handler]:
-        """The tables, the state, checksums; also for the fast listener, where RocketMQ's slaves ask for
-        topics.
+        """Returns the routes for tables, state and checksums; also for the fast listener, where RocketMQ's
+        slaves ask for topics.
         """
         return (
             self._handlers.routes()
@@ -316,7 +319,9 @@ class ReplicaRole:
         )
 
     async def start(self, host: str, port: int) -> Address:
-        """The address that slaves dial. A slave starts following as soon as it learns its master."""
+        """Starts replication and returns the address that slaves dial. A slave follows as soon as it knows
+        its master.
+        """
         address = await self.master.start(host, port)
         if self._store.damaged_ranges:
             self._heal()
@@ -331,16 +336,16 @@ class ReplicaRole:
         return address
 
     async def stop(self) -> None:
-        """Returns when all of this has stopped; the store may be closed then."""
+        """Stops everything; afterwards the store may be closed."""
         self._table_waits.close()
         await self._scope.close()
         await self.slave.stop()
         await self.master.stop()
 
     def on_registered(self, master_address: str | None, ha_address: str | None) -> None:
-        """What the first name server that answered says about the group's master (spec replication 7).
+        """Handles the group's master as named by the first name server that answered (spec replication 7).
 
-        Without a master the config sync pauses; the replication address is kept and dialled on.
+        Without a master the config sync pauses; the replication address is kept and still dialled.
         """
         if not self._is_slave:
             return
@@ -353,7 +358,7 @@ class ReplicaRole:
             self.slave.set_master(ha_address)
 
     def _heal(self) -> None:
-        """Damage is known: ask other copies until none is left."""
+        """Handles known damage: asks other copies until none is left."""
         if self._heal_task is None or self._heal_task.done():
             self._heal_task = self._scope.start("log_heal", self._heal_all())
 
@@ -362,24 +367,25 @@ class ReplicaRole:
         self.master.wake()
 
     async def wait_for_tail(self) -> None:
-        """Wait until the log is settled of a master that may lack acknowledged messages."""
+        """Waits until the log of a master that may lack acknowledged messages is settled."""
         await self.tail_wait.run()
         self.master.on_settled()
 
     @property
     def is_looking(self) -> bool:
-        """True on a slave without a connection to its master: the address it has may be an old one."""
+        """True on a slave without a connection to its master: its address for it may be outdated."""
         return self._is_slave and self.slave.status().state in _LOOKING
 
     def _begin_copy(self) -> None:
-        """Before the first byte of this connection is stored."""
+        """Prepares the store and the config sync, before the first byte of this connection is stored."""
         self._store.begin_copy()
         self.config_sync.begin_copy()
 
     async def _introduce_and_check(self, log_end: int) -> TailVerdict:
-        """The verdict on the own end; the master learns first who has connected, and heals what it can.
+        """Returns the verdict on the end of this log. Before that, it reports this slave to the master and
+        repairs what it can.
 
-        Where the logs differ, the own one may be damaged and nobody has noticed yet.
+        If the logs differ, this one may have damage that was not detected yet.
         """
         await self._state_teller.tell()
         await self._log_heal.try_now()
@@ -396,7 +402,7 @@ class ReplicaRole:
         return replace(verdict, outcome=TailOutcome.FAILED, detail=detail)
 
     async def _copies(self) -> list[str]:
-        """Where other copies of the log are: the master, or the slaves that are known."""
+        """Returns the addresses of other copies of the log: the master, or the known slaves."""
         if self._is_slave:
             master = self._master_address()
             return [] if master is None else [master]
@@ -404,8 +410,8 @@ class ReplicaRole:
         return list(dict.fromkeys((*(listed or {}).values(), *self._told_states.addresses)))
 
     def _master_address(self) -> str | None:
-        """Where the master can be asked: as it was told, or else beside the port for slaves, where brokers
-        listen unless they are told otherwise (spec decisions 1).
+        """Returns the master's remoting address: the reported one, or else the port before the HA port, where
+        brokers listen by default (spec decisions 1).
         """
         if self.config_sync.master is not None:
             return self.config_sync.master
@@ -416,18 +422,18 @@ class ReplicaRole:
         return render_address((host, port - 1)) if port > 1 else None
 
     def _followed_life(self) -> str | None:
-        """Which start of its master this slave copies the log of, "" of one that cannot tell; None while it
-        copies nothing.
+        """Returns the id of the master's run whose log this slave copies, "" if the master does not report
+        one; None while it copies nothing.
         """
         status = self.slave.status()
         if status.state is not SlaveState.TRANSFERRING or status.tail is None:
             return None
         return status.tail.life
 
-    # What it tells of the copy.
+    # The state of replication, for reports.
 
     def master_status(self) -> MasterStatus | None:
-        """Every broker listens for slaves."""
+        """Returns the state of the slaves; every broker listens for them."""
         return self.master.status()
 
     def slave_status(self) -> ReplicationSlaveStatus | None:
@@ -435,7 +441,7 @@ class ReplicaRole:
 
     @property
     def synced_at(self) -> float | None:
-        """When the tables were last compared with the master's, by the monotonic clock."""
+        """The time at which the tables were last compared with the master's, by the monotonic clock."""
         return self.config_sync.synced_at
 
     def status(self) -> HaStatus:

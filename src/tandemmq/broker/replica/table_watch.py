@@ -1,7 +1,7 @@
-"""The push of tables (TANDEM_AWAIT_TABLES): a slave copies topics and groups as soon as they change.
+"""The push of table changes (TANDEM_AWAIT_TABLES): a slave copies topics and groups as soon as they change.
 
-`TableWatch` is the slave's half, `TableWaits` the master's. No table travels by it: it only makes the next
-round of the periodic copy come at once, and that copy stays.
+`TableWatch` is the slave's half, `TableWaits` the master's. It transfers no table: it only makes the next
+round of the periodic copy start at once, and that copy continues.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from tandemmq.runtime.ports import Clock, TimerHandle
 
 WAIT_MS: Final = 15_000
 PAUSE_S: Final = 0.05
-"""Between an answer and the next request: the round that the answer woke is mostly over then."""
+"""The pause between an answer and the next request; the round that the answer started is usually complete by
+then.
+"""
 WATCH_S: Final = 0.01
 RETRY_S: Final = 1.0
 ROUND_S_MAX: Final = 2.0
@@ -33,10 +35,10 @@ Versions = tuple[DataVersion, DataVersion]
 
 
 class TableWatch:
-    """The slave's half: asks its master to say when topics or groups change. `run` is its task.
+    """The slave's half: asks its master to report changes of topics or groups. `run` is its task.
 
-    Negotiated by trying: a master that does not support the request is not asked again while it keeps its
-    address, and the periodic copy goes on as it does with RocketMQ.
+    Support is detected by trying: a master that does not support the request is not asked again while it
+    keeps its address, and the periodic copy continues, as it does with RocketMQ.
     """
 
     def __init__(
@@ -48,25 +50,25 @@ class TableWatch:
         clock: Clock,
         broker_id: int | None = None,
     ) -> None:
-        """`broker_id`: ours, where the master counts on what we hold."""
+        """`broker_id`: this broker's id, if the master relies on the tables that it holds."""
         self._broker_id = broker_id
         self._tables = tables
         self._sync = sync
         self._client = client
         self._clock = clock
         self._mute: str | None = None
-        """A master that does not support the request."""
+        """The address of a master that does not support the request."""
         self._told: Versions | None = None
-        """The versions with which the last answer came."""
+        """The versions that were sent with the last answered request."""
 
     async def run(self) -> None:
-        """Never returns."""
+        """Sends one request after the other. Never returns."""
         while True:
             master = self._sync.master
             if master != self._mute:
                 self._mute = None
             if master is None:
-                # A slave that starts hears soon who that is, and a change may follow at once.
+                # A slave that starts soon learns its master, and a change may follow at once.
                 await self._clock.sleep(PAUSE_S)
                 continue
             if self._mute is not None:
@@ -78,13 +80,13 @@ class TableWatch:
                 continue
             is_answered = await self._watch_once(master, held)
             is_early = self._clock.monotonic() - begun_at < RETRY_S
-            # Told of the same change again: the rounds do not bring it, so asking faster is no use.
+            # The same change was reported again: the rounds do not bring it, so asking faster is useless.
             is_useless = is_early and held == self._told
             self._told = held if is_answered else None
             await self._clock.sleep(PAUSE_S if is_answered and not is_useless else RETRY_S)
 
     async def _watch_once(self, master: str, held: Versions) -> bool:
-        """False when the master could not be asked."""
+        """Sends one request; returns False if the master could not be asked."""
         try:
             await await_tables(self._client, master, *held, wait_ms=WAIT_MS, broker_id=self._broker_id)
         except RequestRejected as error:
@@ -92,7 +94,7 @@ class TableWatch:
                 self._mute = master
             return False
         except TandemError:
-            return False  # the periodic copy tells of it
+            return False  # the periodic copy reports it
         if self._versions() == held:
             self._sync.wake()
             if self._broker_id is not None:
@@ -100,13 +102,15 @@ class TableWatch:
         return True
 
     async def _await_round(self, number: int) -> None:
-        """The round that the answer woke, not the one under way; a master far away needs a while."""
+        """Waits for the round that the answer started, not the one in progress; a distant master needs a
+        while.
+        """
         ends_at_s = self._clock.monotonic() + ROUND_S_MAX
         while self._sync.whole_number < number and self._clock.monotonic() < ends_at_s:
             await self._clock.sleep(WATCH_S)
 
     def _versions(self) -> Versions | None:
-        """What we have; where the master counts on it, only what a whole round has brought."""
+        """Returns the versions held; if the master relies on them, only those of a complete round."""
         if self._broker_id is not None:
             return self._sync.held
         return self._tables.topics.data_version, self._tables.groups.data_version
@@ -114,9 +118,11 @@ class TableWatch:
 
 WAIT_MS_MAX: Final = 60_000
 HELD_S_MAX: Final = 3.0
-"""Above haMaxTimeSlaveNotCatchup: a slave that does not answer has mostly left the set by then."""
+"""Above the default of haMaxTimeSlaveNotCatchup: a slave that does not answer has usually left the set by
+then.
+"""
 LOOK_S: Final = 0.1
-"""A slave that leaves the set is noticed so soon."""
+"""The interval at which a slave's departure from the set is noticed."""
 WAITING_COUNT_MAX: Final = 256
 """At the bound a request is answered at once, so that slaves poll."""
 
@@ -124,11 +130,11 @@ WAITING_COUNT_MAX: Final = 256
 class TableWaits:
     """The master's half: holds the requests of all slaves until topics or groups change.
 
-    A slave that may be elected tells with the versions who it is: a change is answered to its author when all
-    those slaves have it (`wait_held`), so that the next master has it, too. A slave that never asked is not
-    waited for. A slave that asks with the versions it holds is answered in the loop turn after the first
-    change, so a burst of changes costs one answer.
-    Invariants: an answer is sent once; a version that differs already is answered at once, so no change
+    A slave that may be elected sends its id with its versions. A change is answered to its author only when
+    all those slaves have it (`wait_held`), so that the next master has it, too. Slaves that never asked are
+    not waited for. Held requests are answered in the loop turn after the first change, so a burst of changes
+    costs one answer.
+    Invariants: an answer is sent once; a version that already differs is answered at once, so no change
                 between two requests is missed.
     """
 
@@ -180,7 +186,7 @@ class TableWaits:
             self._heard.set()
 
     def holds(self, broker_id: int) -> bool:
-        """Whether this slave has told that it holds what this broker holds now."""
+        """Returns True if this slave has reported that it holds the current tables."""
         return broker_id in self._told and not self._is_behind(broker_id, self._versions())
 
     def _is_behind(self, broker_id: int, versions: tuple[DataVersion, DataVersion]) -> bool:
@@ -188,7 +194,7 @@ class TableWaits:
         return any(one.order < wanted.order for one, wanted in zip(held, versions, strict=True))
 
     async def wait_held(self, needed: Callable[[], Iterable[int]]) -> None:
-        """Returns when those of `needed` who ask here hold what this broker holds now.
+        """Waits until those of `needed` that send requests here hold the current tables.
 
         Raises:  Busy after HELD_S_MAX.
         """
@@ -213,7 +219,7 @@ class TableWaits:
                 timer.cancel()
 
     def close(self) -> None:
-        """Answer all of them: the broker stops."""
+        """Answers all held requests, because the broker stops."""
         for key in list(self._held):
             self._answer(key)
 

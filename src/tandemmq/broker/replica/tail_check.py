@@ -1,8 +1,8 @@
-"""The ends of two logs compared over the remoting port, before a broker follows or serves.
+"""Compares the ends of two logs over the remoting port, before a broker follows or serves.
 
 `TailCheck` is the slave's comparison with its master, before it follows. `TailWait` is the wait of a master
-whose log may lack acknowledged messages; it takes them over from its slaves before it serves.
-Source: spec replication 4.10; spec decisions 2, 4.
+whose log may lack acknowledged messages; it copies them from its slaves before it serves.
+Source:  spec replication 4.10; spec decisions 2, 4.
 """
 
 from __future__ import annotations
@@ -38,19 +38,21 @@ from tandemmq.units import MIB
 log = logging.getLogger(__name__)
 
 COMPARED_BYTES_MIN: Final = 8 * MIB
-"""More than the filler at the end of a file, so that at least one record is compared; a few ms of CPU."""
+"""More than the filler at the end of a file, so that at least one record is compared; costs a few ms
+of CPU.
+"""
 
 _REFUSALS: Final = frozenset({TailOutcome.SLAVE_AHEAD, TailOutcome.TOO_OLD, TailOutcome.DIFFERENT})
-"""After these a slave of a master halts."""
+"""The outcomes after which a slave of a master halts."""
 
 
 class TailCheck:
-    """A slave's comparison of its log's end with its master's; `master` gives the remoting address to ask.
+    """A slave's comparison of its log's end with its master's; `master` returns the remoting address to ask.
 
-    Invariants: a slave that holds anything follows a master of ours only after the last bytes that both keep
-                were equal; a RocketMQ master says that it cannot be asked, so its slave follows uncompared
-                and says so. A master that does not answer is not followed: nothing says that its log is the
-                same.
+    Invariants: a slave that holds anything follows a TandemMQ master only after the last bytes that both hold
+                were equal. A RocketMQ master does not support the comparison, so its slave follows uncompared
+                and reports that. A master that does not answer is not followed: nothing proves that its log
+                is the same.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class TailCheck:
         self._master = master
 
     async def __call__(self, log_end: int) -> TailVerdict:
-        """What may be said of the own log below `log_end`; TailOutcome.FAILED when it must be tried again."""
+        """Returns the verdict on this log below `log_end`; TailOutcome.FAILED if it must be tried again."""
         address = self._master()
         if address is None:
             detail = "the master's remoting address is not known (haMasterRemotingAddress)"
@@ -81,7 +83,7 @@ class TailCheck:
         ends = await read_log_checksum(self._client, address, log_end, 0)
         verdict = await self._judge(ends, address, log_end)
         if ends.is_slave and verdict.outcome in _REFUSALS:
-            # Who was the master may have come back as an empty slave, and name servers tell of it late.
+            # A former master may have come back as an empty slave, and name servers report that late.
             detail = f"{address} is no master; {verdict.detail}"
             return replace(verdict, outcome=TailOutcome.FAILED, detail=detail)
         return verdict
@@ -113,7 +115,9 @@ class TailCheck:
 
 
 def compared_start(store: MessageStore, end: int, low: int) -> int:
-    """From where two logs are compared that both reach to `end`; the other one begins at `low`."""
+    """Returns the start of the range to compare in two logs that both reach `end`; the other one begins at
+    `low`.
+    """
     compared_bytes = max(COMPARED_BYTES_MIN, 2 * store.options.message_bytes_max)
     return max(end - compared_bytes, store.min_log_offset, low)
 
@@ -121,9 +125,10 @@ def compared_start(store: MessageStore, end: int, low: int) -> int:
 async def first_difference(
     own: LogChecksums, client: RemotingClient, address: str, start: int, end: int
 ) -> int | None:
-    """Where the own log differs from that of the broker at `address` in [start, end); None if nowhere.
+    """Returns the first byte of `[start, end)` in which this log differs from that of the broker at
+    `address`; None if they are equal.
 
-    Raises:  RequestRejected, BrokerUnreachable, RequestTimeout; RemoteProtocolError when the other one does
+    Raises:  RequestRejected, BrokerUnreachable, RequestTimeout; RemoteProtocolError if the other broker does
              not hold all of it.
     """
 
@@ -144,25 +149,26 @@ def _failed(log_end: int, address: str, error: TandemError) -> TailVerdict:
     return TailVerdict(outcome=TailOutcome.FAILED, log_offset=log_end, detail=detail)
 
 
-# A master whose log may lack acknowledged messages: it waits, and takes them over from its slaves.
+# A master whose log may lack acknowledged messages waits, and copies them from its slaves.
 #
-# A SYNC_MASTER with ASYNC_FLUSH answers SEND_OK when a slave holds the message too. When its machine loses
-# power, its own copy may end earlier than its slaves'; served, it would give their offsets to other messages.
-# Strategy:   it asks every slave that a name server lists, or that told it, where its log ends. Below both
-#             ends the last bytes are compared. What a slave holds beyond is read from it, looked at record by
-#             record, and written; so the slave can follow as before, and nobody needs to be emptied. Enough
-#             slaves are those that leave no room for a message that was acknowledged: of `n` slaves any `n -
-#             inSyncReplicas + 2` hold together all that was. Name servers that were just started list slaves
-#             one by one: `totalReplicas` says how many there are.
-# Invariants: while it waits nothing is sent to it or read from it, and no name server lists it; it takes
-#             bytes behind its own end only, and only from a log that is the same below it; it serves what is
-#             on disk, and nothing while another broker is the master of its name.
-# Way out:    without such a slave a person decides (`accept`).
+# A SYNC_MASTER with ASYNC_FLUSH answers SEND_OK when a slave holds the message too. After a power failure its
+# own copy may end earlier than its slaves'; if it were served, the master would assign their offsets to other
+# messages.
+# Strategy:   it asks every slave that a name server lists, or that reported its address, for the end of its
+#             log. Below both ends, the last bytes are compared. Records beyond the master's end are read from
+#             the slave, verified one by one, and written; so the slave can follow as before, and no slave
+#             must be emptied. Enough slaves are those that leave no room for an acknowledged message: of `n`
+#             slaves, any `n - inSyncReplicas + 2` together hold all of them. Recently started name servers
+#             list slaves one by one: `totalReplicas` is the number of replicas to expect.
+# Invariants: while it waits, no message is sent to it or read from it, and no name server lists it. It copies
+#             only bytes beyond its own end, and only from a log that is the same below it. It serves only
+#             what is on disk, and nothing while another broker is the master of its name.
+# Way out: without such a slave an operator decides (`accept`).
 
 
 RETRY_S: Final = 1.0
 UNLISTED_S: Final = 15.0
-"""So long at least it waits without a name server: slaves tell where they are when they dial, one by one."""
+"""The shortest wait without a name server: slaves report their addresses when they dial, one by one."""
 
 _OPEN: Final = frozenset(
     {
@@ -174,11 +180,15 @@ _OPEN: Final = frozenset(
         RequestCode.UPDATE_BROKER_CONFIG,
     }
 )
-"""What is served meanwhile besides replication and access rules: it reads and writes no message."""
+"""Requests that are served meanwhile, besides replication and access rules: they neither read nor write
+messages.
+"""
 
 
 class TailWait:
-    """`run` is its task; it returns when the log may be served."""
+    """The wait of a master whose log may be incomplete. `run` is its task; it returns when the log may be
+    served.
+    """
 
     def __init__(
         self,
@@ -191,9 +201,9 @@ class TailWait:
         told: Callable[[], Iterable[str]],
         other_master: Callable[[Iterable[str]], Awaitable[str | None]],
     ) -> None:
-        """`listed`: the group's slaves by id as name servers know them, None when none of them answers.
-        `told`: where slaves said that they are. `other_master`: where another master of the name is, whom
-        name servers list or one of these addresses has become.
+        """`listed`: returns the group's slaves by id as name servers know them, None if no name server
+        answers. `told`: returns the addresses that slaves reported. `other_master`: returns the address of
+        another master of this name, which name servers list or which one of the given addresses has become.
         """
         self._own = own
         self._store: MessageStore = own.store
@@ -206,13 +216,13 @@ class TailWait:
         self._is_accepted = False
         self._is_due = asyncio.Event()
         self.reason = self._store.tail_doubt
-        """What it waits for; empty while it does not."""
+        """The reason for the wait; empty while it does not wait."""
 
     def routes(self) -> dict[int, Handler]:
         return {RequestCode.TANDEM_ACCEPT_LOG: self.handle_accept}
 
     def handle_accept(self, _channel: Channel, command: Command) -> Command:
-        """TANDEM_ACCEPT_LOG: a person says that the log is used as it is."""
+        """TANDEM_ACCEPT_LOG: an operator decides that the log is used as it is."""
         if not self.reason:
             raise BadRequest("the broker does not wait for its slaves: there is nothing to accept")
         self._is_accepted = True
@@ -220,9 +230,10 @@ class TailWait:
         return command.reply(remark=f"the log is used as it is, up to {self._store.max_log_offset}")
 
     async def run(self) -> None:
-        """Returns when the log is whole, or a person took it as it is; then the store is a master's.
+        """Returns when the log is complete, or an operator accepted it as it is; then the store is a
+        master's.
 
-        Raises:  StoreError when the store can no longer be trusted.
+        Raises:  StoreError if the store has failed.
         """
         facts = {"log_end": self._store.max_log_offset, "reason": self._store.tail_doubt}
         log.warning(events.LOG_TAIL_DOUBTED, extra=facts)
@@ -239,29 +250,29 @@ class TailWait:
         await self._accept("a person's decision" if is_accepted else "slaves")
 
     async def _ask_for_master(self) -> str:
-        """Empty when nobody else is the master: a person may have made a slave the master meanwhile, and the
-        other slaves hold what that one has stored since.
+        """Returns the reason to wait for another master, or "" if there is none. An operator may have
+        promoted a slave meanwhile, and the other slaves hold what that one has stored since.
         """
         other = await self._other_master(self._told())
         if other is None:
             return ""
-        self._is_accepted = False  # who decided so did not know, and that one goes on storing
+        self._is_accepted = False  # the decision was made without knowing it; that one still stores
         return f"{other} is the master of this name: stop one of the two"
 
     async def _accept(self, by: str) -> None:
-        """Raises:  OSError when the disk takes no writes."""
+        """Makes the store a master's. Raises: OSError if the disk refuses writes."""
         await self._store.sync()
         self._store.accept_log()
         self.reason = ""
         log.warning(events.LOG_TAIL_SETTLED, extra={"log_end": self._store.max_log_offset, "by": by})
 
     async def _ask_all(self, waited_s: float) -> str:
-        """Empty when enough slaves have shown that nothing is missing; else what is waited for."""
+        """Returns "" if enough slaves have shown that nothing is missing; else the reason to wait."""
         listed = await self._listed()
         slaves = list(dict.fromkeys((*(listed or {}).values(), *self._told())))
         if not slaves:
             return "no slave is known that could show what it holds"
-        # Each acknowledged message is at so many slaves.
+        # Each acknowledged message is on this many slaves.
         ack_count = self._store.options.slave_ack_count(self._store.options.role)
         slave_count = max(len(slaves), self._store.options.total_replicas - 1)
         needed = max(1, slave_count - ack_count + 1)
@@ -274,7 +285,7 @@ class TailWait:
         return ""
 
     async def _ask(self, address: str) -> str:
-        """Empty when this slave holds nothing that the own log lacks, now at least; else why not."""
+        """Returns "" if this slave holds nothing that this log lacks, at least now; else the reason."""
         try:
             return await self._take_over(address)
         except StoreError as error:
@@ -301,12 +312,12 @@ class TailWait:
                     return (
                         f"its log differs from ours at {different_at}; it ends at {high}, ours at {own_end}"
                     )
-        if high > own_end:  # an empty log that stands at a later file has deleted what was before it
+        if high > own_end:  # an empty log that begins at a later file has deleted what was before it
             await self._fetch(address, max(low, own_end), high)
         return ""
 
     async def _fetch(self, address: str, begin: int, end: int) -> None:
-        """Append the slave's records from `begin` to `end`."""
+        """Appends the slave's records of `[begin, end)`."""
         store = self._store
         segment_bytes = store.options.commit_log_file_bytes
         verifier = RecordVerifier(begin, segment_bytes=segment_bytes, record_bytes_max=self._record_bytes_max)
@@ -326,7 +337,7 @@ class TailWait:
         log.warning(events.LOG_TAIL_FETCHED, extra=facts)
 
     def _note(self, reason: str) -> None:
-        """One line per change."""
+        """Logs one line per change."""
         reason = f"{self._store.tail_doubt}; {reason}"
         if reason != self.reason:
             self.reason = reason
@@ -343,7 +354,9 @@ class TailWait:
 def closed_routes(
     routes: Mapping[int, Handler], open_codes: Iterable[int], reason: Callable[[], str]
 ) -> dict[int, Handler]:
-    """The same codes; all but those that are served while the master waits are refused with the reason."""
+    """Returns the same routes; all but those that are served while the master waits are refused with the
+    reason.
+    """
 
     def refuse(_channel: Channel, _command: Command) -> Command:
         raise ServiceNotAvailable(f"this master serves nothing yet: {reason()}")
