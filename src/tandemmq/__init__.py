@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterable, Mapping
 __version__ = "0.1.0"
 
 if sys.flags.optimize:
-    # Invariants are asserts; a broker without them could write a log it would itself refuse to read.
+    # Invariants are asserts; without them a broker could write a log that it would itself refuse to read.
     raise ImportError("tandemmq refuses to run under `python -O`: its invariants are asserts")
 
 
 def names_on_demand(
     package: str, homes: Mapping[str, Iterable[str]]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package whose names are loaded when they are first asked for.
+    """Returns `__getattr__` and `__dir__` of a package whose names are loaded on first use.
 
-    So a program pays for what it uses, and a part of the package for nothing of its neighbours.
+    So a program loads only what it uses, and a part of the package does not load its neighbours.
 
     package  its `__name__`
-    homes    module below the package (or whole, from `tandemmq.`) -> the names that come from it
+    homes    the names by their module, which is below the package, or absolute if it starts with `tandemmq.`
     """
     modules = {
         name: home if home.startswith("tandemmq.") else f"{package}.{home}"

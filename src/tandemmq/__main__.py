@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Runs the command line; the process ends with its exit code."""
     if sys.argv[1:] == ["--version"]:
-        # Scripts ask this often: the answer needs none of what commands import.
+        # Scripts call this often: the answer needs none of the commands' imports.
         from tandemmq import __version__
 
         sys.stdout.write(f"tandemmq {__version__}\n")

@@ -1,10 +1,10 @@
-"""The command line: starts servers and hands over to the other commands.
+"""The command line: starts servers and delegates to the other commands.
 
-Invariants: standard output carries the ready line of a server and nothing else; the log goes to standard
-            error. What a user can put right (a bad setting, a taken port, a locked or unwritable store) ends
-            with exit code 1 and one sentence; anything else is a fault of ours and shows its traceback.
-Strategy:   nothing heavy is imported before a command needs it, so `--help` is quick and a broker needs no
-            Spark.
+Invariants: standard output carries only the ready line of a server; the log goes to standard error. An error
+            that the user can correct (an invalid setting, a port in use, a locked or unwritable store) ends
+            with exit code 1 and one sentence; any other error is a bug and shows its traceback.
+Strategy:   nothing heavy is imported before a command needs it, so `--help` is fast and a broker does not
+            need Spark.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 
 class _Commands(TyperGroup):
-    """A shell that completes a line sees the real command of another part, which is imported for it."""
+    """The group of commands. For shell completion it imports and returns the real command of another
+    module.
+    """
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if ctx.resilient_parsing and cmd_name in _OTHERS:
@@ -55,7 +57,7 @@ app = typer.Typer(
 )
 
 _UNBOUND: Final = re.compile(r"bind on address \('([^']+)', (\d+)[^)]*\): (?:\[[^]]*\] )?(.+)")
-"""How asyncio and uvloop tell a port that they could not bind."""
+"""The format in which asyncio and uvloop report a port that they could not bind."""
 
 ConfigFile = Annotated[
     Path | None,
@@ -89,7 +91,7 @@ def _main(
 
 
 class ServedProcess(Protocol):
-    """What `serve` needs of a broker or a name server."""
+    """The interface of a broker or a name server towards `serve`."""
 
     async def start(self) -> object: ...
     async def stop(self) -> None: ...
@@ -129,7 +131,7 @@ def broker(
 
 
 def _check_broker_config(config: Path | None, overrides: list[str]) -> None:
-    """Ends with exit code 1 and one sentence when a broker would not start with these settings."""
+    """Checks the settings; ends with exit code 1 and one sentence when a broker would not start with them."""
     from tandemmq.config.load import load_broker, read_settings
 
     try:
@@ -149,8 +151,8 @@ def _run(main: Callable[[], Awaitable[int]], log_level: str) -> NoReturn:
     level = log_level.upper()
     if level not in LEVELS:
         _fail(f"--log-level {log_level}: must be one of {', '.join(LEVELS)}")
-    # A start is mostly imports. None of what they make is garbage; and numpy's threads, which are for linear
-    # algebra, have nothing to do in a server.
+    # A start consists mostly of imports, and none of the objects that they create is garbage. numpy's threads
+    # for linear algebra are useless in a server.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.disable()
     import uvloop
@@ -181,7 +183,7 @@ def _fail(sentence: str) -> NoReturn:
 
 
 def _sentence(error: OSError) -> str:
-    """What went wrong and where, without the errno's number."""
+    """Returns the reason and the place of an error, without the errno's number."""
     reason = error.strerror or str(error)
     unbound = _UNBOUND.search(reason)
     if unbound is not None:
@@ -348,7 +350,7 @@ async def _elected_broker(loaded: BrokerConfig, outcome: ServerEnd) -> int:
 
 
 class ServerEnd:
-    """Why the server has to end: a signal (None) or the error that made it impossible to go on."""
+    """The reason why the server has to end: a signal (None) or the error after which it cannot continue."""
 
     def __init__(self) -> None:
         self.is_due = asyncio.Event()
@@ -358,16 +360,18 @@ class ServerEnd:
         self.is_due.set()
 
     def fail(self, error: BaseException) -> None:
-        """Called by the server, at most once with effect."""
+        """Records the error and ends the server; only the first call's error counts."""
         if self.error is None:
             self.error = error
         self.is_due.set()
 
 
 async def serve(server: ServedProcess, outcome: ServerEnd, ready: Callable[[], str]) -> int:
-    """Starts the server, says so, waits for a signal or a fatal error, stops it; the exit code."""
-    # What a server needs is imported, and what its start makes stays. A collection that looked at all that,
-    # 80,000 objects, would hold the loop for tens of milliseconds.
+    """Starts the server, prints the ready line, waits for a signal or a fatal error, and stops the server;
+    returns the exit code.
+    """
+    # The imports of a server, and the objects of its start, are permanent. A garbage collection that scans
+    # them all, 80,000 objects, would block the loop for tens of milliseconds.
     gc.freeze()
     gc.enable()
     loop = asyncio.get_running_loop()
@@ -389,7 +393,7 @@ async def serve(server: ServedProcess, outcome: ServerEnd, ready: Callable[[], s
             await asyncio.wait((starting,))
     finally:
         due.cancel()
-        # A second signal ends the process at once, should stopping hang.
+        # A second signal ends the process at once, in case stopping hangs.
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
         gc.unfreeze()
@@ -417,7 +421,7 @@ def _address(address: tuple[str, int]) -> str:
 
 
 def _plan_descriptors(open_file_count_max: int = 0, replication_connections_max: int = 0) -> DescriptorPlan:
-    """Raises this process's limit of open files, keeps some in reserve, and says how the rest is divided."""
+    """Raises this process's limit of open files, fills the reserve, and returns the division of the rest."""
     import logging
 
     from tandemmq.runtime.descriptors import (
@@ -474,10 +478,10 @@ def _machine() -> MachineFacts:
 
 
 def _local_address() -> str:
-    """The address that others would see: that of the default route, else of the loopback."""
+    """Returns the address that other machines see: that of the default route, else the loopback address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # Connecting a datagram socket only asks the routing table, it sends nothing.
+            # Connecting a datagram socket only queries the routing table; it sends nothing.
             probe.connect(("192.0.2.1", 9))
             address: str = probe.getsockname()[0]
         except OSError:
@@ -485,7 +489,7 @@ def _local_address() -> str:
     return address
 
 
-# --- Commands of other parts
+# --- Commands of other modules
 
 
 _OTHERS: Final = {
@@ -512,11 +516,11 @@ _OTHERS: Final = {
     "audit": ("tandemmq.admin.audit_command", "", "Compare the logs of masters and slaves while they run."),
     "store": ("tandemmq.store_command", "", "Check or repair a store directory."),
 }
-"""Command -> module, the extra that it needs ("" for none), its line of help."""
+"""The other commands, as command -> module, the extra that it needs ("" for none), and its line of help."""
 
 
 def _load_other(name: str) -> Any:
-    """The command of another part: its module's `app`, or the function that is named like the command."""
+    """Returns the command of another module: its `app`, or the function that has the command's name."""
     import importlib
 
     module_name, extra, _ = _OTHERS[name]
@@ -536,8 +540,8 @@ def _load_other(name: str) -> Any:
 
 
 def _defaults(name: str, found: Any) -> dict[str, Any]:
-    """For mqadmin's commands the name server that `tandemmq up` runs here; the others look for it themselves,
-    because they say so when there is none.
+    """Returns the name server of the local `tandemmq up` as a default for mqadmin's commands. The other
+    commands look it up themselves, because they report when there is none.
     """
     if name not in ("admin", "audit"):
         return {}

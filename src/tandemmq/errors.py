@@ -1,7 +1,7 @@
-"""Every error a caller may see, as one tree; policy sits on the class.
+"""Every error that a caller may see, as one tree; the policy is on the class.
 
-`retriable`: the same call may succeed later or on another broker. `refresh_route`: the caller's route is out
-of date. `fatal`: the process can no longer be trusted and must stop. Outcomes that a caller branches on
+`retriable`: the same call may succeed later or on another broker. `refresh_route`: the caller's route is
+outdated. `fatal`: the process can no longer be trusted and must stop. Outcomes that a caller branches on
 (nothing new, offset moved) are enum values, not errors.
 """
 
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 
 class TandemError(Exception):
-    """Base of everything that this package raises on purpose."""
+    """The base of all errors that this package raises on purpose."""
 
     retriable: ClassVar[bool] = False
     refresh_route: ClassVar[bool] = False
@@ -24,17 +24,17 @@ class ProtocolError(TandemError):
 
 
 class LocalProtocolError(ProtocolError):
-    """We asked the protocol layer for something that cannot be encoded: a fault of our own."""
+    """A value that the protocol layer cannot encode: a bug of the caller."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent something that cannot be decoded; the connection must be closed (spec remoting 1)."""
+    """Bytes from the peer that cannot be decoded; the connection must be closed (spec remoting 1)."""
 
 
 class RequestRejected(TandemError):
-    """A request that was understood and refused: `code` and `remark` are what the wire carries.
+    """A request that was understood and rejected: `code` and `remark` are those of the response.
 
-    The subclasses name the cases that callers tell apart; any other code is this class itself. The table
+    The subclasses are the cases that callers distinguish; any other code is this class itself. The mapping
     between codes and classes is `tandemmq.protocol.rejections`.
     """
 
@@ -51,11 +51,11 @@ class RequestRejected(TandemError):
 
 
 class BadRequest(RequestRejected):
-    """A field is missing, ill-typed or out of range; the remark names it and what is allowed."""
+    """A field is missing, ill-typed or out of range; the remark names it and the allowed values."""
 
 
 class MessageIllegal(RequestRejected):
-    """The message can never be stored as it is: too large, bad properties, bad batch."""
+    """The message can never be stored as it is: too large, invalid properties, invalid batch."""
 
     code = 13
 
@@ -81,7 +81,7 @@ class NotPermitted(RequestRejected):
 
 
 class ServiceNotAvailable(RequestRejected):
-    """The store takes no writes now: a slave, a full disk, a stopping broker."""
+    """The store accepts no writes now: a slave, a full disk, a stopping broker."""
 
     code = 14
     retriable = True
@@ -89,14 +89,16 @@ class ServiceNotAvailable(RequestRejected):
 
 
 class Busy(RequestRejected):
-    """The peer sheds load; wait and try again, or try another broker."""
+    """The peer sheds load; wait and retry, or try another broker."""
 
     code = 2
     retriable = True
 
 
 class NotServed(Busy):
-    """The peer serves no such request now: it is a slave, or has no room. Another one may be the master."""
+    """The peer does not serve such a request now: it is a slave, or has no room. Another broker may be the
+    master.
+    """
 
     refresh_route = True
 
@@ -108,24 +110,24 @@ class OffsetOutOfRange(RequestRejected):
 
 
 class NotLeader(RequestRejected):
-    """Another controller leads, or none: ask who, then ask that one."""
+    """Another controller leads, or none: query the leader, then ask it."""
 
     code = 2007
     retriable = True
 
 
 class OutcomeUnknown(RequestRejected):
-    """A controller's decision was not confirmed in time; it may still be."""
+    """A controller's decision was not confirmed in time; it may still be made."""
 
     retriable = True
 
 
 class StoreError(TandemError):
-    """The store cannot do what was asked."""
+    """The store cannot execute the operation."""
 
 
 class Corrupt(StoreError):
-    """Bytes on disk are not what the format demands."""
+    """Bytes on disk that the format does not allow."""
 
     def __init__(self, path: Path | str, offset: int, reason: str) -> None:
         super().__init__(f"{path} at byte {offset}: {reason}")
@@ -135,7 +137,7 @@ class Corrupt(StoreError):
 
 
 class LogMissing(StoreError):
-    """Queues are there and the log that they point into is not, though it was."""
+    """The queues exist, but the log that they point into is missing."""
 
     def __init__(self, log_directory: Path, queue_directory: Path) -> None:
         super().__init__(
@@ -145,13 +147,13 @@ class LogMissing(StoreError):
 
 
 class DiskFull(StoreError):
-    """The file system has no room; nothing of the refused append was kept."""
+    """The file system has no room; no part of the rejected append was kept."""
 
     retriable = True
 
 
 class FlushFailed(StoreError):
-    """An fsync failed: nothing in memory may be trusted any more, the broker must stop and recover."""
+    """An fsync failed: nothing in memory can be trusted any more; the broker must stop and recover."""
 
     fatal = True
 
@@ -165,7 +167,7 @@ class StoreClosed(StoreError):
 
 
 class Truncated(StoreError):
-    """The log was cut below the offset that was waited for."""
+    """The log was cut below the awaited offset."""
 
 
 class ReplicationError(TandemError):
@@ -173,11 +175,11 @@ class ReplicationError(TandemError):
 
 
 class StaleTerm(ReplicationError):
-    """A term is to begin that is not above every term of the own log."""
+    """A term was to begin that is not above every term of the own log."""
 
 
 class LogDiverged(ReplicationError):
-    """The peer's bytes do not continue our log."""
+    """The peer's bytes do not continue the own log."""
 
 
 class ClientError(TandemError):
@@ -185,11 +187,11 @@ class ClientError(TandemError):
 
 
 class TopicExists(ClientError):
-    """The topic that was to be created exists, with other settings; nothing was changed."""
+    """The topic to create exists with other settings; nothing was changed."""
 
 
 class TopicHasUnread(ClientError):
-    """Read queues that were to go hold messages that a group has not finished; the read queues stay."""
+    """The read queues to remove contain messages that a group has not consumed; the read queues stay."""
 
 
 class NoRoute(ClientError):
@@ -207,13 +209,15 @@ class BrokerUnreachable(ClientError):
 
 
 class RequestTimeout(ClientError):
-    """No answer within the deadline; the request may or may not have been carried out."""
+    """No answer within the deadline; the request may or may not have been executed."""
 
     retriable = True
 
 
 class SendNotConfirmed(ClientError):
-    """The message is stored on the master but was not flushed or replicated in time; `status` says which."""
+    """The message is stored on the master but was not flushed or replicated in time; `status` has the
+    reason.
+    """
 
     def __init__(self, status: str, message: str) -> None:
         super().__init__(message)
@@ -221,4 +225,4 @@ class SendNotConfirmed(ClientError):
 
 
 class ConfigError(TandemError):
-    """A setting that is unknown, ill-typed or out of range; the text names it and what is allowed."""
+    """A setting that is unknown, ill-typed or out of range; the text names it and the allowed values."""

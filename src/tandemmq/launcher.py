@@ -1,9 +1,9 @@
-"""TandemMQ servers as processes of this machine: started, known ready by their first line, killed,
-stopped for sure.
+"""TandemMQ servers as processes of this machine: started, detected as ready by their first line, killed, and
+reliably stopped.
 
 A server is ready when it has printed a line with its bound address (`host:port`) on standard output. Its log
-goes to a file, and error messages point to that file. The demo, the benchmarks and the tests that kill
-processes use it.
+goes to a file, and error messages refer to that file. The demo, the benchmarks and the tests that kill
+processes use this module.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _ADDRESS = re.compile(r"(\d+\.\d+\.\d+\.\d+:\d+)")
 
 
 class ProcessFailed(TandemError):
-    """A server process ended, or never came up; the text names it and its log."""
+    """A server process ended, or never became ready; the text names it and its log."""
 
 
 def write_properties(path: Path, settings: Mapping[str, object]) -> Path:
-    """`path`, now holding the settings as a RocketMQ properties file."""
+    """Writes the settings to `path` as a RocketMQ properties file; returns `path`."""
     path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()), encoding="utf-8")
     return path
 
@@ -42,7 +42,7 @@ class Server:
         self.name = name
         self.address = ""
         self.environment: Mapping[str, str] | None = None
-        """The variables of the next start; None: those of this process."""
+        """The environment of the next start; None: that of this process."""
         self._command = [sys.executable, "-m", "tandemmq", *command]
         self._log_path = log_path
         self._process: subprocess.Popen[bytes] | None = None
@@ -53,9 +53,9 @@ class Server:
         return self._process.pid if self._process is not None else -1
 
     def start(self) -> str:
-        """The first address on the server's ready line.
+        """Starts the server; returns the first address on its ready line.
 
-        Raises:  ProcessFailed when it ends or says nothing within READY_SECONDS_MAX.
+        Raises:  ProcessFailed when it ends or prints no address within READY_SECONDS_MAX.
         """
         with self._log_path.open("ab") as log:
             process = subprocess.Popen(
@@ -75,7 +75,7 @@ class Server:
         for line in process.stdout:
             found = _ADDRESS.search(line.decode("utf-8", "replace"))
             if found:
-                # Whatever it prints later must not fill the pipe and block it.
+                # Later output must not fill the pipe and block the server.
                 threading.Thread(target=process.stdout.read, daemon=True).start()
                 return found.group(1)
         process.wait()
@@ -91,7 +91,7 @@ class Server:
             self._close()
 
     def stop(self) -> None:
-        """Ends the process in order; by force after STOP_SECONDS_MAX."""
+        """Ends the process with SIGTERM, or with SIGKILL after STOP_SECONDS_MAX."""
         process = self._process
         if process is None:
             return
@@ -106,7 +106,7 @@ class Server:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs."""
+        """True if the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def check_alive(self) -> None:
@@ -124,7 +124,7 @@ class Server:
 
 @contextmanager
 def stopping(servers: list[Server]) -> Iterator[None]:
-    """Stops the servers at the end, last started first, whatever happened."""
+    """Stops the servers at the end, last started first, even after an error."""
     try:
         yield
     finally:

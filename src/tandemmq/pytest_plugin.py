@@ -1,7 +1,7 @@
 """Fixtures for tests of applications: `tandemmq_cluster`, `topic`, `producer` and `consumer`.
 
-Installed with the package: pytest finds it by its entry point. Nothing of a cluster is imported before a test
-asks for one. What a test broke is whole again when the next one begins.
+They are installed with the package: pytest finds them by its entry point. Cluster code is imported only when
+a test requests a fixture. Faults that a test caused are repaired before the next test begins.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ if TYPE_CHECKING:
 
 _numbers = itertools.count(1)
 TOPIC_NAME_CHARS_MAX = 100
-"""Room for the prefixes of retry topics below RocketMQ's 127."""
+"""Leaves room for the prefixes of retry topics below RocketMQ's 127."""
 
 
 @pytest.fixture(scope="session")
 def tandemmq_options() -> Mapping[str, Any]:
-    """Arguments of `tandemmq.testing.Cluster`; define your own fixture of this name to change them."""
+    """Returns the arguments of `tandemmq.testing.Cluster`; define your own fixture of this name to change
+    them.
+    """
     return {}
 
 
 @pytest.fixture(scope="session")
 def tandemmq_cluster(tandemmq_options: Mapping[str, Any]) -> Iterator[BlockingCluster]:
-    """A name server and a broker for all tests of this run, with switches for faults."""
+    """Yields a cluster of a name server and a broker for all tests of this run, with injectable faults."""
     from tandemmq.testing import BlockingCluster
 
     with BlockingCluster(**tandemmq_options) as cluster:
@@ -39,7 +41,7 @@ def tandemmq_cluster(tandemmq_options: Mapping[str, Any]) -> Iterator[BlockingCl
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest, tandemmq_cluster: BlockingCluster) -> str:
-    """A new topic with four queues, named after the test."""
+    """Returns a new topic with four queues, named after the test."""
     label = re.sub(r"[^\w%|-]+", "_", request.node.name, flags=re.ASCII)[:TOPIC_NAME_CHARS_MAX]
     name = f"{label}-{next(_numbers)}"
     tandemmq_cluster.create_topic(name)
@@ -48,14 +50,14 @@ def topic(request: pytest.FixtureRequest, tandemmq_cluster: BlockingCluster) -> 
 
 @pytest.fixture
 def producer(tandemmq_cluster: BlockingCluster) -> Iterator[BlockingProducer]:
-    """A started producer."""
+    """Yields a started producer."""
     with tandemmq_cluster.producer() as producer:
         yield producer
 
 
 @pytest.fixture
 def consumer(tandemmq_cluster: BlockingCluster, topic: str) -> Iterator[BlockingConsumer]:
-    """A started consumer of `topic`, alone in its group, that begins with the first message."""
+    """Yields a started consumer of `topic`, alone in its group, that begins with the first message."""
     with tandemmq_cluster.consumer(topic, f"group-{topic}") as consumer:
         yield consumer
 

@@ -1,5 +1,5 @@
-"""`tandemmq store`: checks a store directory that no broker runs on, builds its derived files anew, or shows
-what an election cut of it.
+"""`tandemmq store`: checks a store directory that no broker uses, rebuilds its derived files, or shows the
+messages that an election cut from it.
 
 Exit codes: 0 clean or repaired, 1 damaged (repair: refused because of it), 2 the directory cannot be read.
 """
@@ -34,7 +34,7 @@ T = TypeVar("T")
 EXIT_DAMAGED = 1
 EXIT_UNREADABLE = 2
 FINDINGS_SHOWN = 200
-"""A terminal takes no more; `--json` has all that were kept."""
+"""The most findings printed; `--json` has all that were kept."""
 
 app = typer.Typer(
     name="store",
@@ -104,9 +104,9 @@ def repair(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Build ConsumeQueues, key index and checkpoint anew from the CommitLog.
+    """Rebuild ConsumeQueues, key index and checkpoint from the CommitLog.
 
-    The CommitLog is not touched, unless --skip-damaged says so.
+    The CommitLog is not touched, unless --skip-damaged is given.
     """
     from tandemmq.store.inspect import RepairOptions, repair_store
 
@@ -144,9 +144,10 @@ def divergent(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what was cut of the log when another broker was elected: nobody was told that it is stored.
+    """Show the messages that were cut from the log when another broker was elected; no sender was told that
+    they are stored.
 
-    Its senders may have sent it again themselves: look before you --resend.
+    The senders may have sent them again themselves: check before you --resend.
     """
     from tandemmq.store.truncation import list_kept, read_kept
 
@@ -207,8 +208,9 @@ def _tail_values(tail: KeptTail, records: list[Record]) -> dict[str, Any]:
 
 
 def _send_again(name_servers: str, records: list[Record]) -> int:
-    """How many were sent. What the system stores for itself (half messages, delays, retries) is left out, and
-    so is a body that does not decode: a producer cannot claim a compression of its own.
+    """Sends the records; returns the number sent. Records that the system stores for itself (half messages,
+    delays, retries) are left out, and also a body that cannot be decoded: a producer cannot declare a
+    compression of its own.
     """
     from tandemmq.client import BlockingProducer, Message
     from tandemmq.protocol.properties import SYSTEM_NAMES
@@ -249,11 +251,11 @@ def _send_again(name_servers: str, records: list[Record]) -> int:
     return sent
 
 
-# Options.
+# Options
 
 
 def _settings(config: Path | None) -> StoreOptions | None:
-    """What the broker's file says about its store."""
+    """Returns the store options of the broker's file."""
     if config is None:
         return None
     from tandemmq.config.load import MachineFacts, load_broker, read_settings
@@ -283,11 +285,13 @@ def _inspect_options(
     )
 
 
-# Running.
+# Running
 
 
 def _guarded(work: Callable[[Callable[[str, int, int], None]], T]) -> T:
-    """The result, with a bar on a terminal; one sentence and exit code 2 when the store cannot be read."""
+    """Returns the result, with a progress bar on a terminal; prints one sentence and exits with code 2 when
+    the store cannot be read.
+    """
     try:
         with _progress_bar() as on_progress:
             return work(on_progress)
@@ -317,7 +321,7 @@ def _progress_bar() -> Iterator[Callable[[str, int, int], None]]:
         yield show
 
 
-# Printing.
+# Printing
 
 
 def _numbers(report: StoreReport | RepairReport) -> dict[str, Any]:
@@ -325,7 +329,7 @@ def _numbers(report: StoreReport | RepairReport) -> dict[str, Any]:
 
 
 def _fields(report: StoreReport | RepairReport) -> dict[str, Any]:
-    """The report's fields; findings are rendered by themselves."""
+    """Returns the report's fields; findings are rendered separately."""
     return {name: getattr(report, name) for name in report.__slots__}
 
 
@@ -383,7 +387,7 @@ def _print_findings(console: Console, findings: list[Finding], unlisted_count: i
 
 
 def _line(finding: Finding) -> str:
-    """One finding as a person reads it: where, whose, what."""
+    """Renders one finding for people: its place, its reason, and its topic and offsets."""
     place = str(finding.path)
     if finding.size_bytes:
         place += f" bytes {finding.offset} to {finding.offset + finding.size_bytes}"

@@ -1,4 +1,4 @@
-"""The integers that must not be mixed up, as types; what all floors call bytes; and rounding of sizes."""
+"""The integer types that must not be mixed up, the common type of bytes, and rounding of sizes."""
 
 from typing import Final, NewType, TypeAlias
 
@@ -12,8 +12,9 @@ EpochMs = NewType("EpochMs", int)
 """Wall-clock milliseconds since 1970-01-01 UTC."""
 
 ReplicaId = NewType("ReplicaId", str)
-"""The name under which a replica's acknowledgements are counted: one per slave, however many sockets it
-has."""
+"""The name under which a replica's acknowledgements are counted: one per slave, however many connections it
+has.
+"""
 
 MASTER_ID: Final = 0
 """The broker id of a master; slaves have ids above it."""
@@ -26,10 +27,10 @@ GIB = 1024 * MIB
 
 
 def align_down(value: int, unit: int) -> int:
-    """The largest multiple of `unit` that is not above `value`."""
+    """Returns the largest multiple of `unit` that is not above `value`."""
     return value - value % unit
 
 
 def align_up(value: int, unit: int) -> int:
-    """The smallest multiple of `unit` that is not below `value`."""
+    """Returns the smallest multiple of `unit` that is not below `value`."""
     return -(-value // unit) * unit

@@ -1,1 +1,1 @@
-"""Benchmarks that print figures; nothing here passes or fails."""
+"""Benchmarks that print measurements; none of them passes or fails."""

@@ -1,8 +1,8 @@
 """`tandemmq bench`: the cost of a send under a light load.
 
-Without a command it measures one broker alone, and one with a synchronous slave; `processes` measures
-brokers side by side, as `tandemmq up --processes` starts them. Comparisons with other brokers, and the costs
-of the parts around a broker, are in a checkout: `python -m bench --help`.
+Without a command it measures one broker alone, and one with a synchronous slave. `processes` measures brokers
+side by side, as `tandemmq up --processes` starts them. Comparisons with other brokers, and the costs of the
+components around a broker, are in a checkout: `python -m bench --help`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, invoke_w
 
 BODY_BYTES = 1024
 QUEUE_COUNT = 4
-TOPIC = "BenchTopic"  # made by the first send, as any producer of a development cluster would
+TOPIC = "BenchTopic"  # created by the first send, as any producer of a development cluster would
 _WARM_UP_SECONDS = 1.5
 TABLE_WIDTH = 132
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuickRow:
-    """One measured line: who was measured, with how many in flight, and what it cost."""
+    """One measured line: the setting, the number of sends in flight, and the cost."""
 
     setting: str
     in_flight: int
@@ -48,7 +48,9 @@ class QuickRow:
 
 @contextmanager
 def measured_cluster(directory: Path, *, has_slave: bool, masters: int = 1) -> Iterator[dict[str, Server]]:
-    """A master (and a slave, and more masters) on free ports, by name; stopped at the end."""
+    """Runs a master (and a slave, and more masters) on free ports; yields the servers by name, and stops them
+    at the end.
+    """
     name_server = Server(
         "name server",
         ["namesrv", "--set", "listenPort=0", "--set", "bindAddress=127.0.0.1"],
@@ -109,8 +111,9 @@ def _measure(
 
 
 def _wait_until_replicated(servers: dict[str, Server], frames: list[bytes]) -> None:
-    """Returns once a send to the master is acknowledged by both copies, so that no run measures the
-    slave's start."""
+    """Waits until a send to the master is acknowledged by both replicas, so that no run measures the slave's
+    start.
+    """
     for _ in range(30):
         if run_load(servers["master"].address, frames, in_flight=1, seconds_max=0.2).failed == 0:
             return
@@ -120,7 +123,7 @@ def _wait_until_replicated(servers: dict[str, Server], frames: list[bytes]) -> N
 def _measure_side_by_side(
     generators: Executor, brokers: list[Server], frames: list[bytes], *, in_flight: int, seconds: float
 ) -> QuickRow:
-    """Each broker gets the load of a process of its own, all at the same time."""
+    """Loads all brokers at the same time, each from a separate process."""
     before = [processor_seconds(broker.pid) for broker in brokers]
     loads = [generators.submit(_load_of, broker.address, frames, in_flight, seconds) for broker in brokers]
     results = [load.result() for load in loads]
@@ -147,7 +150,7 @@ def _measure_side_by_side(
 
 
 def _load_of(address: str, frames: list[bytes], in_flight: int, seconds: float) -> tuple[LoadResult, float]:
-    """A load, and the processor time that making it took."""
+    """Runs a load; returns the result and the processor time of the generator."""
     begun_s = time.process_time()
     result = run_load(address, frames, in_flight=in_flight, seconds_max=seconds)
     return result, time.process_time() - begun_s
@@ -183,8 +186,9 @@ def bench(
     context: typer.Context,
     seconds: Annotated[float, typer.Option(help="Length of each measured run.", min=0.5, max=60)] = 8.0,
 ) -> None:
-    """Replay prepared send frames against a broker, alone and with a synchronous slave, and print what
-    it costs."""
+    """Replay prepared send frames against a broker, alone and with a synchronous slave, and print the
+    cost.
+    """
     if context.invoked_subcommand is not None:
         return
     console = Console()
@@ -206,7 +210,7 @@ def bench(
 
 
 def _print_rows(console: Console, table: Table, rows: list[QuickRow]) -> None:
-    """The exit code is 1 when a send failed."""
+    """Prints the table and the number of failed sends; exit code 1 when there is one."""
     console.print(table)
     failed = sum(row.result.failed for row in rows)
     if failed:
@@ -221,8 +225,9 @@ def brokers_side_by_side(
     ] = 2,
     seconds: Annotated[float, typer.Option(help="Length of each measured run.", min=0.1, max=60)] = 5.0,
 ) -> None:
-    """Send to brokers that share nothing but the machine, each from a light process of its own, and print
-    how that adds up."""
+    """Send to brokers that share nothing but the machine, each from a light process of its own, and print the
+    total throughput.
+    """
     console = Console()
     if not console.is_terminal:
         console.width = TABLE_WIDTH

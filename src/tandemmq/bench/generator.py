@@ -1,7 +1,7 @@
 """A light load generator: replays prepared send frames over one connection with a fixed number in flight.
 
-It shares no code with the client library and does almost nothing per message, so that what is measured is the
-broker. Answers are paired with sends in order, which holds for sends of one connection.
+It shares no code with the client library and does almost nothing per message, so that it measures the broker.
+Answers are paired with sends in order, which holds for sends of one connection.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ _READ_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """What one run of the generator saw: a count, its wall time in seconds and each send's latency in
-    microseconds."""
+    """The result of one run: the number of sends, the wall time in seconds, and each send's latency in
+    microseconds.
+    """
 
     count: int
     seconds: float
@@ -27,13 +28,15 @@ class LoadResult:
     failed: int
 
     def percentile_us(self, share: float) -> float:
-        """The latency that `share` (0..1) of the sends did not exceed."""
+        """Returns the latency that `share` (0..1) of the sends did not exceed."""
         ordered = sorted(self.latencies_us)
         return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
 def send_frames(topic: str, queue_count: int, body_bytes: int, count: int) -> list[bytes]:
-    """`count` frames as a Java producer sends them (JSON header, code 310), spread over the queues."""
+    """Returns `count` frames as a Java producer sends them (JSON header, code 310), spread over the
+    queues.
+    """
     frames = []
     body = b"x" * body_bytes
     for number in range(count):
@@ -70,9 +73,9 @@ def send_frames(topic: str, queue_count: int, body_bytes: int, count: int) -> li
 
 
 def run_load(address: str, frames: list[bytes], *, in_flight: int, seconds_max: float) -> LoadResult:
-    """The outcome of sending the frames round and round for `seconds_max`, `in_flight` at a time.
+    """Sends the frames repeatedly for `seconds_max`, `in_flight` at a time; returns the result.
 
-    At least once: on a busy machine the time may be over before the first one is sent.
+    At least one chunk is sent: on a busy machine the time may be over before the first send.
     """
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:

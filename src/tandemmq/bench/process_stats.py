@@ -1,5 +1,5 @@
-"""What a benchmark needs of processes: their processor time and memory, as the kernel accounts them; which
-machine this is; and the two servers that the benchmarks of Spark read from (`running_servers`).
+"""Process statistics for benchmarks: processor time and memory as the kernel accounts them, a description of
+the machine, and the two servers that the benchmarks of Spark read from (`running_servers`).
 """
 
 from __future__ import annotations
@@ -21,39 +21,40 @@ _CLOCK_OF_ALL_THREADS = 2
 
 
 def processor_seconds(pid: int) -> float:
-    """User and system time that the process has used so far, in seconds, to the nanosecond.
+    """Returns the user and system time that the process has used so far, in seconds, with a resolution of a
+    nanosecond.
 
-    The kernel has a clock for each process, whose number is made of the process id as clock_getcpuclockid(3)
-    makes it.
+    The kernel has a clock for each process; its number is derived from the process id as in
+    clock_getcpuclockid(3).
     Raises:  OSError without such a process.
     """
     return time.clock_gettime(~pid << 3 | _CLOCK_OF_ALL_THREADS)
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """Those behind the command's name, which stands in parentheses and may itself hold spaces."""
+    """Returns the fields after the command's name, which is in parentheses and may itself contain spaces."""
     text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     return text[text.rindex(")") + 2 :].split()
 
 
 def age_seconds(pid: int) -> float:
-    """How long ago the process began, in seconds (resolution: one kernel tick)."""
+    """Returns the age of the process in seconds (resolution: one kernel tick)."""
     up_s = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
     return up_s - int(_stat_fields(pid)[_START_FIELD - 2]) / _TICKS_PER_SECOND
 
 
 def resident_bytes(pid: int) -> int:
-    """The process's resident memory in bytes."""
+    """Returns the process's resident memory in bytes."""
     return _status_bytes(pid, "VmRSS:")
 
 
 def peak_resident_bytes(pid: int) -> int:
-    """The most resident memory that the process had, in bytes."""
+    """Returns the process's peak resident memory in bytes."""
     return _status_bytes(pid, "VmHWM:")
 
 
 def private_bytes(pid: int) -> int:
-    """The process's memory that no file is behind, in bytes: its heap, not the store that it has mapped."""
+    """Returns the process's anonymous memory in bytes: its heap, without the mapped store."""
     return _field_bytes(pid, "smaps_rollup", "Anonymous:")
 
 
@@ -69,9 +70,10 @@ def _field_bytes(pid: int, name: str, field: str) -> int:
 
 
 def tree_seconds(root: int, *, without: frozenset[int] = frozenset()) -> float:
-    """Processor time of all running descendants of a process, and of the children that they waited for.
+    """Returns the processor time of all running descendants of a process, and of the children that they
+    waited for.
 
-    Neither `root` itself nor the subtrees of `without` count. What a child used that ended without being
+    Neither `root` itself nor the subtrees of `without` count. The time of a child that ended without being
     waited for is lost.
     """
     children: dict[int, list[int]] = {}
@@ -96,7 +98,7 @@ def tree_seconds(root: int, *, without: frozenset[int] = frozenset()) -> float:
 
 
 def describe_machine() -> list[str]:
-    """One sentence about this machine, for the head of a report."""
+    """Returns one sentence about this machine, for the head of a report."""
     model = platform.machine()
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
@@ -111,7 +113,7 @@ def describe_machine() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """A name server and one broker, as processes; both run."""
+    """A name server and one broker, as running processes."""
 
     name_server: Server
     broker: Server
@@ -119,7 +121,8 @@ class Servers:
 
 @contextmanager
 def running_servers(directory: Path) -> Iterator[Servers]:
-    """The two on free ports of this machine, with default settings; store and logs are in `directory`.
+    """Runs both servers on free ports of this machine, with default settings; store and logs are in
+    `directory`.
 
     Raises:  ProcessFailed when one does not start.
     """

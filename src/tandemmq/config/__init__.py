@@ -1,1 +1,1 @@
-"""Settings: a RocketMQ properties file and `--set key=value` become the options of the parts."""
+"""Settings: translates a RocketMQ properties file and `--set key=value` to the options of the components."""

@@ -1,4 +1,4 @@
-"""What a setting's text may be: each kind turns it into a value or says what is allowed."""
+"""The kinds of setting values: each parses a text to a value, or reports what is allowed."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:;\[\]]+):([0-9]{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class ValueKind:
-    """`parse` gives the value of a text and raises ValueError for any text that is not `allowed`."""
+    """A kind of values. `parse` returns the value of a text, and raises ValueError for any text that is not
+    `allowed`.
+    """
 
     allowed: str
     parse: Callable[[str], Any]
     is_secret: bool = False
-    """Whether the text must not be shown, not even in an error."""
+    """True if the text must not be shown, not even in an error."""
 
 
 def whole(low: int = 0, high: int = INT32_MAX) -> ValueKind:
-    """A whole number, both bounds included."""
+    """Returns a kind of whole numbers, both bounds included."""
 
     def parse(text: str) -> int:
         if _WHOLE.fullmatch(text) is None or not low <= int(text) <= high:
@@ -47,7 +49,7 @@ def whole(low: int = 0, high: int = INT32_MAX) -> ValueKind:
 
 
 def clamped(low: int, high: int) -> ValueKind:
-    """A whole number that RocketMQ itself moves into its range (spec store 19)."""
+    """Returns a kind of whole numbers that RocketMQ itself moves into its range (spec store 19)."""
 
     def parse(text: str) -> int:
         if _WHOLE.fullmatch(text) is None:
@@ -58,7 +60,7 @@ def clamped(low: int, high: int) -> ValueKind:
 
 
 def choice(options: type[Enum]) -> ValueKind:
-    """A member of an enum by its name, in any case."""
+    """Returns a kind for the members of an enum by name, in any case."""
 
     def parse(text: str) -> Enum:
         try:
@@ -82,7 +84,7 @@ def _parse_text(text: str) -> str:
 
 
 def _parse_name(text: str) -> str:
-    # A cluster's or broker's name becomes a topic of its own.
+    # A cluster's or broker's name also names a topic.
     if topic_fault(text):
         raise ValueError
     return text

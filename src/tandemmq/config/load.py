@@ -1,8 +1,8 @@
-"""From a properties file and `--set key=value` to the options of the parts.
+"""Loads the options of the components from a properties file and `--set key=value`.
 
-Invariants: no setting is lost in silence: it sets a field, or stands in `inert` to be warned about, or is an
-            error that names the key, where it was written and what is allowed.
-Knows not:  the machine; the defaults that depend on it come in as `MachineFacts`.
+Invariants: no setting is ignored silently: it sets a field, or is in `inert` for a warning, or is an error
+            that names the key, its origin and the allowed values.
+Knows not:  the machine; defaults that depend on it are passed in as `MachineFacts`.
 Source:     spec store 20, spec semantics 25.2 to 25.4.
 """
 
@@ -54,20 +54,20 @@ _KEY_OF_FIELD = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """What the defaults of some settings depend on."""
+    """The facts about the machine on which the defaults of some settings depend."""
 
     host_name: str
     address: str
     memory_bytes: int
     home: Path
     rocketmq_home: Path = Path()
-    """ROCKETMQ_HOME: rules of access control are in its folder conf."""
+    """ROCKETMQ_HOME: the rules of access control are in its folder conf."""
     name_servers: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """Everything that a broker is built from. `inert`: keys that were set and have no effect here."""
+    """All options of a broker. `inert` contains the given keys that have no effect here."""
 
     broker: BrokerOptions
     store: StoreOptions
@@ -81,20 +81,20 @@ class BrokerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameServerConfig:
-    """Everything that a name server is built from. `inert`: keys that were set and have no effect here."""
+    """All options of a name server. `inert` contains the given keys that have no effect here."""
 
     options: NameServerOptions
     tls: TlsOptions
     credentials: Credentials | None
-    """innerClientAuthenticationCredentials: what it signs with when it tells brokers something."""
+    """innerClientAuthenticationCredentials: the credentials that sign notifications to brokers."""
     inert: tuple[str, ...]
     controller: ControllerOptions | None = None
-    """Options of the controller in the same process (enableControllerInNamesrv)."""
+    """The options of the controller in the same process (enableControllerInNamesrv)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
-    """Everything that a controller is built from. `inert`: keys that were set and have no effect here."""
+    """All options of a controller. `inert` contains the given keys that have no effect here."""
 
     options: ControllerOptions
     tls: TlsOptions
@@ -104,7 +104,7 @@ class ControllerConfig:
 
 @dataclass(slots=True)
 class _Parts:
-    """Values by `part.field`, and which key and place each came from."""
+    """The values by `part.field`, and the origin of each."""
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
@@ -112,9 +112,9 @@ class _Parts:
 
 
 def read_settings(path: Path | None, overrides: Iterable[str]) -> dict[str, Setting]:
-    """The settings of the file, then of the overrides, which win.
+    """Reads the settings of the file, then of the overrides, which win.
 
-    Raises:  ConfigError if the file cannot be read or something in it is malformed.
+    Raises:  ConfigError if the file cannot be read or its content is malformed.
     """
     settings: dict[str, Setting] = {}
     if path is not None:
@@ -133,9 +133,9 @@ def read_settings(path: Path | None, overrides: Iterable[str]) -> dict[str, Sett
 
 
 def _read_tls_file(path: Path) -> dict[str, Setting]:
-    """The settings of TLS in it.
+    """Reads the TLS settings of the file.
 
-    Raises:  ConfigError when it cannot be read or holds any other setting.
+    Raises:  ConfigError when the file cannot be read or contains any other setting.
     """
     try:
         found = parse_properties(path.read_bytes(), path.name)
@@ -156,10 +156,11 @@ def with_kept_settings(
     default_path: Path = CONFIG_STORE_PATH,
     changeable: frozenset[str] = CHANGEABLE_KEYS,
 ) -> dict[str, Setting]:
-    """A server's settings with those that tools changed in earlier runs, where `settings` say nothing.
+    """Returns a server's settings, completed by those that tools changed in earlier runs.
 
-    They are kept in the file of configStorePath, which is `path`, the file it was started with, by default;
-    without one it is `default_path`. What is not `changeable` is not taken from there.
+    Changes are saved in the file of configStorePath. Its default is `path`, the file that the server was
+    started with; without one, it is `default_path`. Only `changeable` keys are read from it, and `settings`
+    win.
     Raises:  ConfigError as `read_settings`.
     """
     named = settings.get("configStorePath")
@@ -171,7 +172,7 @@ def with_kept_settings(
 
 
 def parse_override(argument: str) -> tuple[str, Setting]:
-    """Key and value of one `--set key=value`.
+    """Parses one `--set key=value`.
 
     Raises:  ConfigError without an equals sign or key.
     """
@@ -182,8 +183,8 @@ def parse_override(argument: str) -> tuple[str, Setting]:
 
 
 def load_name_server(settings: Mapping[str, Setting], path: Path | None = None) -> NameServerConfig:
-    """The options of a name server; what tools change in it is kept in `path`, the file that it was started
-    with.
+    """Loads the options of a name server. `path` is the file that it was started with; changes by tools are
+    saved there.
 
     Raises:  ConfigError as `load_broker`.
     """
@@ -204,7 +205,7 @@ def load_name_server(settings: Mapping[str, Setting], path: Path | None = None) 
 
 
 def load_controller(settings: Mapping[str, Setting], path: Path | None = None) -> ControllerConfig:
-    """The options of a controller on its own; what tools change in it is kept in `path`.
+    """Loads the options of a standalone controller; changes by tools are saved in `path`.
 
     Raises:  ConfigError as `load_broker`.
     """
@@ -226,7 +227,9 @@ def load_controller(settings: Mapping[str, Setting], path: Path | None = None) -
 
 
 def _build_controller(parts: _Parts, *, listen_host: str | None) -> ControllerOptions:
-    """`listen_host`: of the name server in the same process, whose settings are not the controller's."""
+    """Builds the options. `listen_host` is that of the name server in the same process, whose settings do not
+    apply to the controller.
+    """
     values = parts.values
     for name in ("peers", "self_id"):
         if f"controller.{name}" not in values:
@@ -241,9 +244,10 @@ def _build_controller(parts: _Parts, *, listen_host: str | None) -> ControllerOp
 def load_broker(
     settings: Mapping[str, Setting], machine: MachineFacts, path: Path | None = None
 ) -> BrokerConfig:
-    """The options of a broker; what tools change in it is kept in `path`, the file that it was started with.
+    """Loads the options of a broker. `path` is the file that it was started with; changes by tools are saved
+    there.
 
-    Raises:  ConfigError for the first setting that is unknown, ill-typed, out of range, not served, or
+    Raises:  ConfigError for the first setting that is unknown, ill-typed, out of range, not supported, or
              contradicts another.
     """
     parts = _read_keys(settings, BROKER_KEYS, BROKER_INERT, "broker", NAMESERVER_KEYS)
@@ -254,7 +258,7 @@ def load_broker(
     broker = _build(BrokerOptions, "broker", parts)
     values["store.store_host"] = encode_host(broker.advertised_host, broker.listen_port)
     store = _build(StoreOptions, "store", parts)
-    # A slave must be able to take every record that its master's limits allow.
+    # A slave must accept every record that its master's limits allow.
     largest = ReplicationOptions().record_bytes_max
     values.setdefault("replication.record_bytes_max", max(largest, store.record_bytes_max))
     return BrokerConfig(
@@ -276,7 +280,7 @@ def _set_machine_defaults(values: dict[str, Any], machine: MachineFacts) -> None
     values.setdefault("store.root", machine.home / "store")
     values.setdefault("access.acl_directory", machine.rocketmq_home / "conf")
     values.setdefault("store.memory_bytes", machine.memory_bytes)
-    # A host name may hold dots, which no broker name may; the options' own default stands in.
+    # A host name may contain dots, which a broker name may not; the default of the options applies then.
     host_label = machine.host_name.partition(".")[0]
     if not topic_fault(host_label):
         values.setdefault("broker.broker_name", host_label)
@@ -346,7 +350,9 @@ def _unknown(
 
 
 def _build(options: type[T], part: str, parts: _Parts) -> T:
-    """The options of one part; an error of theirs that names a field is told by the key that set it."""
+    """Builds the options of one component; an error that names a field is rewritten with the key that
+    set it.
+    """
     prefix = f"{part}."
     fields = {
         name.removeprefix(prefix): value for name, value in parts.values.items() if name.startswith(prefix)
@@ -360,17 +366,17 @@ def _build(options: type[T], part: str, parts: _Parts) -> T:
         raise ConfigError(f"{places[0]}: {text}" if places else text) from None
 
 
-# Relations between settings that no single part can see.
+# Relations between settings that no single component can check.
 #
-# Source: spec replication 3 (roles and ids), 5.2 (needed acknowledgements).
+# Source: spec replication 3 (roles and ids), 5.2 (required acknowledgements).
 
 ELECTED_HEARTBEAT_MS = 300
-"""A master whose controllers are gone goes on by reports of its slaves, which answer its heartbeats."""
+"""A master without controllers keeps its role through its slaves' reports, which answer its heartbeats."""
 
 
 def check_broker(values: dict[str, Any], texts: Mapping[str, str]) -> tuple[str, ...]:
-    """What was put right on the way, in sentences for the log; `values` is by `part.field` and may be
-    changed.
+    """Checks and corrects a broker's settings; returns the corrections as sentences for the log. `values` is
+    by `part.field` and may be changed.
 
     Raises:  ConfigError for settings that contradict each other.
     """
@@ -379,9 +385,11 @@ def check_broker(values: dict[str, Any], texts: Mapping[str, str]) -> tuple[str,
 
 
 def _settle_role(values: dict[str, Any]) -> tuple[str, ...]:
-    """A master has id 0 whatever the file says, as in RocketMQ; a slave must have an id of its own."""
+    """Settles role and id: a master has id 0 whatever the file says, as in RocketMQ; a slave must have its
+    own id.
+    """
     if values.get("election.is_enabled", False):
-        # The controllers say; until they do, it is a slave.
+        # The controllers decide; until they do, the broker is a slave.
         values["store.role"], values["broker.broker_id"] = BrokerRole.SLAVE, 1
         values["store.transient_pool_enable"] = False
         values.setdefault("replication.heartbeat_interval_ms", ELECTED_HEARTBEAT_MS)
@@ -401,7 +409,9 @@ def _settle_role(values: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _settle_pool(values: dict[str, Any], texts: Mapping[str, str]) -> tuple[str, ...]:
-    """The transient pool serves masters that answer before the disk has the message (spec store 11)."""
+    """Settles the transient pool, which is for masters that answer before the message is on disk (spec store
+    11).
+    """
     if not values.get("store.transient_pool_enable", False):
         return ()
     if values.get("store.flush_mode") is FlushMode.SYNC_FLUSH:
@@ -422,7 +432,7 @@ def _check_replica_counts(texts: Mapping[str, str]) -> None:
         raise ConfigError(
             f"inSyncReplicas={needed} can never be reached with totalReplicas={texts['totalReplicas']}"
         )
-    is_elected = texts.get("enableControllerMode", "").lower() == "true"  # there the set's size is meant
+    is_elected = texts.get("enableControllerMode", "").lower() == "true"  # the size of the set counts there
     if "minInSyncReplicas" in texts and not is_elected and int(texts["minInSyncReplicas"]) > max(needed, 1):
         raise ConfigError(
             f"minInSyncReplicas={texts['minInSyncReplicas']} must not be above inSyncReplicas={needed}"

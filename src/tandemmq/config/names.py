@@ -1,9 +1,9 @@
-"""RocketMQ's keys: the option fields that they set, and the keys that set none here.
+"""RocketMQ's keys: the option fields that they set, and the keys without an effect here.
 
-A key may set several fields, or none where only its relation to others is checked (`load.check_broker`). Keys
-marked "ours" do not exist in RocketMQ. Keys with no effect here are in `BROKER_INERT` and its like. Keys that
-a user relies on for safety are in `REFUSED`: all but the harmless value is an error, because ignoring it
-would open or lose data.
+A key may set several fields, or none if only its relation to others is checked (`load.check_broker`). Keys
+marked "ours" do not exist in RocketMQ. Keys without an effect here are in `BROKER_INERT` and similar tables.
+Keys that a user relies on for safety are in `REFUSED`: every value except the harmless one is an error,
+because ignoring it would expose or lose data.
 Source: spec store 20, spec semantics 25.2 to 25.4, spec replication 17, spec nameserver 10.
 """
 
@@ -52,12 +52,12 @@ from tandemmq.store.options import BrokerRole, FlushMode
 from tandemmq.units import KIB
 
 BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - 128 * KIB
-"""What a frame can carry beside its header and a message's properties."""
+"""The room in a frame, without its header and a message's properties."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a key's text may be, and which `part.field` it sets."""
+    """The allowed texts of a key, and the `part.field` values that it sets."""
 
     kind: ValueKind
     fields: tuple[str, ...]
@@ -81,14 +81,14 @@ TLS_KEYS: Final[dict[str, Key]] = {
     "tls.client.trustCertPath": _key(OPTIONAL_FILE, "tls.client_trust_path"),
     "tls.client.authServer": _key(FLAG, "tls.verifies_server"),
 }
-"""For brokers and name servers; in RocketMQ they are system properties or stand in tls.config.file."""
+"""Keys of brokers and name servers; in RocketMQ they are system properties or are in tls.config.file."""
 
 TLS_FILE_KEYS: Final = ("tls.config.file", "tlsConfigFile")
-"""A properties file with more of them; what is set directly is stronger."""
+"""The keys of a properties file with more TLS settings; directly given settings win."""
 
 BROKER_KEYS: Final[dict[str, Key]] = {
     **TLS_KEYS,
-    # Who it is and where it listens.
+    # Identity and addresses
     "brokerClusterName": _key(NAME, "broker.cluster_name"),
     "brokerName": _key(NAME, "broker.broker_name"),
     "brokerId": _key(whole(0), "broker.broker_id"),
@@ -109,7 +109,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "metricsExporterType": _key(choice(MetricsExporter), "broker.metrics_exporter"),
     "metricsPromExporterHost": _key(OPTIONAL_IP, "broker.metrics_host"),
     "metricsPromExporterPort": _key(PORT, "broker.metrics_port"),
-    # Topics and groups.
+    # Topics and groups
     "autoCreateTopicEnable": _key(FLAG, "broker.auto_create_topic"),
     "autoCreatePerAddressMax": _key(whole(), "broker.created_per_address_max"),  # ours
     "defaultTopicQueueNums": _key(whole(1, 65536), "broker.default_topic_queue_count"),
@@ -121,7 +121,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "enableMixedMessageType": _key(FLAG, "broker.mixed_message_type_enable"),
     "autoCreateSubscriptionGroup": _key(FLAG, "broker.auto_create_group"),
     "enableCreateSysGroup": _key(FLAG, "broker.create_system_groups"),
-    # Sends.
+    # Sends
     "regionId": _key(TEXT, "broker.region_id"),
     "traceOn": _key(FLAG, "broker.trace_on"),
     "startAcceptSendRequestTimeStamp": _key(whole(0, 2**63 - 1), "broker.accept_sends_from_ms"),
@@ -131,12 +131,12 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "timerMaxDelaySec": _key(whole(1, 10**9), "broker.timer_delay_s_max"),
     "recallMessageEnable": _key(FLAG, "broker.recall_enable"),
     "storeReplyMessageEnable": _key(FLAG, "broker.reply_store_enable"),
-    # Transactions.
+    # Transactions
     "rejectTransactionMessage": _key(FLAG, "broker.transactions_refused"),
     "transactionTimeOut": _key(POSITIVE, "broker.transaction_timeout_ms"),
     "transactionCheckInterval": _key(POSITIVE, "broker.transaction_check_period_ms"),
     "transactionCheckMax": _key(POSITIVE, "broker.transaction_check_count_max"),
-    # Pulls.
+    # Pulls
     "enablePropertyFilter": _key(FLAG, "broker.property_filter_enable"),
     "slaveReadEnable": _key(FLAG, "broker.slave_read_enable"),
     "litePullMessageEnable": _key(FLAG, "broker.lite_pull_enable"),
@@ -154,7 +154,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "maxFilterMessageSize": _key(whole(20), "store.filter_scan_bytes_max"),
     "offsetCheckInSlave": _key(FLAG, "store.offset_check_in_slave"),
     "maxMsgsNumBatch": _key(whole(1, 2**20), "store.query_count_max"),
-    # Pops and assignment.
+    # Pops and assignment
     "popPollingSize": _key(POSITIVE, "broker.pop_poll_count_per_group_max"),
     "maxPopPollingSize": _key(POSITIVE, "broker.pop_poll_count_max"),
     "popCkMaxBufferSize": _key(POSITIVE, "broker.pop_lease_count_max"),
@@ -167,7 +167,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "serverLoadBalancerEnable": _key(FLAG, "broker.server_assignment_enable"),
     "defaultMessageRequestMode": _key(choice(RequestModeName), "broker.default_request_mode"),
     "defaultPopShareQueueNum": _key(whole(-(2**31), 2**31 - 1), "broker.default_pop_share_count"),
-    # Offsets and clients.
+    # Offsets and clients
     "flushConsumerOffsetInterval": _key(POSITIVE, "broker.consumer_offset_flush_ms"),
     "consumerOffsetUpdateVersionStep": _key(POSITIVE, "broker.consumer_offset_version_step"),
     "flushDelayOffsetInterval": _key(POSITIVE, "broker.delay_offset_flush_ms"),
@@ -177,7 +177,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "realTimeNotifyConsumerChange": _key(FLAG, "broker.notify_at_once"),
     "channelExpiredTimeout": _key(POSITIVE, "broker.channel_expired_ms"),
     "configBlackList": _key(LIST, "broker.config_black_list"),
-    # Files.
+    # Files
     "storePathRootDir": _key(DIRECTORY, "store.root"),
     "storePathCommitLog": _key(DIRECTORY, "store.commit_log_dir"),
     "mappedFileSizeCommitLog": _key(whole(256), "store.commit_log_file_bytes"),
@@ -191,7 +191,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "checkCRCOnRecover": _key(FLAG, "store.check_crc_on_recover"),
     "scrubBytesPerSecond": _key(whole(0, 2**31), "store.scrub_bytes_per_second"),  # ours
     "scrubInterval": _key(POSITIVE, "store.scrub_interval_ms"),  # ours
-    # Flushing.
+    # Flushing
     "flushDiskType": _key(choice(FlushMode), "store.flush_mode"),
     "syncFlushTimeout": _key(POSITIVE, "store.sync_flush_timeout_ms"),
     "flushIntervalCommitLog": _key(POSITIVE, "store.flush_interval_ms"),
@@ -201,14 +201,14 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "flushConsumeQueueLeastPages": _key(whole(0, 2**20), "store.queue_flush_least_pages"),
     "flushConsumeQueueThoroughInterval": _key(POSITIVE, "store.queue_flush_thorough_interval_ms"),
     "osPageCacheBusyTimeOutMills": _key(POSITIVE, "store.page_cache_busy_ms"),
-    # Writing to locked memory first.
+    # Writing to locked memory first
     "transientStorePoolEnable": _key(FLAG, "store.transient_pool_enable"),
     "transientStorePoolSize": _key(whole(1, 2**20), "store.transient_pool_size"),
     "fastFailIfNoBufferInStorePool": _key(FLAG, "store.fail_fast_without_buffer"),
     "commitIntervalCommitLog": _key(POSITIVE, "store.commit_interval_ms"),
     "commitCommitLogLeastPages": _key(whole(0, 2**20), "store.commit_least_pages"),
     "commitCommitLogThoroughInterval": _key(POSITIVE, "store.commit_thorough_interval_ms"),
-    # Retention.
+    # Retention
     "fileReservedTime": _key(whole(1, 24 * 36_500), "store.file_reserved_hours"),
     "deleteWhen": _key(HOURS, "store.delete_at_hours"),
     "cleanResourceInterval": _key(POSITIVE, "store.clean_interval_ms"),
@@ -217,7 +217,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "diskMaxUsedSpaceRatio": _key(clamped(10, 95), "store.disk_used_percent_max"),
     "diskSpaceCleanForciblyRatio": _key(clamped(30, 85), "store.disk_forcible_percent"),
     "diskSpaceWarningLevelRatio": _key(clamped(35, 90), "store.disk_warning_percent"),
-    # Replication.
+    # Replication
     "inSyncReplicas": _key(whole(0, 100), "store.in_sync_replicas"),
     "totalReplicas": _key(whole(1, 100), "store.total_replicas"),
     "minInSyncReplicas": _key(whole(1, 100), "election.copy_count_min"),
@@ -237,7 +237,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "divergentKeepBytes": _key(whole(0, 2**63 - 1), "store.divergent_bytes_max"),  # ours
     "acceptLog": _key(FLAG, "store.accept_log"),  # ours
     "syncMasterCompat4": _key(FLAG, "store.sync_master_compat4"),  # ours
-    # Elected masters.
+    # Elected masters
     "enableControllerMode": _key(FLAG, "election.is_enabled"),
     "controllerAddr": _key(ADDRESSES, "election.controllers", "broker.controllers"),
     "storePathBrokerIdentity": _key(FILE, "election.identity_path"),
@@ -255,7 +255,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "syncFromLastFile": _key(FLAG, "election.from_last_file"),
     "reapplyBrokerId": _key(FLAG, "election.reapplies_id"),  # ours
     "controllerSharedSecret": _key(SECRET, "election.shared_secret"),  # ours
-    # Access control.
+    # Access control
     "aclEnable": _key(FLAG, "access.acl_enable"),
     "aclConfigDir": _key(DIRECTORY, "access.acl_directory"),  # ours
     "authenticationEnabled": _key(FLAG, "access.authentication_enabled"),
@@ -265,7 +265,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "initAuthenticationUser": _key(USER, "access.first_user"),
     "innerClientAuthenticationCredentials": _key(CREDENTIALS, "access.inner_credentials"),
     "weakSignatureEnable": _key(FLAG, "access.weak_signatures"),  # ours
-    # Bounds, all ours.
+    # Bounds; all of them are ours
     "openFileCountMax": _key(whole(8, 2**20), "store.open_file_count_max"),
     "mappedBytesMax": _key(POSITIVE_LONG, "store.mapped_bytes_max"),
     "memoryBytes": _key(POSITIVE_LONG, "store.memory_bytes"),
@@ -275,7 +275,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
 
 
 def _kind_of(option: Field[Any]) -> ValueKind:
-    """What a text may be, from the default of the field that it sets."""
+    """Returns the kind of an option's values, derived from its default."""
     if isinstance(option.default, bool):
         return FLAG
     if isinstance(option.default, int):
@@ -305,10 +305,12 @@ CONTROLLER_KEYS: Final[dict[str, Key]] = {
     },
     "innerClientAuthenticationCredentials": _key(CREDENTIALS, "caller.credentials"),  # ours, as the brokers'
 }
-"""A name server with enableControllerInNamesrv takes those, too, that are not keys of its own."""
+"""The keys of a controller. A name server with enableControllerInNamesrv also accepts those that are not its
+own keys.
+"""
 
 ALIASES: Final = {"haSlaveFallbehindMax": "haMaxGapNotInSync", "tls.enable": "useTLS"}
-"""Other names of keys: of 4.x, and of Java's system properties."""
+"""The other names of keys: those of 4.x, and of Java's system properties."""
 
 REFUSED: Final = {
     "enableDLegerCommitLog": ("false", "the DLedger log is not served"),
@@ -316,14 +318,14 @@ REFUSED: Final = {
     "storeType": ("default", "RocksDB queues are not served"),
     "readOnlyCommitLogStorePaths": ("", "the CommitLog has one directory"),
 }
-"""Key -> the one value that we serve, and why no other."""
+"""The only supported value of a key, and the reason."""
 
 
-# Keys that have no effect here, so that a broker.conf written for Java starts.
+# Keys without an effect here, so that a broker.conf written for Java starts.
 #
-# Each stands with RocketMQ's own default where that is a fixed value: a file that only repeats a default asks
-# for nothing and is not warned about. The names and defaults are what the admin tool shows of a 5.3.3 broker
-# and name server, and those of spec store 20, spec semantics 25.2 and spec replication 17.
+# Each key has RocketMQ's default if that is a fixed value: repeating a default in a file has no effect and
+# gives no warning. The names and defaults are those that the admin tool shows of a 5.3.3 broker and name
+# server, and those of spec store 20, spec semantics 25.2 and spec replication 17.
 
 
 def _parse_inert(text: str) -> dict[str, str | None]:
@@ -468,4 +470,6 @@ NAMESERVER_INERT: Final = _parse_inert(
 )
 
 CONTROLLER_INERT: Final = {**NAMESERVER_INERT, **_parse_inert("listenPort scanNotActiveBrokerInterval=5000")}
-"""A controller listens on the port of its own entry in controllerDLegerPeers."""
+"""The keys without an effect at a controller, which listens on the port of its own entry in
+controllerDLegerPeers.
+"""

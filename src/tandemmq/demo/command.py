@@ -1,4 +1,4 @@
-"""`tandemmq demo`: the main job, with its files kept or thrown away."""
+"""`tandemmq demo`: the main use case, with its files kept or deleted."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def demo(
         bool, typer.Option("--chaos", help="Kill the master, twice, and the Spark pipeline on the way.")
     ] = False,
 ) -> None:
-    """Publish real data to an elected master, copy it to the other broker, land it with Spark, and count that
-    nothing is lost."""
+    """Publish real data to an elected master, replicate it to the other broker, land it with Spark, and
+    verify by counting that nothing is lost.
+    """
     console = Console()
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         console.print(f"tandemmq: --keep {keep}: must be a directory that is new or empty", soft_wrap=True)

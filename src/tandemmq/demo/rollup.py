@@ -1,8 +1,8 @@
-"""From the landed table to an answer: flights and mean departure delay per carrier and hour, as a table
-and a plot.
+"""The aggregation of the landed table: flights and mean departure delay per carrier and hour, as a table and
+a plot.
 
-Runs as a process of its own (`python -m tandemmq.demo.rollup TABLE OUT PLOT`), since a Spark session is
-best ended with its process.
+Runs as a separate process (`python -m tandemmq.demo.rollup TABLE OUT PLOT`), because a Spark session is best
+ended with its process.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ _BODY_SCHEMA = "carrier string, hour int, dep_delay double"
 
 
 def delays_by_carrier_and_hour(landed: DataFrame) -> DataFrame:
-    """One row per carrier and scheduled hour: `flights`, and `mean_dep_delay` in minutes (cancelled
-    flights left out)."""
+    """Returns one row per carrier and scheduled hour: `flights`, and `mean_dep_delay` in minutes (without
+    cancelled flights).
+    """
     from pyspark.sql import functions as F
 
     flight = F.from_json(F.col("body").cast("string"), _BODY_SCHEMA)
@@ -37,7 +38,8 @@ def delays_by_carrier_and_hour(landed: DataFrame) -> DataFrame:
 
 def plot_delays(table: pd.DataFrame, path: Path, *, carriers_max: int = 8) -> None:
     """Writes a PNG: mean departure delay over the day for the busiest carriers, above the number of
-    flights."""
+    flights.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -48,7 +50,7 @@ def plot_delays(table: pd.DataFrame, path: Path, *, carriers_max: int = 8) -> No
         2, 1, figsize=(9, 6), sharex=True, height_ratios=[3, 1], layout="constrained"
     )
     for carrier in busiest:
-        # An hour with a handful of flights says more about one aircraft than about the hour.
+        # An hour with a handful of flights reflects one aircraft rather than the hour.
         rows = table[(table["carrier"] == carrier) & (table["flights"] >= 30)].sort_values("hour")
         delays.plot(rows["hour"], rows["mean_dep_delay"], marker="o", markersize=3, label=carrier)
     delays.set_ylabel("mean departure delay (minutes)")

@@ -1,9 +1,9 @@
-"""The demo from start to end: publish, replicate, land, aggregate, count five ways, compare.
+"""The demo from start to end: publish, replicate, land, aggregate, count in five ways, compare.
 
-Its cluster is a NameServer with a controller in it and two brokers, of which the controller elects the
-master; each is a process with a RocketMQ configuration file. With `--chaos` the master dies without warning
-while messages are published, and again while they are landed; the other broker takes its place. The pipeline
-dies, too.
+Its cluster consists of a NameServer that includes a controller, and two brokers, of which the controller
+elects the master. Each is a process with a RocketMQ configuration file. With `--chaos` the master is killed
+while messages are published, and again while they are landed; the other broker replaces it. The pipeline is
+killed, too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ ReadEnds = Callable[[], Awaitable[list[int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """How many rows, where the files go (and whether they stay), and whether things are killed on the way."""
+    """The number of rows, the directory of the files and if they are kept, and if processes are killed during
+    the demo.
+    """
 
     row_count: int
     directory: Path
@@ -54,7 +56,7 @@ class DemoOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Census:
-    """The five counts, each taken from another place; `master` is the first broker, `slave` the second."""
+    """The five counts, each from a different place; `master` is the first broker, `slave` the second."""
 
     published: int
     master: int
@@ -64,11 +66,11 @@ class Census:
 
     @property
     def is_equal(self) -> bool:
-        """True when nothing was lost or doubled anywhere."""
+        """True if nothing was lost or duplicated anywhere."""
         return len({self.published, self.master, self.slave, self.landed, self.distinct}) == 1
 
     def render(self) -> str:
-        """The numbers as the demo's last line shows them."""
+        """Returns the numbers as the demo's last line shows them."""
         return (
             f"published={self.published} master={self.master} slave={self.slave} "
             f"landed={self.landed} distinct={self.distinct}"
@@ -76,8 +78,8 @@ class Census:
 
 
 def run_demo(options: DemoOptions, console: Console) -> bool:
-    """True when all counts equal the number of rows. Prints progress, a table, and the verdict as its
-    last line.
+    """Runs the demo; returns True if all counts equal the number of rows. Prints progress, a table, and the
+    verdict as its last line.
 
     Raises:  ProcessFailed when a part of the demo does not run at all.
     """
@@ -93,7 +95,7 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
         with running_cluster(options.directory) as cluster:
             published = asyncio.run(_publish_all(options, cluster, progress, notes))
             _land(options, cluster, table_directory, progress, notes)
-        # The files are counted when no process can touch them any more.
+        # The files are counted once no process can change them.
         census = _count(cluster, published, table_directory, progress)
         _roll_up(options, table_directory, progress)
     console.print(_report(options, census, published, notes))
@@ -162,7 +164,7 @@ async def _follow_copies(read_ends: ReadEnds, progress: Progress, task: TaskID) 
 
 
 async def _wait_for_copies(read_ends: ReadEnds, published: Published) -> None:
-    """Returns once both brokers have as many messages as were acknowledged, or after a bounded time."""
+    """Waits until both brokers have as many messages as were acknowledged, or until a time limit."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _CATCH_UP_SECONDS_MAX
     while True:
@@ -198,7 +200,9 @@ def _land(
 
 
 class _Disturbance:
-    """The master dies as soon as a batch is landed, while this thread waits for the pipeline."""
+    """Kills the master in a thread as soon as a batch is landed, while the main thread waits for the
+    pipeline.
+    """
 
     def __init__(self, cluster: DemoCluster) -> None:
         self._cluster = cluster
@@ -207,12 +211,14 @@ class _Disturbance:
         self._error = "nothing was landed that could be disturbed"
 
     def begin(self) -> None:
-        """Only the first time."""
+        """Starts the thread; only the first call has an effect."""
         if not self._thread.ident:
             self._thread.start()
 
     def end(self) -> float:
-        """How long another master took. Raises ProcessFailed when the master was not killed and replaced."""
+        """Returns the time until another master was known. Raises ProcessFailed when the master was not
+        killed and replaced.
+        """
         if self._thread.ident:
             self._thread.join()
         if self._took_s is None:
@@ -278,7 +284,7 @@ def _report(options: DemoOptions, census: Census, published: Published, notes: l
     return table
 
 
-# The cluster: made, looked at, and its master replaced.
+# The cluster: starting and inspecting it, and replacing its master.
 
 CLUSTER_NAME = "DemoCluster"
 BROKER_NAME = "broker-a"
@@ -289,7 +295,7 @@ DOWN_SECONDS = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoCluster:
-    """The running servers; `stores` are where the two brokers keep their files."""
+    """The running servers; `stores` are the directories of the two brokers' files."""
 
     name_server: Server
     controller: str
@@ -297,15 +303,15 @@ class DemoCluster:
     stores: tuple[Path, Path]
 
     def broker_at(self, address: str) -> Server:
-        """The broker that listens there."""
+        """Returns the broker with this address."""
         return next(broker for broker in self.brokers if broker.address == address)
 
 
 @contextmanager
 def running_cluster(directory: Path) -> Iterator[DemoCluster]:
-    """A cluster on free ports with its files below `directory`; everything is stopped at the end.
+    """Runs a cluster on free ports with its files below `directory`; everything is stopped at the end.
 
-    Raises:  ProcessFailed when a server does not come up.
+    Raises:  ProcessFailed when a server does not start.
     """
     names, controller, *brokers = free_ports(6)
     settings: dict[str, object] = {
@@ -340,7 +346,7 @@ def running_cluster(directory: Path) -> Iterator[DemoCluster]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on now, all different."""
+    """Returns distinct free ports of this machine."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -351,7 +357,7 @@ def free_ports(count: int) -> list[int]:
 def _broker(
     directory: Path, name_server: Server, controller: str, name: str, port: int, ha_port: int
 ) -> tuple[Server, Path]:
-    """A broker that is not started yet, and the root of its store."""
+    """Returns a broker that is not started yet, and the root of its store."""
     store = directory / name
     settings: dict[str, object] = {
         "brokerClusterName": CLUSTER_NAME,
@@ -374,7 +380,9 @@ def _broker(
 
 
 async def find_master(admin: Admin) -> str:
-    """The address of the elected master. Raises NoRoute while the name server knows none, ClientError."""
+    """Returns the address of the elected master. Raises NoRoute while the name server knows none,
+    ClientError.
+    """
     data = (await admin.cluster_info()).brokers.get(BROKER_NAME)
     master = None if data is None else data.addresses.get(0)
     if master is None:
@@ -383,7 +391,7 @@ async def find_master(admin: Admin) -> str:
 
 
 async def await_master(admin: Admin, *, other_than: str = "") -> str:
-    """The address of a master, as soon as there is one. Raises ProcessFailed after ELECTED_SECONDS_MAX."""
+    """Waits for a master and returns its address. Raises ProcessFailed after ELECTED_SECONDS_MAX."""
     ends_at_s = time.monotonic() + ELECTED_SECONDS_MAX
     while True:
         try:
@@ -399,7 +407,7 @@ async def await_master(admin: Admin, *, other_than: str = "") -> str:
 
 
 async def await_both_in_set(cluster: DemoCluster) -> None:
-    """Returns once both brokers are in the SyncStateSet, so that each message is acknowledged by both.
+    """Waits until both brokers are in the SyncStateSet, so that each message is acknowledged by both.
 
     Raises:  ProcessFailed after ELECTED_SECONDS_MAX.
     """
@@ -418,8 +426,8 @@ async def await_both_in_set(cluster: DemoCluster) -> None:
 
 
 async def replace_master(cluster: DemoCluster, admin: Admin) -> float:
-    """Kills the master as soon as the other broker may follow it; the seconds until that one is known as
-    master. The killed one is back after DOWN_SECONDS.
+    """Kills the master as soon as the other broker may replace it; returns the seconds until that one is
+    known as master. The killed broker is started again after DOWN_SECONDS.
     """
     await await_both_in_set(cluster)
     old = await find_master(admin)

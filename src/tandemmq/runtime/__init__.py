@@ -1,4 +1,4 @@
-"""The only door to the machine: `ports` says what there is, the other files are the real doors.
+"""The only access to the machine: `ports` defines the interfaces, the other modules implement them.
 
 Public: `ports` (Clock, Disk, File, Network, Random ...); `disk.RealDisk`; `machine`: clock, network, chance;
 `tasks.TaskScope`.

@@ -1,9 +1,9 @@
-"""File descriptors of this process: how many it may have (`raise_limit`), how connections and files divide
-them (`plan_descriptors`), and some that are kept for a moment without any other (`RESERVE`).
+"""File descriptors of this process: their limit (`raise_limit`), their division between connections and files
+(`plan_descriptors`), and a reserve for moments when no other is left (`RESERVE`).
 
-A connection takes one descriptor, an open file of the store two: a memory map keeps a descriptor of its own.
-Both are bounded by the plan, so a process reaches its limit only when the machine as a whole runs out, or
-when something outside the plan takes many.
+A connection uses one descriptor, an open file of the store two: a memory map keeps its own descriptor. The
+plan bounds both, so a process reaches its limit only if the whole machine runs out, or if something outside
+the plan uses many.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Final, NamedTuple, TypeVar
 from tandemmq.runtime.ports import NotOpened
 
 DESCRIPTORS_WANTED: Final = 1 << 20
-"""No process asks for more, though the system would give it."""
+"""The most descriptors that a process requests, even if the system allows more."""
 CONNECTIONS_MAX: Final = 16_384
-"""Of all ports of a server."""
+"""The most connections, over all ports of a server."""
 CONNECTIONS_WANTED: Final = 1_024
-"""With fewer a server warns at its start."""
+"""The number of connections below which a server warns at its start."""
 DESCRIPTORS_KEPT: Final = 128
-"""For everything but connections and log and queue files: the key index, tables, listeners, outgoing
-connections, threads that work for the store, and the reserve.
+"""The descriptors for everything except connections and log and queue files: the key index, tables,
+listeners, outgoing connections, threads that work for the store, and the reserve.
 """
 RESERVE_COUNT: Final = 16
 
@@ -32,20 +32,20 @@ T = TypeVar("T")
 
 
 def raise_limit() -> int:
-    """How many descriptors this process may have, after its soft limit was raised to the hard one."""
+    """Raises the soft limit of descriptors to the hard one; returns the number that this process may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_WANTED)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        except (OSError, ValueError):  # a system with a lower bound of its own
+        except (OSError, ValueError):  # the system has a lower bound
             return soft
         return wanted
     return wanted if soft == resource.RLIM_INFINITY else soft
 
 
 class DescriptorPlan(NamedTuple):
-    """How the descriptors of a process are divided."""
+    """The division of a process's descriptors."""
 
     connections_max: int
     open_file_count_max: int
@@ -53,15 +53,16 @@ class DescriptorPlan(NamedTuple):
 
     @property
     def is_short(self) -> bool:
-        """Whether the process has fewer connections than a server should."""
+        """True if the process has fewer connections than a server should have."""
         return self.connections_max < CONNECTIONS_WANTED
 
 
 def plan_descriptors(
     limit: int, open_file_count_max: int = 0, replication_connections_max: int = 0
 ) -> DescriptorPlan:
-    """Room for so many open files, or a quarter of the limit if that is less; of the rest an eighth at most
-    for the replication port, where strangers may sit as well, and what is left for connections.
+    """Divides the limit: `open_file_count_max` open files, or a quarter of the limit if that is less; at most
+    an eighth of the rest for the replication port, where unknown peers may also connect; the remainder for
+    connections.
     """
     assert limit > 0, limit
     files = min(open_file_count_max, max(8, limit // 4)) if open_file_count_max else 0
@@ -71,9 +72,9 @@ def plan_descriptors(
 
 
 class DescriptorReserve:
-    """Descriptors of /dev/null; one is given back to the system when a file must be opened and none is left.
+    """Descriptors of /dev/null. One is released when a file must be opened and no descriptor is left.
 
-    Opening and closing are system calls of their own, so the reserve may be used from any thread.
+    Opening and closing are single system calls, so any thread may use the reserve.
     """
 
     def __init__(self) -> None:
@@ -81,18 +82,18 @@ class DescriptorReserve:
         self._held: list[int] = []
 
     def hold(self, count: int) -> None:
-        """Keep so many from now on."""
+        """Sets the size of the reserve and fills it."""
         self._count = count
         self.refill()
 
     def release(self) -> None:
-        """Keep none any more."""
+        """Releases the whole reserve."""
         self._count = 0
         while self.lend():
             pass
 
     def refill(self) -> None:
-        """Take back what was lent, as far as there are descriptors."""
+        """Reopens the released descriptors, as far as the system has some."""
         while len(self._held) < self._count:
             try:
                 self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -100,7 +101,7 @@ class DescriptorReserve:
                 return
 
     def lend(self) -> bool:
-        """Give one back to the system; False when none is left."""
+        """Releases one descriptor to the system; returns False when none is left."""
         try:
             os.close(self._held.pop())
         except IndexError:
@@ -109,14 +110,15 @@ class DescriptorReserve:
 
 
 RESERVE: Final = DescriptorReserve()
-"""Empty until a server holds some: clients and tests do not need it."""
+"""Empty until a server fills it: clients and tests do not need it."""
 
 
 def opening(act: Callable[[], T]) -> T:
-    """What `act` returns, which opens a file or a map; with a descriptor of the reserve if there is no other.
+    """Returns the result of `act`, which opens a file or a map; uses a descriptor of the reserve if no other
+    is left.
 
     Raises:  NotOpened when the process or the machine has no descriptor or memory left: nothing was done; and
-             what `act` raises.
+             the errors of `act`.
     """
     try:
         return act()

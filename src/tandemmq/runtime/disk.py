@@ -1,9 +1,9 @@
 """The real disk: preallocated files written with pwritev and read through read-only maps (`RealDisk`,
-`DiskFile`); how a directory that was built beside another takes its place in one step (`replace`); and memory
-that the kernel never swaps out (`LockedMemory`).
+`DiskFile`); replacing a directory by another in one step (`replace`); and memory that the kernel never swaps
+out (`LockedMemory`).
 
-Appending through a writable map would be killed by SIGBUS on a full disk where pwritev raises OSError; and
-blocks that are reserved when a file is made cannot run out while it is filled.
+On a full disk, a writable map would kill the process with SIGBUS where pwritev raises OSError. Blocks
+reserved when a file is created cannot run out while it is filled.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _ADVICE = {
     Advice.RANDOM: (os.POSIX_FADV_RANDOM, mmap.MADV_RANDOM),
 }
 _BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
-_LOCK_CONTENT = b"lock"  # what a RocketMQ broker writes (spec store 1)
+_LOCK_CONTENT = b"lock"  # the content that a RocketMQ broker writes (spec store 1)
 
-# POSIX record locks exclude other processes only, so this process remembers its own.
+# POSIX record locks exclude only other processes, so this process records its own.
 _locked_here: set[str] = set()
 
 
@@ -72,7 +72,7 @@ class DiskFile:
         self._pwrite_in_parts(offset, buffers)
 
     def _pwrite_in_parts(self, offset: int, buffers: Sequence[Buffer]) -> None:
-        """The slow way, for short writes and very many buffers. Writing a range again is harmless."""
+        """Writes short writes and very many buffers, slowly. Writing a range again is harmless."""
         rest = [memoryview(buffer).cast("B") for buffer in buffers]
         assert 0 <= offset <= self._size - sum(map(len, rest)), (self._path, offset, self._size)
         first = 0
@@ -111,14 +111,15 @@ class DiskFile:
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
         for directory in tuple(self._unsynced_directories):
-            # Gone with all its files, when a topic was deleted meanwhile: then there is no name to keep.
+            # When a topic was deleted meanwhile, the directory is gone with all its files: there is no name
+            # to sync.
             with suppress(FileNotFoundError):
                 sync_directory(directory)
             with suppress(ValueError):  # another thread that syncs this file was first
                 self._unsynced_directories.remove(directory)
 
     def note_new_directories(self, parents: list[Path]) -> None:
-        """Directories that hold the name of one that was made for this file."""
+        """Adds directories that contain the name of a directory created for this file; `sync` syncs them."""
         self._unsynced_directories += parents
 
     def advise(self, advice: Advice) -> None:
@@ -130,7 +131,7 @@ class DiskFile:
                 if self._map is not None:
                     self._map.madvise(map_advice)
             elif self._map is not None:
-                # A shared map keeps nothing of its own: the next look finds the page in the page cache.
+                # A shared map has no data of its own: the next access finds the page in the page cache.
                 self._map.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
@@ -138,8 +139,8 @@ class DiskFile:
             return
         os.close(self._descriptor)
         self._descriptor = -1
-        # Slices may still wait in a socket's write buffer: dropping our references unmaps when the last one
-        # goes.
+        # A socket's write buffer may still hold slices: dropping these references unmaps the file once the
+        # last slice is gone.
         self._view = None
         self._map = None
 
@@ -213,7 +214,7 @@ class RealDisk:
         try:
             with os.fdopen(_open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), "wb") as file:
                 if path.exists():
-                    # A file that only its owner may read, say with a secret, must stay so.
+                    # A file that only its owner may read, for example because of a secret, must stay so.
                     os.fchmod(file.fileno(), path.stat().st_mode & 0o7777)
                 file.write(data)
                 file.flush()
@@ -279,7 +280,7 @@ def _reserve(descriptor: int, size: int) -> None:
 
 
 def _keep_backup(path: Path) -> None:
-    """`path` + ".bak" becomes the present content; `path` itself never disappears."""
+    """Copies the present content to `path` + ".bak"; `path` itself never disappears."""
     backup = _sibling(path, ".bak")
     staged = _sibling(path, ".bak.tmp")
     staged.unlink(missing_ok=True)
@@ -298,23 +299,23 @@ def _sibling(path: Path, suffix: str) -> Path:
 
 
 def _new_directories(path: Path) -> list[Path]:
-    """`path` and its parents, as far as they are missing; the innermost first."""
+    """Returns the missing directories among `path` and its parents, the innermost first."""
     return list(itertools.takewhile(lambda directory: not directory.exists(), (path, *path.parents)))
 
 
 def _make_durable_directories(path: Path) -> None:
-    """Make `path`; a power cut takes none of the directories that were made."""
+    """Creates `path` so that a power cut cannot remove any of the created directories."""
     made = _new_directories(path)
     path.mkdir(parents=True, exist_ok=True)
     for directory in made:
         sync_directory(directory.parent)
 
 
-# A directory or file that was built beside another takes its place.
+# Replacing a directory or file by one that was built beside it.
 #
 # Strategy: renameat2 with RENAME_EXCHANGE swaps two names at once, so a kill leaves the old or the new one,
-#           never none. Where the system has no such call, two renames; a kill between them leaves derived
-#           files missing, which brokers build again from the log.
+#           never none. Without that system call there are two renames; a kill between them leaves derived
+#           files missing, which brokers rebuild from the log.
 
 BESIDE = ".repair"
 _EXCHANGE = 2
@@ -323,19 +324,21 @@ _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP})
 
 
 def beside(path: Path) -> Path:
-    """Where the replacement of `path` is built: the same directory, so that a rename reaches it."""
+    """Returns the path at which the replacement of `path` is built: in the same directory, so that a rename
+    works.
+    """
     real = path.resolve()
     return real.with_name(real.name + BESIDE)
 
 
 def _displaced(path: Path) -> Path:
-    """Where the old one waits between the two renames."""
+    """Returns the path of the old directory between the two renames."""
     real = path.resolve()
     return real.with_name(real.name + BESIDE + ".old")
 
 
 def restore(path: Path) -> None:
-    """Clear away what a killed run left beside `path`; what it had only displaced comes back."""
+    """Removes the files that a killed run left beside `path`, and restores `path` if it was displaced."""
     displaced = _displaced(path)
     if displaced.exists() and not path.exists():
         displaced.rename(path.resolve())
@@ -344,7 +347,7 @@ def restore(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory or file, if there is one."""
+    """Removes a directory or file, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -352,7 +355,7 @@ def remove_tree(path: Path) -> None:
 
 
 def replace(new: Path, old: Path) -> None:
-    """`old` becomes what `new` is, durably; what `old` was is removed. Raises OSError."""
+    """Replaces `old` by `new` durably and removes the old content. Raises OSError."""
     old = old.resolve()
     if not old.exists():
         new.rename(old)
@@ -367,7 +370,7 @@ def replace(new: Path, old: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap the two names; False where the system cannot."""
+    """Swaps the two names; returns False if the system does not support it."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):
@@ -381,13 +384,13 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def sync_tree(directory: Path) -> None:
-    """Make the names of every directory below durable; the files' content is synced by who wrote it."""
+    """Makes the names of every directory below durable; the writer of the files has synced their content."""
     for path, _, _ in os.walk(directory):
         sync_directory(Path(path))
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in one directory durable."""
+    """Makes the names in one directory durable."""
     descriptor = _open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -399,14 +402,13 @@ _MLOCK_ONFAULT = 1
 
 
 class LockedMemory:
-    """`size` zero bytes, given back when the last view of them is gone.
+    """`size` zero bytes outside the Python heap, released when the last view of them is gone.
 
-    They lie outside the Python heap. `is_locked` False: the kernel may swap them out, everything else works.
+    If `is_locked` is False the kernel may swap them out; everything else works.
 
-    Strategy: an anonymous map costs nothing until it is written; it is locked page by page as that happens
-              (mlock2 with MLOCK_ONFAULT), because locking a gibibyte at once would stop the loop for as long
-              as it takes to zero it. Where the kernel refuses (RLIMIT_MEMLOCK), the memory is an ordinary
-              map.
+    Strategy: an anonymous map costs nothing until it is written. It is locked page by page as that happens
+              (mlock2 with MLOCK_ONFAULT), because locking a gibibyte at once would block the loop until it is
+              zeroed. If the kernel refuses (RLIMIT_MEMLOCK), the memory is an ordinary map.
     """
 
     __slots__ = ("_map", "is_locked", "view")
@@ -420,7 +422,7 @@ class LockedMemory:
 def _lock(memory: mmap.mmap, size: int) -> bool:
     try:
         lock = ctypes.CDLL(None, use_errno=True).mlock2
-    except (OSError, AttributeError):  # a C library without it
+    except (OSError, AttributeError):  # the C library lacks it
         return False
     address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
     return bool(lock(address, ctypes.c_size_t(size), ctypes.c_int(_MLOCK_ONFAULT)) == 0)

@@ -1,6 +1,5 @@
-"""The real machine, but for its disk: the clock of the running event loop, chance (real and seeded), its
-memory, and its TCP connections. `deliver` hands bytes to a protocol as these connections do, for networks in
-memory.
+"""The real machine, except its disk: the clock of the running event loop, chance (real and seeded), memory,
+and TCP connections. `deliver` passes bytes to a protocol as these connections do, for networks in memory.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from tandemmq.units import MIB, EpochMs
 
 BACKLOG = 1024
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 _MAPPED_BYTES_MIN = 4 * MIB
 _FREE_BYTES_MAX = 32 * MIB
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep what it frees, within bounds, instead of giving it back to the system at once;
-    False where the C library cannot, or where its environment variables say something else.
+    """Makes this process keep freed memory, within bounds, instead of returning it to the system at once.
+    Returns False if the C library cannot, or if its environment variables are set.
 
-    Each large frame and each large write needs some hundred KiB for a moment. As a rule glibc returns them to
-    the system, which fills every page with zeros when the next one comes: a sixth of the processor time that
-    a broker takes for batches of 256 KiB.
+    Each large frame and each large write briefly needs some hundred KiB. By default glibc returns them to the
+    system, which fills every page with zeros for the next one: a sixth of the processor time of a broker for
+    batches of 256 KiB.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return False
@@ -45,10 +44,10 @@ def keep_freed_memory() -> bool:
 
 
 class LoopClock:
-    """Timers of the running event loop (asyncio's or uvloop's), and the system's wall time; used from the
-    loop's thread only.
+    """Timers of the running event loop (asyncio's or uvloop's), and the system's wall time; used only from
+    the loop's thread.
 
-    The loop is looked up at each call and not kept, so one clock serves every loop of a process.
+    The loop is looked up at each call and not stored, so one clock serves every loop of a process.
     """
 
     def now_ms(self) -> EpochMs:
@@ -68,12 +67,12 @@ class LoopClock:
 
 
 def unpredictable_bytes(count: int) -> bytes:
-    """For secrets and challenges; never the same twice, not even under a seed."""
+    """Returns bytes for secrets and challenges; never the same twice, not even under a seed."""
     return secrets.token_bytes(count)
 
 
 class SystemRandom:
-    """Seeded once by the operating system; not for secrets."""
+    """A random source seeded once by the operating system; not for secrets."""
 
     def __init__(self) -> None:
         self._random = random.Random()
@@ -86,7 +85,7 @@ class SystemRandom:
 
 
 class SeededRandom(SystemRandom):
-    """The same seed gives the same sequence, on every machine."""
+    """A random source whose seed gives the same sequence on every machine."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -110,17 +109,19 @@ class TcpListener:
 
 
 async def close_server(server: asyncio.Server) -> None:
-    """Listen no longer. What is accepted by then has its protocol, which owns it; it is not waited for."""
+    """Stops listening. Connections accepted before have a protocol that owns them; they are not waited
+    for.
+    """
     try:
-        if isinstance(server, asyncio.Server):  # uvloop's is another one
-            # Python's server accepts in one turn of the loop and makes the transport in the next. Closed in
-            # between, it refuses the transport, and the connection stays open without an owner.
+        if isinstance(server, asyncio.Server):  # uvloop's server is another class
+            # Python's server accepts in one turn of the loop and creates the transport in the next. If it is
+            # closed in between, it refuses the transport, and the connection stays open without an owner.
             for listener in server.sockets:
                 server.get_loop().remove_reader(listener.fileno())
             await asyncio.sleep(0)
             await asyncio.sleep(0)
     finally:
-        # wait_closed would, from Python 3.12 on, also wait for every accepted connection.
+        # From Python 3.12 on, wait_closed would also wait for every accepted connection.
         server.close()
 
 
@@ -141,10 +142,11 @@ class TcpNetwork:
 
 
 def reserve_port(host: str) -> socket.socket:
-    """A socket that keeps a port of the system's choice from others, and lets servers of ours listen at it.
+    """Returns a socket that reserves a port chosen by the system, and lets the project's servers listen on
+    it.
 
-    It is bound and does not listen. Linux lets another socket bind and listen there, as both say
-    SO_REUSEADDR, and gives the port to nobody who does not name it.
+    The socket is bound and does not listen. Linux lets another socket bind and listen there because both set
+    SO_REUSEADDR, and assigns the port to no process that does not name it.
     """
     one = socket.socket()
     try:
@@ -157,7 +159,7 @@ def reserve_port(host: str) -> socket.socket:
 
 
 def deliver(protocol: StreamProtocol, data: bytes) -> None:
-    """Give `data` to a protocol, whole, or piece by piece into the buffer that it offers."""
+    """Passes `data` to a protocol, whole, or in pieces through the buffer that it offers."""
     if isinstance(protocol, asyncio.Protocol):
         protocol.data_received(data)
         return

@@ -1,8 +1,7 @@
-"""The doors to the machine, as Protocols: time, files, sockets and chance.
+"""The interfaces to the machine, as Protocols: time, files, sockets and chance.
 
-Everything above this floor reaches the machine through these only, so that a whole cluster can run on
-simulated ones from a seed. An implementation is chosen once, where a process (or a test) starts, and passed
-down.
+All layers above access the machine only through these, so that a whole cluster can run on simulated ones from
+a seed. An implementation is chosen once, where a process (or a test) starts, and passed down.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ T = TypeVar("T")
 
 
 class TimerHandle(Protocol):
-    """A pending call; cancelling twice, or after it ran, does nothing."""
+    """A pending call; cancelling it twice, or after it ran, does nothing."""
 
     def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
-    """Both clocks of the machine and the calls that wait for them.
+    """Both clocks of the machine, and delayed calls.
 
     `now_ms` is wall-clock time and may jump; intervals and deadlines are measured with `monotonic`, in
     seconds.
@@ -39,13 +38,13 @@ class Clock(Protocol):
     def call_later(self, delay_s: float, fn: Callable[..., object], *args: Any) -> TimerHandle: ...
 
     def call_soon(self, fn: Callable[..., object], *args: Any) -> None:
-        """Runs `fn(*args)` once in the next turn of the loop, after calls that were asked for earlier."""
+        """Runs `fn(*args)` once in the next turn of the loop, after calls that were scheduled earlier."""
 
     async def sleep(self, delay_s: float) -> None: ...
 
 
 class Advice(Enum):
-    """What the kernel may know about an open file."""
+    """The hints to the kernel about an open file."""
 
     NORMAL = "reading ahead may help; so it is when nothing was said"
     RANDOM = "it is read here and there: reading ahead is waste"
@@ -53,8 +52,8 @@ class Advice(Enum):
 
 
 class NotOpened(OSError):
-    """A file, a directory or a map was not opened, because the process or the machine had no descriptor or no
-    memory left. Nothing was done, and nothing of the disk is in doubt: try again later.
+    """The error of a file, a directory or a map that was not opened, because the process or the machine had
+    no descriptor or memory left. Nothing was done, and the disk is intact: try again later.
     """
 
 
@@ -73,25 +72,25 @@ class File(Protocol):
     def pwrite(self, offset: int, buffers: Sequence[Buffer]) -> None:
         """Writes the buffers one after another from `offset` on.
 
-        All of it, or OSError; after an error any part of the range may hold new bytes.
-        Ends within `size`: anything else is a fault of the caller and asserted.
+        Either everything is written or OSError is raised; after an error any part of the range may contain
+        new bytes. The range must end within `size`: anything else is a bug of the caller and asserted.
         """
 
     def pread(self, offset: int, size: int) -> bytes:
-        """The bytes at `offset`; shorter than `size` only at the end of the file."""
+        """Returns the bytes at `offset`; fewer than `size` only at the end of the file."""
 
     def view(self) -> memoryview:
-        """The whole file, read-only, following later writes. Slices taken from it outlive `close`."""
+        """Returns the whole file, read-only, with later writes visible. Slices of it outlive `close`."""
 
     def sync(self) -> None:
-        """Returns when written bytes survive a power cut (fdatasync). Blocks: call it through `Disk.offload`.
+        """Returns once written bytes survive a power cut (fdatasync). Blocks: call it through `Disk.offload`.
 
-        The first sync through an open file also makes the names in its directory durable: whoever made the
-        file may have ended before its own first sync.
+        The first sync of an open file also makes the names in its directory durable: the process that created
+        the file may have ended before its own first sync.
         """
 
     def advise(self, advice: Advice) -> None:
-        """Tells the kernel how the file is used; a hint without failure."""
+        """Informs the kernel how the file is used; a hint that cannot fail."""
 
     def close(self) -> None: ...
 
@@ -103,29 +102,29 @@ class Lock(Protocol):
 
 
 class Disk(Protocol):
-    """Files below directories. Errors are OSError with its errno, so a full disk is ENOSPC (or EDQUOT); one
-    that has no room for one more open file is NotOpened.
+    """Files in directories. Errors are OSError with its errno, so a full disk is ENOSPC (or EDQUOT);
+    NotOpened when no descriptor is left for one more open file.
     """
 
     def open(self, path: Path) -> File: ...
 
     def create(self, path: Path, size: int, *, sparse: bool = False) -> File:
-        """A new file of `size` zero bytes with its blocks reserved; its directories are made too.
+        """Creates a file of `size` zero bytes with its blocks reserved; creates its directories, too.
 
         With `sparse` no blocks are reserved: for large tables that fill slowly and can be rebuilt.
 
-        Raises:  FileExistsError; OSError when there is no room, and then no file is left behind.
+        Raises:  FileExistsError; OSError when there is no room; no file is left behind then.
         """
 
     def list(self, directory: Path) -> list[str]:
-        """Names in a directory, sorted; empty when it does not exist."""
+        """Returns the names in a directory, sorted; an empty list when it does not exist."""
 
     def exists(self, path: Path) -> bool: ...
 
     def size(self, path: Path) -> int: ...
 
     def remove(self, path: Path) -> None:
-        """Removes a file, or a directory that is empty. Raises FileNotFoundError when there is none."""
+        """Removes a file, or an empty directory. Raises FileNotFoundError when it does not exist."""
 
     def make_dirs(self, path: Path) -> None: ...
 
@@ -133,27 +132,29 @@ class Disk(Protocol):
 
     def write_atomically(self, path: Path, data: Buffer, *, keep_backup: bool = False) -> None:
         """Replaces the content of `path`: readers, also after a power cut, see all of the old or all of the
-        new.
+        new content.
 
         Blocks for a flush of the disk. With `keep_backup` the old content is kept at `path` + ".bak" (spec
-        store 18). One writer per path at a time.
+        store 18). Only one writer per path at a time.
         """
 
     def usage(self, path: Path) -> tuple[int, int]:
-        """(total, free) bytes of the file system that holds `path` or its nearest existing parent.
+        """Returns the (total, free) bytes of the file system that contains `path` or its nearest existing
+        parent.
 
-        What an ordinary user may fill: blocks reserved for root are in neither (spec store 19).
+        Both are the bytes available to an ordinary user, without the blocks reserved for root (spec store
+        19).
         """
 
     def lock(self, path: Path) -> Lock:
-        """Takes the exclusive lock file `path`. Raises StoreLocked when anyone, this process included, holds
-        it.
+        """Acquires the exclusive lock file `path`. Raises StoreLocked when any process, including this one,
+        holds it.
         """
 
     def boot_id(self) -> str:
-        """Which start of the machine this is, "" when that cannot be told.
+        """Returns an identifier of this boot of the machine, or "" when it is unknown.
 
-        While it is the same, everything that was written can be read, synced or not.
+        While it stays the same, all written data can be read, synced or not.
         """
 
     async def offload(self, fn: Callable[..., T], *args: Any) -> T:
@@ -161,10 +162,10 @@ class Disk(Protocol):
 
 
 class Random(Protocol):
-    """Chance: identifiers, jitter, choice of a queue. Not for secrets."""
+    """A random source for identifiers, jitter, choice of a queue. Not for secrets."""
 
     def below(self, bound: int) -> int:
-        """An integer in 0 .. bound - 1."""
+        """Returns an integer in `[0, bound)`."""
 
     def token_bytes(self, count: int) -> bytes: ...
 
@@ -183,8 +184,8 @@ ProtocolFactory = Callable[[], StreamProtocol]
 
 
 class Network(Protocol):
-    """Stream connections whose both ends are `asyncio.Protocol` objects, or `asyncio.BufferedProtocol` ones
-    where much arrives at once. Errors are OSError (TimeoutError is one).
+    """Stream connections whose two ends are `asyncio.Protocol` objects, or `asyncio.BufferedProtocol` objects
+    where much data arrives at once. Errors are OSError (TimeoutError is one).
     """
 
     async def listen(self, host: str, port: int, protocol_factory: ProtocolFactory) -> Listener: ...

@@ -1,9 +1,9 @@
 """Named background tasks that fail loudly and stop in order (`TaskScope`), and callbacks of the event loop
-whose faults are as loud (`FaultGuard`).
+whose faults are equally loud (`FaultGuard`).
 
-The only place that starts asyncio tasks. A task that ends by an exception takes its whole scope down: the
-others are cancelled and the owner is told once, because a role whose flusher or dispatcher is gone must not
-go on answering.
+This is the only module that starts asyncio tasks. A task that ends with an exception ends its whole scope:
+the others are cancelled and the owner is notified once, because a role whose flusher or dispatcher is gone
+must not continue to answer requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 OnFailure = Callable[[str, BaseException], None]
 OnFatal = Callable[[BaseException], None]
-"""What is called with the error that a part cannot go on after."""
+"""A callback for an error after which a component cannot continue."""
 
 Args = TypeVarTuple("Args")
 
@@ -36,12 +36,12 @@ class TaskScope:
         self.failure: BaseException | None = None
 
     def __len__(self) -> int:
-        """How many tasks have not ended."""
+        """Returns the number of tasks that have not ended."""
         return len(self._tasks)
 
     @property
     def is_closed(self) -> bool:
-        """Nothing that is started runs any more."""
+        """True if newly started tasks no longer run."""
         return self._is_closed
 
     def start(self, name: str, coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -57,10 +57,11 @@ class TaskScope:
         return task
 
     async def see_through(self, name: str, coro: Coroutine[Any, Any, None]) -> None:
-        """Await `coro`, which must not be left half done: whoever is cancelled while it waits goes on
-        waiting, and is cancelled then. What `coro` refuses is for the caller alone, and fails no scope.
+        """Runs `coro` to completion even if the caller is cancelled; the cancellation is re-raised
+        afterwards. A TandemError or OSError of `coro` is raised only to the caller, and does not fail the
+        scope.
 
-        Raises:  what `coro` raises, or what another task of the scope failed by, if that ended it.
+        Raises:  the error of `coro`, or of another task of the scope whose failure ended it.
         """
 
         async def outcome() -> Exception | None:
@@ -84,9 +85,10 @@ class TaskScope:
             raise error
 
     async def close(self) -> None:
-        """Returns when every task has ended. Safe to call twice; not from a task of the scope itself.
+        """Cancels all tasks and waits until every one has ended. Safe to call twice; must not be called from
+        a task of the scope itself.
 
-        Whoever is cancelled meanwhile does not wait any longer, and the tasks end all the same.
+        A cancelled caller stops waiting, and the tasks are cancelled nevertheless.
         """
         self._is_closed = True
         try:
@@ -114,19 +116,19 @@ class TaskScope:
 
 
 async def run_out(current: Callable[[], asyncio.Task[Any] | None]) -> None:
-    """Returns when `current` tells no task that runs. One that ends may have begun the next, or have been
-    cancelled before its first step, in which it would have taken itself back.
+    """Waits until `current` returns no running task. A task that ends may have begun the next, or may have
+    been cancelled before its first step, in which it would have removed itself.
     """
     while (task := current()) is not None and not task.done():
         await asyncio.wait([task])
 
 
 class FaultGuard:
-    """Runs callbacks of the event loop; faults of ours and fatal errors go to the owner, so that a failed
-    assertion stops the node and does not vanish in the loop's log.
+    """Runs callbacks of the event loop. Failed assertions and fatal errors go to the owner, so that they stop
+    the node and do not vanish in the loop's log.
 
     An error that asyncio catches in a protocol callback only closes that connection, and one in a timer
-    closes nothing; the retry would hide our own fault for ever.
+    closes nothing; the retry would hide the bug for ever.
     """
 
     __slots__ = ("_on_fatal",)
@@ -135,7 +137,7 @@ class FaultGuard:
         self._on_fatal = on_fatal
 
     def run(self, fn: Callable[[*Args], None], *args: *Args) -> None:
-        """Call `fn`. Without an owner to tell, the error goes on to the loop."""
+        """Calls `fn`. Without an owner, the error is raised to the loop."""
         try:
             fn(*args)
         except AssertionError as error:

@@ -1,1 +1,1 @@
-"""What the project tells about itself: log events."""
+"""Telemetry: log events and metrics."""

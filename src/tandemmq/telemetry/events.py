@@ -1,6 +1,6 @@
 """The log events, each a stable `noun.verb_past` string, unique, sorted by area.
 
-Facts go beside the event as `extra` fields with units in their names; never in the text.
+Facts are passed as `extra` fields with units in their names; never in the text.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How a log event looks, one line with its facts as key=value, and where such lines go.
+"""The format of a log event, one line with its facts as key=value, and the destination of such lines.
 
 `2026-01-31T12:00:00.000Z INFO tandemmq.store segment.rolled path=/d/0 size_bytes=1024`
 
-In a process of ours `KeyValueFormatter` renders such lines. The client library runs in processes of others,
-whose handlers show the message only: loggers of `event_logger` put the facts into it.
+In the project's own processes `KeyValueFormatter` renders such lines. The client library runs in other
+processes, whose handlers show only the message: loggers of `event_logger` add the facts to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLAIN: Final = re.compile(r"[^\s\"=]+")
 
 
 class KeyValueFormatter(logging.Formatter):
-    """Renders the `extra` fields of a record behind its event; a traceback follows on lines of its own."""
+    """Renders the `extra` fields of a record after its event; a traceback follows on separate lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -36,7 +36,7 @@ class KeyValueFormatter(logging.Formatter):
 
 
 class EventText:
-    """A message that shows its facts behind the event, rendered when a handler asks for it."""
+    """A message that shows its facts after the event, rendered when a handler requests it."""
 
     __slots__ = ("_facts", "event")
 
@@ -49,7 +49,7 @@ class EventText:
 
 
 def event_logger(name: str) -> logging.Logger:
-    """A logger whose messages carry the facts of `extra`, for handlers that are not ours."""
+    """Returns a logger whose messages include the facts of `extra`, for handlers of other programs."""
     log = logging.getLogger(name)
     log.addFilter(_show_facts)
     return log
@@ -62,8 +62,8 @@ def _show_facts(record: logging.LogRecord) -> bool:
 
 
 class Outages:
-    """One warning per outage: the first failure of a thing is a warning, later ones are DEBUG until it works
-    again. The keys are what can fail: addresses, broker names, topics.
+    """Limits warnings to one per outage: the first failure of a key is a warning, later ones are DEBUG until
+    it works again. Keys identify what can fail: addresses, broker names, topics.
     """
 
     def __init__(self) -> None:
@@ -80,14 +80,14 @@ class Outages:
 
 
 def make_handler() -> logging.Handler:
-    """What writes such lines to standard error."""
+    """Returns a handler that writes such lines to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(KeyValueFormatter())
     return handler
 
 
 def show_warnings() -> None:
-    """Sends our warnings to standard error in a process where nobody has set up logging.
+    """Sends TandemMQ's warnings to standard error in a process without logging handlers.
 
     Python would write them there without their facts.
     """

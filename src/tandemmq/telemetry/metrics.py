@@ -1,10 +1,10 @@
-"""The metrics: what each is called and means, and the histogram that parts of a broker keep.
+"""The metrics: their names and meanings, and the histogram that components of a broker keep.
 
-Owns: every name, once. A reader of a broker's state gives `Sample`s of these; `prometheus` writes them down.
-Invariants: names are unique and never change their meaning; units stand in the name; counters end in
-            `_total`; the number of series is bounded (the labels' bounds stand beside them in `bound`).
-Strategy:   nothing is counted per message for the sake of a metric: values are read from the parts when
-            somebody scrapes. Histograms get one observation per batch, fsync or wait of a batch.
+Owns: every name, once. A reader of a broker's state returns `Sample`s of these; `prometheus` renders them.
+Invariants: names are unique and never change their meaning; units are in the name; counters end in `_total`;
+            the number of series is bounded (`bound` states the labels' bounds).
+Strategy:   nothing is counted per message for a metric: values are read from the components at a scrape.
+            Histograms get one observation per batch, fsync or wait of a batch.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 TOPIC_SERIES_MAX: Final = 100
-"""Topics with series of their own; what happens beyond is told by `TOPICS_WITHOUT_SERIES`. A scrape takes the
-loop for 1 ms, and for 2 ms more with this many (11 us per series, measured 2026-11).
+"""The most topics with separate series; `TOPICS_WITHOUT_SERIES` counts the others. A scrape uses the loop for
+1 ms, and for 2 ms more with this many (11 us per series, measured 2026-11).
 """
 
 QUEUES_READ_MAX: Final = 8_192
-"""Queues that one scrape looks at, which takes up to 5 ms; messages of further ones are in no topic's
+"""The most queues that one scrape reads, in up to 5 ms; messages of further queues are in no topic's
 series.
 """
 
@@ -29,7 +29,7 @@ WRITE_BUCKETS_S: Final = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005
 """A write into the page cache takes 10 us; one that waits for the disk takes milliseconds."""
 
 DISK_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
-"""An fsync takes from half a millisecond (a cache with a battery) to seconds (a disk in trouble)."""
+"""An fsync takes from half a millisecond (a cache with a battery) to seconds (a failing disk)."""
 
 WAIT_BUCKETS_S: Final = (
     0.0001,
@@ -47,11 +47,11 @@ WAIT_BUCKETS_S: Final = (
     3.0,
     5.0,
 )
-"""Up to the time-outs of a send: slaveTimeout 3 s, syncFlushTimeout 5 s."""
+"""Up to the timeouts of a send: slaveTimeout 3 s, syncFlushTimeout 5 s."""
 
 
 class MetricKind(Enum):
-    """How a metric behaves over time."""
+    """The behaviour of a metric over time."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -60,7 +60,7 @@ class MetricKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One family of series. `bound` says how many there are when it has labels."""
+    """One family of series. `bound` states their number if the metric has labels."""
 
     name: str
     kind: MetricKind
@@ -70,18 +70,18 @@ class Metric:
 
 
 class Histogram:
-    """How often a duration fell into which bucket. For the loop's thread only, so without a lock."""
+    """The counts of durations by bucket. Only for the loop's thread, so without a lock."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         assert list(bounds) == sorted(set(bounds)), bounds
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)  # the last one is above all bounds
+        self.counts = [0] * (len(bounds) + 1)  # the last bucket is above all bounds
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value; a bucket includes its upper bound."""
+        """Counts one value; a bucket includes its upper bound."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
@@ -90,7 +90,7 @@ class Histogram:
         return sum(self.counts)
 
     def cumulative(self) -> list[int]:
-        """Per bound, and at the end for infinity, how many values were not above it."""
+        """Returns, per bound and finally for infinity, the number of values that were not above it."""
         return list(accumulate(self.counts))
 
 
@@ -317,11 +317,11 @@ PROCESS_FDS_MAX: Final = _gauge("tandemmq_process_max_fds", "how many the proces
 TABLE: Final[tuple[Metric, ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)
 )
-"""Every metric, in the order above, which is also that of a scrape."""
+"""Every metric, in the order above, which is also the order of a scrape."""
 
 
 def render_table() -> str:
-    """The metrics as a Markdown table, for the documentation."""
+    """Returns the metrics as a Markdown table, for the documentation."""
     lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
     for metric in TABLE:
         labels = f"{', '.join(metric.labels)} ({metric.bound})" if metric.labels else ""

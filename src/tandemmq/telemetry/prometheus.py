@@ -1,8 +1,9 @@
-"""Readings as Prometheus' text format, written by the prometheus-client library.
+"""Renders samples in Prometheus' text format, with the prometheus-client library.
 
-The registry is our own and holds one collector; the library's global one, its locks and its metric objects
-are not used, because every value is read at the scrape. The process's figures come from the library.
-Knows not: what is measured.
+The registry is separate and has one collector. The library's global registry, its locks and its metric
+objects are not used, because every value is read at the scrape. The process's statistics come from the
+library.
+Knows not: the meaning of the samples.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ReadAll = Callable[[], Iterable[Sample]]
 
 
 class TextExporter(Collector):
-    """Renders what `read_all` reads."""
+    """Renders the samples that `read_all` returns."""
 
     def __init__(self, read_all: ReadAll) -> None:
         self._read_all = read_all
@@ -35,7 +36,7 @@ class TextExporter(Collector):
         ProcessCollector(namespace=NAMESPACE, registry=self._registry)
 
     def render(self) -> bytes:
-        """The whole text; whatever `read_all` raises."""
+        """Returns the whole text. Raises the errors of `read_all`."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Family]:
@@ -46,7 +47,7 @@ class TextExporter(Collector):
             yield _family(metric, group)
 
     def describe(self) -> list[Family]:
-        """Nothing: the library would otherwise read everything once when this is registered."""
+        """Returns an empty list: the library would otherwise read everything once at registration."""
         return []
 
 
