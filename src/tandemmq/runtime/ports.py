@@ -1,7 +1,8 @@
-"""The interfaces to the machine, as Protocols: time, files, sockets and chance.
+"""The interfaces to the machine (each is called a door), as Protocols: time, files, sockets and chance.
 
-All layers above access the machine only through these, so that a whole cluster can run on simulated ones from
-a seed. An implementation is chosen once, where a process (or a test) starts, and passed down.
+All code on the floors above accesses the machine only through these interfaces, so that a whole cluster can
+run on simulated ones from a seed. An implementation is chosen once, where a process (or a test) starts, and
+passed down.
 """
 
 from __future__ import annotations
