@@ -1,4 +1,4 @@
-"""Connections that carry commands: a server, a client, and the channel that both are made of."""
+"""Connections that carry commands: a server, a client, and the channel used by both."""
 
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient

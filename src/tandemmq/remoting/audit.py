@@ -1,6 +1,6 @@
-"""The audit log: refused requests and administrative ones. The guards of brokers and controllers write it.
+"""The audit log of refused and of administrative requests, written by the guards of brokers and controllers.
 
-Source: spec semantics 21.
+Source:  spec semantics 21.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ NEWEST_LENGTH_MAX: Final = 512
 
 
 class AccessLog:
-    """The record of who was refused and who changed something: one line each, by the logger `tandemmq.audit`.
+    """Records refusals and changes: one line each, by the logger `tandemmq.audit`.
 
     At a bound: refusals above LINES_PER_PERIOD_MAX in a period are counted and reported in one line at its
-                end, so that a flood of them costs neither disk nor time. The same holds for administrative
-                requests that nobody has signed. Signed ones are always recorded.
-    `denied_count` counts all refusals since the start; `newest` says who was refused last, and why.
+                end, so that a flood of them costs neither disk nor time. The same holds for unsigned
+                administrative requests. Signed ones are always recorded.
+
+    `denied_count` counts all refusals since the start; `newest` describes the last one.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -38,7 +39,7 @@ class AccessLog:
         self._timer: TimerHandle | None = None
 
     def denied(self, who: str, peer: Address, code: int, resource: str, reason: str) -> None:
-        """Log that a request was denied; above `LINES_PER_PERIOD_MAX` lines in a period only count it."""
+        """Logs a denied request; above `LINES_PER_PERIOD_MAX` lines in a period it is only counted."""
         self.denied_count += 1
         facts = _facts(who, peer, code, resource)
         self.newest = f"{facts['who']} from {facts['peer']}: {reason}"[:NEWEST_LENGTH_MAX]
@@ -50,7 +51,7 @@ class AccessLog:
         log.warning(events.ACCESS_DENIED, extra={**facts, "reason": reason})
 
     def allowed(self, who: str, peer: Address, code: int, resource: str) -> None:
-        """Log that an administrative request was allowed; `who` is empty when nobody has signed it."""
+        """Logs an allowed administrative request; `who` is empty for an unsigned one."""
         if not who:
             self._begin_period()
             self._unsigned += 1
@@ -59,7 +60,7 @@ class AccessLog:
         log.info(events.ADMIN_REQUEST_ALLOWED, extra=_facts(who, peer, code, resource))
 
     def close(self) -> None:
-        """Tells what is not told yet."""
+        """Reports the counts that are not reported yet."""
         if self._timer is not None:
             self._timer.cancel()
             self._end_period()

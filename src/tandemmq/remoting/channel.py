@@ -1,10 +1,10 @@
-"""Channel: one connection, either side, and the requests on it that wait for their answers
-(`OutstandingRequests`).
+"""Channel: one connection, on either side, and its requests that wait for answers (`OutstandingRequests`).
 
-Bytes in: decoder, then each request to `on_request` and each response to its waiter, all in the same
-call. Bytes of an unknown peer are handled piece by piece, in its turn (`shared_bounds`). Bytes out: frames
-gather in a list and leave in one write per loop turn. There is no task, lock, queue or log line per message.
-The channel knows nothing of codes or handlers (`dispatch`), nor of other connections (`server`, `client`).
+Incoming bytes go to the decoder, then each request to `on_request` and each response to its waiter, all in
+the same call. Bytes of an unknown peer are handled piece by piece, in its turn (`shared_bounds`). Outgoing
+frames gather in a list and leave in one write per loop turn. There is no task, lock, queue or log line per
+message. The channel knows nothing of codes or handlers (`dispatch`), nor of other connections (`server`,
+`client`).
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from tandemmq.units import Buffer
 log = logging.getLogger(__name__)
 
 COPY_BYTES_MAX = 32_768
-"""A body up to this size is copied into its frame; a larger one is handed to the socket as it is."""
+"""The size up to which a body is copied into its frame; a larger one is passed to the socket as it is."""
 
 JOIN_BYTES_MAX = 131_072
 SMALL_PIECE_BYTES = 4096
-"""What leaves in one turn is joined into one buffer up to JOIN_BYTES_MAX, or while pieces are small on
-average.
+"""The limits for joining the output of one turn into one buffer: up to JOIN_BYTES_MAX, or while pieces are
+small on average.
 """
 
 FULL_READ_BYTES = 256_000
-"""What uvloop reads at once; asyncio somewhat more."""
+"""The size of a full read of uvloop; asyncio reads somewhat more."""
 SWEEP_S_MIN = 0.05
-"""Deadlines are looked at no more often than this, so an expiry may come this much late."""
+"""The least interval of deadline checks in seconds, and so the most that an expiry may be late."""
 
 OPAQUE_MAX = 2**31 - 1
 
 OnReply = Callable[[Command | TandemError], None]
 OnRequest = Callable[["Channel", Command], None]
 Signer = Callable[[Command], None]
-"""Adds to a request of ours who sends it."""
+"""A function that adds the sender's signature to an outgoing request."""
 
 
 class Channel(asyncio.Protocol):
-    """One connection. `on_close` callbacks run once, when it is gone.
+    """One connection. `on_close` callbacks run once, when it is closed.
 
-    `send` and `send_frame` to a closed channel are dropped: the peer will learn nothing anyway.
+    `send` and `send_frame` to a closed channel are dropped, because the peer cannot receive anything.
     """
 
     __slots__ = (
@@ -97,15 +97,17 @@ class Channel(asyncio.Protocol):
         shared: SharedBounds | None = None,
         is_known: bool = True,
     ) -> None:
-        """While the peer is not known (`make_known`), it has the part of the `shared` bounds that is for
-        unknown peers.
+        """Creates the channel.
+
+        Until the peer is known (`make_known`), it gets only the part of the `shared` bounds for unknown
+        peers.
         """
         self.peer: Address = ("", 0)
         self.local: Address = ("", 0)
         self.is_closed = False
         self.close_reason = ""
         self.on_close: list[Callable[[Channel], None]] = []
-        self.tasks_running = 0  # handlers of this channel's requests that wait; counted by `dispatch`
+        self.tasks_running = 0  # waiting handlers of this channel's requests; counted by `dispatch`
         self.last_read_at = self.last_written_at = clock.monotonic()
         self._on_request = on_request
         self._on_connected = on_connected
@@ -116,7 +118,7 @@ class Channel(asyncio.Protocol):
         self._shared = shared
         self._frame_bytes_held = 0
         self.is_known = is_known or shared is None
-        self._unread: bytes | memoryview = b""  # of an unknown peer that waits for its turn
+        self._unread: bytes | memoryview = b""  # bytes of an unknown peer that waits for its turn
         self._is_in_piece = False
         self._outstanding = OutstandingRequests(limits.requests_in_flight_max)
         self._transport: asyncio.Transport | None = None
@@ -134,18 +136,18 @@ class Channel(asyncio.Protocol):
 
     @property
     def unfinished_frame(self) -> int:
-        """Which frame the peer has begun and not ended, by number; 0 when there is none."""
+        """The number of the frame that the peer has begun and not ended; 0 without one."""
         return self._decoder.unfinished_count if self._decoder.buffered_bytes else 0
 
     def make_known(self) -> None:
-        """The peer has shown who it is."""
+        """Marks the peer as known, after it has proved its identity."""
         if not self.is_known:
             self.is_known = True
             if self._shared is not None:
                 self._shared.frames.make_known(self._frame_bytes_held)
                 self._shared.strangers.pop(self, None)
 
-    # Sending
+    # Sending.
 
     def send(self, command: Command) -> None:
         """Queues a response or a oneway request; a request gets its opaque here.
@@ -161,7 +163,7 @@ class Channel(asyncio.Protocol):
         self._queue(command)
 
     def send_frame(self, *buffers: Buffer) -> None:
-        """Queues the pieces of one encoded frame. They must stay unchanged; memory maps may be sliced in."""
+        """Queues the pieces of one encoded frame. They must not change; slices of memory maps are allowed."""
         if self.is_closed:
             return
         self._out += buffers
@@ -169,11 +171,10 @@ class Channel(asyncio.Protocol):
             self._flush_soon()
 
     def start_request(self, command: Command, on_reply: OnReply, timeout_s: float) -> int:
-        """Sends a request; `on_reply` is called once, with the response or RequestTimeout or
-        BrokerUnreachable.
+        """Sends a request; calls `on_reply` once with the response, RequestTimeout or BrokerUnreachable.
 
-        It is called while bytes are read and must not raise. The result names the request for
-        `forget_request`.
+        `on_reply` is called while bytes are read and must not raise. The returned opaque identifies the
+        request for `forget_request`.
 
         Raises:  BrokerUnreachable when the channel is closed; Busy at the bound of waiting requests;
                  LocalProtocolError when it cannot be encoded. Then `on_reply` is not called.
@@ -194,11 +195,11 @@ class Channel(asyncio.Protocol):
         return opaque
 
     def forget_request(self, opaque: int) -> None:
-        """Its answer, should it still come, is dropped."""
+        """Drops a request; a later answer to it is ignored."""
         self._outstanding.take(opaque)
 
     async def request(self, command: Command, timeout_s: float) -> Command:
-        """The response, whatever its code.
+        """Sends a request and returns the response, whatever its code.
 
         Raises:  RequestTimeout, BrokerUnreachable, and what `start_request` raises.
         """
@@ -214,11 +215,11 @@ class Channel(asyncio.Protocol):
 
     @property
     def requests_in_flight(self) -> int:
-        """Our requests that wait for an answer."""
+        """The number of our requests that wait for an answer."""
         return len(self._outstanding)
 
     def close(self, reason: str = "") -> None:
-        """Sends what is queued, then closes; within `close_linger_s` the connection is gone."""
+        """Sends queued bytes, then closes; the connection is gone within `close_linger_s`."""
         if self.is_closed:
             return
         self._flush()
@@ -237,10 +238,10 @@ class Channel(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # What the transport calls
+    # The methods called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         self.peer = _endpoint(transport, "peername")
         self.local = _endpoint(transport, "sockname")
         high = self._limits.write_buffer_high_bytes
@@ -273,22 +274,22 @@ class Channel(asyncio.Protocol):
         if held != self._frame_bytes_held and not self._hold(held):
             return
         if len(data) >= FULL_READ_BYTES and self._transport is not None and not self.is_closed:
-            # There is more already, and the event loop would read on, up to 32 times: others come first, and
-            # what these requests wait for.
+            # More bytes are waiting, and the event loop would read on, up to 32 times. Other connections come
+            # first, and so does the work these requests wait for.
             self._transport.pause_reading()
             self._clock.call_soon(self._read_on)
-        # The flush runs after the log's write and after the tasks that these commands woke, so what those
-        # send leaves in this turn of the loop, not in the next.
+        # The flush runs after the log's write and after the tasks woken by these commands, so their output
+        # leaves in this turn of the loop, not in the next.
         if not self._is_flush_due:
             self._flush_soon()
 
     def eof_received(self) -> bool:
         self._flush()
         self.is_closed = True
-        return False  # the transport sends what is left and closes itself
+        return False  # the transport sends the rest and closes itself
 
     def pause_writing(self) -> None:
-        # The peer does not take our answers: it gets no more of them by asking more.
+        # The peer does not read our answers, so its further requests are not read either.
         if self._transport is not None:
             self._transport.pause_reading()
             self._watch_slow_reader(self._bytes_sent())
@@ -300,7 +301,7 @@ class Channel(asyncio.Protocol):
         self._read_on()
 
     def _read_on(self) -> None:
-        # Otherwise `resume_writing` comes, or the turn of an unknown peer.
+        # Otherwise `resume_writing` or the turn of an unknown peer resumes reading.
         is_due = self._slow_timer is None and not self._unread
         if self._transport is not None and not self.is_closed and is_due:
             self._transport.resume_reading()
@@ -323,14 +324,14 @@ class Channel(asyncio.Protocol):
         for callback in callbacks:
             callback(self)
 
-    # Inside
+    # Internals.
 
     def _receive_unknown(self, data: bytes) -> None:
-        """Handle bytes of a peer that has not shown who it is, as far as its turn reaches; keep the rest, and
-        read no more until then.
+        """Handles bytes of an unknown peer as far as its turn reaches; keeps the rest, and pauses reading
+        until then.
         """
         assert self._shared is not None, "unknown peers share bounds"
-        if self._unread:  # TLS may deliver what it had read before it was paused
+        if self._unread:  # TLS may deliver bytes that it had read before the pause
             self._unread = b"".join((self._unread, data))
             self._hold(self._decoder.buffered_bytes + len(self._unread))
             return
@@ -347,7 +348,7 @@ class Channel(asyncio.Protocol):
         self._wait_for_turn()
 
     def _receive_piece(self) -> None:
-        """Handle the next bytes: one piece, or all that is left when the peer is known by now."""
+        """Handles the next bytes: one piece, or all that is left once the peer is known."""
         assert self._shared is not None
         size = len(self._unread) if self.is_known else PIECE_BYTES
         piece, self._unread = bytes(self._unread[:size]), self._unread[size:]
@@ -375,13 +376,15 @@ class Channel(asyncio.Protocol):
             self._read_on()
 
     def _warn(self, event: str, facts: dict[str, object]) -> None:
-        """Log why the connection is closed, unless many were."""
+        """Logs the reason for closing the connection, unless the line limit is reached."""
         admitted = {} if self._shared is None else self._shared.lines.admit()
         if admitted is not None:
             log.warning(event, extra={"peer": self.peer, **facts, **admitted})
 
     def _hold(self, size: int) -> bool:
-        """Account for the unfinished frame; False when there is no room for it: the connection is closed."""
+        """Accounts for the unfinished frame; returns False if no room is left, and the connection is
+        closed.
+        """
         grown, self._frame_bytes_held = size - self._frame_bytes_held, size
         if self._shared is None:
             return True
@@ -408,7 +411,7 @@ class Channel(asyncio.Protocol):
         self._clock.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Everything queued, in one write."""
+        """Sends everything queued in one write."""
         self._is_flush_due = False
         out, transport = self._out, self._transport
         if not out or transport is None:
@@ -429,7 +432,7 @@ class Channel(asyncio.Protocol):
             self._close_slow_reader("too much is unsent")
 
     def _bytes_sent(self) -> int:
-        """How much the kernel has taken since the beginning."""
+        """Returns the number of bytes that the kernel has accepted since the beginning."""
         assert self._transport is not None
         return self._bytes_written - self._transport.get_write_buffer_size()
 
@@ -465,7 +468,7 @@ class Channel(asyncio.Protocol):
         self._sweep_timer = self._clock.call_later(delay_s, self._sweep)
 
     def _sweep(self) -> None:
-        """Ends the requests whose time is over; the next sweep is at the earliest deadline left."""
+        """Ends expired requests; the next sweep is at the earliest remaining deadline."""
         self._sweep_timer = None
         for on_reply in self._outstanding.take_expired(self._clock.monotonic()):
             on_reply(RequestTimeout(f"no answer from {self.peer[0]}:{self.peer[1]} in time"))
@@ -480,10 +483,10 @@ class Channel(asyncio.Protocol):
 
 
 class OutstandingRequests:
-    """The requests that this side sent over one connection: opaque -> (what to call, until when). Opaques
-    start at 1 and never are 0 (spec remoting 2).
+    """The requests that this side sent over one connection: opaque -> (callback, deadline).
 
-    Deadlines are looked at in sweeps, so a request costs no timer of its own.
+    Opaques start at 1 and never are 0 (spec remoting 2). Deadlines are checked in sweeps, so a request costs
+    no timer of its own.
     """
 
     __slots__ = ("_count_max", "_opaque", "_rows")
@@ -497,7 +500,7 @@ class OutstandingRequests:
         return len(self._rows)
 
     def next_opaque(self) -> int:
-        """An opaque that no waiting request has."""
+        """Returns an opaque that no waiting request uses."""
         opaque = self._opaque + 1 if self._opaque < OPAQUE_MAX else 1
         while opaque in self._rows:
             opaque += 1
@@ -505,7 +508,7 @@ class OutstandingRequests:
         return opaque
 
     def add(self, on_reply: OnReply, deadline: float) -> int:
-        """The opaque of a new waiting request. Raises Busy at the bound."""
+        """Adds a waiting request and returns its opaque. Raises Busy at the bound."""
         if len(self._rows) >= self._count_max:
             raise Busy(f"{self._count_max} requests wait for an answer on this connection")
         opaque = self.next_opaque()
@@ -513,23 +516,23 @@ class OutstandingRequests:
         return opaque
 
     def take(self, opaque: int) -> OnReply | None:
-        """What to call with the answer; None when nobody waits for it."""
+        """Removes a request and returns its callback; None without one."""
         row = self._rows.pop(opaque, None)
         return None if row is None else row[0]
 
     def take_expired(self, now: float) -> list[OnReply]:
-        """Those whose deadline is not after `now`, oldest first."""
+        """Removes the requests whose deadline is not after `now`; returns their callbacks, oldest first."""
         expired = [opaque for opaque, row in self._rows.items() if row[1] <= now]
         return [self._rows.pop(opaque)[0] for opaque in expired]
 
     def take_all(self) -> list[OnReply]:
-        """Everything that waits, oldest first."""
+        """Removes all requests; returns their callbacks, oldest first."""
         rows = [row[0] for row in self._rows.values()]
         self._rows.clear()
         return rows
 
     def next_deadline(self) -> float | None:
-        """The earliest deadline; None when nothing waits."""
+        """Returns the earliest deadline; None without requests."""
         return min((row[1] for row in self._rows.values()), default=None)
 
 
@@ -539,6 +542,6 @@ def _resolve(answer: asyncio.Future[Command | TandemError], result: Command | Ta
 
 
 def _endpoint(transport: asyncio.BaseTransport, name: str) -> Address:
-    """("", 0) when the peer is gone already."""
+    """Returns the endpoint; ("", 0) if the peer has gone already."""
     endpoint = transport.get_extra_info(name)
     return (str(endpoint[0]), int(endpoint[1])) if endpoint else ("", 0)

@@ -1,4 +1,4 @@
-"""RemotingClient: one connection per address, made on first use and again after it broke."""
+"""RemotingClient: one connection per address, opened on first use and reopened after a failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tandemmq.runtime.tasks import OnFatal, TaskScope
 
 
 class RemotingClient:
-    """Calls peers by their address `host:port`; requests that peers push are dispatched to `routes`."""
+    """Calls peers by their address `host:port`; requests pushed by peers are dispatched to `routes`."""
 
     def __init__(
         self,
@@ -51,19 +51,19 @@ class RemotingClient:
 
     @property
     def is_signing(self) -> bool:
-        """Whether its requests tell who sends them."""
+        """True if requests are signed."""
         return self._signer is not None
 
     def open_channel(self, address: str) -> Channel | None:
-        """The connection to `address` if it stands now."""
+        """Returns the open connection to `address`; None without one."""
         channel = self._channels.get(address)
         return None if channel is None or channel.is_closed else channel
 
     async def channel(self, address: str, timeout_s: float | None = None) -> Channel:
-        """The connection to `address`, made when there is none; callers at the same time share one attempt.
+        """Returns the connection to `address`, opened if needed; concurrent callers share one attempt.
 
-        Raises:  BrokerUnreachable when it cannot be made within the connect timeout, or `timeout_s` if
-        shorter.
+        Raises:  BrokerUnreachable when it cannot be opened within the connect timeout, or `timeout_s` if
+                 shorter.
         """
         channel = self._channels.get(address)
         if channel is not None and not channel.is_closed:
@@ -83,7 +83,7 @@ class RemotingClient:
         return result
 
     async def request(self, address: str, command: Command, timeout_s: float) -> Command:
-        """The response, whatever its code; connecting counts into `timeout_s`.
+        """Sends a request and returns the response, whatever its code; connecting counts towards `timeout_s`.
 
         Raises:  BrokerUnreachable, RequestTimeout, and what `Channel.start_request` raises.
         """
@@ -97,8 +97,7 @@ class RemotingClient:
         except RequestTimeout:
             silent_s = self._clock.monotonic() - max(sent_at, channel.last_read_at)
             if silent_s >= self.options.silent_close_s:
-                # Very likely the peer's machine is gone; without this every request would time out for
-                # minutes.
+                # The peer's machine is probably down; otherwise every request would time out for minutes.
                 channel.abort(f"silent for {silent_s:.0f} s")
             raise
 
@@ -112,7 +111,7 @@ class RemotingClient:
             channel.close(reason)
 
     async def close(self) -> None:
-        """Ends running handlers and connection attempts, sends what is queued, closes every connection."""
+        """Ends running handlers and connection attempts, sends queued bytes, closes every connection."""
         self._is_closed = True
         self._idle.stop()
         try:
@@ -153,7 +152,7 @@ class RemotingClient:
     async def _connect_tls(
         self, context: ssl.SSLContext, host: str, port: int, make_channel: Callable[[], Channel]
     ) -> asyncio.BaseProtocol | None:
-        """Raises OSError when the peer speaks no TLS or is not who it should be."""
+        """Connects with TLS. Raises OSError if the peer speaks no TLS or fails verification."""
         outcome: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
 
         def on_outcome(error: OSError | None) -> None:
@@ -181,8 +180,8 @@ class RemotingClient:
     async def _wait(
         self, attempt: asyncio.Task[Channel | BrokerUnreachable], timeout_s: float | None
     ) -> None:
-        """Until the attempt or the time is over. A caller that gives up does not end the attempt of the
-        others.
+        """Waits until the attempt or the time is over; a caller that gives up does not end the shared
+        attempt.
         """
         is_over = asyncio.Event()
         attempt.add_done_callback(lambda _: is_over.set())
@@ -211,7 +210,7 @@ class RemotingClient:
 
 
 def _reason(error: Exception) -> str:
-    """In words, without the number and the address that the event loops put around them."""
+    """Returns the error in words, without the number and the address that event loops add."""
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
         if error.errno is not None and error.errno in errno.errorcode:
             return os.strerror(error.errno)

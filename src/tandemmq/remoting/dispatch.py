@@ -1,9 +1,9 @@
-"""From a request to its handler and back: one rule for servers and for the requests that brokers push to
-clients.
+"""Calls the handler of a request and sends its answer; used by servers, and by clients for requests that
+brokers push.
 
-A handler is called in the loop turn in which its request was read. Errors become answers here and nowhere
-else; a failed assertion or a fatal error becomes no answer but the owner's `on_fatal`, because the process
-must stop.
+A handler is called in the loop turn in which its request was read. Errors become answers only here. A failed
+assertion or a fatal error is not answered but passed to the owner's `on_fatal`, because the process must
+stop.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ log = logging.getLogger(__name__)
 
 Waiting = Coroutine[Any, Any, Command | None]
 Handler = Callable[[Channel, Command], Command | Waiting | None]
-"""A Command is sent at once; None means nothing now (the handler answers later by `channel.send`); a
-coroutine runs as a task and its result is sent.
+"""The result of a handler: a Command is sent at once; None sends nothing now (the handler answers later by
+`channel.send`); a coroutine runs as a task and its result is sent.
 """
 Guard = Callable[[Channel, Command], None]
-"""Called before the handler; raises RequestRejected for a request that must not be served."""
+"""A check called before the handler; raises RequestRejected for a request that must not be served."""
 
 
 class RequestDispatcher:
-    """Calls handlers by code. `routes` is looked at for each request and may grow."""
+    """Calls handlers by code. `routes` is consulted for each request and may grow."""
 
     __slots__ = ("_guard", "_on_fatal", "_routes", "_scope", "_tasks_max")
 
@@ -51,7 +51,7 @@ class RequestDispatcher:
         self._on_fatal = on_fatal
 
     def dispatch(self, channel: Channel, command: Command) -> None:
-        """Calls the handler of `command`; never raises but for fatal errors that have no `on_fatal`."""
+        """Calls the handler of `command`; raises only fatal errors, and only without `on_fatal`."""
         handler = self._routes.get(command.code)
         if handler is None:
             _answer(
@@ -74,7 +74,7 @@ class RequestDispatcher:
         self._start(channel, command, result)
 
     def switch(self, routes: Mapping[int, Handler], scope: TaskScope, *, guard: Guard | None = None) -> None:
-        """Requests go to these handlers from now on."""
+        """Sends requests to these handlers from now on."""
         self._routes, self._scope, self._guard = routes, scope, guard
 
     def _start(self, channel: Channel, command: Command, waiting: Waiting) -> None:
@@ -109,18 +109,20 @@ class RequestDispatcher:
                 raise error
             self._on_fatal(error)
             return
-        if isinstance(error, RemoteProtocolError):  # the frame was fine, its body was not
+        if isinstance(error, RemoteProtocolError):  # the frame was valid, its body was not
             _answer(channel, command, ResponseCode.SYSTEM_ERROR, str(error))
             return
         log.error(events.REQUEST_FAILED, extra={"code": command.code, "peer": channel.peer}, exc_info=error)
-        # What went wrong inside is for the log: it may name paths, or what others sent.
+        # Internal errors are only logged: the text may contain paths or other peers' data.
         _answer(
             channel, command, ResponseCode.SYSTEM_ERROR, f"the request {command.code} failed: see the log"
         )
 
 
 def _why_not_supported(code: int) -> str:
-    """Names a code of RocketMQ that no server of ours has, with the reason."""
+    """Returns the error text for an unknown code; a RocketMQ code without support is named, with the
+    reason.
+    """
     from tandemmq.protocol.catalogue import (
         NOT_OURS,  # the client, which answers requests too, starts without it
     )

@@ -1,11 +1,11 @@
 """HttpServer: answers GET and HEAD requests for a few pages, for scrapers and health checks.
 
-`h11` reads and writes HTTP/1.1; here is what a server of pages adds: one request per connection, no body is
-read, the answer closes.
-At a bound: a head that has not ended after `head_bytes_max` is answered 431, a connection too many is closed
-            at once, and one that is not done within `connection_s_max` is cut off, whether it sends its
-            request slowly or does not take its answer.
-Knows not:  what the pages say. A page that raises is answered 500; nothing else stops.
+`h11` parses and writes HTTP/1.1. This file adds a server of pages: one request per connection, no body is
+read, the answer closes the connection.
+At a bound: a head that has not ended after `head_bytes_max` is answered 431. An excess connection is closed
+            at once. A connection that is not done within `connection_s_max` is cut off, whether it sends its
+            request or reads its answer slowly.
+Knows not:  the content of the pages. A page that raises is answered 500; everything else continues.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _METHODS: Final = ("GET", "HEAD")
 
 
 class HttpAnswer(NamedTuple):
-    """A page's content."""
+    """The content of a page."""
 
     body: bytes
     content_type: str = PLAIN_TEXT
@@ -75,11 +75,13 @@ class HttpServer:
 
     @property
     def connection_count(self) -> int:
-        """How many connections are open."""
+        """The number of open connections."""
         return len(self._connections)
 
     async def start(self, host: str, port: int) -> Address:
-        """The bound address; port 0 picks a free one. Raises OSError when it cannot be bound."""
+        """Starts listening and returns the bound address; port 0 picks a free one. Raises OSError if binding
+        fails.
+        """
         self._listener = await self._network.listen(host, port, lambda: HttpConnection(self))
         return self._listener.address
 
@@ -91,10 +93,10 @@ class HttpServer:
         for connection in list(self._connections):
             connection.cut_off()
 
-    # What connections ask and tell.
+    # The methods called by connections.
 
     def on_connected(self, connection: HttpConnection) -> bool:
-        """False when the connection is one too many."""
+        """Registers a connection; returns False if it exceeds the limit."""
         if self._listener is None or len(self._connections) >= self.options.connections_max:
             return False
         self._connections[connection] = None
@@ -104,7 +106,7 @@ class HttpServer:
         self._connections.pop(connection, None)
 
     def answer(self, request: h11.Request) -> HttpAnswer:
-        """The answer to one request; the query is dropped."""
+        """Returns the answer to one request; the query is dropped."""
         if request.method.decode("ascii") not in _METHODS:
             return _refusal(405, "only GET and HEAD are served")
         path = request.target.partition(b"?")[0].decode("ascii")
@@ -119,7 +121,7 @@ class HttpServer:
 
 
 class HttpConnection(asyncio.Protocol):
-    """One connection: one request, one answer, the end."""
+    """One connection: one request, one answer, then it is closed."""
 
     __slots__ = ("_http", "_server", "_timer", "_transport")
 
@@ -132,7 +134,7 @@ class HttpConnection(asyncio.Protocol):
         self._timer: TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         if not self._server.on_connected(self):
             self._transport.abort()
             return
@@ -152,7 +154,7 @@ class HttpConnection(asyncio.Protocol):
             self._end(http, self._server.answer(event), has_body=event.method != b"HEAD")
 
     def eof_received(self) -> bool:
-        return False  # the transport sends what is left and closes itself
+        return False  # the transport sends the rest and closes itself
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
@@ -162,7 +164,7 @@ class HttpConnection(asyncio.Protocol):
         self._server.on_lost(self)
 
     def cut_off(self) -> None:
-        """Closes at once; what was not sent is lost."""
+        """Closes at once; unsent bytes are lost."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -1,4 +1,4 @@
-"""Closes connections that are idle, and those on which one frame never ends; one timer for all of them."""
+"""Closes idle connections, and those with a frame that never ends; one timer serves all of them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SWEEPS_PER_PERIOD = 12  # every 10 s for 120 s
 
 
 class IdleSweep:
-    """Looks at `channels` several times per period; a connection is closed at most a twelfth too late.
+    """Checks `channels` several times per period; a connection is closed at most a twelfth too late.
 
-    A frame must be complete within the same period, however steadily its bytes trickle: a connection is not
-    held by a peer that sends one byte now and then.
+    A frame must be complete within the same period, even if its bytes keep trickling in. A peer therefore
+    cannot hold a connection by sending single bytes.
     """
 
     def __init__(self, clock: Clock, channels: Collection[Channel], idle_close_s: float) -> None:
@@ -27,7 +27,7 @@ class IdleSweep:
         self._idle_close_s = idle_close_s
         self._timer: TimerHandle | None = None
         self._unfinished: dict[Channel, tuple[int, float]] = {}
-        """The frame that each of some channels was in the middle of, and since when that is known."""
+        """The unfinished frame of each such channel, and the time since when it is known."""
 
     def start(self) -> None:
         self._timer = self._clock.call_later(self._idle_close_s / SWEEPS_PER_PERIOD, self._sweep)

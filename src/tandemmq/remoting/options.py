@@ -1,5 +1,5 @@
-"""Bounds of connections, and what happens at each; what servers and clients are told about TLS, with
-RocketMQ's key beside each field (spec remoting 5); and addresses as users and peers write them.
+"""The bounds of connections, and the behaviour at each; the TLS settings of servers and clients, with
+RocketMQ's key beside each field (spec remoting 5); and the text form of addresses.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from tandemmq.units import MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelLimits:
-    """What one connection may hold; the same on both sides."""
+    """The bounds of one connection; the same on both sides."""
 
     frame_bytes_max: int = 16 * MIB
-    """A longer frame closes the connection (spec remoting 1)."""
+    """The most bytes of a frame; a longer one closes the connection (spec remoting 1)."""
     requests_in_flight_max: int = 16_384
-    """Our own requests without an answer; one more raises Busy."""
+    """The most requests of ours without an answer; one more raises Busy."""
     tasks_max: int = 256
-    """Requests of the peer whose handler waits; one more is answered SYSTEM_BUSY `[OVERLOAD]`."""
+    """The most requests of the peer with a waiting handler; one more is answered SYSTEM_BUSY `[OVERLOAD]`."""
     write_buffer_high_bytes: int = 4 * MIB
-    """Above this much unsent we stop reading from the peer, until it falls to a quarter."""
+    """The unsent bytes above which reading from the peer pauses, until they fall to a quarter."""
     write_buffer_bytes_max: int = 128 * MIB
-    """A peer for which more than this is unsent is disconnected."""
+    """The unsent bytes above which the peer is disconnected."""
     slow_reader_close_s: float = 30.0
-    """A peer that is above the high-water mark and takes no byte for this long is disconnected."""
+    """The time after which a peer above the high-water mark that accepts no byte is disconnected."""
     close_linger_s: float = 5.0
-    """How long a closing connection may take to send what is left."""
+    """The time that a closing connection may take to send the rest."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -48,13 +48,15 @@ class ServerOptions:
 
     limits: ChannelLimits = field(default_factory=ChannelLimits)
     connections_max: int = CONNECTIONS_MAX
-    """One more connection is closed at once."""
+    """The most connections; one more is closed at once."""
     frame_bytes_held_max: int = 256 * MIB
-    """Unfinished frames of all connections together; the connection that wants more is closed. On a server
-    with a guard, peers that have not shown yet who they are have a quarter of it."""
+    """The most bytes of unfinished frames of all connections; one that needs more is closed. On a server with
+    a guard, unauthenticated peers share a quarter of it.
+    """
     idle_close_s: float = 120.0
-    """A connection without any byte in either direction for this long is closed (spec remoting 5), and one on
-    which a single frame takes longer than this."""
+    """The time after which a connection without a byte in either direction is closed (spec remoting 5), as is
+    one with a single frame that takes longer.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +67,11 @@ class ConnectionOptions:
     connect_timeout_s: float = 3.0
     idle_close_s: float = 120.0
     silent_close_s: float = 10.0
-    """A request that times out closes its connection when nothing at all came in for this long."""
+    """The silence after which a request that times out also closes its connection."""
 
 
 class TlsMode(Enum):
-    """What a server does with connections that begin with a TLS ClientHello, and with those that do not."""
+    """The policy of a server for connections that begin with a TLS ClientHello, and for those that do not."""
 
     DISABLED = "disabled"
     PERMISSIVE = "permissive"
@@ -77,7 +79,7 @@ class TlsMode(Enum):
 
 
 class ClientAuth(Enum):
-    """Whether a server wants certificates of its clients."""
+    """The policy of a server for client certificates."""
 
     NONE = "none"
     OPTIONAL = "optional"
@@ -86,15 +88,14 @@ class ClientAuth(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsClientOptions:
-    """How to speak TLS to a server.
+    """The settings for TLS to a server.
 
-    trust_path        PEM file with the certificates of who may have signed the server's; None: those of the
-                      system
-    certificate_path  PEM file with the certificate that a server may ask for; None: there is none to show
+    trust_path        PEM file with the certificates that may have signed the server's; None: the system's
+    certificate_path  PEM file with the certificate presented if the server asks for one; None: no certificate
     key_path          PEM file with its key; None: it is in the certificate's file
-    key_password      of the key, when that is encrypted
-    verifies_peer     whether the server's certificate must be signed by one of those in trust_path
-    checks_name       whether it must also be made out for the host that is dialled
+    key_password      of the key, if it is encrypted
+    verifies_peer     True if the server's certificate must be signed by one of those in trust_path
+    checks_name       True if the certificate must also name the host that is dialled
     """
 
     trust_path: Path | None = None
@@ -111,9 +112,9 @@ class TlsClientOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsOptions:
-    """TLS of one server: what it accepts, and how it dials others.
+    """The TLS of one server, for accepted and outgoing connections.
 
-    Without a certificate the permissive mode has nothing to offer: connections stay plain.
+    Without a certificate the permissive mode cannot offer TLS: connections stay plain.
     """
 
     mode: TlsMode = TlsMode.PERMISSIVE  # tls.server.mode
@@ -123,7 +124,7 @@ class TlsOptions:
     trust_path: Path | None = None  # tls.server.trustCertPath
     client_auth: ClientAuth = ClientAuth.NONE  # tls.server.need.client.auth
 
-    dials_tls: bool | None = None  # tls.enable, useTLS; None: when the mode is enforcing
+    dials_tls: bool | None = None  # tls.enable, useTLS; None: True in enforcing mode
     client_cert_path: Path | None = None  # tls.client.certPath
     client_key_path: Path | None = None  # tls.client.keyPath
     client_key_password: str = field(default="", repr=False)  # tls.client.keyPassword
@@ -144,8 +145,9 @@ class TlsOptions:
 
     @property
     def dialling(self) -> TlsClientOptions | None:
-        """How this server speaks to others; None in plain. As in RocketMQ names are not checked: servers go
-        by numeric addresses.
+        """The settings for connections to other servers; None without TLS.
+
+        As in RocketMQ names are not checked, since servers use numeric addresses.
         """
         is_wanted = self.mode is TlsMode.ENFORCING if self.dials_tls is None else self.dials_tls
         if not is_wanted:
@@ -161,13 +163,13 @@ class TlsOptions:
 
 
 PLAIN = TlsOptions()
-"""No certificate, no TLS."""
+"""The options without a certificate and without TLS."""
 
 
 def is_open_to_everybody(address: Address, tls: TlsOptions) -> bool:
-    """Whether other machines reach a port bound to `address` without a certificate of their own.
+    """Returns True if other machines reach a port bound to `address` without a certificate of their own.
 
-    A name is one of this machine's addresses, so it is judged by what it is called.
+    A host name stands for one of this machine's addresses, so it is judged by the name alone.
     """
     demands_certificate = tls.mode is TlsMode.ENFORCING and tls.client_auth is ClientAuth.REQUIRE
     return not demands_certificate and not is_loopback(address[0])
@@ -179,7 +181,7 @@ PORT_MAX = 65535
 
 
 def parse_address(text: str) -> Address:
-    """(host, port); an IPv6 host may stand in brackets or bare.
+    """Returns (host, port); an IPv6 host may be in brackets or bare.
 
     Raises:  ConfigError quoting the text.
     """
@@ -193,7 +195,7 @@ def parse_address(text: str) -> Address:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`, a number or a name."""
+    """Returns True if only this machine reaches `host`, a number or a name."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -201,16 +203,16 @@ def is_loopback(host: str) -> bool:
 
 
 def render_address(address: Address) -> str:
-    """`host:port`, with brackets around an IPv6 host."""
+    """Returns `host:port`, with brackets around an IPv6 host."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_address_list(text: str) -> tuple[str, ...]:
-    """The addresses of a `namesrvAddr` value (spec nameserver 1), each checked; doubles and blanks are
-    dropped.
+    """Returns the addresses of a `namesrvAddr` value (spec nameserver 1), each checked; duplicates and blanks
+    are dropped.
 
-    Raises:  ConfigError quoting the first that is none.
+    Raises:  ConfigError quoting the first invalid one.
     """
     addresses = dict.fromkeys(part.strip() for part in text.replace(",", ";").split(";") if part.strip())
     for address in addresses:

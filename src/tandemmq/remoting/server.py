@@ -1,4 +1,4 @@
-"""RemotingServer: a listening port, its connections, and the routes they may use."""
+"""RemotingServer: a listening port, its connections, and their routes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HELD_BYTES_MAX = 64 << 20
 
 
 class _Held(dict[int, Handler]):
-    """Routes of a server that is paused: every request waits, in order, up to HELD_MAX and HELD_BYTES_MAX."""
+    """The routes of a paused server: every request waits, in order, up to HELD_MAX and HELD_BYTES_MAX."""
 
     def __init__(self, earlier: _Held | None) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class _Held(dict[int, Handler]):
         return self._hold
 
     def _hold(self, channel: Channel, command: Command) -> None:
-        """Raises Busy."""
+        """Queues a request. Raises Busy."""
         self._bytes += len(command.body)
         if len(self.requests) >= HELD_MAX or self._bytes > HELD_BYTES_MAX:
             raise Busy("the broker takes another role, and too many requests wait for it")
@@ -46,8 +46,8 @@ class _Held(dict[int, Handler]):
 class RemotingServer:
     """Serves `routes` on one port. `channels` are the open connections, oldest first.
 
-    `on_fatal` is called when a handler fails an assertion or raises a fatal error: its owner must stop the
-    process. Without it the error goes to the event loop and closes that connection.
+    `on_fatal` is called when a handler fails an assertion or raises a fatal error; the owner must then stop
+    the process. Without it the error goes to the event loop and closes that connection.
     """
 
     def __init__(
@@ -62,8 +62,10 @@ class RemotingServer:
         tls: TlsDoor | None = None,
         shared: SharedBounds | None = None,
     ) -> None:
-        """With `tls` that serves anything, connections may, or must, speak TLS. Servers of one process have
-        the same `shared` bounds. A `guard` makes the channels known of peers that have shown who they are.
+        """Creates the server.
+
+        With a `tls` that is served, connections may, or must, speak TLS. Servers of one process use the same
+        `shared` bounds. A `guard` marks the channels of authenticated peers as known.
         """
         self.options = options or ServerOptions()
         self._shared = shared or SharedBounds(
@@ -89,7 +91,7 @@ class RemotingServer:
         self._undecided: dict[FirstByte, None] = {}
         self._channels: dict[Channel, None] = {}
         self.refused_count = 0
-        """Connections since the start that were one too many."""
+        """The number of connections refused since the start because of the limit."""
         self._none_left = asyncio.Event()
         self._idle = IdleSweep(clock, self._channels, self.options.idle_close_s)
 
@@ -99,12 +101,14 @@ class RemotingServer:
 
     @property
     def address(self) -> Address:
-        """Where it listens. Only between `start` and `stop`."""
+        """The listening address. Only between `start` and `stop`."""
         assert self._listener is not None, "the server does not run"
         return self._listener.address
 
     async def start(self, host: str, port: int) -> Address:
-        """The bound address; port 0 picks a free one. Raises OSError when it cannot be bound."""
+        """Starts listening and returns the bound address; port 0 picks a free one. Raises OSError if binding
+        fails.
+        """
         assert self._listener is None, "the server runs already"
         self._listener = await self._network.listen(host, port, self._accept)
         self._idle.start()
@@ -126,8 +130,10 @@ class RemotingServer:
             await self._none_left.wait()  # each is gone within close_linger_s
 
     async def pause(self, keeps: Callable[[Channel], bool]) -> None:
-        """Ends running handlers and keeps the port: what comes from now on waits for `resume`. Connections
-        that `keeps` does not want are closed, and those of handlers that were ended, for they get no answer.
+        """Ends running handlers and keeps the port open; new requests wait for `resume`.
+
+        Connections for which `keeps` returns False are closed, and those of ended handlers, because they get
+        no answer.
         """
         self._held = _Held(self._held)
         scope, self._scope = self._scope, self._make_scope()
@@ -140,7 +146,7 @@ class RemotingServer:
     def resume(
         self, routes: Mapping[int, Handler], *, guard: Guard | None = None, tls: TlsDoor | None = None
     ) -> None:
-        """Serves again from the next turn of the loop on, first what has waited."""
+        """Serves again from the next turn of the loop on, waiting requests first."""
         assert self._held is not None
         self._has_guard = guard is not None
         self._tls = tls if tls is not None and tls.options.is_served else None
@@ -155,7 +161,7 @@ class RemotingServer:
             self.serve(channel, command)
 
     def serve(self, channel: Channel, command: Command) -> None:
-        """Handle a request that has waited; not of a peer that is gone."""
+        """Handles a request that has waited, unless its peer has disconnected."""
         if not channel.is_closed:
             self._dispatcher.dispatch(channel, command)
 
@@ -197,8 +203,9 @@ class RemotingServer:
             connection.abort()
 
     def _admit(self, peer: Address) -> bool:
-        """Count one more connection; False when it is one too many. At the bound it takes the place of the
-        oldest one of an unknown peer.
+        """Counts one more connection; returns False if it exceeds the limit.
+
+        At the limit it replaces the oldest connection of an unknown peer.
         """
         shared = self._shared
         is_room = shared.connection_count < shared.connections_max

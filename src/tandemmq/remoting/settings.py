@@ -1,10 +1,10 @@
 """The running configuration of a server and its requests: 318 and 319 of name servers (spec nameserver 10),
 1009 and 1010 of controllers (spec controller 2.14).
 
-Options are a dataclass whose fields have RocketMQ's keys in their metadata. A change is kept in the file of
-configStorePath, whose other lines stay as they are, before it is seen. When the file cannot be written, the
-change holds until the next start, and the answer says so. Idle times take effect at the next start only;
-addresses and paths are not changed by requests.
+Options are a dataclass whose fields have RocketMQ's keys in their metadata. A change is written to the file
+of configStorePath, whose other lines are unchanged, before it takes effect. If the file cannot be written,
+the change holds until the next start, and the answer reports that. Idle times take effect only at the next
+start; requests cannot change addresses and paths.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class LiveOptions(Protocol):
-    """Options that can be kept and changed."""
+    """Options that can be stored and changed."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -43,15 +43,17 @@ Options = TypeVar("Options", bound=LiveOptions)
 
 
 def option_keys(options: type[Any]) -> dict[str, Field[Any]]:
-    """RocketMQ's key -> the field of the options that it sets."""
+    """Returns RocketMQ's key -> the field of the options that it sets."""
     return {option.metadata["key"]: option for option in fields(options)}
 
 
 class Settings(Generic[Options]):
-    """`options` is the present value; whoever needs it asks again each time."""
+    """The changeable options. `options` is the present value; read it again at each use."""
 
     def __init__(self, options: Options, *, fixed_keys: frozenset[str], event: str, disk: Disk) -> None:
-        """`fixed_keys` are never changed by a request; `event` is logged with the keys that were."""
+        """Creates the settings. Requests never change `fixed_keys`; `event` is logged with the
+        changed keys.
+        """
         self.options = options
         self._fixed_keys = fixed_keys
         self._event = event
@@ -60,12 +62,13 @@ class Settings(Generic[Options]):
         self._unsaved: dict[str, str] = {}
 
     def handle_get(self, channel: Channel, command: Command) -> Command:
-        """GET_NAMESRV_CONFIG (319), GET_CONTROLLER_CONFIG (1010): as properties text."""
+        """Answers GET_NAMESRV_CONFIG (319) and GET_CONTROLLER_CONFIG (1010) with properties text."""
         return command.reply(body=render_options(self.options))
 
     async def handle_update(self, channel: Channel, command: Command) -> Command:
-        """UPDATE_NAMESRV_CONFIG (318), UPDATE_CONTROLLER_CONFIG (1009): all of it or nothing, answered when
-        it is on disk, or with a remark that it holds until the next start.
+        """Applies UPDATE_NAMESRV_CONFIG (318) or UPDATE_CONTROLLER_CONFIG (1009), all of it or nothing.
+
+        It is answered once the change is on disk, or with a remark that it holds until the next start.
 
         Raises:  NotPermitted, RequestRejected with the reason.
         """
@@ -85,7 +88,7 @@ class Settings(Generic[Options]):
         return command.reply(remark=remark)
 
     async def _keep(self, path: Path, texts: Mapping[str, str]) -> str | None:
-        """Why the changes are not in the file; None when they are."""
+        """Writes the changes; returns the reason if they are not in the file, None on success."""
         self._unsaved |= texts
         try:
             before = self._disk.read_bytes(path) if self._disk.exists(path) else b""
@@ -101,9 +104,9 @@ class Settings(Generic[Options]):
 
 
 def change_options(options: Options, settings: Mapping[str, Setting], fixed_keys: frozenset[str]) -> Options:
-    """The options with the named settings changed; keys that do not exist are ignored.
+    """Returns the options with the named settings changed; unknown keys are ignored.
 
-    Raises:  NotPermitted for a key that must not be changed; ConfigError naming one whose value does not fit.
+    Raises:  NotPermitted for a key that must not be changed; ConfigError naming one with an invalid value.
     """
     black_list = fixed_keys | {key.strip() for key in options.config_black_list.split(";")}
     for key in settings:
@@ -119,7 +122,7 @@ def change_options(options: Options, settings: Mapping[str, Setting], fixed_keys
 
 
 def render_options(options: LiveOptions) -> bytes:
-    """All settings but secrets as properties text, sorted by key, UTF-8."""
+    """Returns all settings except secrets as properties text, sorted by key, UTF-8."""
     lines = {
         key: _render_value(getattr(options, option.name))
         for key, option in option_keys(type(options)).items()
@@ -129,7 +132,7 @@ def render_options(options: LiveOptions) -> bytes:
 
 
 def _parse_value(key: str, text: str, present: bool | int | str | Path) -> bool | int | str | Path:
-    """The text as the type that the setting has."""
+    """Converts the text to the type of the setting."""
     if isinstance(present, bool):
         if text.lower() not in ("true", "false"):
             raise ConfigError(f"{key} must be true or false, not {text!r}")

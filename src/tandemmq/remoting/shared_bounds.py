@@ -1,9 +1,9 @@
-"""The bounds that all connections of one process share: how many there are, the bytes of their unfinished
-frames (`FrameBudget`), the loop's time that unknown peers get (`UnknownPeers`), and the lines of the log
-about closed connections (`LineLimit`).
+"""The bounds shared by all connections of one process: their number, the bytes of unfinished frames
+(`FrameBudget`), the loop's time for unknown peers (`UnknownPeers`), and log lines about closed connections
+(`LineLimit`).
 
-A server with a guard knows a peer once a request of it was let through; until then the peer is unknown. A
-process has one `SharedBounds`; each of its listening ports and each channel of these uses it.
+A server with a guard knows a peer once one of its requests was let through; until then the peer is unknown. A
+process has one `SharedBounds`, used by all its listening ports and their channels.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tandemmq.runtime.ports import Clock, TimerHandle
 from tandemmq.units import KIB
 
 PIECE_BYTES: Final = 4 * KIB
-"""An unknown peer's bytes are decoded and handled in such pieces: a few milliseconds of requests each."""
+"""The size in which an unknown peer's bytes are decoded and handled: a few milliseconds of requests each."""
 UNKNOWN_SHARE: Final = 0.1
-"""The part of the loop's time that all unknown peers get together."""
+"""The share of the loop's time for all unknown peers together."""
 UNKNOWN_BURST_S: Final = 0.1
-"""They may use so much at once after a rest: the first requests of a hundred producers and more."""
+"""The time they may use at once after a pause: the first requests of a hundred producers and more."""
 LINES_MAX: Final = 20
 LINES_PERIOD_S: Final = 10.0
 
@@ -32,8 +32,10 @@ class Closable(Protocol):
 
 
 class SharedBounds:
-    """One process's bounds. The servers count `connection_count`, and put the connections of unknown peers
-    into `strangers`, the oldest first, from which a channel leaves when its peer is known.
+    """The bounds of one process.
+
+    The servers count `connection_count`, and add connections of unknown peers to `strangers`, the oldest
+    first. A channel is removed from there when its peer becomes known.
     """
 
     __slots__ = ("connection_count", "connections_max", "frames", "lines", "strangers", "unknown")
@@ -49,10 +51,10 @@ class SharedBounds:
 
 
 class FrameBudget:
-    """The bytes that all connections hold of frames that have begun and not ended.
+    """The bytes of unfinished frames held by all connections.
 
-    At the bound the connection that wants more is closed. Unknown peers have a quarter of it, so that they
-    neither fill the memory nor take the room of known ones.
+    At the bound the connection that needs more is closed. Unknown peers have a quarter of it, so that they
+    neither fill the memory nor take the share of known ones.
     """
 
     __slots__ = ("bytes_held", "bytes_max", "bytes_of_unknown")
@@ -63,7 +65,7 @@ class FrameBudget:
         self.bytes_of_unknown = 0
 
     def add(self, size: int, *, is_known: bool) -> bool:
-        """False when it is more than there may be; `size` may be negative."""
+        """Adds `size`, which may be negative; returns False if the bound is exceeded."""
         self.bytes_held += size
         if not is_known:
             self.bytes_of_unknown += size
@@ -72,16 +74,16 @@ class FrameBudget:
         return self.bytes_held <= self.bytes_max
 
     def make_known(self, size: int) -> None:
-        """The peer that holds `size` bytes is known from now on."""
+        """Counts the `size` bytes of a peer as those of a known one."""
         self.bytes_of_unknown -= size
 
 
 class UnknownPeers:
-    """The loop's time that unknown peers use together: UNKNOWN_SHARE of it, whatever they send.
+    """The loop's time that unknown peers share: UNKNOWN_SHARE of it, whatever they send.
 
-    A channel asks `may_run` before each piece of its peer's bytes, says with `spend` how long the piece took,
-    and is called back (`wait`) in its turn when there was no time left. A peer's cost is measured rather than
-    foreseen, so nothing has to be known about the ways in which a request can be expensive.
+    A channel calls `may_run` before each piece of its peer's bytes, and reports the time with `spend`. If no
+    time is left, it registers with `wait` and is called back in its turn. The cost of a peer is measured, so
+    nothing needs to be known about expensive kinds of requests.
     """
 
     __slots__ = ("_clock", "_credit_s", "_refilled_at", "_timer", "_waiting")
@@ -94,15 +96,15 @@ class UnknownPeers:
         self._timer: TimerHandle | None = None
 
     def may_run(self) -> bool:
-        """Whether there is time left, and no peer waits for its turn."""
+        """Returns True if time is left and no peer waits for its turn."""
         return not self._waiting and self._has_time()
 
     def spend(self, seconds: float) -> None:
-        """Count the time that a piece took."""
+        """Counts the time that a piece took."""
         self._credit_s -= seconds
 
     def wait(self, resume: Callable[[], None]) -> None:
-        """`resume` is called when it is this peer's turn; it handles one piece."""
+        """Calls `resume` when it is this peer's turn; it handles one piece."""
         self._waiting.append(resume)
         if self._timer is None:
             self._schedule()
@@ -119,7 +121,7 @@ class UnknownPeers:
 
     def _serve(self) -> None:
         self._timer = None
-        # Those that wait again come behind all that wait now.
+        # Peers that wait again are queued after all that wait now.
         for _ in range(len(self._waiting)):
             if not self._has_time():
                 break
@@ -129,8 +131,8 @@ class UnknownPeers:
 
 
 class LineLimit:
-    """At most LINES_MAX lines of the log in LINES_PERIOD_S, so that a flood of bad peers costs neither disk
-    nor time.
+    """Limits log lines to LINES_MAX in LINES_PERIOD_S, so that a flood of bad peers costs neither disk nor
+    time.
     """
 
     __slots__ = ("_clock", "_count", "_ends_at", "_suppressed")
@@ -142,7 +144,9 @@ class LineLimit:
         self._suppressed = 0
 
     def admit(self) -> dict[str, int] | None:
-        """Facts for the next line: how many were left out before it; None when this one is left out."""
+        """Returns facts for the next line, with the number of lines suppressed before it; None to suppress
+        this one.
+        """
         now = self._clock.monotonic()
         if now >= self._ends_at:
             self._ends_at = now + LINES_PERIOD_S

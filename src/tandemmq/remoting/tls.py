@@ -1,14 +1,13 @@
-"""TLS of connections: `TlsConnection` stands between a transport and a protocol; contexts are made from
-certificate files; the `TlsDoor` of a server holds the certificates in force and tells which connections speak
-TLS.
+"""TLS of connections. `TlsConnection` sits between a transport and a protocol; contexts are built from
+certificate files. The `TlsDoor` of a server holds the current certificates and determines which connections
+speak TLS.
 
-Strategy:   an `ssl.SSLObject` over buffers in memory, so that a connection whose first byte was looked at
-            already can still become one with TLS, and so that it works over any network of `runtime`. A
-            ClientHello begins with the byte 0x16, a frame with 0x00 (it is shorter than 16 MiB), so the first
-            byte tells (spec remoting 5). A plain connection loses the door behind it: from then on it costs
-            nothing.
-Invariants: the protocol above hears `connection_made` when the handshake is over, and never when it fails;
-            a handshake ends within `handshake_s`. TLS 1.2 and later; no renegotiation, which only costs the
+Strategy:   an `ssl.SSLObject` over memory buffers, so that a connection can switch to TLS after its first
+            byte was read, and so that it works over any network of `runtime`. A ClientHello begins with the
+            byte 0x16, a frame with 0x00 (it is shorter than 16 MiB), so the first byte decides (spec remoting
+            5). A plain connection then drops this layer, which costs it nothing from then on.
+Invariants: the protocol above gets `connection_made` when the handshake is complete, and never if it fails. A
+            handshake ends within `handshake_s`. TLS 1.2 and later; no renegotiation, which only costs the
             server.
 """
 
@@ -32,18 +31,23 @@ log = logging.getLogger(__name__)
 HANDSHAKE_S: Final = 10.0
 READ_BYTES: Final = 262_144
 WRITE_BYTES: Final = 262_144
-"""Encrypted in one go; larger pieces are cut, so that their encrypted form is not in memory as a whole."""
+"""The bytes encrypted at once; larger pieces are split, so that their encrypted form is never in memory as a
+whole.
+"""
 CLIENT_HELLO: Final = 0x16
 WATCH_S: Final = 10.0
 FIRST_BYTE_S: Final = 120.0
-"""A connection that sends nothing at all is closed then, as any idle one (spec remoting 5)."""
+"""The time in seconds after which a connection without any byte is closed, like any idle one (spec remoting
+5).
+"""
 OnOutcome = Callable[[OSError | None], None]
 
 
 class TlsConnection(asyncio.Protocol):
-    """The protocol that the wire sees. `upper` is the one above, made once the handshake is over.
+    """The protocol of the wire's transport. `upper` is the protocol above, created once the handshake is
+    complete.
 
-    `on_outcome` is called once: with None then, or with the reason why there will be no connection.
+    `on_outcome` is called once: with None then, or with the error if the connection fails.
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class TlsConnection(asyncio.Protocol):
         server_name: str | None = None,
         handshake_s: float = HANDSHAKE_S,
     ) -> None:
-        """With `server_name` this is the client's side."""
+        """Creates the connection; `server_name` makes it the client's side."""
         self.upper: asyncio.Protocol | None = None
         self._make_upper = make_upper
         self._on_outcome = on_outcome
@@ -71,7 +75,7 @@ class TlsConnection(asyncio.Protocol):
             handshake_s, self._fail, TimeoutError(f"no TLS handshake within {handshake_s:g} s")
         )
 
-    # What the wire calls
+    # The methods called by the wire.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._wire = cast(asyncio.Transport, transport)
@@ -103,7 +107,7 @@ class TlsConnection(asyncio.Protocol):
         else:
             self._fail(ConnectionResetError("the peer closed the connection during the TLS handshake"))
 
-    # What the transport above calls
+    # The methods called by the transport above.
 
     @property
     def wire(self) -> asyncio.Transport:
@@ -122,25 +126,25 @@ class TlsConnection(asyncio.Protocol):
             self._break(error)
 
     def close(self) -> None:
-        """Tells the peer that this is the end, sends what is left and closes."""
+        """Notifies the peer of the end, sends queued bytes and closes."""
         if self._is_over:
             return
         self._is_over = True
         try:
             self._ssl.unwrap()
         except ssl.SSLError:
-            pass  # it also waits for the peer's farewell, which we do not
+            pass  # `unwrap` also waits for the peer's close message, which is not needed
         self._send_encrypted()
         self.wire.close()
 
     def abort(self) -> None:
-        """Ends it at once, without telling the outcome of a handshake that still runs."""
+        """Ends the connection at once, without reporting the outcome of a running handshake."""
         self._is_over = True
         self._stop_timer()
         if self._wire is not None:
             self._wire.abort()
 
-    # Inside
+    # Internals.
 
     def _advance(self) -> None:
         try:
@@ -152,7 +156,7 @@ class TlsConnection(asyncio.Protocol):
         except ssl.SSLWantReadError:
             self._send_encrypted()
         except ssl.SSLError as error:
-            self._send_encrypted()  # the alert that tells the peer why
+            self._send_encrypted()  # the alert with the reason for the peer
             if self.upper is None:
                 self._fail(error)
             else:
@@ -165,7 +169,7 @@ class TlsConnection(asyncio.Protocol):
         self._on_outcome(None)
 
     def _read(self) -> None:
-        """Hands up everything that can be decrypted, then raises SSLWantReadError or ends with the peer."""
+        """Passes on everything that can be decrypted, then raises SSLWantReadError or ends with the peer."""
         assert self.upper is not None
         while not self._is_over:
             pieces: list[bytes] = []
@@ -194,7 +198,9 @@ class TlsConnection(asyncio.Protocol):
             self.wire.write(self._outgoing.read())
 
     def _break(self, error: ssl.SSLError) -> None:
-        """The stream can no longer be trusted; the protocol above hears of it by `connection_lost`."""
+        """Ends a stream that can no longer be trusted; the protocol above is notified by
+        `connection_lost`.
+        """
         self._is_over = True
         self.wire.abort()
 
@@ -218,7 +224,7 @@ class TlsConnection(asyncio.Protocol):
 
 
 class TlsTransport(asyncio.Transport):
-    """What the protocol above writes to. Buffers and their limits are those of the wire."""
+    """The transport of the protocol above. Buffers and their limits are those of the wire."""
 
     def __init__(self, connection: TlsConnection) -> None:
         super().__init__()
@@ -274,8 +280,9 @@ def make_server_context(
     trust_path: Path | None = None,
     needs_client: bool = False,
 ) -> ssl.SSLContext:
-    """For connections that we accept. With `trust_path` clients are asked for a certificate, with
-    `needs_client` they must have one.
+    """Creates the context for accepted connections.
+
+    With `trust_path` clients are asked for a certificate; with `needs_client` they must present one.
 
     Raises:  ConfigError naming the file that cannot be used.
     """
@@ -297,8 +304,10 @@ def make_client_context(
     verifies_peer: bool = True,
     checks_name: bool = True,
 ) -> ssl.SSLContext:
-    """For connections that we dial. A peer is verified against `trust_path`, else against the machine's own
-    certificates; with `certificate_path` we show one ourselves.
+    """Creates the context for outgoing connections.
+
+    A peer is verified against `trust_path`, else against the machine's own certificates. `certificate_path`:
+    the certificate presented to peers.
 
     Raises:  ConfigError naming the file that cannot be used.
     """
@@ -323,7 +332,7 @@ def _restrict(context: ssl.SSLContext) -> None:
 
 def _load_chain(context: ssl.SSLContext, cert_path: Path, key_path: Path, password: str) -> None:
     try:
-        # Never asks at the terminal: without a password an encrypted key is an error.
+        # Never prompts at the terminal: without a password an encrypted key is an error.
         context.load_cert_chain(cert_path, key_path, password=lambda: password)
     except (OSError, ValueError) as error:
         raise ConfigError(f"certificate {cert_path} with key {key_path} cannot be used: {error}") from None
@@ -337,7 +346,9 @@ def _load_trust(context: ssl.SSLContext, path: Path) -> None:
 
 
 class TlsDoor:
-    """TLS of all listeners of one server. `load` before the first connection; `watch` follows the files."""
+    """The TLS of all listeners of one server. Call `load` before the first connection; `watch` follows the
+    files.
+    """
 
     def __init__(self, options: TlsOptions, *, disk: Disk, clock: Clock) -> None:
         self.options = options
@@ -352,7 +363,7 @@ class TlsDoor:
         return self._context
 
     def load(self) -> None:
-        """Raises ConfigError naming a file that cannot be used."""
+        """Loads the certificates. Raises ConfigError naming a file that cannot be used."""
         if self.options.is_served:
             try:
                 self._seen = self._read()
@@ -361,13 +372,13 @@ class TlsDoor:
             self._context = self._make()
 
     async def watch(self) -> None:
-        """Takes new certificates over for new connections; bad ones change nothing and are told."""
+        """Applies changed certificates to new connections; invalid ones change nothing and are logged."""
         while self.options.is_served:
             await self.clock.sleep(WATCH_S)
             await self.look()
 
     async def look(self) -> None:
-        """One look at the files."""
+        """Checks the files once."""
         try:
             contents = await self._disk.offload(self._read)
             if contents == self._seen:
@@ -398,7 +409,7 @@ class TlsDoor:
 
 
 def make_client_tls(options: TlsClientOptions | None) -> ssl.SSLContext | None:
-    """The context for dialling others; None in plain.
+    """Returns the context for outgoing connections; None without TLS.
 
     Raises:  ConfigError naming a file that cannot be used.
     """
@@ -415,7 +426,7 @@ def make_client_tls(options: TlsClientOptions | None) -> ssl.SSLContext | None:
 
 
 class FirstByte(asyncio.Protocol):
-    """An accepted connection that has not said yet what it speaks; `on_gone` is called when it has."""
+    """An accepted connection whose protocol is not known yet; `on_gone` is called once it is."""
 
     def __init__(
         self,
