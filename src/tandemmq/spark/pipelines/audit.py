@@ -1,8 +1,8 @@
-"""Audit: do all copies of a topic hold the same messages, each exactly once?
+"""Audits whether all copies of a topic contain the same messages, each exactly once.
 
-Every side is read once and folded into digests by queue and range of offsets; only ranges whose digests
-differ are then compared row by row, to name the first difference. The ends of the queues are taken once, from
-the reference, so messages may be sent meanwhile; a replica gets some time to reach them.
+Each side is read once and folded into digests by queue and range of offsets. Only ranges whose digests differ
+are then compared row by row, to report the first differences. The reference fixes the ends of the queues
+once, so messages may be sent meanwhile; replicas get some time to reach those ends.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ EXIT_EQUAL, EXIT_DIFFERENT, EXIT_SIGNAL = 0, 1, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditOptions:
-    """What `tandemmq pipeline audit` can be told. `stores`: broker name and directory of each."""
+    """The options of `tandemmq pipeline audit`. `stores`: broker name and directory of each."""
 
     topic: str
     name_servers: str = ""
@@ -84,9 +84,10 @@ class AuditOptions:
 
 
 def run_audit(options: AuditOptions, reporter: Reporter) -> int:
-    """The process's exit code: 0 all sides are equal, 1 they are not or one cannot be read, 3 a signal.
+    """Runs the audit and returns the exit code: 0 if all sides are equal, 1 if they differ or one cannot be
+    read, 3 after a signal.
 
-    An audit that is repeated until a signal ends with the code of its last whole round.
+    An audit that repeats until a signal ends with the code of its last complete round.
     Raises:  ConfigError before anything is read.
     """
     for lake in options.lakes:
@@ -128,7 +129,7 @@ def _judge(
 
 @dataclass(slots=True)
 class _Findings:
-    """What the search in suspicious pieces found on one side."""
+    """The results of the row-by-row search on one side."""
 
     missing: int = 0
     repeated: int = 0
@@ -139,7 +140,7 @@ class _Findings:
 
 
 class Audit:
-    """One audit in a session; `run` says whether all sides are equal."""
+    """One audit in a session; `run` returns True if all sides are equal."""
 
     def __init__(
         self, spark: SparkSession, options: AuditOptions, reporter: Reporter, stop: StopFlag
@@ -151,7 +152,7 @@ class Audit:
         self._jobs = Jobs(spark, stop)
 
     def run(self) -> bool:
-        """True when every side holds every message of the ranges exactly once, and the same."""
+        """Returns True if every side contains every message of the ranges exactly once and unchanged."""
         options = self._options
         sides = self._find_sides()
         form = self._jobs.run(lambda: choose_form(self._spark, options.lakes))
@@ -180,7 +181,7 @@ class Audit:
     def _judge_sides(
         self, sides: Sequence[Side], digests: Mapping[str, Digests], frames: Frames, ranges: Ranges
     ) -> bool:
-        """Compares all with the first one, and tells each verdict; True when all are equal."""
+        """Compares all sides with the first one and reports each verdict; returns True if all are equal."""
         reference = sides[0]
         parts = cut_parts(ranges, self._options.piece_size)
         expected = self._jobs.run(lambda: frames.expect(parts))
@@ -197,7 +198,7 @@ class Audit:
         self._reporter.report(RepeatedKeys(side=side.name, messages=messages, keys=keys, example=example))
 
     def _find_sides(self) -> list[Side]:
-        """The reference first: the master, else what was named first."""
+        """Returns the sides, the reference first: the master, else the first one that was named."""
         options = self._options
         sides = []
         if options.name_servers:
@@ -227,7 +228,7 @@ class Audit:
         return {queue: (limits.begin, limits.end) for queue, limits in sorted(bounds.items())}
 
     def _settle(self, replicas: Sequence[Side], ranges: Ranges) -> None:
-        """Waits until the replicas have what the reference had, or the time for it is over."""
+        """Waits until the replicas have reached the ends of `ranges`, or the time for it is over."""
         deadline = time.monotonic() + self._options.settle_s
         for side in replicas:
             cluster = QueriedCluster(self._source_options(side.replica))
@@ -252,7 +253,7 @@ class Audit:
     def _read_all(
         self, sides: Sequence[Side], frames: Frames, ranges: Ranges
     ) -> list[dict[PieceKey, Digest] | None]:
-        """The digests of each side, all read at the same time; None for one that cannot be read."""
+        """Returns the digests of each side, all read concurrently; None for a side that cannot be read."""
         began = time.monotonic()
 
         def tick(done: int, total: int) -> None:
@@ -351,7 +352,7 @@ def _conclude(side: Side, comparison: Comparison, findings: _Findings, not_searc
     return SideJudged(
         side=side.name,
         is_equal=comparison.is_equal,
-        # The search knows better where gaps and repeats cancel out in the counts of a piece.
+        # If gaps and repeats cancel out in the counts of a piece, the search is more accurate.
         missing=max(comparison.missing, findings.missing),
         behind=behind,
         repeated=max(comparison.surplus, findings.repeated),

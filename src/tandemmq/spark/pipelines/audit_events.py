@@ -1,4 +1,4 @@
-"""What an audit tells: for programs as JSON, for people as lines."""
+"""The events of an audit: JSON for programs, lines for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tandemmq.spark.pipelines.events import Event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditStarted(Event):
-    """What is compared, by which columns; `reference` is the side that the others are compared with."""
+    """The compared sides and columns; `reference` is the side with which the others are compared."""
 
     kind = "started"
     is_lasting = True
@@ -46,7 +46,7 @@ class SideReading(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideRead(Event):
-    """A side is read: how many rows it has in the ranges."""
+    """A side has been read, with its number of rows in the ranges."""
 
     kind = "side"
     is_lasting = True
@@ -63,8 +63,8 @@ class SideRead(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference(Event):
-    """A place where a side is not the reference: `problem` is missing, repeated, differs, extra, behind or
-    unreadable.
+    """A position at which a side differs from the reference: `problem` is missing, repeated, differs, extra,
+    behind or unreadable.
     """
 
     kind = "difference"
@@ -92,7 +92,9 @@ class Difference(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideJudged(Event):
-    """The verdict on one side; counts of messages. `loss_seconds`: of store time that is missing."""
+    """The verdict on one side, in numbers of messages. `loss_seconds`: the span of store time that is
+    missing.
+    """
 
     kind = "verdict"
     is_lasting = True
@@ -127,7 +129,7 @@ class SideJudged(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatedKeys(Event):
-    """Messages that producers sent more than once; no difference between sides."""
+    """Messages that producers sent more than once; not a difference between sides."""
 
     kind = "repeated_keys"
     is_lasting = True
@@ -149,7 +151,7 @@ class RepeatedKeys(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditDone(Event):
-    """The end: `equal`, `different`, `signal` or `error`."""
+    """The end of an audit: `equal`, `different`, `signal` or `error`."""
 
     kind = "stopped"
     is_lasting = True

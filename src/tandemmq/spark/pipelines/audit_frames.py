@@ -1,5 +1,5 @@
-"""What an audit compares: digests of the sides and their comparison, and the sides as DataFrames (`Frames`),
-of which Spark makes the digests.
+"""The data that an audit compares: digests of the sides and their comparison, and the sides as DataFrames
+(`Frames`), from which Spark computes the digests.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# Digests: what an audit knows of a range of one queue on one side, and how two sides are compared. Pure.
+# Digests: a summary of one range of a queue on one side, and the comparison of two sides. Pure.
 #
-# A digest does not depend on the order in which rows were read: counts, exclusive-or and sum of a hash per
-# row. Equal digests mean equal rows (two independent 64 and 32 bit sums would have to collide); unequal ones
-# say in which range to look, which is done row by row.
+# A digest does not depend on the order in which rows were read: it contains counts, and the exclusive-or and
+# sum of a hash per row. Equal digests mean equal rows (two independent sums of 64 and 32 bits would have to
+# collide); unequal digests give the range for the row-by-row search.
 
 Ranges = Mapping[QueueKey, tuple[int, int]]
-"""The queue offsets that are compared, by queue: [begin, end)."""
+"""The compared queue offsets `[begin, end)` by queue."""
 
 
 class PieceKey(NamedTuple):
-    """Queue offsets of one queue: [`number` * size, (`number` + 1) * size) for the audit's size of pieces."""
+    """The queue offsets `[number * size, (number + 1) * size)` of one queue; the audit fixes `size`."""
 
     queue: QueueKey
     number: int
 
 
 class RangePart(NamedTuple):
-    """The offsets [`begin`, `end`) of a piece that lie in the audited range."""
+    """The offsets `[begin, end)` of a piece that are in the audited range."""
 
     key: PieceKey
     begin: int
@@ -46,7 +46,7 @@ class RangePart(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """The rows of one side in one piece. `offset_xor`: over a hash of each queue offset alone."""
+    """The rows of one side in one piece. `offset_xor` covers a hash of each queue offset alone."""
 
     rows: int
     offset_xor: int
@@ -61,7 +61,7 @@ Digests = Mapping[PieceKey, Digest]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What a piece without gap and repeat has, whatever the messages say."""
+    """The digest values of a piece without gaps and repeats, which do not depend on the messages."""
 
     rows: int
     offset_xor: int
@@ -69,7 +69,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behind:
-    """A side that ends early in a queue, from `reached` on."""
+    """A side that ends too early in a queue, at `reached`."""
 
     queue: QueueKey
     reached: int
@@ -79,7 +79,9 @@ class Behind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """`suspects`: pieces to be looked at row by row, in order; `surplus`: rows beyond one per offset."""
+    """The result of a comparison. `suspects`: pieces to compare row by row, in order; `surplus`: rows beyond
+    one per offset.
+    """
 
     suspects: tuple[RangePart, ...]
     behind: tuple[Behind, ...]
@@ -98,7 +100,7 @@ def compare(
     expected: Mapping[PieceKey, Expected],
     ranges: Ranges,
 ) -> Comparison:
-    """Where `side` is not the reference; for the reference itself, where it has gaps or repeats."""
+    """Compares `side` with the reference; for the reference itself, finds gaps and repeats."""
     reached = find_ends(side, ranges)
     suspects = []
     missing = surplus = 0
@@ -119,7 +121,9 @@ def compare(
 
 
 def find_ends(side: Digests, ranges: Ranges) -> dict[QueueKey, int]:
-    """Behind the last message that the side has of each queue; its begin where it has none."""
+    """Returns the offset after the last message that the side has of each queue; the queue's begin if it has
+    none.
+    """
     reached = {queue: begin for queue, (begin, _) in ranges.items()}
     for key, digest in side.items():
         if key.queue in reached:
@@ -130,7 +134,9 @@ def find_ends(side: Digests, ranges: Ranges) -> dict[QueueKey, int]:
 def find_behind(
     reference: Digests, side: Digests, ranges: Ranges, reached: Mapping[QueueKey, int]
 ) -> tuple[Behind, ...]:
-    """Queues whose end the side has not reached: messages it lacks there, and seconds of store time."""
+    """Returns the queues whose end the side has not reached, with the missing messages and seconds of store
+    time.
+    """
     found = []
     newest, own = _newest(reference), _newest(side)
     for queue, (_, end) in sorted(ranges.items()):
@@ -144,7 +150,7 @@ def find_behind(
 
 
 def cut_parts(ranges: Ranges, piece_size: int) -> list[RangePart]:
-    """The pieces that hold any of the ranges' offsets, in order."""
+    """Returns the pieces that contain offsets of the ranges, in order."""
     return [
         RangePart(PieceKey(queue, n), max(begin, n * piece_size), min(end, (n + 1) * piece_size))
         for queue, (begin, end) in sorted(ranges.items())
@@ -166,10 +172,10 @@ def _is_same(one: Digest | None, other: Digest | None) -> bool:
     return (one.rows, one.content_xor, one.content_sum) == (other.rows, other.content_xor, other.content_sum)
 
 
-# The sides as DataFrames, and the questions that Spark answers about them.
+# The sides as DataFrames, and the queries on them.
 #
-# Every side is brought into one form: the four columns that name a message, and those of COMPARED that all
-# sides have. Each side is read in the types of the lake, so text is compared with text.
+# Every side is converted to one form: the four columns that identify a message, and those of COMPARED that
+# all sides have. Each side is read with the lake's column types, so text is compared with text.
 
 PLACE = ("topic", "brokerName", "queueId", "queueOffset")
 COMPARED = (
@@ -186,7 +192,7 @@ COMPARED = (
     "reconsumeTimes",
 )
 _DERIVED = ("tags", "keys", "msgId")
-"""Parts of `properties`, compared only where a side lacks those."""
+"""Columns derived from `properties`, compared only if a side lacks `properties`."""
 
 ROWS_PER_TASK = 200_000
 _TYPES = {column.name: column.types for column in COLUMNS}
@@ -205,7 +211,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """Columns that are compared, and the Spark type of each column."""
+    """The compared columns, and the Spark type of each column."""
 
     compared: tuple[str, ...]
     types: Mapping[str, str]
@@ -214,15 +220,17 @@ class Form:
         return ", ".join(f"`{name}` {self.types[name]}" for name in (*PLACE, *self.read_columns()))
 
     def read_columns(self) -> tuple[str, ...]:
-        """Besides the place; the store time is always read, and told."""
+        """Returns the columns to read besides those of PLACE; the store time and message id are always read,
+        for the reports.
+        """
         extra = [name for name in ("storeTimestamp", "msgId") if name not in self.compared]
         return (*self.compared, *extra)
 
 
 def choose_form(spark: SparkSession, lakes: Sequence[Path]) -> Form:
-    """What all sides can be compared by: everything, or what the lakes have.
+    """Returns the columns by which all sides can be compared: all columns, or those that the lakes have.
 
-    Raises:  ConfigError for a lake that does not say which message a row is.
+    Raises:  ConfigError for a lake whose columns do not identify its messages.
     """
     types = {name: kinds[0] for name, kinds in _TYPES.items()}
     compared = [name for name in COMPARED if name not in _DERIVED]
@@ -240,9 +248,9 @@ def choose_form(spark: SparkSession, lakes: Sequence[Path]) -> Form:
 
 
 def read_lake(spark: SparkSession, lake: Path) -> DataFrame:
-    """All messages of a lake as it is now, those of its bad records too.
+    """Returns all current messages of a lake, including its bad records.
 
-    Raises:  ConfigError for a lake without any.
+    Raises:  ConfigError for a lake without messages.
     """
     frame = read_rows(spark, view_lake(lake))
     if frame is None:
@@ -251,7 +259,7 @@ def read_lake(spark: SparkSession, lake: Path) -> DataFrame:
 
 
 class Frames:
-    """Reads sides; `ranges` bounds what is read of each queue."""
+    """Reads the sides as DataFrames, bounded by `ranges` in each queue."""
 
     def __init__(
         self,
@@ -268,15 +276,15 @@ class Frames:
         self._topics = tuple(topics)
         self._more = more
         self._lakes: dict[Path, DataFrame] = {}
-        """Each is looked at once, so that all questions are about the same rows."""
+        """One view per lake, so that all queries see the same rows."""
 
     def read(self, side: Side, ranges: Ranges) -> DataFrame:
-        """The rows of one side within `ranges`."""
+        """Returns the rows of one side within `ranges`."""
         bounds = [(*queue, begin, end) for queue, (begin, end) in sorted(ranges.items())]
         return self._within(self._load(side, ranges), bounds)
 
     def read_parts(self, side: Side, parts: Sequence[RangePart]) -> DataFrame:
-        """The rows of one side within some parts of its queues."""
+        """Returns the rows of one side within some parts of its queues."""
         hull: dict[QueueKey, tuple[int, int]] = {}
         for part in parts:
             begin, end = hull.get(part.key.queue, (part.begin, part.end))
@@ -285,14 +293,14 @@ class Frames:
         return self._within(self._load(side, hull), bounds)
 
     def find_ranges(self, side: Side) -> dict[QueueKey, tuple[int, int]]:
-        """First offset and end of each queue that the side has; for sides that no broker speaks for."""
+        """Returns first offset and end of each queue of the side; for sides without a broker to ask."""
         rows = self._load(side, {}).groupBy(*PLACE[:3]).agg({"queueOffset": "min", "*": "count"})
         ends = self._load(side, {}).groupBy(*PLACE[:3]).agg({"queueOffset": "max"})
         begin = {_queue(row): row["min(queueOffset)"] for row in rows.collect()}
         return {_queue(row): (begin[_queue(row)], row["max(queueOffset)"] + 1) for row in ends.collect()}
 
     def digest(self, frame: DataFrame, piece_size: int) -> dict[PieceKey, Digest]:
-        """The digest of every piece that has rows."""
+        """Returns the digest of every piece that has rows."""
         from pyspark.sql import functions as f
 
         content = f.xxhash64("queueOffset", *self._comparable())
@@ -315,7 +323,7 @@ class Frames:
         return {PieceKey(_queue(row), int(row.piece)): _digest(row) for row in grouped.collect()}
 
     def expect(self, parts: Sequence[RangePart]) -> dict[PieceKey, Expected]:
-        """What pieces without gaps and repeats have: made from the numbers alone."""
+        """Returns the digest values of pieces without gaps and repeats, computed from the offsets alone."""
         from pyspark.sql import functions as f
 
         rows = [(index, part.begin, part.end - 1) for index, part in enumerate(parts)]
@@ -331,7 +339,9 @@ class Frames:
         return {parts[row.part].key: Expected(rows=row["rows"], offset_xor=row.offset_xor) for row in found}
 
     def repeated_keys(self, frame: DataFrame) -> tuple[int, int, str]:
-        """Messages beyond the first of their unique key, how many keys that are, and one of them."""
+        """Returns the number of messages beyond the first of their unique key, the number of such keys, and
+        one of them.
+        """
         from pyspark.sql import functions as f
 
         groups = frame.groupBy("msgId").count().where("count > 1")
@@ -339,9 +349,9 @@ class Frames:
         return (row[0] or 0, row[1], row[2] or "")
 
     def differences(self, reference: DataFrame, side: DataFrame) -> DataFrame:
-        """Rows that are not exactly once and equal on both sides.
+        """Returns the rows that are not present exactly once and equal on both sides.
 
-        Columns: the place, `theirs` and `ours` (how often), `columns` (what differs), `stored_at_ms`.
+        Columns: those of PLACE, `theirs` and `ours` (counts), `columns` (the differing ones), `stored_at_ms`.
         """
         from pyspark.sql import functions as f
 
@@ -380,7 +390,7 @@ class Frames:
         ).where("theirs != 1 OR ours != 1 OR size(columns) > 0")
 
     def _comparable(self) -> list[Any]:
-        """The compared columns in a form that can be hashed: Spark hashes no maps."""
+        """Returns the compared columns in hashable form: Spark does not hash maps."""
         from pyspark.sql import functions as f
 
         is_map = self._form.types["properties"].startswith("map")
@@ -424,7 +434,7 @@ class Frames:
             "replica": str(side.replica),
             "startingOffsets": json.dumps(nest_positions({q: begin for q, (begin, _) in ranges.items()})),
             "endingOffsets": json.dumps(nest_positions({q: end for q, (_, end) in ranges.items()})),
-            # What a side lacks is what the audit is to find.
+            # Finding missing messages is the purpose of an audit, so they must not fail the read.
             "failOnDataLoss": "false",
             "maxRecordsPerPartition": str(ROWS_PER_TASK),
             **self._more,

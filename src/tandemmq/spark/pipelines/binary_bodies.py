@@ -1,9 +1,9 @@
-"""Bodies in Avro or Protobuf: which struct of Spark they become, and how one is read.
+"""Bodies in Avro or Protobuf: their Spark struct, and the decoding of one body.
 
-The schema is the one that is given. With the wire format of schema registries each body begins with a byte 0
-and the number of the schema that its writer used; Avro needs that schema, so it is fetched from the registry
-once per process. A body that cannot be read is a bad record; a registry that does not answer is not the
-body's fault and fails the query.
+The user supplies the schema. In the wire format of schema registries each body begins with a byte 0 and the
+id of its writer's schema. Avro needs that schema, so it is fetched from the registry once per process. A body
+that cannot be decoded is a bad record. A registry that does not answer is not the body's fault and fails the
+query.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ FIELDS_FILE = "record-fields.json"
 HEADER_BYTES = 5
 REGISTRY_TIMEOUT_S = 10.0
 WRITERS_MAX = 1000
-"""So many schemas of writers are kept; with one more all are fetched anew."""
+"""The maximum number of cached writer schemas; one more clears the cache."""
 UNKNOWN_S = 10.0
-""""There is no such schema" is believed for so long: bodies of garbage must not storm the registry."""
+"""The time in seconds for which "there is no such schema" is cached, so that garbage bodies do not flood the
+registry.
+"""
 
 _AVRO = {
     "boolean": "boolean",
@@ -77,13 +79,13 @@ _TIMESTAMP = "google.protobuf.Timestamp"
 
 
 class BodyUnreadable(ValueError):
-    """The body is not of the schema; the text says why."""
+    """A body that does not match the schema; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class AvroReader:
-    """`schema`: JSON text. `is_framed`: bodies have a registry's header; `registry`: its address, if the
-    writers' schemas are to be fetched, else all writers used `schema`.
+    """Decodes Avro bodies. `schema`: JSON text. `is_framed`: bodies have a registry's header; `registry`: its
+    address, if the writers' schemas are to be fetched; without it all writers are assumed to use `schema`.
     """
 
     schema: str
@@ -103,9 +105,9 @@ class AvroReader:
         return parsed
 
     def ddl(self) -> str:
-        """The fields of the record.
+        """Returns the fields of the record as DDL.
 
-        Raises:  ConfigError for a schema that is none, or that Spark's types cannot hold.
+        Raises:  ConfigError for an invalid schema, or one that Spark's types cannot represent.
         """
         require_package("fastavro")
         try:
@@ -117,7 +119,7 @@ class AvroReader:
         return _avro_fields(parsed, (), {})
 
     def read(self, body: bytes) -> dict[str, Any]:
-        """Raises BodyUnreadable; NoRoute when the registry does not answer."""
+        """Decodes a body. Raises BodyUnreadable; NoRoute if the registry does not answer."""
         import fastavro
 
         number, payload = split_header(body) if self.is_framed else (None, body)
@@ -135,7 +137,7 @@ class AvroReader:
         return value
 
     def _find_writer(self, number: int) -> Any:
-        """The schema of that number; that there is none is believed for a while, too."""
+        """Returns the schema with that id; a missing schema is cached for a while, too."""
         known = self._writers.get(number)
         if known is None or time.monotonic() > known[1]:
             if len(self._writers) >= WRITERS_MAX:
@@ -146,7 +148,9 @@ class AvroReader:
         return known[0]
 
     def _fetch_writer(self, number: int) -> tuple[Any, float]:
-        """The schema, or why there is none, and until when that holds."""
+        """Returns the schema, or the reason why there is none, and the time until which the answer is
+        valid.
+        """
         import fastavro
 
         try:
@@ -155,14 +159,16 @@ class AvroReader:
             return error, time.monotonic() + UNKNOWN_S
         except NoRoute:
             raise
-        except Exception as error:  # noqa: BLE001  (whatever the parser thinks of a schema)
+        except Exception as error:  # noqa: BLE001  (any error of the schema parser)
             reason = BodyUnreadable(f"schema {number} of the registry is no Avro: {error}")
             return reason, time.monotonic() + UNKNOWN_S
 
 
 @dataclass(frozen=True)
 class ProtobufReader:
-    """`descriptors`: a FileDescriptorSet, as `protoc --include_imports -o` writes it; `message`: its name."""
+    """Decodes Protobuf bodies. `descriptors`: a FileDescriptorSet, as written by `protoc --include_imports
+    -o`; `message`: the message's name.
+    """
 
     descriptors: bytes
     message: str
@@ -182,9 +188,9 @@ class ProtobufReader:
         return message_factory.GetMessageClass(pool.FindMessageTypeByName(self.message))
 
     def ddl(self) -> str:
-        """The fields of the message.
+        """Returns the fields of the message as DDL.
 
-        Raises:  ConfigError for descriptors without it, or that Spark's types cannot hold.
+        Raises:  ConfigError for descriptors without it, or fields that Spark's types cannot represent.
         """
         require_package("google.protobuf")
         try:
@@ -194,7 +200,7 @@ class ProtobufReader:
         return _message_fields(descriptor, ())
 
     def read(self, body: bytes) -> dict[str, Any]:
-        """Raises BodyUnreadable."""
+        """Decodes a body. Raises BodyUnreadable."""
         payload = skip_message_indexes(split_header(body)[1]) if self.is_framed else body
         try:
             found = self._class.FromString(payload)
@@ -207,9 +213,9 @@ BodyReader = AvroReader | ProtobufReader
 
 
 def make_reader(avro_schema: str, protobuf: str, *, is_framed: bool, registry: str) -> BodyReader | None:
-    """What the options of a landing ask for; None when they do not.
+    """Returns the reader that the options of a landing request; None if they request none.
 
-    `protobuf`: FILE:MESSAGE. Raises:  ConfigError for options that do not go together, or no such file.
+    `protobuf`: FILE:MESSAGE. Raises:  ConfigError for incompatible options, or a missing file.
     """
     if avro_schema and protobuf:
         raise ConfigError("bodies are read in one way: --json-schema, --avro-schema or --protobuf")
@@ -233,9 +239,9 @@ def make_reader(avro_schema: str, protobuf: str, *, is_framed: bool, registry: s
 
 
 def check_fields(out: Path, reader: BodyReader) -> None:
-    """Writes down the fields of the records; once something has been landed they stay the same.
+    """Stores the fields of the records; once something has been landed they must stay the same.
 
-    Raises:  ConfigError for a schema that cannot be used, or another one than before.
+    Raises:  ConfigError for an unusable schema, or one that differs from the stored one.
     """
     path = out / CONTROL_DIR / FIELDS_FILE
     fields = {"record": reader.ddl()}
@@ -251,7 +257,7 @@ def check_fields(out: Path, reader: BodyReader) -> None:
 
 
 def require_package(name: str) -> None:
-    """Raises ConfigError, which says what to install."""
+    """Raises ConfigError with the install command if the package is missing."""
     try:
         is_there = find_spec(name) is not None
     except ModuleNotFoundError:
@@ -261,14 +267,14 @@ def require_package(name: str) -> None:
 
 
 def split_header(body: bytes) -> tuple[int, bytes]:
-    """The number of the schema, and what is behind the header of schema registries."""
+    """Returns the schema id from the header of a schema registry, and the bytes behind the header."""
     if len(body) < HEADER_BYTES or body[0] != 0:
         raise BodyUnreadable("no header of a schema registry: byte 0 and four of the schema's number")
     return int.from_bytes(body[1:HEADER_BYTES], "big"), body[HEADER_BYTES:]
 
 
 def skip_message_indexes(payload: bytes) -> bytes:
-    """What is behind the indexes that say which message of its file this is."""
+    """Returns the bytes behind the message indexes, which select the message type in its file."""
     count, at = _read_varint(payload, 0)
     for _ in range(count):
         _, at = _read_varint(payload, at)
@@ -276,7 +282,7 @@ def skip_message_indexes(payload: bytes) -> bytes:
 
 
 def _read_varint(payload: bytes, at: int) -> tuple[int, int]:
-    """A zigzag number that is not negative, and where it ends."""
+    """Returns a non-negative zigzag number, and the position of its end."""
     value = shift = 0
     while at < len(payload) and shift < 35:
         byte = payload[at]
@@ -289,9 +295,9 @@ def _read_varint(payload: bytes, at: int) -> tuple[int, int]:
 
 
 def fetch_schema(registry: str, number: int) -> str:
-    """The text of a schema.
+    """Returns the text of a schema.
 
-    Raises:  BodyUnreadable for a number that the registry does not know; NoRoute when it does not answer.
+    Raises:  BodyUnreadable for an id that the registry does not know; NoRoute if it does not answer.
     """
     parts = urlsplit(registry)
     host = parts.netloc.rpartition("@")[2]
@@ -313,9 +319,9 @@ def fetch_schema(registry: str, number: int) -> str:
 
 
 def parse_records(frame: DataFrame, reader: BodyReader) -> DataFrame:
-    """`frame` with the columns `record` and `badReason`.
+    """Returns `frame` with the columns `record` and `badReason`.
 
-    Raises:  ConfigError for a schema that cannot be used.
+    Raises:  ConfigError for an unusable schema.
     """
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
@@ -342,7 +348,7 @@ def _make_read(reader: BodyReader, outer: Any) -> Callable[[pa.Array], pa.Array]
 
 
 def _arrow_type(wanted: Any) -> Any:
-    """The Arrow type of a Spark type that a body can have."""
+    """Returns the Arrow type of a Spark type that a body can have."""
     name = wanted.typeName()
     if name == "struct":
         return pa.struct([(one.name, _arrow_type(one.dataType)) for one in wanted.fields])
@@ -356,7 +362,9 @@ def _arrow_type(wanted: Any) -> Any:
 
 
 def make_array(rows: Sequence[dict[str, Any]], kind: Any) -> pa.Array:
-    """The rows as Arrow; one with a value that no column can hold (a time, a decimal) becomes a bad one."""
+    """Returns the rows as Arrow; a row with a value out of a column's range (a time, a decimal) becomes a bad
+    one.
+    """
     try:
         return pa.array(rows, kind)
     except _UNFIT:
@@ -372,7 +380,7 @@ def _judge(row: dict[str, Any], kind: Any) -> dict[str, Any]:
 
 
 def read_body(reader: BodyReader, body: bytes | None, wanted: Any) -> dict[str, Any]:
-    """The row of a body: the record, or the reason why there is none."""
+    """Returns the row of a body: the record, or the reason why it cannot be decoded."""
     if not body:
         return {RECORD_COLUMN: None, "reason": "empty"}
     try:
@@ -382,7 +390,7 @@ def read_body(reader: BodyReader, body: bytes | None, wanted: Any) -> dict[str, 
 
 
 def _fit(value: Any, wanted: Any) -> Any:
-    """A value in the form that Arrow takes for the type."""
+    """Returns a value in the form that Arrow accepts for the type."""
     if value is None:
         return None
     name = wanted.typeName()
@@ -408,7 +416,7 @@ def _avro_fields(record: Any, outside: tuple[str, ...], named: dict[str, Any]) -
 
 
 def _avro_type(kind: Any, place: str, outside: tuple[str, ...], named: dict[str, Any]) -> str:
-    """The Spark type of an Avro type."""
+    """Returns the Spark type of an Avro type."""
     if isinstance(kind, list):
         others = [one for one in kind if one != "null"]
         if len(others) != 1:
@@ -438,9 +446,10 @@ def _avro_type(kind: Any, place: str, outside: tuple[str, ...], named: dict[str,
 
 
 def _ripen_defaults(kind: Any) -> None:
-    """Makes defaults of a parsed schema what reading would give: times and decimals for numbers and texts.
+    """Converts the defaults of a parsed schema to the values that decoding would produce: times and decimals
+    instead of numbers and texts.
 
-    `fastavro` hands a default over as the schema has it, for fields that a writer did not know.
+    For fields that a writer did not know, `fastavro` returns the default as it is in the schema.
     """
     if isinstance(kind, list):
         for one in kind:
@@ -451,7 +460,7 @@ def _ripen_defaults(kind: Any) -> None:
         _ripen_defaults(inner)
     for one in kind.get("fields", ()):
         _ripen_defaults(one["type"])
-        # The default of a union is of its first type.
+        # The default of a union belongs to its first type.
         first = one["type"][0] if isinstance(one["type"], list) else one["type"]
         if one.get("default") is not None and isinstance(first, dict) and "logicalType" in first:
             one["default"] = _ripen(one["default"], first)
@@ -506,7 +515,7 @@ def _is_map(one: Any) -> bool:
 
 
 def _message_values(message: Any) -> dict[str, Any]:
-    """The fields of a message; null where one is not set that can tell."""
+    """Returns the fields of a message; null for an unset field that tracks presence."""
     values: dict[str, Any] = {}
     for one in message.DESCRIPTOR.fields:
         held = getattr(message, one.name)

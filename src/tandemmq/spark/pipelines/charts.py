@@ -1,9 +1,10 @@
-"""The charts of a report as inline SVG (`draw_lines`, `draw_bars`), drawn by matplotlib.
+"""Draws the charts of a report as inline SVG (`draw_lines`, `draw_bars`), with matplotlib.
 
-The page gives them font and colours, so they fit light and dark screens. They hold no ids, links or scripts:
-any number of them can stand in one page. Equal charts are equal byte for byte.
+The page supplies font and colours, so charts fit light and dark screens. They contain no ids, links or
+scripts, so a page may contain any number of them. Equal charts are equal byte for byte.
 
-Loads matplotlib, so import it where a report is written. Without pyplot: no figure outlives its drawing.
+Imports matplotlib, so import this module only to write a report. Does not use pyplot, which would keep
+figures after drawing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ TIME_TICKS, HALF_TIME_TICKS = 6, 4
 LINES_MAX = 12
 BARS_MAX = 20
 POINTS_MAX = 720
-"""More than one point per unit of width cannot be seen."""
+"""The maximum number of points per line; more than one per unit of width is invisible."""
 LABEL_CHARS_MAX = 33
 
 _TEXT_SIZE, _BAR_HEIGHT = 12, 28
@@ -41,21 +42,25 @@ _NOTHING = '<p class="none">nothing to plot</p>'
 
 _COLOURS = ("soft", "rule", "c0", "c1", "c2", "c3", "c4", "c5")
 _PAINTS = {f"#00000{number}": f"var(--{name})" for number, name in enumerate(_COLOURS, 1)}
-"""The colours that matplotlib is given, and those of the page that they stand for."""
+"""The colours passed to matplotlib, and the page's colours that replace them."""
 _SOFT, _RULE, *_SERIES = _PAINTS
 _NAMED = "named "
-"""Begins the id of what has a name; the rest is the name."""
+"""The prefix of the ids of named elements; the rest of the id is the name."""
 
 _SETTINGS = {name: rcParamsDefault[name] for name in rcParamsDefault.keys() - {"backend"}}
 _SETTINGS["svg.fonttype"] = "none"
-"""Matplotlib's own, whatever a user's are, but text stays text. To set the backend would load pyplot."""
+"""Matplotlib's own defaults, independent of the user's settings, but with text kept as text. Setting the
+backend would import pyplot.
+"""
 
 _drawing = threading.Lock()
-"""The settings are the whole process's."""
+"""Guards the settings, which are global to the process."""
 
 
 def draw_lines(chart: LineChart, *, is_half: bool = False) -> str:
-    """The SVG of a line chart, with a legend of several lines; a sentence when it has no points."""
+    """Returns the SVG of a line chart, with a legend if it has several lines; a sentence if it has no
+    points.
+    """
     lines = [line for line in map(_drop_unknown, chart.lines) if line.points][:LINES_MAX]
     if not lines:
         return _NOTHING
@@ -64,7 +69,7 @@ def draw_lines(chart: LineChart, *, is_half: bool = False) -> str:
     )
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points]
-    # Seconds since the start are drawn from the start on: the first batch is no beginning.
+    # An axis of elapsed seconds begins at 0, not at the first batch.
     x_low = min(xs) if chart.is_clock else min(0.0, *xs)
     span = max(xs) - x_low or 1.0
     with _settings():
@@ -82,7 +87,7 @@ def draw_lines(chart: LineChart, *, is_half: bool = False) -> str:
             points = thin(line.points, POINTS_MAX)
             is_alone = len(points) == 1
             axes.plot(
-                # Alone it is the start and the end of a line, whose round ends are a dot.
+                # A single point is drawn as a line from itself to itself, whose round caps form a dot.
                 *zip(*points, *(points if is_alone else ()), strict=True),
                 color=_SERIES[index % len(_SERIES)],
                 linewidth=6 if is_alone else 1.8,
@@ -93,7 +98,7 @@ def draw_lines(chart: LineChart, *, is_half: bool = False) -> str:
 
 
 def draw_bars(chart: BarChart) -> str:
-    """The SVG of a bar chart; a sentence when it has no bars."""
+    """Returns the SVG of a bar chart; a sentence if it has no bars."""
     bars = chart.bars[:BARS_MAX]
     if not bars:
         return _NOTHING
@@ -101,7 +106,7 @@ def draw_bars(chart: BarChart) -> str:
     longest = max(*lengths, 0.0) or 1.0
     with _settings():
         figure, axes = _make_figure(WIDTH, len(bars) * _BAR_HEIGHT + 8)
-        # Of no length they would not be seen.
+        # A bar of length 0 would be invisible.
         drawn = axes.barh(range(len(bars)), [max(one, longest / 500) for one in lengths], color=_SERIES[0])
         axes.set(xlim=(0, longest), ylim=(len(bars) - 0.5, -0.5), xticks=[])
         values = [_render_value(value, chart.unit) for _, value in bars]
@@ -118,13 +123,13 @@ def draw_bars(chart: BarChart) -> str:
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """What to draw within: nothing is left of it."""
+    """Applies the settings for the duration of the block, and restores the old ones."""
     with _drawing, rc_context(_SETTINGS):
         yield
 
 
 def _make_figure(width: int, height: int) -> tuple[Figure, Any]:
-    """An empty figure and its axes, without a frame."""
+    """Returns an empty figure and its axes, without a frame."""
     figure = Figure(figsize=(width / 72, height / 72), frameon=False, layout="constrained")
     axes = figure.subplots(subplot_kw={"frame_on": False})
     axes.tick_params(length=0, pad=6, labelcolor=_SOFT, labelsize=_TEXT_SIZE)
@@ -132,7 +137,7 @@ def _make_figure(width: int, height: int) -> tuple[Figure, Any]:
 
 
 def _render(figure: Figure, title: str) -> str:
-    """The figure as an SVG element of HTML: its paths and texts, without what matplotlib wraps them in."""
+    """Returns the figure as an SVG element for HTML: its paths and texts, without matplotlib's wrappers."""
     file = io.BytesIO()
     figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     drawn = ElementTree.fromstring(file.getvalue())
@@ -151,12 +156,12 @@ def _render(figure: Figure, title: str) -> str:
 
 
 def _round(numbers: str) -> str:
-    """Tenths are as fine as a screen."""
+    """Rounds numbers to tenths, which is precise enough for a screen."""
     return re.sub(r"\d+\.\d+", lambda found: f"{float(found[0]):.1f}", " ".join(numbers.split()))
 
 
 def _paint(element: ElementTree.Element) -> str:
-    """The style with the colours of the page, and without a font: that is the page's, too."""
+    """Returns the style with the page's colours, and without a font, which the page supplies."""
     parts = [part.split(": ", 1) for part in element.attrib["style"].split("; ")]
     return "; ".join(f"{key}: {_PAINTS.get(to, to)}" for key, to in parts if not key.startswith("font"))
 
@@ -166,7 +171,9 @@ def _make_id(name: str) -> str:
 
 
 def _make_stand_in(label: str) -> str:
-    """A text about as wide, for matplotlib to measure: it has not all letters, and takes `$` for formulas."""
+    """Returns a text of similar width for matplotlib to measure: its font lacks some letters, and `$` would
+    start a formula.
+    """
     return re.sub(r"[^ -#%-~]", "W", label)
 
 
@@ -175,13 +182,15 @@ def _drop_unknown(line: Line) -> Line:
 
 
 def find_time_step(span: float, count: int) -> float:
-    """Seconds between round times, of which `count` or a few less fit into `span`."""
+    """Returns the seconds between round times, so that about `count` of them fit into `span`."""
     days = math.ceil(span / count / _DAY_S) * _DAY_S
     return next((step for step in _TIME_STEPS_S if step * count >= span), days)
 
 
 def thin(points: Sequence[tuple[float, float]], count_max: int) -> Sequence[tuple[float, float]]:
-    """At most about `count_max` of the points: of each piece the first, the lowest and the highest."""
+    """Returns at most about `count_max` of the points: the first, the lowest and the highest of each
+    piece.
+    """
     if len(points) <= count_max:
         return points
     size = -(-len(points) * 3 // count_max)
@@ -198,7 +207,7 @@ def _height(point: tuple[float, float]) -> float:
 
 
 def render_number(value: float) -> str:
-    """`950`, `1.5k`, `20M`."""
+    """Renders a number as `950`, `1.5k` or `20M`."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             return f"{value / limit:.3g}{unit}"
@@ -212,7 +221,7 @@ def _render_value(value: float, unit: str) -> str:
 
 
 def render_seconds(value: float) -> str:
-    """`45 s`, `2:05`, `1:00:00`."""
+    """Renders a duration as `45 s`, `2:05` or `1:00:00`."""
     whole = round(value)
     if whole < 60:
         return f"{value:g} s"
@@ -222,7 +231,7 @@ def render_seconds(value: float) -> str:
 
 
 def shorten(text: str, length: int) -> str:
-    """At most `length` characters, with an ellipsis where some are left out."""
+    """Returns at most `length` characters, truncated with an ellipsis."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 

@@ -1,8 +1,8 @@
-"""Dead letters: look at them, group them by error and age, send chosen ones to their topics again.
+"""Shows dead letters grouped by error and age, and resends selected ones to their topics.
 
-A dead letter that is sent again is written down by queue and offset, and is not sent a second time. A round
-that was killed between sending and writing is sent again with the same unique keys, made of where the dead
-letter lies; consumers can drop those.
+A resent dead letter is recorded by queue and offset, and is not sent a second time. A round that was killed
+between sending and recording is sent again with the same unique keys, derived from the positions of the dead
+letters; consumers can drop those.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLettersSeen(Event):
-    """How many were chosen; `kinds`: groups of one topic, error and age."""
+    """The number of selected dead letters; `kinds`: groups of one topic, error and age."""
 
     kind = "dead_letters"
     is_lasting = True
@@ -58,7 +58,7 @@ class DeadLettersSeen(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter(Event):
-    """One of them. `stored_at`: when it died, UTC; `id`: of the message that it was."""
+    """One dead letter. `stored_at`: the time of its death, UTC; `id`: the id of the original message."""
 
     kind = "dead_letter"
     is_lasting = True
@@ -85,14 +85,14 @@ ORIGIN_IDS = ("DLQ_ORIGIN_MESSAGE_ID", "ORIGIN_MESSAGE_ID")
 PLACE = ("topic", "brokerName", "queueId", "queueOffset")
 GROUPS_SHOWN = 100
 KINDS_MAX = 10_000
-"""Errors with ids in them make a kind each; the count of messages is of so many kinds."""
+"""The maximum number of groups that are counted; errors that contain ids form a group each."""
 RESEND_ROWS = 1_000
-"""So many are sent, and then written down, at a time."""
+"""The number of dead letters that are sent, and then recorded, at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterOptions:
-    """What `tandemmq pipeline deadletters` can be told. Times: milliseconds of store time."""
+    """The options of `tandemmq pipeline deadletters`. Times: milliseconds of store time."""
 
     name_servers: str
     group: str
@@ -126,12 +126,14 @@ class DeadLetterOptions:
         return {"nameServer": self.name_servers, **dict(self.sink)}
 
     def plan(self) -> dict[str, str]:
-        """What decides where a dead letter goes; which ones are chosen may change from run to run."""
+        """Returns the options that decide the target of a dead letter; the selection may change from run to
+        run.
+        """
         return {"group": self.group, "topic": self.to_topic, NAME_SERVERS: self.name_servers}
 
 
 def run_dead_letters(options: DeadLetterOptions, reporter: Reporter) -> int:
-    """The process's exit code: 0 done or a signal asked for the end, 1 after an error."""
+    """Runs the pipeline and returns the exit code: 0 when done or after a signal, 1 after an error."""
     parse_options(options.source_options(), is_streaming=False)
     parse_sink_options({**options.sink_options(), "topic": "any"})
     state = load_state(options.state, options.plan()) if options.state is not None else None
@@ -169,7 +171,7 @@ class DeadLetters:
         self._tell_start()
 
     def run(self) -> int:
-        """One look at the dead letters, and one round of sending them again if that is wanted."""
+        """Shows the dead letters once, and resends them if requested."""
         self._end = _End()
         try:
             self._look()
@@ -184,10 +186,10 @@ class DeadLetters:
     def _look(self) -> None:
         source = parse_options(self._options.source_options(), is_streaming=False)
         if not QueriedCluster(source).describe().queues:
-            # The topic is made with the first dead letter.
+            # The topic is created with the first dead letter.
             self._reporter.report(DeadLettersSeen(group=self._options.group, messages=0, kinds=0))
             return
-        # Looked at, grouped and sent again from one reading: all steps see the same dead letters.
+        # Persisted, so that showing, grouping and resending see the same dead letters.
         frame = self.read().persist()
         try:
             self._browse(frame)
@@ -198,7 +200,7 @@ class DeadLetters:
                 frame.unpersist()
 
     def end(self) -> int:
-        """Tells how it ended; the exit code."""
+        """Reports the end and returns the exit code."""
         reason = "signal" if self._stop.is_set and self._end.reason == "done" else self._end.reason
         rows, size_bytes = (self._state.rows, self._state.size_bytes) if self._state else (self._end.seen, 0)
         self._reporter.report(
@@ -218,7 +220,7 @@ class DeadLetters:
         )
 
     def read(self) -> DataFrame:
-        """The chosen dead letters with their `error`, `age`, `origin` topic and `originId`."""
+        """Returns the selected dead letters with their `error`, `age`, `origin` topic and `originId`."""
         options = self._options
         frame = self._spark.read.format("tandemmq").options(**options.source_options()).load()
         return choose(describe(frame, options.error_property), options)
@@ -246,7 +248,9 @@ class DeadLetters:
             self._reporter.report(_tell(row))
 
     def _resend(self, frame: DataFrame) -> None:
-        """Sends what was not sent before, a bounded number at a time, oldest first in each queue."""
+        """Sends the dead letters that were not sent before, a bounded number at a time, oldest first in each
+        queue.
+        """
         assert self._state is not None
         round_number = 0
         while True:
@@ -268,7 +272,7 @@ class DeadLetters:
                 return
 
     def _next_places(self, frame: DataFrame) -> list[Any]:
-        """Places and origins of some that were not sent again yet."""
+        """Returns positions and origins of the next dead letters to send."""
         assert self._state is not None
         frame = frame.select(*PLACE, "origin")
         done = [_read_place(name) for name in self._state.done]
@@ -287,7 +291,7 @@ class DeadLetters:
         return rows
 
     def _send(self, frame: DataFrame, rows: list[Any]) -> int:
-        """Sends the dead letters of these places; bytes of their bodies."""
+        """Sends the dead letters at these positions; returns the bytes of their bodies."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
@@ -297,7 +301,7 @@ class DeadLetters:
             "topic string, brokerName string, queueId int, queueOffset bigint",
         )
         target = f.lit(options.to_topic) if options.to_topic else f.col("origin")
-        # The last twelve digits say the time to Java's search by key: see `sink.keys`.
+        # Java's search by key reads a time from the last twelve digits: see `sink.columns`.
         origin = f.sha2(f.concat_ws("@", f.lit("dead letter"), *PLACE), 256)
         seen = Observation()
         messages = (
@@ -323,7 +327,7 @@ class DeadLetters:
 
 
 def describe(frame: DataFrame, error_property: str) -> DataFrame:
-    """Dead letters with what is known of each: where it came from, why and when it died."""
+    """Returns the dead letters with their origin, the error, and their age."""
     from pyspark.sql import functions as f
 
     def first(names: tuple[str, ...]) -> Any:
@@ -343,7 +347,7 @@ def describe(frame: DataFrame, error_property: str) -> DataFrame:
 
 
 def choose(frame: DataFrame, options: DeadLetterOptions) -> DataFrame:
-    """The dead letters that the options mean."""
+    """Returns the dead letters that the options select."""
     from pyspark.sql import functions as f
 
     if options.begin_ms is not None:
@@ -387,7 +391,7 @@ def _show_errors(groups: list[Any]) -> BarChart:
 def _tell(row: Any) -> DeadLetter:
     body = bytes(row["body"] or b"")[:120].decode("utf-8", "replace")
     return DeadLetter(
-        # Spark's rows tell times in the zone of this process, and do not say so.
+        # The times in Spark's rows are in the local time zone, without saying so.
         stored_at=row["storeTimestamp"].astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S"),
         origin=row["origin"] or "",
         id=row["originId"] or "",

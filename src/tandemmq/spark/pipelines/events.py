@@ -1,5 +1,5 @@
-"""What a running pipeline tells: one value per event and how it looks to programs and to people, who takes
-events (`Reporter`), and the tables and plots of its report (`ReportTable`, `LineChart`, `BarChart`).
+"""The events of a running pipeline: one value per event, with a form for programs and one for people; their
+receivers (`Reporter`); and the tables and plots of its report (`ReportTable`, `LineChart`, `BarChart`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TICK_PAUSE_S = 10.0
 
 
 class Event(Protocol):
-    """What reporters take: a frozen dataclass with a name for programs and a line for people."""
+    """The type that reporters accept: a frozen dataclass with a name for programs and a line for people."""
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -26,19 +26,19 @@ class Event(Protocol):
     kind: ClassVar[str]
     """The key `event` of the JSON line."""
     is_lasting: ClassVar[bool] = False
-    """Its line stays on a terminal, and among the remarks of a report."""
+    """True if its line stays on a terminal, and among the remarks of a report."""
     is_tick: ClassVar[bool] = False
-    """Told again and again while one thing is done: a line now and then will do."""
+    """True for a repeated progress event, of which an occasional line is enough."""
     is_result: ClassVar[bool] = False
-    """The event belongs to the answer for which the command was run: printed without progress, too."""
+    """True if the event is part of the command's result, which is printed even without progress."""
     is_exhibit: ClassVar[bool] = False
-    """Only a report shows it."""
+    """True if only a report shows the event."""
     table: ClassVar[str] = ""
-    """Title of the table of a report that the event's fields are a row of; none for no title."""
+    """The title of the report table to which the event's fields are added as a row; empty for none."""
 
     @property
     def final_error(self) -> str:
-        """What ended the pipeline by force; told on standard error too."""
+        """The error that ended the pipeline; also written to standard error."""
         return ""
 
     def render(self) -> str: ...
@@ -46,7 +46,7 @@ class Event(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started(Event):
-    """The query runs; `rows_total` is what the lake held already."""
+    """The query runs; `rows_total` is the number of rows delivered by earlier runs."""
 
     kind = "started"
 
@@ -63,8 +63,8 @@ class Started(Event):
 class BatchDone(Event):
     """A batch is committed and visible.
 
-    `bad`: rows that were kept apart (`_bad_records`), which the other numbers do not count; `lag`: messages
-    behind the ends of the queues, None when that is not known; `rate`: rows per second.
+    `bad`: rows in `_bad_records`, which the other numbers do not count; `lag`: messages behind the ends of
+    the queues, None if unknown; `rate`: rows per second.
     """
 
     kind = "batch"
@@ -92,7 +92,7 @@ class BatchDone(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Rows, and bytes of them, that were delivered: by one batch, or ever; `bad`: rows kept apart."""
+    """Delivered rows and their bytes, of one batch or in total; `bad`: bad records."""
 
     rows: int
     size_bytes: int
@@ -100,7 +100,7 @@ class Totals:
 
 
 def make_batch_done(batch: int, done: Totals, total: Totals, *, lag: int | None, seconds: float) -> BatchDone:
-    """The event of a batch that delivered `done`, with the rate that follows from its `seconds`."""
+    """Returns the event of a batch that delivered `done`, with the rate computed from its `seconds`."""
     return BatchDone(
         batch=batch,
         rows=done.rows,
@@ -117,7 +117,7 @@ def make_batch_done(batch: int, done: Totals, total: Totals, *, lag: int | None,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarted(Event):
-    """The query failed for a reason that may pass and is started again after `pause_seconds`."""
+    """The query failed for a reason that may pass, and is started again after `pause_seconds`."""
 
     kind = "restarted"
     is_lasting = True
@@ -131,7 +131,7 @@ class Restarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped(Event):
-    """The end: `done` (nothing left to read), `signal` or `error`."""
+    """The end of the query: `done` (nothing left to read), `signal` or `error`."""
 
     kind = "stopped"
 
@@ -154,7 +154,7 @@ class Stopped(Event):
 
 
 class Reporter(Protocol):
-    """Takes events as they happen."""
+    """Receives events as they happen."""
 
     def report(self, event: Event) -> None: ...
 
@@ -162,9 +162,9 @@ class Reporter(Protocol):
 
 
 class JsonReporter:
-    """One JSON object per line, flushed at once; the key `event` names its kind.
+    """Writes one JSON object per line, flushed at once; the key `event` is its kind.
 
-    What ended the pipeline by force also goes to `errors` as a line for people.
+    The error that ended the pipeline is also written to `errors`, as a line for people.
     """
 
     def __init__(self, stream: TextIO, errors: TextIO) -> None:
@@ -181,11 +181,11 @@ class JsonReporter:
             self._errors.flush()
 
     def close(self) -> None:
-        """Nothing to close: the streams are the caller's."""
+        """Does nothing: the caller owns the streams."""
 
 
 class Reporters:
-    """Several as one."""
+    """Passes events to several reporters."""
 
     def __init__(self, reporters: Sequence[Reporter]) -> None:
         self._reporters = tuple(reporters)
@@ -200,7 +200,7 @@ class Reporters:
 
 
 class ResultReporter:
-    """A reporter of results only; `errors` gets what ended the pipeline by force."""
+    """Writes results only; the error that ended the pipeline is written to `errors`."""
 
     def __init__(self, stream: TextIO, errors: TextIO) -> None:
         self._stream = stream
@@ -215,11 +215,13 @@ class ResultReporter:
             self._errors.flush()
 
     def close(self) -> None:
-        """Nothing to close: the streams are the caller's."""
+        """Does nothing: the caller owns the streams."""
 
 
 class TextReporter:
-    """One line that changes on a terminal; elsewhere a line per event, of ticks one per `TICK_PAUSE_S`."""
+    """Updates one line on a terminal; elsewhere writes a line per event, but only one tick per
+    `TICK_PAUSE_S`.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -247,12 +249,12 @@ class TextReporter:
 
 
 def render_bad(count: int) -> str:
-    """`3 bad, `; nothing for none."""
+    """Renders `3 bad, `; empty for none."""
     return f"{count:,} bad, " if count else ""
 
 
 def render_bytes(count: int) -> str:
-    """`512 B`, `1.5 MiB`."""
+    """Renders bytes as `512 B` or `1.5 MiB`."""
     size = float(count)
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
@@ -263,14 +265,14 @@ def render_bytes(count: int) -> str:
 
 # Tables and plots of a report, as plain values.
 #
-# They travel as events, so a pipeline has one way out; reporters that tell progress pass over them.
+# They are events like all others, so a pipeline has a single output; progress reporters ignore them.
 
 Cell = str | int | float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTable(Event):
-    """Rows of cells below a title; of two with one title the later stays."""
+    """A titled table; of two with the same title the later replaces the earlier."""
 
     kind = "exhibit"
     is_exhibit = True
@@ -286,7 +288,7 @@ class ReportTable(Event):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a chart; points by rising x."""
+    """One line of a chart; points in ascending x."""
 
     name: str
     points: tuple[tuple[float, float], ...]
@@ -311,7 +313,7 @@ class LineChart(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarChart(Event):
-    """One bar per label, longest first or in the order that is given."""
+    """One bar per label, in the given order."""
 
     kind = "exhibit"
     is_exhibit = True

@@ -1,13 +1,13 @@
-"""History: a lake and its live topic as one DataFrame, each message once.
+"""A lake and its live topic as one DataFrame, each message once.
 
     from tandemmq.spark.pipelines.history import history
 
     orders = history(spark, lake="/data/orders", name_servers="127.0.0.1:9876")
 
-What the lake has is read from its files, everything behind from the brokers. A topic that lost messages
-between the two, or was made anew, fails the query unless `failOnDataLoss=false`. Spark's checkpoint says
-where each batch ends. Only batches that are in the lake count, all of one look at it; so a landing that goes
-on meanwhile changes nothing.
+Messages that the lake has are read from its files, later ones from the brokers. If the topic lost messages
+between the two, or was created again, the query fails unless `failOnDataLoss=false`. Spark's checkpoint
+contains the end of each batch. Only the batches of one view of the lake count, so a concurrent landing
+changes nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seam:
-    """`view`: what is read of the lake; `end`: of each queue the first offset that it has not."""
+    """The boundary between lake and brokers. `view`: the part of the lake to read; `end`: the first offset of
+    each queue that the lake lacks.
+    """
 
     view: LakeView
     end: StreamOffset
@@ -45,9 +47,9 @@ class Seam:
 
 
 def find_seam(lake: Path, checkpoint: Path | None = None) -> Seam:
-    """The seam as it is now; a lake without batches begins where its topic begins.
+    """Returns the current seam; a lake without batches begins where its topic begins.
 
-    Raises:  ConfigError when the checkpoint does not tell the offsets of the last batch.
+    Raises:  ConfigError if the checkpoint does not contain the end of the last batch.
     """
     view = view_lake(lake)
     if view.last_batch is None:
@@ -63,7 +65,7 @@ def find_seam(lake: Path, checkpoint: Path | None = None) -> Seam:
 
 
 def _read_end(offsets: Path, batch: int) -> dict[str, object] | None:
-    """The end offset of a batch: the last line of Spark's file behind its version and settings."""
+    """Returns the end offset of a batch: the last line of Spark's file, after its version and settings."""
     try:
         lines = (offsets / str(batch)).read_text().splitlines()
     except FileNotFoundError:
@@ -73,7 +75,7 @@ def _read_end(offsets: Path, batch: int) -> dict[str, object] | None:
 
 
 FROM_COLUMN = "landed"
-"""True for rows of the lake, false for rows of the brokers."""
+"""True for rows of the lake, False for rows of the brokers."""
 
 _TYPES = {column.name: column.types for column in COLUMNS}
 
@@ -88,11 +90,12 @@ def history(
     checkpoint: str | Path | None = None,
     options: dict[str, str] | None = None,
 ) -> DataFrame:
-    """The messages of the lake's topics from the first that was landed to the newest one, each once.
+    """Returns the messages of the lake's topics, from the first that was landed to the newest one, each once.
 
-    `topic`: of a lake that holds several, or of an empty one. `columns`: all that lake and topic have in
-    common. `options`: further ones of the source; a landing with `tags` needs the same here. The end is taken
-    when this is called, so the frame is the same however often it is computed.
+    `topic`: selects topics of a lake that has several; required for an empty lake. `columns`: by default all
+    that lake and topic have in common. `options`: further options of the source; if the landing used `tags`,
+    the same are needed here. The end is fixed by this call, so the frame has the same rows however often it
+    is computed.
     Raises:  ConfigError for a lake without its checkpoint, or columns that it lacks.
     """
     root = Path(lake)
@@ -126,12 +129,12 @@ def _choose_columns(landed: DataFrame | None, columns: Sequence[str], root: Path
 
 
 def bound_live(options: SourceOptions, seam: Seam) -> tuple[Positions, Positions]:
-    """Where the brokers' part begins in queues that the lake knows, and where it ends in all of them.
+    """Returns the start of the brokers' part in queues that the lake knows, and its end in all queues.
 
-    Raises:  ConfigError for other tags, or another filter, than the landing's. OffsetOutOfRange when messages
-             are lost between the two, or the topic was made anew: numbers behind the seam would be of other
-             messages than follow it. BrokerUnreachable when only a slave
-             is there, which shows such a topic.
+    Raises:  ConfigError for other tags, or another filter, than the landing's. OffsetOutOfRange if messages
+             are lost between the two, or the topic was created again, so that offsets behind the seam belong
+             to unrelated messages. BrokerUnreachable if a slave shows such a topic and its master does not
+             answer.
     """
     from tandemmq.spark.metadata import QueriedCluster
     from tandemmq.spark.resolve import describe_all, find_losses
@@ -173,7 +176,7 @@ def _read_live(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryOptions:
-    """What `tandemmq pipeline history` can be told."""
+    """The options of `tandemmq pipeline history`."""
 
     lake: Path
     name_servers: str
@@ -187,9 +190,9 @@ class HistoryOptions:
 
 
 def run_history(options: HistoryOptions, reporter: Reporter) -> int:
-    """Writes the history to Parquet files: 0 done or stopped by a signal, 1 after an error.
+    """Writes the history to Parquet files; returns 0 when done or stopped by a signal, 1 after an error.
 
-    Raises:  ConfigError before anything is written, for an output that exists among others.
+    Raises:  ConfigError before anything is written, for example if the output already exists.
     """
     if options.out.exists():
         raise ConfigError(f"{options.out} exists: an export is written as a whole, give another directory")
@@ -200,7 +203,7 @@ def run_history(options: HistoryOptions, reporter: Reporter) -> int:
 
 
 def _export(spark: SparkSession, options: HistoryOptions, reporter: Reporter, stop: StopFlag) -> Stopped:
-    """Writes the files beside `out` and renames them into place when all are there."""
+    """Writes the files beside `out`, and renames them into place when all are complete."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
 

@@ -1,7 +1,8 @@
-"""Bodies as JSON: which schema they are read with (`choose_schema`), why one does not fit (`explain_body`),
-and what is rescued of one that does not fit as a whole (`add_rescue`).
+"""Bodies as JSON: the choice of their schema (`choose_schema`), the reason why one does not fit
+(`explain_body`), and the rescue of the parts that do not fit (`add_rescue`).
 
-Spark parses; it only says that a body is bad. The reason is found here afterwards, for the bad ones only.
+Spark parses, but reports only that a body is bad. This module then determines the reason, for the bad bodies
+only.
 """
 
 from __future__ import annotations
@@ -45,13 +46,17 @@ REASONS_MAX = 10_000
 REASONS_SHOWN = 50
 JSON_COLUMN = "json"
 BAD_COLUMN = "badReason"
-"""Why the body is bad, null for a good one; the sink keeps such rows apart."""
+"""The column with the reason why the body is bad, null for a good one; the sink moves such rows to
+`_bad_records`.
+"""
 
 SCHEMA_FILE = "json-schema.json"
 _CORRUPT = "_tandemmq_corrupt"
 _OF_STREAMS = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "startingOffsets", "group", "commitProgress")
 _MAY_BE_MORE = r"\}\s*\{|[^}\s]\s*\z"
-"""Texts that may be more than one object; a text in an object may hold `}{`, too."""
+"""A pattern for texts that may contain more than one object; it also matches `}{` inside a string of an
+object.
+"""
 
 _WHOLE_BITS = {"byte": 8, "short": 16, "integer": 32, "long": 64}
 _NUMBER_WORDS = ("NaN", "INF", "Infinity", "+INF", "+Infinity", "-INF", "-Infinity")
@@ -59,19 +64,19 @@ _TIMES = ("timestamp", "timestamp_ntz", "date")
 
 
 class JsonChanges(Enum):
-    """What becomes of names that the schema lacks, and of values that are not of its types."""
+    """The handling of names that the schema lacks, and of values of other types."""
 
     KEEP = "keep"
-    """Unknown names are passed over, a body with such a value is a bad record."""
+    """Unknown names are ignored; a body with a value of another type is a bad record."""
     RESCUE = "rescue"
     """Both go to the column `jsonRescue`."""
     GROW = "grow"
-    """The same, and unknown names become fields of the schema."""
+    """The same as RESCUE, and unknown names become fields of the schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonSchema(Event):
-    """What bodies are read with; `left_out`: names that differ from one of it in case only."""
+    """The schema of the bodies; `left_out`: names that differ from one of its fields only in case."""
 
     kind = "json_schema"
     is_lasting = True
@@ -87,12 +92,11 @@ class JsonSchema(Event):
 def choose_schema(
     spark: SparkSession, text: str, out: Path, source: Mapping[str, str], changes: JsonChanges
 ) -> tuple[StructType, JsonSchema]:
-    """The schema of the bodies, and what to say about it.
+    """Returns the schema of the bodies, and the event that reports it.
 
-    It is written down, and stays the same once anything has been landed with it, but for fields that it has
-    grown by.
-    Raises:  ConfigError for a text that is no schema, for another one than before, or a topic without
-             messages to infer from.
+    The schema is stored. Once anything has been landed with it, it changes only by the fields that it grows.
+    Raises:  ConfigError for a text that is not a schema, for a schema that differs from the stored one, or a
+             topic without messages from which to infer one.
     """
     path = out / CONTROL_DIR / SCHEMA_FILE
     kept = parse_schema(path.read_text()) if is_begun(out) and path.exists() else None
@@ -119,17 +123,17 @@ def _is_grown(begun: StructType, kept: StructType) -> bool:
 
 
 def keep_schema(out: Path, schema: StructType) -> None:
-    """Writes down what the bodies of a lake are read with; it is on disk afterwards."""
+    """Stores the schema of a lake's bodies; it is on disk when this returns."""
     replace_text(out / CONTROL_DIR / SCHEMA_FILE, schema.json() + "\n")
 
 
 def is_begun(out: Path) -> bool:
-    """Whether anything has been landed."""
+    """Returns True if anything has been landed."""
     return bool(list_committed(out) or list_batches(out / BAD_RECORDS_DIR))
 
 
 def replace_text(path: Path, text: str) -> None:
-    """The file has the text, all of it, and is on disk afterwards."""
+    """Replaces the file with the text atomically; it is on disk when this returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_name(f"{path.name}.new")
     staged.write_text(text)
@@ -139,9 +143,9 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def parse_schema(text: str) -> StructType:
-    """A schema in Spark's JSON form or DDL (`id bigint, name string`).
+    """Returns a schema from Spark's JSON form or DDL (`id bigint, name string`).
 
-    Raises:  ConfigError.
+    Raises:  ConfigError for a text that is neither, or with names that differ only in case.
     """
     from pyspark.sql.types import StructType
 
@@ -158,7 +162,7 @@ def parse_schema(text: str) -> StructType:
 
 
 def _check_names(wanted: Any, place: str) -> None:
-    """Raises ConfigError for names of one object that Spark's columns cannot hold side by side."""
+    """Raises ConfigError if one object has names that Spark's columns cannot distinguish."""
     if wanted.typeName() == "struct":
         seen: dict[str, str] = {}
         for field in wanted.fields:
@@ -176,9 +180,9 @@ def _check_names(wanted: Any, place: str) -> None:
 
 
 def infer_schema(spark: SparkSession, source: Mapping[str, str]) -> tuple[StructType, tuple[str, ...]]:
-    """What fits the first messages of the topic that are JSON objects, and names that it leaves out.
+    """Returns a schema that fits the first JSON objects of the topic, and the names that it leaves out.
 
-    Raises:  ConfigError when there are no such messages.
+    Raises:  ConfigError if there are no such messages.
     """
     own = {key: value for key, value in source.items() if key not in _OF_STREAMS}
     # A sample needs neither all topics nor all messages.
@@ -193,14 +197,14 @@ def infer_schema(spark: SparkSession, source: Mapping[str, str]) -> tuple[Struct
 
 
 Place = tuple[str, ...]
-"""Lower-case names from the body inwards; the items of an array are at the array's own place."""
+"""Lower-case names from the body inwards; the items of an array have the array's own path."""
 
 
 def choose_spellings(objects: Sequence[Any]) -> tuple[list[Any], tuple[str, ...]]:
-    """The same objects with one spelling of each name, and the spellings that were left out.
+    """Returns the objects with one spelling of each name, and the spellings that were left out.
 
-    Of names that differ in case only the commonest stays, of equally common ones the first: Spark reads
-    names as they are spelled and cannot hold two that differ in case.
+    Of names that differ only in case, the most common stays, and of equally common ones the first: Spark
+    reads names by their exact spelling and cannot hold two that differ only in case.
     """
     counts: dict[Place, Counter[str]] = {}
     for value in objects:
@@ -239,7 +243,7 @@ def _keep_names(value: Any, place: Place, chosen: Mapping[Place, str]) -> Any:
 
 
 def parse_bodies(frame: DataFrame, schema: StructType, *, is_rescued: bool = False) -> DataFrame:
-    """`frame` with the columns `json` and `badReason`; if `is_rescued` with `jsonRescue`, too."""
+    """Returns `frame` with the columns `json` and `badReason`, and with `jsonRescue` if `is_rescued`."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import StringType, StructType
 
@@ -253,7 +257,7 @@ def parse_bodies(frame: DataFrame, schema: StructType, *, is_rescued: bool = Fal
     explain = f.arrow_udf(_explainer(schema), "string")
     find_more = f.arrow_udf(_find_more, "string")
     bad_body = f.when(is_bad, f.coalesce(f.col("body").cast("binary"), f.lit(b"")))
-    # Spark reads the first object of a body and passes over what is behind it.
+    # Spark reads the first object of a body and ignores the text behind it.
     doubtful = f.when(~is_bad & f.col("text").rlike(_MAY_BE_MORE), f.col("text"))
     return (
         frame.withColumn("parsed", parsed)
@@ -264,12 +268,12 @@ def parse_bodies(frame: DataFrame, schema: StructType, *, is_rescued: bool = Fal
 
 
 def _find_more(texts: pa.Array) -> pa.Array:
-    """Why texts that begin with a JSON object are no JSON, if there is more behind it; else null."""
+    """Returns the reason for texts with more text behind their first JSON value; else null."""
     return pa.array([find_more(text) for text in texts.to_pylist()], pa.string())
 
 
 def find_more(text: str | None) -> str | None:
-    """What is wrong with a text that has more than one JSON value; None for any other."""
+    """Returns the fault of a text with more than one JSON value; None for any other text."""
     if text is None:
         return None
     try:
@@ -282,7 +286,7 @@ def find_more(text: str | None) -> str | None:
 
 
 def _explainer(schema: StructType) -> Any:
-    """Reasons for a column of bodies that is null where the body is good."""
+    """Returns a function that explains a column of bodies, which is null for good bodies."""
 
     def explain(bodies: pa.Array) -> pa.Array:
         if bodies.null_count == len(bodies):
@@ -294,7 +298,7 @@ def _explainer(schema: StructType) -> Any:
 
 
 def explain_body(body: bytes | str | None, schema: StructType) -> str:
-    """Why the body is no JSON of that schema, in words."""
+    """Returns the reason why the body is not JSON of that schema."""
     try:
         text = body.decode() if isinstance(body, (bytes, bytearray)) else body or ""
     except UnicodeDecodeError as error:
@@ -315,7 +319,9 @@ def explain_body(body: bytes | str | None, schema: StructType) -> str:
 
 
 def find_misfits(value: Any, wanted: Any, place: str) -> Iterator[str]:
-    """What is not of the wanted type, in words, as far as that can be told without Spark."""
+    """Yields descriptions of the values that are not of the wanted type, as far as this is decidable without
+    Spark.
+    """
     name = wanted.typeName()
     if value is None:
         return
@@ -345,7 +351,9 @@ def find_misfits(value: Any, wanted: Any, place: str) -> Iterator[str]:
 
 
 def list_parts(value: Any, wanted: Any, place: str) -> list[tuple[Any, Any, str]] | None:
-    """The inner values, their types and places; None for a value, or a type, that is no such container."""
+    """Returns the inner values with their types and paths; None if the value or the type is not such a
+    container.
+    """
     if wanted.typeName() == "array":
         if not isinstance(value, list):
             return None
@@ -358,7 +366,7 @@ def list_parts(value: Any, wanted: Any, place: str) -> list[tuple[Any, Any, str]
 
 
 def _find_texts(value: Any, wanted: Any, place: str) -> Iterator[str]:
-    """Values whose text only Spark can judge, in words: times, bytes."""
+    """Yields descriptions of the values that only Spark can judge: times, bytes."""
     if value is None:
         return
     if wanted.typeName() in ("struct", "array", "map"):
@@ -386,13 +394,13 @@ def _mismatch(value: Any, wanted: str, place: str) -> str:
     shown = json.dumps(value, ensure_ascii=False, default=str)
     shown = shown if len(shown) <= 60 else shown[:59] + "…"
     told = f"{place or 'the body'}: expected {wanted}, got {shown}"
-    # JSON can spell half a character, which no column can hold.
+    # JSON can contain half a surrogate pair, which no column can store.
     return told.encode("utf-8", "backslashreplace").decode()
 
 
 def as_object(body: bytes | str | None) -> dict[str, Any] | None:
-    """The body if it is a JSON object that a schema can be told from; of a name that it repeats the last
-    one.
+    """Returns the body if it is a JSON object that is usable for inferring a schema; of a repeated name the
+    last value counts.
     """
     try:
         value = json.loads(body.decode() if isinstance(body, (bytes, bytearray)) else body or "")
@@ -407,7 +415,7 @@ def _is_within(value: Any, levels: int) -> bool:
 
 
 def show_bad_records(root: Path) -> ReportTable:
-    """The reasons of the rows that a lake keeps apart, the commonest first."""
+    """Returns the reasons of the bad records of a lake, the most common first."""
     import pyarrow.parquet as pq
 
     counts: Counter[str] = Counter()
@@ -420,27 +428,29 @@ def show_bad_records(root: Path) -> ReportTable:
     return ReportTable(title="Bad records", columns=("bodies", "reason"), rows=rows, note=f"kept in {root}")
 
 
-# Bodies that are not quite what the schema says: what fits of them is read, the rest is rescued.
+# Bodies that deviate from the schema: the fitting part is read, the rest is rescued.
 #
-# Unknown names, and values that are not of the wanted type, go into the column `jsonRescue`, as one JSON
-# object with the same nesting; the other values are read as always. With `grow` what was rescued decides how
-# the schema grows: unknown names become fields, as Spark infers their types. It infers no times, and all its
-# other types are judged here, so a body that was no bad record before is none with a schema that has grown: a
-# batch that is repeated after a kill is split into good and bad rows as it was before.
+# Unknown names, and values that are not of the wanted type, go to the column `jsonRescue`, as one JSON object
+# with the same nesting; the other values are read as usual. With `grow` the rescued values extend the schema:
+# unknown names become fields, with the types that Spark infers. Spark infers no times, and all its other
+# types are decidable here. A body that was not a bad record before is therefore not one under the grown
+# schema either, so a batch that is repeated after a kill is split into good and bad rows as before.
 
 RESCUE_COLUMN = "jsonRescue"
 NESTED_MAX = 100
-"""Values within so many others have no part in a schema: reading them would end in a RecursionError."""
+"""The maximum nesting of values that take part in a schema; reading deeper ones would end in a
+RecursionError.
+"""
 
 GROW_SAMPLE = 2_000
-"""So many rescued values of a batch are looked at."""
+"""The number of rescued values per batch from which the schema grows."""
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 _NOTHING = object()
 
 
 def add_rescue(frame: DataFrame, schema: StructType) -> DataFrame:
-    """`frame` with the columns `text`, the body as far as it fits, and `jsonRescue`."""
+    """Returns `frame` with the columns `text`, the fitting part of the body, and `jsonRescue`."""
     from pyspark.sql import functions as f
 
     split = f.arrow_udf(_splitter(schema), "struct<text: string, rescue: string>")
@@ -464,9 +474,9 @@ def _splitter(schema: StructType) -> Any:
 
 
 def split_body(body: bytes | None, schema: StructType) -> tuple[str | None, str | None]:
-    """What fits, None where that is the body as it is, and what does not, None where there is nothing."""
+    """Returns the fitting part, None if it is the unchanged body, and the rest, None if there is none."""
     try:
-        # Spark reads NaN and its like as words, too; as numbers they would become nulls.
+        # Spark also reads NaN and the like as words; as numbers they would become nulls.
         value = json.loads((body or b"").decode(), parse_float=Decimal, parse_constant=str)
     except (ValueError, RecursionError):
         return None, None
@@ -486,8 +496,8 @@ def _encode(value: Any) -> str:
 
 
 def _escape_halves(value: Any) -> Any:
-    """The same value with texts that hold half a character (`\\ud83d` alone) spelled as they came; in a name
-    it becomes U+FFFD.
+    """Returns the value with texts that contain half a surrogate pair (`\\ud83d` alone) escaped as in the
+    input; in a name it becomes U+FFFD.
     """
     if isinstance(value, dict):
         return {_mend(name): _escape_halves(inner) for name, inner in value.items()}
@@ -503,7 +513,7 @@ def _mend(text: str) -> str:
 
 
 def _split(value: Any, wanted: Any) -> tuple[Any, Any]:
-    """The part of a value that is of the wanted type, and the other one; either may be `_NOTHING`."""
+    """Splits a value into the part of the wanted type and the rest; either may be `_NOTHING`."""
     parts = list_parts(value, wanted, "")
     if value is None or parts is None:
         is_fit = value is None or next(find_misfits(value, wanted, ""), None) is None
@@ -533,7 +543,7 @@ def _types(value: dict[str, Any], wanted: Any) -> dict[str, Any]:
 
 
 def read_rescued(out: Path, batch_id: int) -> list[str]:
-    """What a batch rescued, in a lake of any kind."""
+    """Returns the rescued values of a batch, in a lake of any kind."""
     home, lake = find_files(out), DataFiles(str(out.absolute()))
     prefix = f"{batch_id:08d}-"
     tables = [name for name in home.list_parquet() if name.rpartition("/")[2].startswith(prefix)]
@@ -550,7 +560,7 @@ def _read_texts(files: DataFiles, names: Iterable[str]) -> Iterator[str]:
 
 
 def grow_schema(spark: SparkSession, schema: StructType, rescued: Sequence[str]) -> StructType:
-    """The schema with the names that were rescued; the same one when those were all known."""
+    """Returns the schema extended by the rescued names; an equal one if all were known."""
     found = [value for text in rescued if (value := as_object(text)) is not None]
     objects, _ = choose_spellings(found)
     if not objects:
@@ -560,9 +570,9 @@ def grow_schema(spark: SparkSession, schema: StructType, rescued: Sequence[str])
 
 
 def merge_schemas(known: Any, found: Any) -> Any:
-    """`known`, with the fields of `found` that it lacks; a known field keeps its type.
+    """Returns `known` with the fields of `found` that it lacks; a known field keeps its type.
 
-    A name that differs from a known one in case only is left out.
+    A name that differs from a known one only in case is left out.
     """
     from pyspark.sql.types import ArrayType, StructField, StructType
 

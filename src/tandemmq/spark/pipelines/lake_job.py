@@ -1,10 +1,10 @@
-"""Streams into lakes, exactly once (`run_lake_job`, which landing and rollup have in common), and the rows of
-lakes as DataFrames (`read_rows`).
+"""Streams into lakes, exactly once (`run_lake_job`, used by landing and rollup), and the rows of lakes as
+DataFrames (`read_rows`).
 
-Two logs make it exactly once: Spark's checkpoint says which offsets belong to batch N before the batch runs,
-and the lake takes batch N at most once. Whatever is killed between the two, the next run repeats batch N with
-the same offsets and finds it there, or not. The checkpoint lies inside the output directory by default, so
-that both live and die together (spec spark 12.20).
+Two logs make it exactly once: Spark's checkpoint records the offsets of batch N before the batch runs, and
+the lake accepts batch N at most once. If a process is killed between the two, the next run repeats batch N
+with the same offsets, and the lake accepts it only if it lacks it. The checkpoint is inside the output
+directory by default, so that both are kept or deleted together (spec spark 12.20).
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ LOG_FILE = "spark.log"
 ONCE_RESTARTS_MAX = 3
 
 Measure = Callable[[Path, int], Summary]
-"""What a batch of a lake delivered."""
+"""A function that returns the messages and bytes of a batch of a lake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeTarget:
-    """Where a stream goes, and how. `sink`: further options of the lake's sink."""
+    """The target of a stream. `sink`: further options of the lake's sink."""
 
     out: Path
     checkpoint_dir: Path
@@ -70,11 +70,11 @@ def run_lake_job(
     measure: Measure = read_committed,
     is_outdated: Callable[[SparkSession, int], bool] | None = None,
 ) -> int:
-    """Runs until everything is read, or when continuous until a signal; the process's exit code.
+    """Runs until everything is read, or, if continuous, until a signal; returns the exit code.
 
-    `make_stream` is called for each start of the query. `is_outdated`: whether a finished batch asks for
-    another stream; the query then ends between two batches and is started anew.
-    Raises:  ConfigError before anything is started, for a directory that cannot work.
+    `make_stream` is called for each start of the query. `is_outdated`: returns True if the finished batch
+    requires another stream; the query then ends between two batches and is started anew.
+    Raises:  ConfigError before anything is started, for an unusable directory.
     """
     with hold_directory(target.out):
         check_checkpoint(target)
@@ -90,9 +90,10 @@ def run_lake_job(
 
 
 def check_checkpoint(target: LakeTarget) -> None:
-    """Refuses a checkpoint that does not belong to the directory, in either direction.
+    """Rejects a checkpoint that does not belong to the directory, or a directory that does not belong to the
+    checkpoint.
 
-    Raises:  ConfigError: rows would be doubled, or skipped, in silence.
+    Raises:  ConfigError, because rows would silently be doubled or skipped.
     """
     query = read_query_id(target.checkpoint_dir)
     owner = read_owner(target.out)
@@ -107,7 +108,7 @@ def check_checkpoint(target: LakeTarget) -> None:
 
 
 def read_query_id(checkpoint: Path) -> str | None:
-    """The id of the query that a checkpoint belongs to; None when there is no checkpoint."""
+    """Returns the id of the query that a checkpoint belongs to; None if there is no checkpoint."""
     try:
         return str(json.loads((checkpoint / "metadata").read_text())["id"])
     except FileNotFoundError:
@@ -115,7 +116,7 @@ def read_query_id(checkpoint: Path) -> str | None:
 
 
 class _Streams:
-    """The stream of a job; the first one is made at once, so that what cannot work is refused."""
+    """The streams of a job; the first is made at once, so that an unusable one is rejected early."""
 
     def __init__(self, make: Callable[[], DataFrame]) -> None:
         self._make = make
@@ -160,7 +161,7 @@ def _make_job(
 
 
 class LakeMeter:
-    """Rows and bytes of a lake, and its bad records; each batch is looked at once."""
+    """Measures the rows and bytes of a lake, and its bad records; each batch is read once."""
 
     def __init__(self, root: Path, measure: Measure = read_committed) -> None:
         self._root = root
@@ -178,7 +179,7 @@ class LakeMeter:
         committed = list_committed(self._root)
         batches = set(committed) - self._seen
         found = [self._measure(self._root, batch_id) for batch_id in batches]
-        # Of a compacted lake the numbers of bad records are others than those of the lake.
+        # In a compacted lake the batch numbers of bad records differ from those of the lake.
         bad_root, last = self._root / BAD_RECORDS_DIR, max(committed, default=-1)
         bad = {batch_id for batch_id in list_batches(bad_root) if batch_id <= last} - self._seen_bad
         self._seen |= batches
@@ -193,9 +194,9 @@ class LakeMeter:
 
 @contextmanager
 def hold_directory(out: Path) -> Iterator[None]:
-    """Holds the directory for this process; the lock goes with the process, however it ends.
+    """Locks the directory for this process; the lock is released when the process ends in any way.
 
-    Raises:  ConfigError when another pipeline holds it, or it is no directory.
+    Raises:  ConfigError if another pipeline holds it, or an address is given.
     """
     refuse_address(out)
     control = out / CONTROL_DIR
@@ -208,10 +209,10 @@ def hold_directory(out: Path) -> Iterator[None]:
         yield
 
 
-# The rows of a lake as a DataFrame, whatever kind of lake it is: those that fit, and those kept apart.
+# The rows of a lake of any kind as a DataFrame: good rows and bad records.
 #
-# Columns are those of any file, null where a file lacks one; `badReason` is null for a row that fits.
-# Columns that are directories (`dt`, `tags`) are text, as they were written.
+# The columns are the union of all files' columns, null where a file lacks one; `badReason` is null for a good
+# row. Columns that are directories (`dt`, `tags`) are text, as they were written.
 
 _INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"
 _FILE_NAME = "_tandemmq_file"
@@ -221,7 +222,7 @@ _DERIVED = {
     "dt": f"cast(date_add(date'1970-01-01', {_DAY}) AS string)",
     "hour": f"lpad(cast(floor(pmod(unix_seconds(storeTimestamp), {_DAY_S}) / 3600) AS string), 2, '0')",
 }
-"""What partition columns are made of; bad records have no directories."""
+"""The expressions of partition columns; bad records have no partition directories."""
 
 _settings = threading.Lock()
 
@@ -229,7 +230,7 @@ _settings = threading.Lock()
 def read_rows(
     spark: SparkSession, view: LakeView, pieces: Sequence[LakePiece] | None = None
 ) -> DataFrame | None:
-    """The rows of some pieces, of all by default; None when they have no files."""
+    """Returns the rows of some pieces, by default of all; None if they have no files."""
     chosen = view.pieces if pieces is None else pieces
     good = _read(spark, view.root, view, [place for piece in chosen for place in piece.places])
     bad = _read(spark, view.root / BAD_RECORDS_DIR, None, [p for piece in chosen for p in piece.bad_places])
@@ -248,7 +249,7 @@ def _unite(one: DataFrame, other: DataFrame) -> DataFrame:
 def _read(
     spark: SparkSession, root: Path, view: LakeView | None, places: Sequence[Path | str]
 ) -> DataFrame | None:
-    """What the places hold. `view`: of the lake itself, None for plain files."""
+    """Returns the rows at the places. `view`: the lake's own view, None for plain files."""
     if not places:
         return None
     kind = LakeFormat.PARQUET if view is None else view.kind
@@ -256,7 +257,7 @@ def _read(
     if kind is LakeFormat.PARQUET:
         reader = reader.option("basePath", str(root))
     with _texts_in_directories(spark):
-        # Hadoop knows S3 by this scheme only.
+        # Hadoop knows S3 only by this scheme.
         frame = reader.parquet(*(re.sub("^s3://", "s3a://", str(place)) for place in places))
     if view is None or not view.partitions:
         return frame
@@ -264,7 +265,7 @@ def _read(
 
 
 def _add_partitions(spark: SparkSession, frame: DataFrame, view: LakeView) -> DataFrame:
-    """Adds the columns of a Delta table that its log holds instead of its files."""
+    """Adds the columns of a Delta table that are stored in its log instead of its files."""
     from pyspark.sql import functions as f
 
     names = list(next(iter(view.partitions.values())))
@@ -279,7 +280,7 @@ def _add_partitions(spark: SparkSession, frame: DataFrame, view: LakeView) -> Da
 
 @contextmanager
 def _texts_in_directories(spark: Any) -> Iterator[None]:
-    """Spark would read the tag `007` as a number."""
+    """Disables type inference for directory names: Spark would read the tag `007` as a number."""
     with _settings:
         before = spark.conf.get(_INFERENCE)
         spark.conf.set(_INFERENCE, "false")

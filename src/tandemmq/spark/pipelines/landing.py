@@ -1,8 +1,8 @@
-"""Landing: everything in a topic into a directory of Parquet files, each message exactly once (`lake_job`).
+"""Lands a topic in a directory of Parquet files, each message exactly once (`lake_job`).
 
-With a schema, bodies are parsed as JSON into the column `json`; what does not fit goes to `_bad_records` of
-the same directory instead, with the reason, in the same batch. Bodies in Avro or Protobuf become the column
-`record` in the same way. Without a schema only the bodies that cannot be decompressed go there.
+With a schema, bodies are parsed as JSON into the column `json`; a body that does not fit goes to
+`_bad_records` of the same directory, with the reason, in the same batch. Avro and Protobuf bodies become the
+column `record` in the same way. Without a schema only bodies that cannot be decompressed go there.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ DEFAULT_COLUMNS = (
     "properties",
 )
 TASKS_PER_BATCH = 4
-"""A full batch of one queue is split into about so many tasks; four equal queues are not split at all."""
+"""The approximate number of tasks for a full batch of one queue; four equal queues are not split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandingOptions:
-    """What `tandemmq pipeline landing` can be told. `json_schema`: Spark's DDL or JSON form, or `infer`."""
+    """The options of `tandemmq pipeline landing`. `json_schema`: Spark's DDL or JSON form, or `infer`."""
 
     name_servers: str
     topic: str
@@ -80,7 +80,7 @@ class LandingOptions:
     json_schema: str = ""
     json_changes: JsonChanges = JsonChanges.KEEP
     records: BodyReader | None = None
-    """What reads bodies that are no JSON."""
+    """The reader of Avro or Protobuf bodies."""
     bad_topic: str = ""
     source: tuple[tuple[str, str], ...] = ()
     """Further options of the source: name and value."""
@@ -99,7 +99,7 @@ class LandingOptions:
 
     @property
     def has_bad_records(self) -> bool:
-        """True when bodies are read, so that some may have to be kept apart."""
+        """True if bodies are read, so that there may be bad records."""
         return self.is_parsed or self.has_body
 
     @property
@@ -110,7 +110,7 @@ class LandingOptions:
         return any(find_column(name).name == column for name in self.columns)
 
     def source_options(self) -> dict[str, str]:
-        """The options of the source; those that the user gave win."""
+        """Returns the options of the source; those of the user take precedence."""
         return {
             "nameServer": self.name_servers,
             "subscribe": self.topic,
@@ -121,7 +121,7 @@ class LandingOptions:
         }
 
     def schema(self) -> str:
-        """The columns to land, in Spark's DDL."""
+        """Returns the columns to land as Spark DDL."""
         properties_as = parse_options(self.source_options(), is_streaming=True).properties_as
         chosen = select_columns(self.columns, properties_as)
         types = {"body": "string"} if self.is_body_text else {}
@@ -141,10 +141,10 @@ class LandingOptions:
         if self.has_bad_records:
             sink["badColumn"] = BAD_COLUMN
         if self.is_parsed:
-            # What cannot be read is kept as it came, also where nobody wants the bodies of the others.
+            # A bad record keeps its body, even if good rows are landed without bodies.
             sink["badOnly"] = "" if self.has_body else "body"
         if self.bad_topic:
-            # Who may read the topic sends with the same credentials.
+            # The credentials for reading the topic are also used for sending.
             names = {name.lower() for row in SECURITY_ROWS for name in (row.name, *row.aliases)}
             sink |= {name: value for name, value in self.source if name.lower() in names}
             sink |= {"badTopic": self.bad_topic, "nameServer": self.name_servers}
@@ -158,9 +158,9 @@ class LandingOptions:
 
 
 def run_landing(options: LandingOptions, reporter: Reporter) -> int:
-    """Runs until everything is read, or with `is_continuous` until a signal; the process's exit code.
+    """Runs until everything is read, or with `is_continuous` until a signal; returns the exit code.
 
-    Raises:  ConfigError before anything is started, for options or a directory that cannot work.
+    Raises:  ConfigError before anything is started, for unusable options or an unusable directory.
     """
     check_landing(options)
     target = options.target()
@@ -179,7 +179,7 @@ def run_landing(options: LandingOptions, reporter: Reporter) -> int:
 
 
 def check_landing(options: LandingOptions) -> None:
-    """Refuses options that would fail later, somewhere inside Spark."""
+    """Rejects options that would fail later, somewhere inside Spark."""
     parse_options(options.source_options(), is_streaming=True)
     if options.json_changes is not JsonChanges.KEEP and not options.json_schema:
         raise ConfigError("--json-changes is about JSON bodies: give --json-schema, too")
@@ -222,10 +222,10 @@ def _make_stream(spark: SparkSession, options: LandingOptions, reporter: Reporte
 
 
 def _add_faults(frame: DataFrame, options: LandingOptions) -> DataFrame:
-    """The frame with the faults of bodies among the reasons for which rows are kept apart.
+    """Returns the frame with body faults added to the reasons for bad records.
 
-    A body that is JSON of the schema counts as good, whatever its flag says: it has been read. Of Avro and
-    Protobuf that proves nothing, since compressed bytes may look like a record.
+    A body that parses as JSON of the schema counts as good, whatever its flag says. For Avro and Protobuf
+    this proves nothing, because compressed bytes may look like a record.
     """
     if not options.has_bad_records:
         return frame
@@ -241,7 +241,7 @@ def _add_faults(frame: DataFrame, options: LandingOptions) -> DataFrame:
 
 
 def _grow(out: Path, spark: SparkSession, batch_id: int) -> bool:
-    """Adds what a batch has rescued to the schema; True if that has changed it."""
+    """Extends the schema by the values that a batch rescued; returns True if it changed."""
     from tandemmq.spark.pipelines.json_bodies import grow_schema, read_rescued
 
     known = parse_schema((out / CONTROL_DIR / SCHEMA_FILE).read_text())

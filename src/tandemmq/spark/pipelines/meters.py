@@ -1,4 +1,6 @@
-"""The metrics of a running pipeline, made of what it tells, served as Prometheus' text on its own port."""
+"""The metrics of a running pipeline, computed from its events and served as Prometheus text on a separate
+port.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ TABLE: Final[tuple[Metric, ...]] = tuple(
 
 
 class MetricsReporter:
-    """Takes events and answers scrapes; `port` 0 takes a free one."""
+    """Receives events and answers scrapes; with `port` 0 it binds a free one."""
 
     def __init__(self, pipeline: str, port: int, host: str = "") -> None:
         self._pipeline = pipeline
@@ -83,7 +85,7 @@ class MetricsReporter:
         self._server.server_close()
 
     def read(self) -> Iterable[Sample]:
-        """Every series that has a value."""
+        """Returns every series that has a value."""
         return [Sample(metric, value, labels) for (metric, labels), value in list(self._values.items())]
 
     def _take_batch(self, event: BatchDone) -> None:
@@ -128,6 +130,6 @@ def _handler(exporter: TextExporter) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Scrapes are not told: standard error belongs to the pipeline."""
+            """Logs nothing: standard error belongs to the pipeline."""
 
     return Handler

@@ -1,9 +1,9 @@
-"""Replay: messages of a lake back into a topic, by time and filter, at a bounded rate.
+"""Sends messages of a lake to a topic again, by time and filter, at a bounded rate.
 
-The lake's batches are the parts of a replay (of a compacted table also the files that were made of several):
-a part that is sent is written down (`ReplayState`), and a replay that is started again goes on with the next.
-A part that was interrupted is sent again, with the same unique keys: they are made of where a message was
-landed from, not of when it was sent.
+The parts of a replay are the lake's batches (for a compacted table also its merged files). Each sent part is
+recorded (`ReplayState`), and a restarted replay continues with the next one. An interrupted part is sent
+again with the same unique keys, which depend on the positions of the landed messages and not on the time of
+sending.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 PLACE = ("topic", "brokerName", "queueId", "queueOffset")
 NAME_SERVERS = "namesrv"
-"""In a plan: where the messages go. A cluster may get and lose name servers, but not all at once."""
+"""The plan's key for the target cluster. A cluster may gain and lose name servers, but not all at once."""
 
 TASKS = 2
-"""Senders at a time; the rate is shared out between them."""
+"""The number of concurrent senders, which share the rate."""
 
 
 class Keys(Enum):
-    """Unique keys of replayed messages."""
+    """The choice of unique keys for replayed messages."""
 
     NEW = "new"
     KEEP = "keep"
@@ -47,7 +47,7 @@ class Keys(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """What `tandemmq pipeline replay` can be told. Times: milliseconds of store time, the end exclusive."""
+    """The options of `tandemmq pipeline replay`. Times: milliseconds of store time, the end exclusive."""
 
     lake: Path
     name_servers: str
@@ -68,7 +68,7 @@ class ReplayOptions:
         return self.state or self.lake / CONTROL_DIR / f"replay-{self.to_topic}.json"
 
     def plan(self) -> dict[str, str]:
-        """What decides which messages are sent, and with which keys."""
+        """Returns the options that decide which messages are sent, and with which keys."""
         return {
             "topic": self.to_topic,
             "from": str(self.begin_ms),
@@ -87,7 +87,7 @@ class ReplayOptions:
 
 
 def run_replay(options: ReplayOptions, reporter: Reporter) -> int:
-    """The process's exit code: 0 everything is sent or a signal asked for the end, 1 after an error.
+    """Runs the replay and returns the exit code: 0 if everything is sent or after a signal, 1 after an error.
 
     Raises:  ConfigError before anything is sent.
     """
@@ -121,7 +121,7 @@ class Replay:
         self._jobs = Jobs(spark, stop)
 
     def run_all(self) -> int:
-        """Sends what the lake holds, and what is landed meanwhile if that is wanted; the exit code."""
+        """Sends the messages of the lake, and newly landed ones if requested; returns the exit code."""
         self._tell_start()
         reason, error = "done", ""
 
@@ -138,7 +138,7 @@ class Replay:
         return self._end(reason, error)
 
     def run(self) -> int:
-        """Sends what is not done of the lake as it is now; the exit code."""
+        """Sends the parts of the current lake that are not done; returns the exit code."""
         self._tell_start()
         return self._end(*self._send_all(view_lake(self._options.lake)))
 
@@ -153,10 +153,10 @@ class Replay:
         )
 
     def _send_all(self, view: LakeView) -> tuple[str, str]:
-        """How it ended: `done`, `signal` or `error`, and the error.
+        """Returns how it ended, `done`, `signal` or `error`, and the error.
 
-        Raises:  ConfigError for a lake that was compacted meanwhile: some of it would be sent twice, or not
-                 at all.
+        Raises:  ConfigError for a lake that was compacted meanwhile: parts would be sent twice, or not at
+                 all.
         """
         waiting = [piece for piece in view.pieces if piece.name not in self._state.done]
         gone = set(self._state.done) - {piece.name for piece in view.pieces}
@@ -164,7 +164,7 @@ class Replay:
             raise ConfigError(
                 f"{view.root} was compacted since this replay began: it cannot go on without sending twice"
             )
-        # Batches are sent in their order, so all up to the last that is done are.
+        # Batches are sent in order, so all up to the last done one are done.
         last_done = max((int(name) for name in self._state.done if name.isdecimal()), default=-1)
         for piece in view.pieces:
             if piece.name in self._state.done and piece.last > last_done >= 0:
@@ -220,12 +220,12 @@ class Replay:
         return frame.where(options.where) if options.where else frame
 
     def _select(self, frame: DataFrame) -> DataFrame:
-        """The columns of the sink; messages of one queue stay in their order, in one task."""
+        """Returns the columns of the sink; messages of one queue stay in order, in one task."""
         from pyspark.sql import functions as f
 
         options = self._options
         ordered = frame.repartition(TASKS, *PLACE[:3]).sortWithinPartitions(*PLACE)
-        # The last twelve digits say the time to Java's search by key: see `sink.keys`.
+        # Java's search by key reads a time from the last twelve digits: see `sink.columns`.
         origin = f.sha2(f.concat_ws("@", f.lit(options.to_topic), *PLACE), 256)
         new_key = f.upper(f.concat(f.substring(origin, 1, 20), f.lit("0" * 12)))
         columns: list[Any] = [
@@ -254,10 +254,10 @@ VERSION = 1
 
 @dataclass(slots=True)
 class ReplayState:
-    """What a replay has done, in a small file: so that it goes on where it was, and only as the same replay.
+    """The progress of a replay, in a small file, so that only the same replay resumes from it.
 
-    `plan`: what makes two replays the same one; `done`: rows and bytes of each part that is sent. The file is
-    replaced as a whole.
+    `plan`: the options that identify the replay; `done`: rows and bytes of each sent part. The file is
+    replaced atomically.
     """
 
     path: Path
@@ -273,12 +273,12 @@ class ReplayState:
         return sum(size for _, size in self.done.values())
 
     def mark(self, part: str, rows: int, size_bytes: int) -> None:
-        """Writes down that a part is sent; it is on disk afterwards."""
+        """Records that a part is sent; the record is on disk when this returns."""
         self.done[part] = (rows, size_bytes)
         self.write()
 
     def write(self) -> None:
-        """Puts the state on disk."""
+        """Writes the state to disk."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         staged = self.path.with_name(f"{self.path.name}.new")
         document = {"version": VERSION, "plan": dict(self.plan), "done": self.done}
@@ -289,9 +289,9 @@ class ReplayState:
 
 
 def load_state(path: Path, plan: Mapping[str, str]) -> ReplayState:
-    """The state in the file; an empty one where there is none.
+    """Returns the state in the file; an empty one if there is no file.
 
-    Raises:  ConfigError when the file belongs to another replay: some messages would be sent by neither plan.
+    Raises:  ConfigError if the file belongs to another replay: some messages would be sent by neither plan.
     """
     try:
         document = json.loads(path.read_text())
@@ -301,7 +301,7 @@ def load_state(path: Path, plan: Mapping[str, str]) -> ReplayState:
         raise ConfigError(f"{path} is no record of a replay: {error}") from error
     if document.get("version") != VERSION:
         raise ConfigError(f"{path} has version {document.get('version')!r}; this version knows {VERSION}")
-    # What an earlier version did not write down cannot be compared.
+    # Options that an earlier version did not store cannot be compared.
     known = {name: str(value) for name, value in document["plan"].items()}
     changed = sorted(name for name in plan if name in known and not _is_same(name, known[name], plan[name]))
     if changed == [NAME_SERVERS]:

@@ -1,8 +1,8 @@
-"""The HTML report of a pipeline: collected from what the pipeline tells (`ReportReporter`), written when it
-ends as a page (`render_page`) with the plots of `charts`.
+"""The HTML report of a pipeline: collected from its events (`ReportReporter`), and written at its end as a
+page (`render_page`) with the plots of `charts`.
 
-One file without anything outside it, for light and dark screens. Bounded: a run of days keeps some thousand
-points of its curves, and its first and last remarks.
+One self-contained file, for light and dark screens. Bounds: a run of days keeps at most SAMPLES_MAX points of
+its curves, the first SAMPLES_MAX rows of each table, and the last REMARKS_MAX remarks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BAD_REASONS = ("error", "different")
 
 
 class ReportReporter:
-    """Takes events; `close` writes the report to `path`, which is replaced as a whole."""
+    """Collects events; `close` writes the report to `path` atomically."""
 
     def __init__(self, path: Path, *, title: str, command: str) -> None:
         self._path = path
@@ -47,7 +47,9 @@ class ReportReporter:
         self._began_at = time.time()
         self._samples: list[tuple[float, BatchDone]] = []
         self._begun: tuple[float, float] | None = None
-        """When the first query started, and what there was already: where the curve of the total begins."""
+        """The time of the first start and the rows delivered before it: the first point of the total's
+        curve.
+        """
         self._every = 1
         self._batches = 0
         self._rows = 0
@@ -163,7 +165,7 @@ ROWS_SHOWN_MAX = 500
 CELL_CHARS_MAX = 400
 
 Tile = tuple[str, str]
-"""A name and what it says, large."""
+"""A name and its value, shown large."""
 
 _STYLE = """
 :root { color-scheme: light dark; --bg: #fbfbf9; --card: #fff; --ink: #1d2228; --soft: #69727d;
@@ -218,7 +220,7 @@ def render_page(
     exhibits: Sequence[Exhibit],
     curves: Sequence[LineChart],
 ) -> str:
-    """The whole file. `curves`: of the run itself, half as wide."""
+    """Returns the whole file. `curves`: the curves of the run itself, at half width."""
     tone = "verdict" if is_good else "verdict bad"
     shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in tiles)
     return (
@@ -233,11 +235,11 @@ def render_page(
 
 
 def render_exhibit(exhibit: Exhibit, *, is_half: bool = False) -> str:
-    """A plot or table as a section of HTML. `is_half`: two of them stand side by side."""
+    """Renders a plot or table as a section of HTML. `is_half`: at half width, for two side by side."""
     if isinstance(exhibit, ReportTable):
         body = _render_table(exhibit)
     else:
-        # Loads matplotlib, which a pipeline without a report does without.
+        # Imports matplotlib, which a pipeline without a report does not need.
         from tandemmq.spark.pipelines.charts import draw_bars, draw_lines
 
         body = draw_bars(exhibit) if isinstance(exhibit, BarChart) else draw_lines(exhibit, is_half=is_half)

@@ -1,7 +1,7 @@
-"""Rollup: messages, bytes and latencies per topic, tag and minute, into a small table (`lake_job`).
+"""Counts messages, bytes and latencies per topic, tag and minute, in a small table (`lake_job`).
 
-Tasks make partial sums of their rows (`fold_messages`); the table takes each message exactly once.
-`read_rollup` reads it without Spark: partial sums in, one row per topic, tag and minute out.
+Tasks compute partial sums of their rows (`fold_messages`); the table accepts each message exactly once.
+`read_rollup` reads it without Spark, and turns the partial sums into one row per topic, tag and minute.
 
     for row in read_rollup(Path("/data/rollup")):
         print(row.topic, row.tag, row.minute_ms, row.messages, row.born_to_store.p99_ms)
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
 # The fold: messages of one task -> partial sums by topic, tag and minute, as Arrow batches.
 #
-# Stateless: each task gives the sums of its own rows, readers add them up (`read_sums`). So a batch can be
-# repeated, and the lake takes it once, without Spark keeping any state.
+# Stateless: each task returns the sums of its own rows, and readers add them up (`read_sums`). A batch can
+# therefore be repeated, and the lake accepts it once, without state in Spark.
 #
-# Latencies are counted by size: counts of any parts can be added, percentiles are read from the sum. Four
-# buckets per doubling make a percentile right to 9 %. Bucket 0 holds what took less than a millisecond (or,
-# between machines whose clocks differ, less than nothing). Pure: numpy and pyarrow.
+# Latencies are counted in buckets: counts of any parts can be added, and percentiles are read from the sum.
+# Four buckets per doubling make a percentile accurate to 9 %. Bucket 0 contains latencies under a millisecond
+# (or negative ones, between machines whose clocks differ). Pure: numpy and pyarrow.
 
 PER_DOUBLING = 4
 BUCKETS = 28 * PER_DOUBLING + 1
-"""The last one holds everything from 2.6 days on."""
+"""The number of buckets; the last one contains everything from 2.6 days on."""
 
 Counts = NDArray[np.int64]
 
 
 def find_buckets(milliseconds: NDArray[Any]) -> NDArray[np.int64]:
-    """The bucket of each latency."""
+    """Returns the bucket of each latency."""
     places = np.floor(np.log2(np.maximum(milliseconds, 1)) * PER_DOUBLING).astype(np.int64) + 1
     places[milliseconds < 1] = 0
     result: NDArray[np.int64] = np.minimum(places, BUCKETS - 1)
@@ -57,7 +57,7 @@ def find_buckets(milliseconds: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def find_percentile(counts: Counts, share: float) -> float | None:
-    """Milliseconds that `share` (0..1) of the latencies do not exceed; None without latencies."""
+    """Returns the milliseconds that `share` (0..1) of the latencies do not exceed; None without latencies."""
     total = int(counts.sum())
     if not total:
         return None
@@ -89,10 +89,12 @@ PARTIAL_SCHEMA = pa.schema(
 MINUTE_MS = 60_000
 TAGS_MAX = 1_000
 OTHER_TAGS = "(other)"
-"""Where further tags of a topic are counted: tags made of ids must not make the table endless."""
+"""The tag under which tags beyond TAGS_MAX of a topic are counted: tags that contain ids must not make the
+table grow without bound.
+"""
 
 GROUPS_MAX = 20_000
-"""More sums than that are handed on, and begun anew."""
+"""The number of sums at which a task emits them and begins with new ones."""
 
 Key = tuple[str, str, int]
 
@@ -103,7 +105,7 @@ def _zeros() -> Counts:
 
 @dataclass(slots=True)
 class Sums:
-    """Of the messages of one topic, tag and minute; latencies in milliseconds."""
+    """Sums over the messages of one topic, tag and minute; latencies in milliseconds."""
 
     messages: int = 0
     size_bytes: int = 0
@@ -113,7 +115,7 @@ class Sums:
     consumed: Counts = field(default_factory=_zeros)
 
     def add(self, other: Sums) -> None:
-        """Counts in what another task, or batch, counted of the same minute."""
+        """Adds the sums of another task, or batch, for the same minute."""
         self.messages += other.messages
         self.size_bytes += other.size_bytes
         self.stored_max = max(self.stored_max, other.stored_max)
@@ -125,10 +127,10 @@ class Sums:
 def fold_messages(
     batches: Iterable[Any], *, now_ms: Callable[[], int], live_since_ms: int | None
 ) -> Iterator[Any]:
-    """The partial sums of batches with INPUT_COLUMNS.
+    """Yields the partial sums of batches with INPUT_COLUMNS.
 
-    How long messages waited for the consumer is told of those only that were stored since `live_since_ms`:
-    of older ones the wait says when the pipeline was started.
+    The time until consumption is counted only for messages stored since `live_since_ms`: for older ones it
+    depends on when the pipeline was started.
     """
     sums: dict[Key, Sums] = {}
     tags: dict[str, set[str]] = {}
@@ -182,7 +184,7 @@ def _fold_batch(batch: Any, now_ms: int, live_since_ms: int | None) -> Iterator[
 
 
 def _count(group: Ints, milliseconds: Ints, count: int) -> tuple[Counts, Ints]:
-    """Per group the counts by bucket, and the longest."""
+    """Returns, per group, the counts by bucket and the maximum."""
     places = group * BUCKETS + find_buckets(milliseconds)
     counts = np.bincount(places, minlength=count * BUCKETS).reshape(count, BUCKETS)
     longest = np.zeros(count, dtype=np.int64)
@@ -202,7 +204,7 @@ def _milliseconds(column: Any) -> Ints:
 
 
 def encode_sums(sums: dict[Key, Sums]) -> Any:
-    """The sums as one Arrow batch, in a fixed order."""
+    """Returns the sums as one Arrow batch, in a fixed order."""
     keys = sorted(sums)
     values = [sums[key] for key in keys]
     minutes = [minute * MINUTE_MS * 1000 for _, _, minute in keys]
@@ -228,7 +230,7 @@ TOPICS_SHOWN_MAX = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """Milliseconds; None where nothing was measured."""
+    """Percentiles in milliseconds; None if nothing was measured."""
 
     p50_ms: float | None
     p95_ms: float | None
@@ -238,7 +240,9 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollupRow:
-    """`minute_ms`: when the minute begins. `store_to_consumer`: of messages that were followed live."""
+    """One row of the table. `minute_ms`: the begin of the minute. `store_to_consumer`: only for messages that
+    were followed live.
+    """
 
     topic: str
     tag: str
@@ -252,14 +256,16 @@ class RollupRow:
 def read_rollup(
     root: Path, *, topic: str | None = None, begin_ms: int | None = None, end_ms: int | None = None
 ) -> list[RollupRow]:
-    """The rows by topic, tag and minute; of one topic, or of minutes in [begin, end), if given."""
+    """Returns the rows by topic, tag and minute; only of one topic, or of minutes in `[begin_ms, end_ms)`, if
+    given.
+    """
     return [make_row(key, sums) for key, sums in sorted(read_sums(root, topic, begin_ms, end_ms).items())]
 
 
 def read_sums(
     root: Path, topic: str | None = None, begin_ms: int | None = None, end_ms: int | None = None
 ) -> dict[Key, Sums]:
-    """All parts added up."""
+    """Returns the sums over all parts."""
     import pyarrow.dataset as ds
 
     files = [
@@ -284,7 +290,7 @@ def read_sums(
 
 
 def measure_batch(root: Path, batch: int) -> Summary:
-    """Messages and bytes that a batch counted."""
+    """Returns the messages and bytes that a batch counted."""
     import pyarrow.parquet as pq
 
     files = sorted(batch_dir(root, batch).glob("*.parquet"))
@@ -316,7 +322,7 @@ def _moment(milliseconds: int) -> datetime:
 
 
 def make_row(key: Key, sums: Sums) -> RollupRow:
-    """One topic, tag and minute as readers see it."""
+    """Returns one topic, tag and minute as readers see it."""
     topic, tag, minute = key
     return RollupRow(
         topic=topic,
@@ -330,7 +336,7 @@ def make_row(key: Key, sums: Sums) -> RollupRow:
 
 
 def _latency(counts: Counts, longest: int) -> Latency:
-    # A percentile is the middle of its bucket; the longest one is exact, and nothing is longer.
+    # A percentile is the middle of its bucket; the maximum is exact, and bounds it.
     p50, p95, p99 = (
         None if found is None else round(min(found, float(longest)), 1)
         for found in (find_percentile(counts, share) for share in (0.5, 0.95, 0.99))
@@ -339,7 +345,7 @@ def _latency(counts: Counts, longest: int) -> Latency:
 
 
 def group_sums(sums: dict[Key, Sums], group: Callable[[Key], Key]) -> dict[Key, Sums]:
-    """Sums by a coarser key."""
+    """Returns the sums by a coarser key."""
     found: dict[Key, Sums] = {}
     for key, part in sums.items():
         found.setdefault(group(key), Sums()).add(part)
@@ -347,7 +353,7 @@ def group_sums(sums: dict[Key, Sums], group: Callable[[Key], Key]) -> dict[Key, 
 
 
 def show_rollup(sums: dict[Key, Sums]) -> list[Exhibit]:
-    """The plots and tables of a report."""
+    """Returns the plots and tables of a report."""
     by_topic = group_sums(sums, lambda key: (key[0], "", 0))
     busiest = sorted(by_topic, key=lambda key: -by_topic[key].messages)[:TOPICS_SHOWN_MAX]
     topics = [key[0] for key in busiest]
@@ -422,7 +428,7 @@ def _table(rows: Iterable[RollupRow]) -> ReportTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollupOptions:
-    """What `tandemmq pipeline rollup` can be told; one of `topic` (several with commas) and `pattern`."""
+    """The options of `tandemmq pipeline rollup`: either `topic` (several with commas) or `pattern`."""
 
     name_servers: str
     out: Path
@@ -462,7 +468,7 @@ class RollupOptions:
 
 
 def run_rollup(options: RollupOptions, reporter: Reporter) -> int:
-    """Runs until everything is read, or when continuous until a signal; the process's exit code.
+    """Runs until everything is read, or, if continuous, until a signal; returns the exit code.
 
     Raises:  ConfigError before anything is started.
     """
@@ -482,14 +488,14 @@ def run_rollup(options: RollupOptions, reporter: Reporter) -> int:
 
 
 def make_stream(spark: SparkSession, source: dict[str, str], live_since_ms: int | None) -> DataFrame:
-    """The partial sums of a stream; see `fold_messages`."""
+    """Returns the partial sums of a stream; see `fold_messages`."""
 
     messages = spark.readStream.format("tandemmq").options(**source, columns=",".join(INPUT_COLUMNS)).load()
     return messages.mapInArrow(make_fold(live_since_ms), PARTIAL_DDL)
 
 
 def make_fold(live_since_ms: int | None) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """What each task does with its rows."""
+    """Returns the function that each task applies to its rows."""
 
     def fold(batches: Iterable[Any]) -> Iterator[Any]:
 

@@ -1,5 +1,5 @@
-"""What every pipeline runs in: its session and the signals that ask for the end (`open_session`), one
-streaming query to its end (`Runner`), questions to Spark that a signal ends (`Jobs`).
+"""The environment of every pipeline: its session and the signals that stop it (`open_session`), the
+supervision of one streaming query (`Runner`), and interruptible Spark jobs (`Jobs`).
 """
 
 from __future__ import annotations
@@ -32,27 +32,29 @@ POLL_S = 0.1
 def open_session(
     app: str, master: str, log_file: Path | None = None, *, is_long: bool = False
 ) -> Iterator[tuple[SparkSession, StopFlag]]:
-    """A session with our sources and sinks registered, and the flag that SIGTERM and SIGINT set.
+    """Opens a session with our sources and sinks registered, and yields it with the flag that SIGTERM and
+    SIGINT set.
 
-    `is_long`: it runs until a signal. Both signals are taken from before Java starts until after it ended.
+    `is_long`: it runs until a signal. Both signals are handled from before Java starts until after it has
+    ended.
     """
     stop = StopFlag()
     with stop.listening():
         spark = build_session(app, master, log_file=log_file or NO_LOG, is_long=is_long)
         register_formats(spark)
         try:
-            # Spark took SIGINT for itself when the session began.
+            # Spark installs its own SIGINT handler when the session begins.
             with stop.listening():
                 yield spark, stop
         finally:
-            # A Java that died is reported by the pipeline and cannot be stopped any more.
+            # If Java died, the pipeline reports it, and the session cannot be stopped.
             with suppress(Exception):
                 spark.stop()
 
 
 def register_formats(spark: SparkSession) -> None:
-    """Makes our formats known to a session that was not started from an installed package."""
-    # The Spark classes import pyspark, which `--help` shall not pay for.
+    """Registers our formats with a session that was not started from an installed package."""
+    # These modules import pyspark, which is too slow for `--help`.
     from tandemmq.spark.commitlog import CommitLogSource
     from tandemmq.spark.lake.sink import LakeSink
     from tandemmq.spark.source import TandemSource
@@ -62,7 +64,7 @@ def register_formats(spark: SparkSession) -> None:
 
 
 def repeat(work: Callable[[], int], *, every_s: float | None, stop: StopFlag) -> int:
-    """Calls `work` once, or with `every_s` again and again until a signal; what it returned last."""
+    """Calls `work` once, or with `every_s` repeatedly until a signal; returns its last result."""
     code = work()
     while every_s is not None and not wait_for_stop(stop, every_s):
         code = work()
@@ -70,7 +72,7 @@ def repeat(work: Callable[[], int], *, every_s: float | None, stop: StopFlag) ->
 
 
 def wait_for_stop(stop: StopFlag, seconds: float) -> bool:
-    """True as soon as a signal asked for the end, False when the time is over."""
+    """Returns True as soon as a signal arrives, False when the time is over."""
     deadline = time.monotonic() + seconds
     while not stop.is_set and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -78,7 +80,7 @@ def wait_for_stop(stop: StopFlag, seconds: float) -> bool:
 
 
 class StopFlag:
-    """Set by SIGTERM or SIGINT; a second signal means: now."""
+    """A flag set by SIGTERM or SIGINT; a second signal requests an immediate stop."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -90,7 +92,7 @@ class StopFlag:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Takes the two signals for the time of the block; only in a main thread."""
+        """Handles the two signals for the duration of the block; only in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -108,26 +110,26 @@ STOP_WAIT_S = 120.0
 RESTART_PAUSE_S_MAX = 30.0
 
 _PASSING = ("BrokerUnreachable", "RequestTimeout", "NoRoute", "Busy", "ServiceNotAvailable")
-"""Our errors that a later attempt may not meet."""
+"""The names of our errors after which a later attempt may succeed."""
 
 _PASSING_OF_SPARK = (
-    # The process that plans a stream has 10 s to connect to Java, a constant in Spark's code. On a machine
-    # with much more to do than it can, it needs longer now and then.
+    # The planner process of a stream has 10 s to connect to Java, a constant in Spark's code. An overloaded
+    # machine sometimes needs longer.
     "Python worker failed to connect back",
     "Timed out while waiting for the Python worker to connect back",
     "STREAMING_PYTHON_RUNNER_INITIALIZATION_TIMEOUT_FAILURE",
 )
-"""Failures of Spark to start its own Python processes in time."""
+"""The texts of Spark's failures to start its own Python processes in time."""
 
 _OUR_ERROR = re.compile(r"tandemmq\.errors\.(\w+): ([^\n]*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A query as the runner needs it: how to start it, what a batch delivered, and its names for people.
+    """A query for the runner: how to start it, how to measure its batches, and its names for people.
 
-    `restarts_max` None: for ever. `is_outdated`: whether the query must be started anew after a batch, given
-    its number; asked once for each.
+    `restarts_max` None: no limit. `is_outdated`: called once per batch with its number; returns True if the
+    query must be started anew.
     """
 
     topic: str
@@ -140,11 +142,11 @@ class Job:
 
 
 class Runner:
-    """Follows one job: tells each batch, stops between batches, starts again after passing faults. `run`
-    returns the process's exit code.
+    """Supervises one job: reports each batch, stops between batches, and restarts after transient faults.
+    `run` returns the exit code.
 
-    Spark can only be told to stop now, which kills a running batch. That is safe, because the batch is
-    replayed, but a planned stop should not throw work away: so the runner waits for the gap between two
+    Spark itself can only stop at once, which kills a running batch. That is safe, because the batch is
+    replayed, but a planned stop should not waste work. The runner therefore waits for the gap between two
     batches.
     """
 
@@ -156,7 +158,7 @@ class Runner:
         self._is_outdated = False
 
     def run(self) -> int:
-        """0 when everything is read or a signal asked for the end, 1 after an error."""
+        """Returns 0 if everything is read or after a signal, 1 after an error."""
         self._totals = self._job.measure_all()
         restarts = 0
         while True:
@@ -179,11 +181,11 @@ class Runner:
             self._sleep(pause_s)
 
     def _run_once(self) -> str | None:
-        """Runs the query until it ends; the text of its failure, None for a good end."""
+        """Runs the query until it ends; returns the text of its failure, None if it ended well."""
         try:
             return self._follow(self._job.start())
         except Exception as error:  # noqa: BLE001  (failures of Spark, py4j and a dead Java share no class)
-            # A dead Java gives errors of py4j that only name the call that met them.
+            # With a dead Java, py4j's errors name only the call.
             is_java_gone = type(error).__name__.startswith("Py4J")
             return f"Spark's Java process does not answer any more ({error})" if is_java_gone else str(error)
 
@@ -200,7 +202,7 @@ class Runner:
         self._is_outdated = False
         while query.isActive and not self._stop.is_set and not self._is_outdated:
             told = self._tell_batches(query, told)
-            # Not awaitTermination: it raises the failure of the query, which is wanted below as text.
+            # Not awaitTermination: it raises the failure of the query, which is needed below as text.
             time.sleep(POLL_S)
         is_ended = self._stop.is_set or self._is_outdated
         if is_ended:
@@ -210,7 +212,7 @@ class Runner:
         return None if failure is None or is_ended else str(failure)
 
     def _tell_batches(self, query: Any, told: int) -> int:
-        """Reports the batches behind `told` that are finished; returns the last one."""
+        """Reports the finished batches after `told`; returns the last reported one."""
         last = query.lastProgress
         if last is None or last.batchId <= told:
             return told
@@ -222,7 +224,7 @@ class Runner:
 
     def _tell_batch(self, progress: Any) -> None:
         done = self._job.measure_batch(progress.batchId)
-        # Counted anew and not added up: a batch that is replayed after a crash was delivered before.
+        # Measured anew instead of added up: a batch that is replayed after a crash was delivered before.
         self._totals = self._job.measure_all()
         source = progress.sources[0]
         lag = measure_lag(source.endOffset, source.latestOffset)
@@ -258,18 +260,20 @@ class Runner:
 
 
 def explain_failure(text: str) -> str:
-    """One sentence out of Spark's pages: our own error where there is one, else the first line."""
+    """Returns one sentence of Spark's long error texts: our own error if there is one, else the first
+    line.
+    """
     ours = _OUR_ERROR.findall(text)
     if ours:
         return str(ours[-1][1])
     lines = [line.strip(": ") for line in text.splitlines() if line.strip(": ")]
-    # The bridge to Java only names the call; what went wrong is the next line.
+    # The py4j line names only the call; the next line is the error.
     told = [line for line in lines if not line.startswith("An error occurred while calling")]
     return next(iter(told or lines), "unknown error")
 
 
 def is_passing(text: str) -> bool:
-    """True if a later attempt may not meet the failure: brokers that are away, a machine that is too busy."""
+    """Returns True if a later attempt may succeed: brokers are unreachable, or the machine is overloaded."""
     ours = _OUR_ERROR.findall(text)
     if ours:
         return ours[-1][0] in _PASSING
@@ -281,16 +285,16 @@ T = TypeVar("T")
 TICK_S = 0.5
 
 Tick = Callable[[int, int], None]
-"""Called now and then with the tasks that are done, and all tasks that are known."""
+"""A callback that is called periodically with the number of finished tasks and of all known tasks."""
 
 
 class Interrupted(TandemError):
-    """A signal asked for the end while Spark was at work."""
+    """A signal requested a stop while Spark was at work."""
 
 
 class Jobs:
-    """Runs jobs of one session until a signal, each in a thread of its own: so neither signals nor
-    progress are late.
+    """Runs jobs of one session until a signal, each in its own thread, so that neither signals nor progress
+    are delayed.
     """
 
     def __init__(self, spark: SparkSession, stop: StopFlag) -> None:
@@ -299,9 +303,9 @@ class Jobs:
         self._stages: dict[int, int] = {}
 
     def run(self, work: Callable[[], T], on_tick: Tick = lambda done, total: None) -> T:
-        """What `work` returns.
+        """Returns the result of `work`.
 
-        Raises:  whatever `work` raises; Interrupted when a signal came, after Spark's tasks were cancelled.
+        Raises:  any error of `work`; Interrupted after a signal, once Spark's tasks are cancelled.
         """
         (result,) = self.run_all([work], on_tick)
         if isinstance(result, BaseException):
@@ -311,19 +315,19 @@ class Jobs:
     def run_all(
         self, works: Sequence[Callable[[], T]], on_tick: Tick = lambda done, total: None
     ) -> list[T | BaseException]:
-        """What each returns or raises; all run at the same time.
+        """Runs all concurrently and returns the result or the error of each.
 
-        Raises:  Interrupted when a signal came, after Spark's tasks were cancelled.
+        Raises:  Interrupted after a signal, once Spark's tasks are cancelled.
         """
         results: dict[int, T | BaseException] = {}
 
         def follow(index: int, work: Callable[[], T]) -> None:
             try:
-                # A write looks for its sink in the session of the Java thread that serves this one, which has
-                # none yet; making a frame of ours gives it one.
+                # A write looks up its sink in the session of the Java thread that serves this thread, which
+                # has none yet; creating a DataFrame sets it.
                 self._spark.createDataFrame([], "none int")
                 results[index] = work()
-            except BaseException as error:  # noqa: BLE001  (handed to the caller's thread)
+            except BaseException as error:  # noqa: BLE001  (passed to the caller's thread)
                 results[index] = error
 
         self._check()
@@ -335,7 +339,7 @@ class Jobs:
         for thread in threads:
             thread.start()
         self._wait(threads, on_tick)
-        # A cancelled job fails too; the signal is the reason.
+        # A cancelled job fails too, but the signal is the reason.
         if any(isinstance(result, BaseException) for result in results.values()):
             self._check()
         return [results[index] for index in range(len(works))]
@@ -356,8 +360,8 @@ class Jobs:
             raise Interrupted("stopped by a signal")
 
     def _count_tasks(self) -> tuple[int, int]:
-        """Tasks that are done and tasks that are known, of all stages that ran since `run_all` began: Spark
-        tells of active ones only.
+        """Returns the finished and the known tasks of all stages since `run_all` began; Spark reports only
+        active stages.
         """
         tracker = self._spark.sparkContext.statusTracker()
         left = 0
