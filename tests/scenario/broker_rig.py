@@ -1,4 +1,4 @@
-"""A real broker (and name server) over loopback, and the plain requests that the scenarios send it."""
+"""A real broker (and name server) over the loopback, and the plain requests that the scenarios send to it."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ MESSAGE_BYTES_MAX = 32 * 1024
 
 
 def copy_as_killed(root: Path, copy: Path) -> None:
-    """What a kill would leave now of the running broker below `root`."""
+    """Copies the files that a kill would leave now of the running broker below `root`."""
 
     def copy_file(source: str, target: str) -> None:
         try:
             shutil.copy2(source, target)
-        except FileNotFoundError:  # it has got its name since the folder was listed
+        except FileNotFoundError:  # it was renamed since the folder was listed
             named = Path(source), Path(target)
             assert named[0].suffix == ".tmp", source
             shutil.copy2(*(one.with_suffix("") for one in named))
@@ -195,7 +195,7 @@ def consumer(group: str, *topics: str, expression: str = "*", **changes: object)
 
 
 def held_count(broker: Broker) -> int:
-    """How many pulls wait for a message."""
+    """Returns the number of held pulls."""
     assert broker._parts is not None
     return len(broker._parts.long_polls)
 

@@ -1,4 +1,4 @@
-"""A real name server with a real master and, when wanted, its slave, for the scenarios of the client."""
+"""A real name server with a real master and optionally its slave, for the scenarios of the client."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FAST = ClientOptions(heartbeat_s=1.0, route_refresh_s=0.3)
 
 
 class Rig:
-    """Starts and stops brokers by name; `namesrv` is where clients begin."""
+    """Starts and stops brokers by name; `namesrv` is the address for clients."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -53,7 +53,7 @@ class Rig:
         role: BrokerRole | None = None,
         **changes: object,
     ) -> Broker:
-        """A broker on its own directory; started again it finds what it had."""
+        """Starts a broker in its own directory; a restarted broker finds its files."""
         is_slave = broker_id > 0
         options = BrokerOptions(
             broker_name=name,
@@ -105,7 +105,7 @@ class Rig:
         return consumer
 
     async def wait_for_slave(self, name: str = "broker-a", *topics: str) -> None:
-        """Returns when the slave has the master's log and knows the topics."""
+        """Waits until the slave has the master's log and knows the topics."""
         master, slave = self._brokers[name, 0], self._brokers[name, 1]
         assert master.store is not None
         assert slave.store is not None
@@ -118,11 +118,11 @@ class Rig:
                 await until(ask, f"the slave knows {topic}")
 
     async def send_raw(self, topic: str, body: bytes, *, sys_flag: int, queue_id: int = 0) -> None:
-        """A message whose sysFlag claims what the caller says, as any client can send it."""
+        """Sends a message with any sysFlag, as a client may, whatever the body is."""
         await send_raw(self.namesrv, topic, body, sys_flag=sys_flag, queue_id=queue_id)
 
     async def fill(self, topic: str, count: int, *, first: int = 0) -> None:
-        """Messages with their number as body."""
+        """Sends messages with their number as body."""
         options = ProducerOptions(timeout_s=PATIENCE_S)
         async with Producer("filler", self.namesrv, options=options) as producer:
             messages = (
@@ -132,7 +132,7 @@ class Rig:
 
 
 async def send_raw(namesrv: str, topic: str, body: bytes, *, sys_flag: int, queue_id: int = 0) -> None:
-    """As `Rig.send_raw`; to the first broker of the topic."""
+    """Sends as `Rig.send_raw`, to the first broker of the topic."""
     async with Admin(namesrv) as admin:
         route = await admin.topic_route(topic)
         header = SendRequestV2(
@@ -151,7 +151,7 @@ async def send_raw(namesrv: str, topic: str, body: bytes, *, sys_flag: int, queu
 
 @asynccontextmanager
 async def running_rig(root: Path) -> AsyncIterator[Rig]:
-    """A name server; brokers are started by the test."""
+    """Runs a name server; the test starts the brokers."""
     rig = Rig(root)
     options = NameServerOptions(
         listen_host="127.0.0.1",
@@ -172,7 +172,7 @@ async def running_rig(root: Path) -> AsyncIterator[Rig]:
 async def running_cluster(
     root: Path, *, queue_count: int = 4, with_slave: bool = False
 ) -> AsyncIterator[Rig]:
-    """A master (and its slave) with topic T."""
+    """Runs a master (and its slave) with topic T."""
     async with running_rig(root) as rig:
         await rig.start_broker()
         if with_slave:
@@ -183,7 +183,7 @@ async def running_cluster(
 
 
 async def take(consumer: Consumer, count: int, timeout_s: float = PATIENCE_S) -> list[ReceivedMessage]:
-    """Exactly `count` messages."""
+    """Returns exactly `count` messages."""
     messages: list[ReceivedMessage] = []
     try:
         async with asyncio.timeout(timeout_s):

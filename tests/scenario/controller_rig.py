@@ -1,4 +1,4 @@
-"""Controllers over a network in memory, and brokers that are nothing but a heartbeat."""
+"""Controllers over an in-memory network, and brokers that consist of nothing but heartbeats."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Rig:
         return f"127.0.0.1:987{name[1:]}"
 
     async def start(self, *names: str, joins: bool = False) -> None:
-        """`joins`: a controller that the group does not know yet."""
+        """Starts controllers; `joins` marks controllers that the group does not know yet."""
         for name in names or self.names:
             if joins:
                 self.names.append(name)
@@ -64,7 +64,7 @@ class Rig:
                 scan_inactive_master_ms=30,
                 **self.options,
             )
-            self._start_count += 1  # chance differs from one start to the next
+            self._start_count += 1  # another seed for each start
             self.controllers[name] = Controller(
                 options,
                 network=self.network,
@@ -94,7 +94,9 @@ class Rig:
     async def ask(
         self, code: Code, header: Header | None = None, *, body: bytes = b"", to: str | None = None
     ) -> Command:
-        """The answer of `to`, or of the leader; a busy machine may have another one a moment later."""
+        """Returns the answer of `to`, or of the leader; on a busy machine another controller may lead a
+        moment later.
+        """
         while True:
             name = to or await self.leader()
             answer = await self.client.request(
@@ -115,18 +117,18 @@ class Rig:
 
 
 class FakeBroker:
-    """One broker of the group: it applies for its id, registers, and lives by heartbeats."""
+    """One broker of the group: it applies for its id, registers, and stays alive by heartbeats."""
 
     def __init__(self, rig: Rig, broker_id: int, *, max_offset: int = 100, is_ours: bool = False) -> None:
         self.rig = rig
         self.broker_id = broker_id
         self.max_offset = max_offset
         self.is_ours = is_ours
-        self.timeout_ms = 60_000  # a busy machine stops everybody for seconds
+        self.timeout_ms = 60_000  # a busy machine pauses everything for seconds
         self.takes_office = True
-        """Whether its heartbeats tell of its term once it was elected."""
+        """True if its heartbeats report its term once it was elected."""
         self.history: dict[str, Any] = {}
-        """Facts of its history, by the names of `HistoryFacts`."""
+        """The facts of its history, by the names of `HistoryFacts`."""
         self.log_epoch: int | None = None
         self.notices: list[tuple[headers.MasterResponse, SyncStateSetAnswer]] = []
         self.address = f"127.0.0.1:1{broker_id}911"
@@ -169,7 +171,7 @@ class FakeBroker:
         )
 
     async def beat(self) -> Command:
-        """To all controllers; the answer of the leader."""
+        """Sends a heartbeat to all controllers; returns the answer of the leader."""
         leader = await self.rig.leader()
         group = self.rig.controllers[leader].groups.get(GROUP)
         is_master = group is not None and group.master_id == self.broker_id
@@ -210,7 +212,7 @@ class FakeBroker:
         )
 
     async def cut_connections(self) -> None:
-        """As the end of its process does."""
+        """Cuts the connections, as the end of its process does."""
         await self._client.close()
         self._client = RemotingClient(network=self.rig.network, clock=self.rig.clock)
 

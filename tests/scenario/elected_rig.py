@@ -1,4 +1,4 @@
-"""Elected brokers over a network in memory, with real controllers; their logs are copied by a stand-in."""
+"""Elected brokers over an in-memory network, with real controllers; a stand-in copies their logs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from waits import until
 
 
 class Copier:
-    """Copies a master's log by reading its store, and keeps the set as the real one does."""
+    """Copies a master's log by reading its store, and maintains the set as the real copier does."""
 
     running: dict[str, Copier] = {}  # noqa: RUF012 (by address, of one test at a time)
 
@@ -120,7 +120,7 @@ class Copier:
 
     @property
     def confirm_offset(self) -> int:
-        """What all members of a master's set hold."""
+        """The offset up to which all members of a master's set have the log."""
         others = [one for one in self.running.values() if self.epoch and one.broker_id in self.members]
         return min(one.store.max_log_offset for one in (self, *others))
 
@@ -140,7 +140,7 @@ class Elected:
         return f"127.0.0.1:1{number}911"
 
     async def start(self, number: int, **election: Any) -> ElectedBroker:
-        """`number` is that of the port and the disk; the id is for the controllers to give."""
+        """Starts a broker. `number` selects its port and disk; the controllers assign the id."""
         disk = self.disks.setdefault(number, MemoryDisk())
         lists = self.lists.setdefault(number, {})
         broker = self.brokers[number] = ElectedBroker(

@@ -1,4 +1,4 @@
-"""A client that pops: handles are made as the Java client makes them (spec semantics 14.2)."""
+"""A client that pops; it builds handles as the Java client does (spec semantics 14.2)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tandemmq.protocol.requests.consume import (
 
 
 class Popped(NamedTuple):
-    """A message and what acknowledges it."""
+    """A message and the handle that acknowledges it."""
 
     record: Record
     handle: str
@@ -55,7 +55,7 @@ def pop_header(topic: str, group: str = "CG", **changes: object) -> PopRequest:
 
 
 async def pop(peer: Peer, topic: str, group: str = "CG", **changes: object) -> list[Popped]:
-    """What one pop gives; nothing when the answer says so."""
+    """Returns the messages of one pop; an empty list when the answer has none."""
     answer = await peer.ask(RequestCode.POP_MESSAGE, pop_header(topic, group, **changes))
     if answer.code != ResponseCode.SUCCESS:
         assert answer.code in (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND), answer.remark
@@ -64,7 +64,7 @@ async def pop(peer: Peer, topic: str, group: str = "CG", **changes: object) -> l
 
 
 def popped_of(answer: Command, topic: str, group: str = "CG") -> list[Popped]:
-    """The messages with their handles, from the lists of the answer."""
+    """Returns the messages with their handles, from the lists of the answer."""
     response = answer.decode(PopResponse)
     starts = {tuple(item.split(" ")[:2]): item.split(" ")[2] for item in _items(response.start_offset_info)}
     offsets = {
@@ -107,7 +107,9 @@ async def ack(peer: Peer, popped: Popped, group: str = "CG") -> int:
 async def ack_in_batch(
     peer: Peer, popped: Popped, places: Sequence[int] | None = None, group: str = "CG"
 ) -> int:
-    """The answer to one request for several places of the handle's lease; None: the message's own."""
+    """Returns the answer to one request that acknowledges several offsets of the handle's lease; None: the
+    message's own.
+    """
     start, pop_time, invisible, revive = map(int, popped.handle.split(" ")[:4])
     entry = BatchAckEntry(
         bits=encode_bits([popped.record.queue_offset - start] if places is None else places),
@@ -126,7 +128,7 @@ async def ack_in_batch(
 async def change(
     peer: Peer, popped: Popped, invisible_ms: int, group: str = "CG", *, is_suspended: bool = False
 ) -> Popped:
-    """The message with its new handle."""
+    """Changes the invisible time; returns the message with its new handle."""
     header = ChangeInvisibleRequest(
         consumer_group=group,
         topic=popped.topic,
@@ -146,7 +148,7 @@ async def change(
 
 
 async def pop_all(peer: Peer, topic: str, count: int, group: str = "CG", **changes: object) -> list[Popped]:
-    """Exactly `count` messages; long polling waits for them."""
+    """Returns exactly `count` messages; long polling waits for them."""
     found: list[Popped] = []
     while len(found) < count:
         found += await pop(peer, topic, group, **{"poll_ms": 15_000, **changes})

@@ -1,4 +1,4 @@
-"""Brokers of one name with their name server, for the scenarios of replication by whole brokers."""
+"""Brokers of one name with their name server, for the scenarios of replication with whole brokers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Group:
         broker: dict[str, object] | None = None,
         **store: object,
     ) -> Broker:
-        """A broker of this id; its store is in a directory of the same name, or in another's."""
+        """Starts a broker with this id; its store is in a directory of the same name, or of another id's."""
         settings: dict[str, object] = {
             "commit_log_file_bytes": 1 << 20,
             "consume_queue_file_bytes": 20_000,
@@ -85,7 +85,7 @@ class Group:
 
 @asynccontextmanager
 async def running_group(root: Path) -> AsyncIterator[Group]:
-    """A group without brokers; whatever was started in it is stopped, slaves first."""
+    """Runs a group without brokers; all started brokers are stopped at the end, slaves first."""
     async with running_name_server(root) as name_server:
         group = Group(root, name_server)
         try:
@@ -96,6 +96,6 @@ async def running_group(root: Path) -> AsyncIterator[Group]:
 
 
 def rows_at(master: Broker) -> list[tuple[str | None, str | None, str | None]]:
-    """Name, state and told reason of each slave in the master's status."""
+    """Returns name, state and reported reason of each slave in the master's status."""
     assert master._replica is not None
     return [(one.slave, one.state, one.halt_reason) for one in master._replica.status().connections]

@@ -17,7 +17,7 @@ from waits import until
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
 SEGMENT = 64 * 1024
 FAST = ReplicationOptions(heartbeat_interval_ms=200, silence_ms_max=20_000, reconnect_delay_ms=20)
-"""Lost connections are noticed by their end; only a test of silence waits for silence."""
+"""Lost connections are detected by their close; only a test of silence waits for silence."""
 PATIENT_MS = 60_000
 
 
@@ -39,7 +39,7 @@ async def open_store(
 
 
 def wait_for_slaves(store: MessageStore, timeout_ms: int = PATIENT_MS) -> None:
-    """From now on a send waits so long for its copies, as `slaveTimeout` is changed at run time."""
+    """Sets how long a send waits for its replicas, as a change of `slaveTimeout` at run time does."""
     object.__setattr__(store.options, "slave_timeout_ms", timeout_ms)
 
 
@@ -50,7 +50,7 @@ def new_record(body: bytes, *, queue_id: int = 0, topic: str = "T") -> NewRecord
 
 
 async def send(store: MessageStore, *bodies: bytes) -> list[PutStatus]:
-    """Append each body as a message of its own; the statuses in order."""
+    """Appends each body as a separate message; returns the statuses in order."""
     loop = asyncio.get_running_loop()
     futures = []
     for number, body in enumerate(bodies):
@@ -72,7 +72,7 @@ def log_bytes(store: MessageStore, start: int | None = None) -> bytes:
 
 
 def queue_contents(store: MessageStore) -> dict[tuple[str, int], tuple[int, int, bytes]]:
-    """Every queue: its min, max and the records it delivers (spec replication I7)."""
+    """Returns every queue: its min, max and the records that it delivers (spec replication I7)."""
     contents = {}
     for topic, queue_id in sorted(store.queue_keys()):
         low, high = store.queue_min(topic, queue_id), store.queue_max(topic, queue_id)
@@ -149,7 +149,9 @@ class Peers:
         return self.slaves[name][1]
 
     async def subscribed(self, count: int = 1) -> None:
-        """Returns when so many slaves made their first report; one that is empty begins at the log of now."""
+        """Waits until `count` slaves made their first report; an empty slave begins at the current log
+        file.
+        """
         assert self.master is not None
         master = self.master
         await until(
@@ -166,7 +168,9 @@ class Peers:
 
 
 class Proxy:
-    """Passes bytes between a slave and its master; `cut` drops both sides, `limit` drops them by itself."""
+    """Passes bytes between a slave and its master; `cut` drops both sides, `limit` drops them after that many
+    bytes.
+    """
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -181,7 +185,7 @@ class Proxy:
 
     @property
     def has_pair(self) -> bool:
-        """Both halves of a connection stand."""
+        """True if both halves of a connection exist."""
         return bool(self._pairs)
 
     async def start(self) -> str:
@@ -212,7 +216,7 @@ class Proxy:
             other.write(data)
 
     def passing(self, data: bytes, *, to_slave: bool) -> tuple[bytes, bool]:
-        """What of `data` still passes, and whether the connection is cut behind it."""
+        """Returns the part of `data` to pass, and True if the connection is cut after it."""
         if not to_slave:
             return data, False
         start = self.passed_bytes

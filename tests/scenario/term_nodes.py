@@ -1,4 +1,4 @@
-"""Brokers' logs with their AutoSwitch channels, and nothing else of a broker."""
+"""Brokers' logs with their AutoSwitch channels, without the rest of a broker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandemmq.store import BrokerRole, MessageStore, PutStatus, StoreOptions
 
 
 class Node:
-    """One broker's log and its channel; proposals are carried out at once unless `decides` is False."""
+    """One broker's log and its channel; proposals are committed at once unless `decides` is False."""
 
     def __init__(self, root: Path, broker_id: int, **changes: Any) -> None:
         self.root = root

@@ -282,7 +282,7 @@ async def test_nobody_reads_by_id_or_key_what_he_may_not_read(tmp_path: Path) ->
 
 
 def key_like(topic: str, wanted: int) -> str:
-    """A key of the topic that the index cannot tell from one with this hash: digits of base 31."""
+    """Returns a key of the topic whose hash in the index is `wanted`: digits of base 31."""
     rest = wanted - java_hash(f"{topic}#{'!' * 7}") & 0xFFFFFFFF
     key = "".join(chr(ord("!") + rest // 31**power % 31) for power in reversed(range(7)))
     assert java_hash(f"{topic}#{key}") == wanted
@@ -463,7 +463,7 @@ async def test_passwords_are_for_super_users_and_their_owners(tmp_path: Path) ->
         async with Caller(broker, APP) as app:
             assert await passwords(app) == [APP.secret_key, None]
     white = replace(access, authentication_white_codes=frozenset({3004, 3005}))
-    for nobody_asks in (AccessOptions(), white):  # so that a name is a claim, and no signature shows it
+    for nobody_asks in (AccessOptions(), white):  # so the name is a claim that no signature proves
         async with guarded(tmp_path, nobody_asks) as broker, Caller(broker, access.first_user) as anybody:
             assert await passwords(anybody) == [None, None]
 

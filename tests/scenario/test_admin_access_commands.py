@@ -1,4 +1,4 @@
-"""`tandemmq admin` about users and policies, against brokers with access control."""
+"""`tandemmq admin` for users and policies, against brokers with access control."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sign_as(home: Path, monkeypatch: pytest.MonkeyPatch, name: str, password: st
 
 @pytest.fixture
 async def brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[str]]:
-    """The addresses of two brokers that know nothing of each other; tools sign as their super user."""
+    """Yields the addresses of two independent brokers; the tools sign as their super user."""
     sign_as(tmp_path / "home", monkeypatch, ROOT.access_key, ROOT.secret_key)
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     async with AsyncExitStack() as stack:
@@ -63,7 +63,7 @@ async def brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
 
 async def invoke(*arguments: str) -> Result:
-    """The command in a thread of its own, because it runs an event loop."""
+    """Runs the command in a separate thread, because it runs an event loop."""
     return await asyncio.to_thread(CliRunner().invoke, app, ["admin", *arguments])
 
 
@@ -140,7 +140,7 @@ async def test_users_and_policies_are_copied(brokers: list[str]) -> None:
     await rows("copied", "copyUser", *way)
     (web,) = await rows("users", "getUser", "-b", second, "-u", "web")
     assert web["password"] == "web-secret"
-    for _ in range(2):  # what is there already is no error
+    for _ in range(2):  # existing entries are not an error
         copied = await rows("copied", "copyAcl", *way)
         assert [row["subject"] for row in copied] == ["User:app", "User:web"]
     listed = await rows("policies", "listAcl", "-b", second)

@@ -44,7 +44,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 async def invoke(*arguments: str) -> Result:
-    """The command in a thread of its own, because it runs an event loop."""
+    """Runs the command in a separate thread, because it runs an event loop."""
     return await asyncio.to_thread(CliRunner().invoke, app, list(arguments))
 
 
@@ -78,7 +78,7 @@ async def test_topic_is_made_shown_and_deleted(rig: Rig) -> None:
 
 
 async def test_a_topic_of_a_master_and_its_slave_is_deleted(rig: Rig) -> None:
-    """The slave follows its master, and is not asked; a master that is away may bring the topic back."""
+    """The slave follows its master and gets no request; an absent master may bring the topic back."""
     await rig.start_broker()
     slave = await rig.start_broker("broker-a", 1)
     await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "Orders")
@@ -176,7 +176,7 @@ async def test_producers_groups_and_settings_are_shown_and_changed(rig: Rig) -> 
     assert (group["retry_count_max"], group["is_consume_enabled"]) == (3, True)
     await rows(rig, "deleteSubGroup", "-c", "DefaultCluster", "-g", "billing", "-r", "true")
     (group,) = (await rows(rig, "getConsumerConfig", "-g", "billing"))["groups"]
-    assert group["retry_count_max"] == 16  # the broker makes a group that is asked for
+    assert group["retry_count_max"] == 16  # the broker creates a group on a query
     place = ("-b", render_address(broker.address))
     await rows(rig, "updateBrokerConfig", *place, "-k", "fileReservedTime", "-v", "48")
     assert store_of(broker).options.file_reserved_hours == 48
@@ -187,7 +187,7 @@ async def test_producers_groups_and_settings_are_shown_and_changed(rig: Rig) -> 
 
 
 async def test_what_a_group_was_refused_is_shown(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    """Its consumer is silent and the broker is well: only this tells why."""
+    """The consumer is silent and the broker is healthy: only the recorded rejections show the reason."""
     broker = await rig.start_broker(auto_create_group=False)
     async with Peer(broker) as peer:
         await peer.heartbeat("c1", consumer("Deaf", "T"))
@@ -211,7 +211,7 @@ async def test_what_a_group_was_refused_is_shown(rig: Rig, caplog: pytest.LogCap
 
 
 async def test_a_change_of_a_topic_hides_no_message(rig: Rig, tmp_path: Path) -> None:
-    """mqadmin's defaults are those of a new topic; what is not named of another one stays."""
+    """mqadmin's defaults apply to a new topic; for an existing one, settings that are not given stay."""
     await rig.start_broker()
     place = ("-c", "DefaultCluster", "-t", "T")
     made = await rows(
@@ -257,7 +257,9 @@ async def test_progress_is_shown_and_reset(rig: Rig) -> None:
 
 
 async def test_a_queue_without_a_committed_offset_waits_whole(rig: Rig) -> None:
-    """Also at a broker where the group has no offset of the topic, and of a topic that it only subscribes."""
+    """Also at a broker where the group has no offset of the topic, and in a topic that it only
+    subscribes to.
+    """
     await rig.start_broker("broker-a")
     await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "T", "-r", "1", "-w", "1")
     await send(rig, "T", 3)
@@ -386,7 +388,7 @@ async def test_tables_are_for_people(rig: Rig) -> None:
     assert "masters" in result.stdout
 
 
-# The audit.
+# The audit
 
 
 def store_of(broker: Broker) -> MessageStore:
@@ -633,7 +635,7 @@ async def test_a_setting_of_a_cluster_is_its_masters_unless_told(rig: Rig) -> No
 
 
 async def test_name_servers_may_be_named_where_none_is_asked(rig: Rig) -> None:
-    """mqadmin takes -n everywhere, and its scripts name it everywhere."""
+    """mqadmin accepts -n everywhere, and its scripts pass it everywhere."""
     broker = await rig.start_broker()
     address = render_address(broker.address)
     result = await invoke("admin", "getControllerConfig", "-a", address, "-n", "127.0.0.1:1")
@@ -803,7 +805,7 @@ async def test_the_trace_of_a_message_is_shown(rig: Rig) -> None:
 
 
 async def test_transactions_and_recalls_of_other_clients_are_in_a_trace(rig: Rig) -> None:
-    """Java's clients trace them; ours do not."""
+    """Java's clients trace them; TandemMQ's do not."""
     await rig.start_broker()
     ends = ("EndTransaction", "7", "R", "PG", "T", "KEY", "t", "k", "h", "1", "X", "COMMIT_MESSAGE", "true")
     records = [
@@ -924,7 +926,7 @@ async def test_groups_are_watched(rig: Rig) -> None:
 
 
 async def test_the_retries_of_pops_are_not_another_group(rig: Rig) -> None:
-    """A group that pops has a topic for retries per topic beside its own."""
+    """A group that pops has a retry topic per topic, in addition to its own."""
     await rig.start_broker()
     for topic in ("Orders", "%RETRY%G", "%RETRY%G_Orders"):
         await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", topic)
@@ -934,7 +936,7 @@ async def test_the_retries_of_pops_are_not_another_group(rig: Rig) -> None:
 
 
 async def test_a_look_is_repeated_until_it_is_interrupted(rig: Rig) -> None:
-    """A look that fails is told, and the next one follows."""
+    """A failing query is reported, and the next one follows."""
     broker = await rig.start_broker()
     address = render_address(broker.address)
     words = ("-m", "tandemmq", "admin", "haStatus", "-b", address, "-i", "0.05", "--json")

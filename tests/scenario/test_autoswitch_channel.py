@@ -23,7 +23,7 @@ from waits import until
 
 
 class SlowDisk(RealDisk):
-    """A disk on which what is written is synced once `may_sync` is set, or not at all."""
+    """A disk on which writes are synced once `may_sync` is set, or not at all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class SlowDisk(RealDisk):
 
 
 async def come_as(broker_id: int, master: Node, held: int) -> asyncio.StreamWriter:
-    """A slave that says who it is and how much it holds, and reads nothing."""
+    """Connects as a slave that reports its id and its end offset, and reads nothing."""
     host, _, port = master.address.rpartition(":")
     _, writer = await asyncio.open_connection(host, int(port))
     writer.write(encode_handshake(Handshake(broker_id)) + encode_term_report(held))
@@ -78,7 +78,7 @@ async def test_a_slave_joins_and_every_send_waits_for_it(nodes: tuple[Node, Node
 
 
 async def test_a_slave_that_comes_again_with_less_counts_for_what_it_has(nodes: tuple[Node, Node]) -> None:
-    """Its machine was restarted, and nobody told the master that the connection before has ended."""
+    """The slave's machine was restarted, and the master has not noticed the end of the earlier connection."""
     one, _ = nodes
     await one.lead(1, 1)
     await one.send(b"first")
@@ -94,7 +94,9 @@ async def test_a_slave_that_comes_again_with_less_counts_for_what_it_has(nodes: 
 async def test_a_slave_that_comes_again_too_old_leaves_the_set(
     nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it holds ends before the master's log begins; elected as it was, it would lose all behind that."""
+    """The slave's log ends before the master's begins; if it were elected, all later messages would be
+    lost.
+    """
     one, _ = nodes
     await one.lead(1, 1)
     await one.send(b"first" * 100, b"second")
@@ -112,7 +114,7 @@ async def test_a_slave_that_comes_again_too_old_leaves_the_set(
 async def test_a_term_does_not_begin_once_a_newer_one_is_known(
     nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The list of a newer master was on its way to the disk when this broker was elected."""
+    """The list of a newer master was being written to disk when this broker was elected."""
     one, _ = nodes
     end_term = one.channel.end_term
 
@@ -128,7 +130,9 @@ async def test_a_term_does_not_begin_once_a_newer_one_is_known(
 
 
 async def test_an_election_sees_no_term_of_which_a_copy_has_no_byte(nodes: tuple[Node, Node]) -> None:
-    """Else a copy that got the list and then lost its master would pass for newer than a longer one."""
+    """Otherwise a replica that received the list and then lost its master would count as newer than a longer
+    one.
+    """
     one, _ = nodes
     await one.lead(1, 1)
     await one.send(b"first")
@@ -136,7 +140,7 @@ async def test_an_election_sees_no_term_of_which_a_copy_has_no_byte(nodes: tuple
     await one.store.save_epochs(one.store.epochs.append(2, end + 1))
     assert (one.store.epochs.last_epoch, one.channel.epochs.last_epoch) == (2, 1)
     await one.store.save_epochs(one.store.epochs.append(3, end))
-    assert one.channel.epochs.last_epoch == 3  # a new master has no byte of its own yet
+    assert one.channel.epochs.last_epoch == 3  # a new master has no byte of its own term yet
 
 
 async def test_each_side_tells_of_the_copy(nodes: tuple[Node, Node]) -> None:
@@ -165,7 +169,7 @@ async def test_each_side_tells_of_the_copy(nodes: tuple[Node, Node]) -> None:
 
 
 async def test_a_set_that_is_too_small_takes_no_sends(tmp_path: Path) -> None:
-    """minInSyncReplicas=2: nothing is answered as stored that is on one disk only."""
+    """minInSyncReplicas=2: no message that is on one disk only is answered as stored."""
     one = Node(tmp_path, 1)
     one.copy_count_min = 2
     await one.start()
@@ -182,12 +186,12 @@ async def test_a_set_that_is_too_small_takes_no_sends(tmp_path: Path) -> None:
     with pytest.raises(RequestRejected, match=r"minInSyncReplicas"):
         await one.send(b"alone again")
     await one.channel.end_term()
-    assert one.store._admission.refusal is None  # what it takes as a slave is not its own
+    assert one.store._admission.refusal is None  # as a slave it writes the master's messages
     await one.stop()
 
 
 async def test_a_copy_that_follows_nobody_shows_what_is_confirmed(nodes: tuple[Node, Node]) -> None:
-    """What it has beyond that the next master may lack, and give its place to another message."""
+    """Messages beyond the confirmed offset may be missing at the next master, and their offsets reused."""
     one, two = nodes
     await one.lead(1, 1)
     await two.follow(one, 1)
@@ -211,7 +215,7 @@ async def test_a_copy_that_follows_nobody_shows_what_is_confirmed(nodes: tuple[N
 
 
 async def test_a_new_master_shows_what_it_inherited_once_its_set_holds_it(nodes: tuple[Node, Node]) -> None:
-    """Until then another master may follow that lacks it."""
+    """Another master may follow until then, and lack the inherited messages."""
     one, two = nodes
     await one.lead(1, 1, 2)
     assert await one.send(b"perhaps") == [PutStatus.FLUSH_SLAVE_TIMEOUT]
@@ -221,7 +225,7 @@ async def test_a_new_master_shows_what_it_inherited_once_its_set_holds_it(nodes:
     assert (one.store.confirm_offset, one.store.queue_max("T", 0)) == (0, 1)
     assert one.store.get("T", 0, 0, count_max=32).status is GetStatus.OFFSET_OVERFLOW_ONE
     own = Writer(one.store, LoopClock())
-    assert [record.body for record in own.read("T", 0, 0)[0]] == [b"perhaps"]  # leases must be known
+    assert [record.body for record in own.read("T", 0, 0)[0]] == [b"perhaps"]  # leases must be seen
     told: list[dict[tuple[str, int], int]] = []
     one.store.on_dispatch(lambda newest: told.append(dict(newest)))
     await two.follow(one, 2)
@@ -241,7 +245,7 @@ async def test_a_slave_shows_what_every_member_holds(tmp_path: Path) -> None:
     told: list[dict[tuple[str, int], int]] = []
     two.store.on_dispatch(lambda newest: told.append(dict(newest)))
     assert await one.send(b"both have it") == [PutStatus.PUT_OK]
-    # Nothing follows that could tell the slave, and the next heartbeat is seconds away.
+    # No further message notifies the slave, and the next heartbeat is seconds away.
     await until(lambda: two.store.confirm_offset == one.store.max_log_offset, "a head without bytes")
     assert told == [{("T", 0): 1}]
     assert two.store.get("T", 0, 0, count_max=32).status is GetStatus.FOUND
@@ -322,7 +326,7 @@ async def test_a_deposed_master_cuts_its_tail_and_follows(nodes: tuple[Node, Nod
 
 
 async def test_a_term_that_ends_confirms_nothing_that_a_member_lacks(tmp_path: Path) -> None:
-    """Enough slaves for inSyncReplicas had it: not all who may be elected."""
+    """Enough slaves for inSyncReplicas had the message, but not every broker that may be elected."""
     one = Node(tmp_path / "1", 1, in_sync_replicas=2)
     await one.start()
     await one.lead(1, 1, 2, 3)
@@ -359,7 +363,7 @@ async def test_readers_of_a_master_see_what_every_member_holds(nodes: tuple[Node
     assert one.store.queue_next("T", 0) == 2
     await two.follow(one, 2)
     await until(lambda: one.store.queue_max("T", 0) == 2)
-    # Whom it waits for goes away; then the master does, with something that nobody has seen.
+    # The awaited slave leaves; then the master does, with a message that no other broker has.
     await two.channel.end_term()
     assert await one.send(b"cut off") == [PutStatus.FLUSH_SLAVE_TIMEOUT]
     assert one.store.queue_max("T", 0) == 2
@@ -374,8 +378,11 @@ async def test_readers_of_a_master_see_what_every_member_holds(nodes: tuple[Node
 
 
 async def inherit_unsynced(nodes: Sequence[Node], *, is_told: bool) -> tuple[SlowDisk, int]:
-    """The first of three led and is gone; the second has all that was acknowledged, and its disk has not yet.
-    `is_told`: the slaves know that it was confirmed. The disk of the second, and where all logs end.
+    """Runs three brokers up to a failover before the successor's disk is synced.
+
+    The first broker led and is gone. The second has every acknowledged message, but its disk has not synced
+    them yet. With `is_told` the slaves know that the messages are confirmed. Returns the second broker's
+    disk, and the end of all logs.
     """
     one, two, three = nodes
     disk = two.disk = SlowDisk()
@@ -403,7 +410,7 @@ async def inherit_unsynced(nodes: Sequence[Node], *, is_told: bool) -> tuple[Slo
 async def test_a_slave_keeps_what_a_new_master_has_and_its_disk_has_not_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool
 ) -> None:
-    """Slaves are told that a log ends where it is synced: such a slave would halt, or cut the rest."""
+    """A master reports its synced end to slaves; a slave with more would halt, or cut the rest."""
     if not is_told:
         monkeypatch.setattr("tandemmq.replication.shell.autoswitch.CONFIRM_TOLD_MS", 600_000)
     nodes = _, two, three = [Node(tmp_path / str(n), n) for n in (1, 2, 3)]
@@ -417,7 +424,7 @@ async def test_a_slave_keeps_what_a_new_master_has_and_its_disk_has_not_yet(
         assert three.channel.halt_reason == ""
         assert three.store.max_log_offset == end
     finally:
-        disk.may_sync.set()  # else nothing can be stopped
+        disk.may_sync.set()  # otherwise nothing can be stopped
     await leading
     assert two.store.confirmed.value == end
     assert await two.send(b"newer") == [PutStatus.PUT_OK]
@@ -428,7 +435,7 @@ async def test_a_slave_keeps_what_a_new_master_has_and_its_disk_has_not_yet(
 
 
 async def test_no_term_begins_over_a_log_that_cannot_be_synced(tmp_path: Path) -> None:
-    """The others have it on their disks, and one of them is elected then."""
+    """The other brokers have the messages on their disks, and one of them is elected then."""
     nodes = _, two, _ = [Node(tmp_path / str(n), n) for n in (1, 2, 3)]
     disk, _ = await inherit_unsynced(nodes, is_told=True)
     disk.is_sick = True

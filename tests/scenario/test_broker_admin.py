@@ -105,7 +105,7 @@ async def test_topic_is_made_changed_shown_and_deleted(tmp_path: Path, peer: Pee
 
 
 async def test_queues_of_a_topic_that_no_table_tells_of_are_deleted(broker: Broker, peer: Peer) -> None:
-    """So it is on a slave that became master before it had heard that the topic was made."""
+    """This happens on a slave that became master before it learned that the topic was created."""
     await peer.send_ok("T1", b"old")
     broker._tables.topics.remove("T1", 0)
     assert (await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(topic="T1"))).code == 0
@@ -194,7 +194,9 @@ async def test_stats_of_a_topic_and_a_group(peer: Peer) -> None:
 
 
 async def test_what_is_no_lag(peer: Peer) -> None:
-    """Clients that broadcast keep their progress to themselves; what a group left it does not miss."""
+    """Broadcasting clients keep their progress themselves; a topic that a group no longer subscribes to has
+    no lag.
+    """
 
     async def topics_of(group: str, topic: str | None = None) -> set[str]:
         header = ConsumeStatsRequest(consumer_group=group, topic=topic)
@@ -213,7 +215,7 @@ async def test_what_is_no_lag(peer: Peer) -> None:
     assert (await topics_of("CG"), await topics_of("CG", "T2")) == ({"T1"}, set())
     header = UpdateOffsetRequest(consumer_group="Everybody", topic="T1", queue_id=0, committed_offset=1)
     await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
-    assert await topics_of("Everybody", "T1") == {"T1"}  # its offsets are kept here all the same
+    assert await topics_of("Everybody", "T1") == {"T1"}  # its offsets are nevertheless stored here
 
 
 async def test_figures_of_days_leave_out_what_the_system_sends(broker: Broker, peer: Peer) -> None:
@@ -372,8 +374,8 @@ async def test_a_lost_topic_file_hides_no_message(tmp_path: Path, has_backup: bo
 async def test_a_slave_that_was_not_told_of_a_topic_in_time_hides_none_of_it(
     tmp_path: Path, is_young: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is made the master with tables that are a moment older than its log. What began long ago and is
-    unknown was deleted.
+    """A slave becomes master with tables that are slightly older than its log. An unknown topic counts as
+    deleted if it began long ago.
     """
     async with running_broker(tmp_path) as broker, Peer(broker) as peer:
         await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_request("T1"))
@@ -431,7 +433,7 @@ async def test_a_group_whose_progress_was_lost_skips_nothing(tmp_path: Path, bac
 
 
 async def test_a_group_made_again_begins_anew_also_after_a_kill(tmp_path: Path) -> None:
-    """Its offsets were deleted with it, and the answer came before the next save of the offsets."""
+    """The offsets were deleted with the group, and the answer came before the next save of the offsets."""
     left = tmp_path / "left"
     async with running_broker(tmp_path / "first") as broker, Peer(broker) as peer:
         await peer.send_ok("T1", queue_id=0)
@@ -477,7 +479,7 @@ async def test_taken_port_is_an_error_that_names_it(tmp_path: Path) -> None:
         await second.stop()
 
 
-# Registration.
+# Registration
 
 
 async def route_of(peer: Peer, name_server: str, topic: str) -> TopicRoute | None:
@@ -514,7 +516,7 @@ async def test_broker_registers_tells_new_topics_at_once_and_leaves(tmp_path: Pa
 async def test_a_topic_is_made_when_the_name_servers_know_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is slow holds the answer up, but not for ever."""
+    """A slow name server delays the answer, but not for ever."""
     gate = asyncio.Event()
     gate.set()
     told: list[str] = []
@@ -583,14 +585,14 @@ async def test_slave_learns_its_master_and_copies_it(tmp_path: Path) -> None:
             )
             await until(lambda: slave._tables.topics.get("T1") is not None, "the topics are copied")
             assert [record.body for record in records_of(await reader.pull("T1"))] == [b"copied"]
-            # Caught up, and the master is alive: the reader is sent back to it instead of waiting here.
+            # Caught up, and the master is alive: the reader is redirected to it instead of waiting here.
             answer = await reader.pull("T1", queue_offset=1, sys_flag=0x6, suspend_timeout_ms=60_000)
             assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
             assert answer.fields["suggestWhichBrokerId"] == "0"
 
 
 async def test_a_topic_that_shrinks_tells_what_nobody_has_read(broker: Broker, peer: Peer) -> None:
-    """The change is made as mqadmin asks for it; the answer and the log say what it hides."""
+    """The change is made as mqadmin requests it; the answer and the log report the hidden messages."""
     wide = topic_request("Wide", read_queue_count=4, write_queue_count=4)
     narrow = topic_request("Wide", read_queue_count=1, write_queue_count=1)
     await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, wide)

@@ -1,4 +1,4 @@
-"""What operators' tools ask beyond the common: figures, entries, lists, offsets, settings, cleaning."""
+"""Rarer requests of operators' tools: statistics, entries, lists, offsets, settings, cleaning."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_statistics_of_topics_and_groups(broker: Broker, peer: Peer) -> No
 
 
 async def test_statistics_of_pops_and_of_what_users_send(broker: Broker, peer: Peer) -> None:
-    """Leases are stored, too, in a topic of the broker's own."""
+    """Leases are also stored as messages, in a topic of the broker."""
     items = broker.stats_items
     items.sample(100.0)
     for _ in range(3):
@@ -250,7 +250,7 @@ async def test_list_that_does_not_fit_makes_none_of_its_topics_and_groups(tmp_pa
         assert [40 - len(topics), 40 - len(groups)] == left
         assert await make(*left) == [ResponseCode.SUCCESS] * 2
         assert (len(topics), len(groups)) == (40, 40)
-        assert await make(1, 1) == [ResponseCode.SUCCESS] * 2  # what is there needs no room
+        assert await make(1, 1) == [ResponseCode.SUCCESS] * 2  # existing topics and groups need no room
 
 
 async def test_group_is_forbidden_a_topic_also_after_a_restart(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ async def test_settings_change_at_once_and_are_kept_in_the_file(tmp_path: Path) 
 async def test_a_file_that_cannot_be_written_stops_no_change_and_the_answer_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Under systemd's ProtectSystem=strict the file is on a read-only mount."""
+    """With systemd's ProtectSystem=strict the file is on a read-only mount."""
     path, disk = tmp_path / "broker.conf", RealDisk()
     path.write_text("# mine\n")
     write = disk.write_atomically
@@ -386,13 +386,13 @@ async def test_cleaning_by_hand(broker: Broker, peer: Peer) -> None:
     for code in (Code.CLEAN_EXPIRED_CONSUMEQUEUE, Code.DELETE_EXPIRED_COMMITLOG, Code.CLEAN_UNUSED_TOPIC):
         assert (await peer.ask(code)).code == ResponseCode.SUCCESS
     await peer.heartbeat("c1", consumer("CG", "T"))
-    assert pull_response(await peer.pull("T")).max_offset == 1  # nothing that is in use is gone
+    assert pull_response(await peer.pull("T")).max_offset == 1  # no file in use is deleted
 
 
 async def test_queues_of_a_topic_that_is_gone_take_the_progress_of_groups_along(
     broker: Broker, peer: Peer
 ) -> None:
-    """The topic made again begins at 0: a group that was at 2 would pass over its first messages."""
+    """The recreated topic begins at 0: a group with offset 2 would skip its first messages."""
     for _ in range(2):
         await peer.send_ok("Gone")
     tables = broker._tables
@@ -417,7 +417,7 @@ async def test_master_tells_its_addresses(broker: Broker, peer: Peer) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE, ids=repr)
 async def test_hostile_topic_touches_nothing_outside_the_store(tmp_path: Path, peer: Peer, name: str) -> None:
-    """Each code that takes a topic or a group, with the name in every field that is a text."""
+    """Sends each code that accepts a topic or a group, with the name in every text field."""
     (tmp_path / "up").mkdir()
     await peer.send_ok("T")
     made_late = [tmp_path / "store" / name for name in ("consumequeue", "index")]
@@ -442,7 +442,7 @@ async def test_hostile_topic_touches_nothing_outside_the_store(tmp_path: Path, p
 
 
 def _outside_store(root: Path) -> list[Path]:
-    """Everything that does not lie where the broker keeps queues of topics."""
+    """Returns all paths outside the directories of topic queues."""
     queues = root / "store" / "consumequeue"
     return sorted(path for path in root.rglob("*") if path.is_dir() and queues not in path.parents)
 

@@ -1,4 +1,4 @@
-"""Clients of a real broker: heartbeats, notices, membership, queue locks (spec semantics 15 and 16)."""
+"""Clients of a real broker: heartbeats, notifications, membership, queue locks (spec semantics 15 and 16)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from waits import until
 
 
 class Listening(Peer):
-    """A peer that keeps the notices it gets."""
+    """A peer that keeps the notifications that it receives."""
 
     def __init__(self, broker: Broker) -> None:
         self.notices: list[str] = []
@@ -109,7 +109,7 @@ async def test_broadcasting_members_are_not_told(first: Listening, second: Liste
 async def test_what_cannot_be_read_is_told_in_the_log(
     first: Listening, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its consumer hears nothing for ever: a heartbeat that is no heartbeat, and one that names no client."""
+    """The consumer would get no messages and no error: an invalid heartbeat, and one without a client id."""
     for body in (b'{"clientID":"c1","consumerDataSet":[{"consumeType":7,"groupName":"CG"}]}', b"", b"{}"):
         for _ in range(2):
             answer = await first.ask(RequestCode.HEART_BEAT, body=body)
@@ -238,6 +238,6 @@ async def test_queue_is_locked_by_one_client_until_it_lets_go(first: Listening) 
     request = LockRequest(client_id="c1", consumer_group="CG", queues=(q0,))
     await first.ask(RequestCode.UNLOCK_BATCH_MQ, body=encode_lock_request(request))
     assert await lock(first, "c2", q0, q1) == {q0}
-    # A group that consumes in order has tried a retry itself: it goes to the dead letters.
+    # A group that consumes in order has already retried itself: its message goes to the dead letters.
     await first.send_ok("%RETRY%CG", b"ordered", retry_count=1)
     assert (await first.pull("%DLQ%CG")).code == ResponseCode.SUCCESS

@@ -1,4 +1,4 @@
-"""Whatever a client sends, it gets an answer with a reason; nothing surprises the broker."""
+"""Every request of a client gets an answer with a reason; no input makes the broker fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real broker's /metrics and /healthz: what was done is what is read."""
+"""A real broker's /metrics and /healthz report what was done."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _every_scrape_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def fetch(broker: Broker, path: str) -> tuple[int, str]:
-    """Status and body of one page."""
+    """Returns status and body of one page."""
     assert broker.metrics_address is not None
     async with asyncio.timeout(PATIENCE_S):
         reader, writer = await asyncio.open_connection(*broker.metrics_address)
@@ -52,7 +52,7 @@ async def fetch(broker: Broker, path: str) -> tuple[int, str]:
 
 
 async def scrape(broker: Broker) -> Samples:
-    """(name, label values...) -> value."""
+    """Returns (name, label values...) -> value."""
     status, body = await fetch(broker, "/metrics")
     assert status == 200, body
     return {
@@ -67,7 +67,7 @@ async def shows(broker: Broker, key: tuple[str, ...], value: float) -> bool:
 
 
 def names_of(samples: Samples) -> set[str]:
-    """Names as in the table: a histogram's series count as one metric."""
+    """Returns names as in the table: a histogram's series count as one metric."""
     suffixes = ("_bucket", "_count", "_sum")
     histograms = {name[0].removesuffix("_bucket") for name in samples if name[0].endswith("_bucket")}
     return {
@@ -245,7 +245,7 @@ async def test_taken_port_is_told(tmp_path: Path) -> None:
 
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[tuple[Broker, Broker]]:
-    """A synchronous master with a pool and its slave, connected."""
+    """Runs a synchronous master with a pool and its slave, connected."""
     async with AsyncExitStack() as stack:
         name_server = await stack.enter_async_context(running_name_server(tmp_path))
         settings = {**PROM, "name_servers": (name_server,), "broker_name": "pair"}

@@ -1,4 +1,6 @@
-"""Pulling from a real broker: reading, filters, waiting, refusals, offsets (spec semantics 8, 9.1, 11.2)."""
+"""Pulling from a real broker: reading, filters, waiting, rejections, offsets (spec semantics 8, 9.1,
+11.2).
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ from waits import until
 SUSPEND = 0x2
 WITH_SUBSCRIPTION = 0x4
 HELD_MS = 100_000
-"""More than a request has time for: what is answered was not answered by the end of its hold."""
+"""Longer than a request's timeout: an answer therefore never comes from the end of the hold."""
 
 
 @pytest.fixture
@@ -150,7 +152,7 @@ async def test_held_pull_passes_over_messages_of_other_tags(broker: Broker, peer
 async def test_held_pull_tells_soon_what_it_passed_over(
     broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the group would not commit, and its lag would grow with messages that are none of its business."""
+    """Otherwise the group would not commit, and its lag would grow by messages that do not match."""
     monkeypatch.setattr(handlers, "SKIPPED_HOLD_S", 0.1)
     await peer.send_ok("T1", properties={"TAGS": "a"})
     async with asyncio.TaskGroup() as tasks:
@@ -178,7 +180,7 @@ async def test_held_pull_ends_with_not_found(peer: Peer) -> None:
 
 
 async def test_a_held_pull_ends_with_its_topic(broker: Broker, peer: Peer) -> None:
-    """Held on, it would go on at its offset in a topic of that name that is made meanwhile."""
+    """If the hold continued, the pull would apply its offset to a recreated topic of the same name."""
     await peer.send_ok("T1")
     async with asyncio.TaskGroup() as tasks:
         flags = SUSPEND | WITH_SUBSCRIPTION

@@ -1,4 +1,4 @@
-"""A tool's questions to a consumer, passed on by the broker (spec semantics 15)."""
+"""A tool's queries to a consumer, forwarded by the broker (spec semantics 15)."""
 
 from __future__ import annotations
 

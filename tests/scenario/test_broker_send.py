@@ -1,4 +1,4 @@
-"""Sending to a real broker: what is stored, what is answered, what is refused (spec semantics 5 and 6)."""
+"""Sending to a real broker: stored messages, answers and rejections (spec semantics 5 and 6)."""
 
 from __future__ import annotations
 
@@ -285,7 +285,9 @@ async def test_sent_back_message_is_stored_for_later_and_in_the_end_as_dead_lett
 async def test_a_message_at_the_limit_of_properties_is_retried_and_ends_as_a_dead_letter(
     broker: Broker, peer: Peer, room: int
 ) -> None:
-    """A retry carries its first topic and its delay; without room the delay is dropped, then the retry."""
+    """A retry carries its first topic and its delay; without room, first the delay is dropped, then the
+    retry.
+    """
     await peer.send_ok("T1", b"small", properties={"UNIQ_KEY": "K" * 32})
     [small] = records_of(await peer.pull("T1"))
     added = len(small.raw_properties) - len(encode_properties({"UNIQ_KEY": "K" * 32}))
@@ -319,7 +321,7 @@ async def test_a_message_at_the_limit_of_properties_is_retried_and_ends_as_a_dea
 
 
 def filled(first: str, room: int) -> str:
-    """Properties that leave so much room."""
+    """Returns properties that leave exactly `room` bytes."""
     base = first + "\x02big\x01"
     return base + "v" * (PROPERTIES_BYTES_MAX - room - len(base) - 1) + "\x02"
 
@@ -328,7 +330,7 @@ def filled(first: str, room: int) -> str:
 async def test_a_retry_that_its_consumer_sends_is_stored_though_it_has_grown_beyond_the_limit(
     broker: Broker, peer: Peer, retry_count: int
 ) -> None:
-    """So orderly consumers do, and those whose hand-back failed."""
+    """Orderly consumers send such retries, and consumers whose hand-back failed."""
     added = {
         "RETRY_TOPIC": "T1",
         "DELAY": "1",
@@ -353,7 +355,7 @@ async def test_a_retry_that_its_consumer_sends_is_stored_though_it_has_grown_bey
 
 
 async def test_sent_back_message_waits_for_a_second_copy(tmp_path: Path) -> None:
-    """The consumer gives its message up for the answer (cluster simulation, seed 2095)."""
+    """The consumer drops its message after the answer (cluster simulation, seed 2095)."""
     store = {"role": BrokerRole.SYNC_MASTER, "in_sync_replicas": 2, "slave_timeout_ms": 100}
     async with running_broker(tmp_path, store=store) as broker, Peer(broker) as peer:
         stored = await peer.send("T1", b"alone", properties={"WAIT": "false"})
@@ -372,7 +374,7 @@ async def test_sending_back_what_is_not_there_is_an_error(peer: Peer) -> None:
 
 
 async def test_what_is_sent_back_must_be_what_is_meant(peer: Peer) -> None:
-    """Log offsets are given again when a log has lost its end."""
+    """Log offsets are reused after a log has lost its end."""
     stored = await peer.send_ok("T1", b"mine", properties={"UNIQ_KEY": "A1"})
     log_offset = decode_message_id(stored.message_id).log_offset
     for message_id, topic, is_meant in (

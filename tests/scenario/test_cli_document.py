@@ -1,5 +1,5 @@
-"""The first commands of the README and those of docs/cli.md run as they stand there, from top to bottom; the
-files of packaging/ name commands and settings that exist.
+"""The first commands of the README and those of docs/cli.md run as written, from top to bottom; the files of
+packaging/ name existing commands and settings.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def test_the_commands_of_the_document_run(tmp_path: Path) -> None:
     source = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     first_screen = BLOCK.search((ROOT / "README.md").read_text(encoding="utf-8"))
     assert first_screen is not None
-    # pip has been at work, and Spark's line is run where Spark runs.
+    # The `pip` lines are skipped, and another test runs the Spark line.
     begin = [line for line in first_screen[1].splitlines() if not line.startswith(("pip ", "python -c "))]
     script = "\n".join(begin) + "\n" + "".join(BLOCK.findall(source))
     assert [name for name in NAMED if f"tandemmq {name}" not in script] == []
     tool = tmp_path / "bin" / "tandemmq"
     tool.parent.mkdir()
-    # Only the ports differ from what a reader types: somebody else may have RocketMQ's here.
+    # Only the ports differ from the document: RocketMQ's own may be in use here.
     tool.write_text(
         '#!/bin/sh\n[ "$1" = up ] && set -- "$@" --port-base auto\n'
         f'exec {shlex.quote(sys.executable)} -m tandemmq "$@"\n'
@@ -96,14 +96,14 @@ def test_the_commands_of_the_document_run(tmp_path: Path) -> None:
 
 
 def kubernetes(kind: str) -> dict[str, dict[str, Any]]:
-    """The objects of that kind in the manifest, by name."""
+    """Returns the objects of that kind in the manifest, by name."""
     text = (ROOT / "packaging" / "kubernetes.yaml").read_text(encoding="utf-8")
     found = [one for one in yaml.safe_load_all(text) if one["kind"] == kind]
     return {one["metadata"]["name"]: one for one in found}
 
 
 def pod_of(stateful_set: dict[str, Any], index: int) -> tuple[dict[str, Any], list[str]]:
-    """The container of one pod, and its words as Kubernetes fills them in."""
+    """Returns the container of one pod, and its arguments as Kubernetes expands them."""
     (container,) = stateful_set["spec"]["template"]["spec"]["containers"]
     known = {
         "metadata.labels['apps.kubernetes.io/pod-index']": str(index),
@@ -116,7 +116,7 @@ def pod_of(stateful_set: dict[str, Any], index: int) -> tuple[dict[str, Any], li
 
 
 def packaged_commands() -> Iterator[tuple[str, list[str]]]:
-    """Where a command stands, and its words behind `tandemmq`."""
+    """Yields the place of each command, and its words after `tandemmq`."""
     for name, one in kubernetes("StatefulSet").items():
         yield f"kubernetes.yaml {name}", pod_of(one, index=2)[1]
     compose = yaml.safe_load((ROOT / "packaging" / "compose.yaml").read_text(encoding="utf-8"))

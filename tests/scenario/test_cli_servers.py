@@ -144,7 +144,7 @@ def test_a_controller_runs_alone_and_inside_a_name_server(processes: Processes) 
 
 
 def failure(process: subprocess.Popen[str]) -> str:
-    """The one sentence; log lines begin with a year."""
+    """Returns the one error sentence; log lines begin with a year."""
     code, out, err = end(process)
     sentences = [line for line in err.splitlines() if not re.match(r"\d{4}-", line)]
     assert (code, out, len(sentences)) == (1, "", 1), err
@@ -170,7 +170,7 @@ def test_locked_store_is_told(processes: Processes) -> None:
 
 
 def test_store_that_cannot_be_made_is_told(processes: Processes) -> None:
-    # A file in the way stands for any directory that cannot be written: root may write everywhere else.
+    # A file in the way simulates a directory that cannot be written, because root may write everywhere else.
     (processes.directory / "file").write_text("")
     sentence = failure(processes.start_broker(f"storePathRootDir={processes.directory / 'file' / 'store'}"))
     assert "Not a directory" in sentence

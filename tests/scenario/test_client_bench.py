@@ -1,5 +1,6 @@
-"""`python -m bench client` measures every case against a cluster that it is given; `bench processes` starts
-brokers side by side."""
+"""`python -m bench client` measures every case against a given cluster; `bench processes` starts brokers side
+by side.
+"""
 
 from __future__ import annotations
 

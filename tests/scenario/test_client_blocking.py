@@ -31,7 +31,7 @@ FIRST = ConsumerOptions(start_from=StartFrom.FIRST, commit_s=0.1)
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    """A cluster that runs in a thread of its own, so that the test itself may block."""
+    """Runs a cluster in a separate thread, so that the test itself may block."""
     thread = LoopThread()
     context = running_cluster(tmp_path)
     rig = thread.call(context.__aenter__())
@@ -126,7 +126,7 @@ def test_all_facades_share_one_thread_that_ends_with_the_last(rig: Rig) -> None:
 
 
 def test_what_is_handed_in_while_the_thread_ends_gets_an_answer() -> None:
-    """The loop is busy while it is told to stop, and while more comes; none of it may wait for ever."""
+    """The loop is busy while it is stopped and while more work arrives; no caller may wait for ever."""
     thread = LoopThread()
     is_busy, may_go_on = threading.Event(), threading.Event()
 
@@ -194,13 +194,15 @@ def test_a_callback_that_exits_ends_the_sending_of_many() -> None:
 
 
 def _wait_for_the_end_of(thread: LoopThread) -> None:
-    """The thread's SystemExit must reach pytest in the test that expects it, not in the next one."""
+    """Waits for the thread, because pytest must see its SystemExit in the test that expects it, not in the
+    next one.
+    """
     thread._thread.join(PATIENCE_S)
     assert not thread._thread.is_alive()
 
 
 def test_an_iteration_ends_when_another_thread_closes_the_consumer(rig: Rig) -> None:
-    """Whatever the iterating thread is doing then."""
+    """Whatever the iterating thread is doing at that moment."""
     with BlockingProducer("P", rig.namesrv) as producer:
         producer.send_many(Message("T", b"%d" % number) for number in range(10))
     consumer = BlockingConsumer("CG", rig.namesrv, options=FIRST)

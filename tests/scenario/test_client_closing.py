@@ -1,4 +1,4 @@
-"""Clients whose `close` is cancelled: nothing of them goes on, and no group counts them any longer."""
+"""Clients whose `close` is cancelled: none of their tasks continues, and no group counts them any longer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tandemmq.client.instance import Client
 from waits import PATIENCE_S, until
 
 STEPS = 40
-"""Turns of the loop after which it is cancelled: from the first await of a close to behind its last."""
+"""The numbers of loop turns before the cancellation: from the first await of a close to beyond its last."""
 
 
 def producer(namesrv: str) -> Client:
@@ -50,7 +50,7 @@ def pop(namesrv: str) -> Client:
 
 
 async def use(client: Client) -> None:
-    """So that there is something to end."""
+    """Uses the client, so that there is something to close."""
     if isinstance(client, Producer):
         await client.send(Message("T", b"1"))
     elif isinstance(client, PopConsumer):

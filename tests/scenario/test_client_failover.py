@@ -1,4 +1,4 @@
-"""The client while brokers die and come back: reading goes on at the slave, sending at another master."""
+"""The client while brokers die and come back: reads continue at the slave, sends at another master."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_a_name_server_that_forgets_does_not_stop_a_running_client(tmp_pat
 async def test_a_broker_whose_connection_to_the_name_server_broke_is_back_in_the_routes(
     tmp_path: Path,
 ) -> None:
-    """A name server forgets it at once, and the next period is 30 s away."""
+    """The name server forgets the broker at once, and the next registration period is 30 s away."""
     async with running_cluster(tmp_path) as rig, Admin(rig.namesrv) as admin:
         broker = await rig.start_broker("broker-b")
         link = broker._client.open_channel(rig.namesrv)
@@ -144,7 +144,7 @@ async def test_a_broker_whose_connection_to_the_name_server_broke_is_back_in_the
 
 
 async def test_requests_replies_and_hand_backs_follow_an_elected_master() -> None:
-    """With the route period of an application, 30 s: only what fails makes a client ask for the route."""
+    """With an application's route period of 30 s, only failures make a client refresh the route."""
     reading = ConsumerOptions(start_from=StartFrom.FIRST, auto_ack=False, suspend_s=1.0)
     async with Cluster(elected=True) as cluster:
         await cluster.create_topic("Prices", queue_count=1)
@@ -168,11 +168,11 @@ async def test_requests_replies_and_hand_backs_follow_an_elected_master() -> Non
 
 
 async def test_a_name_server_of_nobody_leads_no_client_astray(tmp_path: Path) -> None:
-    """Whichever of the two a client asks first."""
+    """Whichever of the two name servers a client asks first."""
     (tmp_path / "other").mkdir()
     async with running_cluster(tmp_path) as rig, running_rig(tmp_path / "other") as empty:
         for names in (f"{rig.namesrv};{empty.namesrv}", f"{empty.namesrv};{rig.namesrv}"):
-            for _ in range(8):  # which one is asked first is drawn
+            for _ in range(8):  # the first one is chosen at random
                 async with Producer("P", names) as producer, Admin(names) as admin:
                     assert (await producer.send(Message(topic="T", body=b"1"))).is_ok
                     assert (await producer.send(Message(topic="Made", body=b"1"))).is_ok
@@ -182,7 +182,7 @@ async def test_a_name_server_of_nobody_leads_no_client_astray(tmp_path: Path) ->
 
 
 async def find(consumer: Consumer, body: bytes) -> ReceivedMessage:
-    """The first message with this body; others, which were handed back, are finished."""
+    """Returns the first message with this body; acknowledges others, which were sent back."""
     while True:
         (message,) = await take(consumer, 1)
         if message.body == body:

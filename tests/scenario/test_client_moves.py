@@ -1,4 +1,4 @@
-"""Consumers that are led past messages, or past places that nobody can read, are not led back."""
+"""Consumers that were moved beyond messages, or beyond unreadable offsets, are not moved back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def committed(rig: Rig) -> int | None:
 
 
 async def test_a_reset_to_the_end_skips_what_lies_before(tmp_path: Path) -> None:
-    """As `skipAccumulatedMessage` does it, while the consumer runs."""
+    """Does the same as `skipAccumulatedMessage`, while the consumer runs."""
     async with running_cluster(tmp_path, queue_count=1) as rig, Admin(rig.namesrv) as admin:
         await rig.fill("T", 200)
         async with rig.consumer(pull_count_max=10, cached_count_max=10) as consumer:
@@ -30,7 +30,7 @@ async def test_a_reset_to_the_end_skips_what_lies_before(tmp_path: Path) -> None
             while 1004 not in got:
                 got += numbers(await take(consumer, 1))
             assert [number for number in got if number >= 30] == list(range(1000, 1005))
-            assert await consumer.poll(1, 0.0) == []  # with which the last one is acknowledged
+            assert await consumer.poll(1, 0.0) == []  # acknowledges the last one
             await until(lambda: committed(rig) == 205, "its progress is kept")
 
 
@@ -38,7 +38,7 @@ async def test_a_reset_to_the_end_skips_what_lies_before(tmp_path: Path) -> None
 async def test_an_end_that_nobody_can_read_leads_nobody_back(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The broker has no record to name there as the last one that it has passed over."""
+    """The broker has no record there to report as the last skipped one."""
     async with running_cluster(tmp_path, queue_count=1) as rig:
         await rig.fill("T", 10)
         store = rig._brokers["broker-a", 0].store

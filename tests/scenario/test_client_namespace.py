@@ -1,4 +1,4 @@
-"""A client of a namespace calls its topics and groups by their short names; others see the full ones."""
+"""A client of a namespace uses the short names of its topics and groups; other clients see the full ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FULL = "shop%T"
 
 
 async def fill(rig: Rig, count: int) -> None:
-    """The numbers from 0 on into the topic of the namespace, and one message into the other topic T."""
+    """Sends the numbers from 0 on to the topic of the namespace, and one message to the other topic T."""
     async with Producer("P", rig.namesrv, options=SENDING) as producer:
         for number in range(count):
             await producer.send(Message(topic="T", body=b"%d" % number))

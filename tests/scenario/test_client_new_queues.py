@@ -43,7 +43,7 @@ def kind(name: str, tmp_path: Path) -> dict[str, Any]:
 
 
 async def send_to_each_queue(rig: Rig, topic: str, count: int, *, first: int = 0) -> None:
-    """Message `first + n` lies in queue n."""
+    """Sends message `first + n` to queue n."""
     async with Producer("P", rig.namesrv, options=ProducerOptions(client=FAST)) as producer:
         for number in range(count):
             queue = await producer.queue_for(topic, str(number))
@@ -56,7 +56,7 @@ async def send_to_each_queue(rig: Rig, topic: str, count: int, *, first: int = 0
 @pytest.mark.parametrize("name", KINDS)
 async def test_a_topic_that_grows_is_read_whole(name: str, tmp_path: Path) -> None:
     async with running_cluster(tmp_path, queue_count=2) as rig, Admin(rig.namesrv) as admin:
-        if name != "broadcasting":  # the broker leads such a reader back to where the broker itself began
+        if name != "broadcasting":  # the broker moves such a reader back to the start of its run
             await send_to_each_queue(rig, "T", 2)
         async with rig.consumer(**kind(name, tmp_path)) as consumer:
             await until(lambda: len([one for one in consumer.assigned if one.topic == "T"]) == 2)
@@ -110,7 +110,7 @@ async def test_a_group_that_was_away_reads_what_came_in_new_queues(tmp_path: Pat
 
 
 async def test_a_new_group_begins_at_the_end_and_says_so_at_once(tmp_path: Path) -> None:
-    """Also in queues that get nothing: a lag of a new group is what came since it began."""
+    """Also in queues without messages: the lag of a new group counts messages since it began."""
     async with running_cluster(tmp_path, queue_count=4) as rig, Admin(rig.namesrv) as admin:
         await send_to_each_queue(rig, "T", 4)
         async with rig.consumer(start_from=StartFrom.LAST, commit_s=3600):

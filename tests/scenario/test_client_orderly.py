@@ -1,4 +1,4 @@
-"""Orderly consumers against real brokers: locks, order, failures, the master away.
+"""Orderly consumers against real brokers: locks, order, failures, an absent master.
 
 Source: spec semantics 10.5, 10.6; spec replication 8.4.
 """
@@ -30,7 +30,7 @@ from waits import PATIENCE_S, until
 
 
 async def fill_queues(rig: Rig, count: int, *, queue_count: int = 4, first: int = 0) -> None:
-    """Message n of each queue says `queue:n`."""
+    """Sends messages; the body of message n of each queue is `queue:n`."""
     async with Producer("P", rig.namesrv) as producer:
         queues = await producer.queues("T")
         assert len(queues) == queue_count
@@ -67,7 +67,7 @@ async def test_each_queue_comes_in_order_one_message_at_a_time(tmp_path: Path) -
 
 @pytest.mark.parametrize("turns", range(1, 60, 4))
 async def test_a_close_during_a_rebalance_leaves_no_lock(tmp_path: Path, turns: int) -> None:
-    """The next member would wait for it for a minute."""
+    """The next member would wait a minute for a remaining lock."""
     async with running_cluster(tmp_path) as rig:
         async with Admin(rig.namesrv) as admin:
             await admin.create_topic("U", queue_count=4)
@@ -199,7 +199,7 @@ async def test_a_queue_that_another_had_meanwhile_goes_on_where_that_one_stopped
 async def test_without_a_master_a_queue_goes_on_until_its_lock_has_run_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spec replication 8.4 and 11: locks are the master's; the slave has none to give."""
+    """Spec replication 8.4 and 11: only the master grants locks; the slave cannot."""
     monkeypatch.setattr(assignment, "RENEW_S", 1.0)
     monkeypatch.setattr(assignment, "TRY_AGAIN_S", 0.1)
     async with running_cluster(tmp_path, with_slave=True, queue_count=1) as rig:

@@ -1,4 +1,4 @@
-"""Pop consumers against real brokers: each message once, and again when it is let go.
+"""Pop consumers against real brokers: each message once, and again when it is released.
 
 Source: spec semantics 14.
 """
@@ -115,7 +115,7 @@ async def test_a_broker_that_is_away_is_passed_over_and_refusals_are_raised(tmp_
 
 
 async def test_brokers_take_turns(tmp_path: Path) -> None:
-    """A broker that always has something must not keep the others waiting."""
+    """A broker that always has messages must not starve the others."""
     async with running_cluster(tmp_path, queue_count=1) as rig:
         await rig.start_broker("broker-b")
         async with Admin(rig.namesrv) as admin:
@@ -150,7 +150,7 @@ async def test_a_broker_that_holds_no_question_is_not_asked_again_at_once(
 async def test_a_broker_that_promises_and_gives_nothing_is_asked_ever_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one whose table of leases is full, or whose disk takes no lease."""
+    """Like a broker whose table of leases is full, or whose disk accepts no lease."""
     asked = 0
 
     async def pop(*_: object) -> list[PoppedMessage]:
@@ -187,7 +187,7 @@ async def test_tags_are_compared_by_text(tmp_path: Path) -> None:
 
 
 def waits_at_brokers(consumer: PopConsumer) -> bool:
-    """Whether it has asked them to tell of messages, and none has answered."""
+    """Returns True if the consumer's notification requests wait at all brokers."""
     bells = consumer._bells.values()
     return bool(bells) and not any(bell.done() for bell in bells)
 
@@ -240,7 +240,7 @@ async def test_tags_change_while_several_receive(tmp_path: Path) -> None:
     async with running_cluster(tmp_path) as rig, pops(rig) as one, Producer("P", rig.namesrv) as producer:
         work_s = [asyncio.ensure_future(work(one)) for _ in range(3)]
         for number in range(count):
-            # Every expression takes the tag of all messages, so that none may be passed over.
+            # Every expression matches the tag of all messages, so that no message may be skipped.
             one.subscribe("T", f"t || x{number}")
             await producer.send(Message(topic="T", body=b"%d" % number, tags="t"))
         await until(lambda: len(seen) == count, "all were received")

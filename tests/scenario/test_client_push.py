@@ -1,4 +1,5 @@
-"""Push consumers against real brokers: what fails comes again, dies in the end, and keeps its order.
+"""Push consumers against real brokers: a failed message is retried, finally becomes a dead letter, and keeps
+its order.
 
 Source: spec semantics 7, 10.4, 10.5.
 """
@@ -38,7 +39,7 @@ from waits import until
 
 
 class ClusterPlace(NamedTuple):
-    """Where clients of a cluster of `tandemmq.testing` begin."""
+    """The addresses for clients of a `tandemmq.testing` cluster."""
 
     namesrv: str
 
@@ -78,7 +79,7 @@ async def test_what_fails_comes_again_and_dies_after_its_limit(tmp_path: Path) -
 
 
 async def test_a_handler_in_a_thread_that_exits_is_one_that_fails(tmp_path: Path) -> None:
-    """`sys.exit` ends no program from a thread; nor may it end the loop of all clients."""
+    """`sys.exit` in a thread does not end the program; it must not end the loop of all clients either."""
     tried: list[tuple[bytes, int]] = []
 
     def handle(message: ReceivedMessage) -> None:
@@ -99,7 +100,7 @@ async def test_a_consumer_that_never_started_is_closed() -> None:
     with pytest.raises(BrokerUnreachable):
         await PushConsumer("CG", "127.0.0.1:1", print).start()
     with pytest.raises(BrokerUnreachable):
-        # Its facade closes what did not start, and must tell why it did not.
+        # Its facade closes a client that did not start, and must report why.
         await asyncio.to_thread(BlockingPushConsumer("CG", "127.0.0.1:1", print).start)
 
 
@@ -171,8 +172,9 @@ async def test_two_members_share_the_work_and_one_takes_over(tmp_path: Path) -> 
 
 
 async def members_come_and_go(place: Place, disturb: Callable[[], Awaitable[None]], seed: int) -> None:
-    """A push group, an orderly one and a pop group on one topic, whose handlers fail, and what happens to
-    the brokers meanwhile. All have everything in the end, and an orderly queue was never overtaken.
+    """Runs a push group, an orderly group and a pop group on one topic, whose handlers fail, while `disturb`
+    changes the brokers. Finally each group has every message, and no message of an orderly queue was
+    overtaken.
     """
     dice = random.Random(seed)
     pushed: set[bytes] = set()

@@ -1,4 +1,4 @@
-"""Consumers that prefer a slave, or insist on the master."""
+"""Consumers that prefer a slave, or read only from the master."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def broker(rig: Rig, broker_id: int) -> Broker:
 
 
 def found_count(rig: Rig, broker_id: int) -> int:
-    """Pulls of this broker that found messages."""
+    """Returns the number of pulls of this broker that found messages."""
     parts = broker(rig, broker_id)._parts
     assert parts is not None
     return parts.stats.found_count
@@ -72,7 +72,7 @@ async def test_master_alone_is_read_when_told_so(rig: Rig) -> None:
 
 
 async def test_what_a_slave_has_not_got_comes_from_the_master(tmp_path: Path) -> None:
-    """Its copy begins later: as after it was filled again, or deleted what its master keeps."""
+    """The slave's copy begins later, because it was refilled, or deleted messages that its master keeps."""
     async with running_cluster(tmp_path, with_slave=True, queue_count=1) as rig:
         await rig.wait_for_slave("broker-a", "T")
         await rig.fill("T", 40)

@@ -159,7 +159,7 @@ async def test_queues_are_shared_whether_or_not_a_broker_deals_them(
 async def test_of_a_topic_that_the_group_pops_no_queue_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a row names no queue: reading it would fail for ever."""
+    """The assignment of such a topic names no queue: reading it would fail for ever."""
 
     async def query(*_: Any, **named: Any) -> list[QueueAssignment]:
         return [QueueAssignment(queue=MessageQueue("T", "broker-a", -1), mode="POP")]
@@ -206,7 +206,7 @@ async def test_a_handed_back_message_is_kept_for_later_and_finished_here(tmp_pat
 async def test_a_message_that_its_broker_has_lost_is_handed_back_by_its_content(
     tmp_path: Path, delay_level: int, topic: str
 ) -> None:
-    """At its log offset another message is stored: that one must not come in its place."""
+    """Another message is stored at its log offset and must not be delivered instead."""
     async with running_cluster(tmp_path) as rig, Admin(rig.namesrv) as admin:
         await rig.fill("T", 2)
         async with rig.consumer(auto_ack=False) as consumer:

@@ -1,4 +1,4 @@
-"""Topics that exist when an application creates them: nothing of theirs is lost, hidden or reset.
+"""Topics that exist when an application creates them: none of their messages is lost, hidden or reset.
 
 Source: spec semantics 3.1.
 """
@@ -19,7 +19,7 @@ from waits import until
 
 
 async def counts(admin: Admin, topic: str = "T") -> list[tuple[int, int, int]]:
-    """Read queues, write queues and permission at each broker."""
+    """Returns read queues, write queues and permission at each broker."""
     route = await admin.topic_route(topic)
     return [(one.read_queue_count, one.write_queue_count, one.permission) for one in route.queues]
 
@@ -97,7 +97,7 @@ async def test_force_takes_read_queues_away(tmp_path: Path) -> None:
 
 
 async def attributes_of(rig: Rig, topic: str) -> dict[str, str]:
-    """The attributes of a topic at broker-a."""
+    """Returns the attributes of a topic at broker-a."""
     async with Admin(rig.namesrv) as admin:
         address = (await admin.topic_route(topic)).brokers[0].addresses[0]
         config = await broker_admin.query_topic_config(admin._remoting, address, topic)

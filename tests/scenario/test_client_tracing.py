@@ -1,4 +1,4 @@
-"""Hooks, and the message trace as RocketMQ writes it (spec semantics 3.12)."""
+"""Hooks, and the message trace in RocketMQ's format (spec semantics 3.12)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Records = dict[str, list[list[str]]]
 
 
 async def records_of(rig: Rig, count: int) -> tuple[Records, list[ReceivedMessage]]:
-    """What the trace topic has, by kind, and the messages that it came in."""
+    """Returns the records of the trace topic, by kind, and the messages that contained them."""
     found: Records = {}
     messages: list[ReceivedMessage] = []
     async with rig.consumer("reader", TRACE_TOPIC) as consumer:

@@ -1,4 +1,4 @@
-"""Transactions, requests, SQL92 subscriptions and timed messages with our client and a real broker."""
+"""Transactions, requests, SQL92 subscriptions and timed messages with TandemMQ's client and a real broker."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_only_committed_messages_arrive(rig: Rig) -> None:
     async def work(message: Message) -> TransactionState:
         return states[message.body]
 
-    # The broker may ask while the decision is on its way.
+    # The broker may check while the decision is on its way.
     async with TransactionProducer(
         "pays", rig.namesrv, check=lambda message: states[message.body], options=PRODUCING
     ) as producer:
@@ -146,7 +146,7 @@ async def test_request_without_reply_ends_in_time(rig: Rig) -> None:
         async with Consumer("late", rig.namesrv, options=CONSUMING) as consumer:
             consumer.subscribe("Ask")
             [message] = await take(consumer, 1)
-            await consumer.reply(message, b"too late")  # taken, though nobody waits any more
+            await consumer.reply(message, b"too late")  # accepted, although the requester no longer waits
         await producer.send(Message(topic="Plain", body=b"no request"))
         async with Consumer("plain", rig.namesrv, options=CONSUMING) as consumer:
             consumer.subscribe("Plain")

@@ -1,4 +1,4 @@
-"""Groups that read too much of what is on disk only are slowed down (spec semantics 20.3, 23.1)."""
+"""Groups that read too much from disk are slowed down (spec semantics 20.3, 23.1)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WITH_SUBSCRIPTION = 0x4
 
 @pytest.fixture(autouse=True)
 def endless_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No window ends while a test runs, however slow the machine is."""
+    """Extends the window so that none ends while a test runs, however slow the machine is."""
     monkeypatch.setattr(cold_reads, "WINDOW_S", 86_400.0)
 
 
@@ -63,7 +63,7 @@ async def test_pushed_group_that_is_over_is_told_to_come_later(peer: Peer) -> No
     answer = await peer.pull("T1", queue_offset=2)
     assert answer.code == ResponseCode.SYSTEM_BUSY
     assert "coldDataFlowControlEnable" in (answer.remark or "")
-    # Where nothing is to be read, nothing is cold.
+    # Without messages to read, no read is cold.
     assert (await peer.pull("T1", queue_offset=4)).code == ResponseCode.PULL_NOT_FOUND
     assert len(records_of(await peer.pull("T1", consumer_group="CG2"))) == 4
 
@@ -106,7 +106,7 @@ async def test_pull_that_waits_is_woken_by_time_alone_and_answered_at_the_stop(
 async def test_consumer_that_reads_too_much_gets_everything_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client of ours, refused until the window is over, and again after each pull."""
+    """A TandemMQ client, rejected until the window is over, and again after each pull."""
     async with running_rig(tmp_path) as rig:
         broker = await rig.start_broker(cold_control_enable=True, cold_bytes_per_group_max=1)
         assert broker.store is not None

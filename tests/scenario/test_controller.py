@@ -1,4 +1,4 @@
-"""Controllers by their wire: ids, elections, sets, leases, and what a lost controller costs."""
+"""Controllers through their protocol: ids, elections, sets, leases, and the effects of a lost controller."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_the_set_decides_who_may_follow_a_dead_master(rig: Rig) -> None:
     header, members = two.notices[-1]
     assert (header.master_id, header.master_epoch, members.ids) == (2, 2, (2,))
 
-    # The old master comes back under its old epoch: it is told the new one.
+    # The old master comes back with its old epoch and learns the new one.
     assert master_of(await one.register()) == (2, 2)
     stale = await one.alter_set(1, 2, set_epoch=3, master_epoch=1)
     assert stale.code == ResponseCode.CONTROLLER_INVALID_MASTER
@@ -98,7 +98,7 @@ async def test_who_does_not_take_office_is_passed_over(rig: Rig, monkeypatch: py
     await one.alter_set(1, 2, 3, set_epoch=1, master_epoch=1)
     two.max_offset, two.takes_office = 200, False
     one.timeout_ms = 500
-    await one.beat()  # its last one
+    await one.beat()  # its last heartbeat
 
     async def are(*wanted: object) -> bool:
         await two.beat()
@@ -107,7 +107,7 @@ async def test_who_does_not_take_office_is_passed_over(rig: Rig, monkeypatch: py
 
     await until(lambda: are(2, 2, (2, 3)))
     await until(lambda: are(3, 3, (3,)))
-    # Nobody else is in the set: whoever is elected stays, however long it takes.
+    # The set has no other member: the elected broker stays, however long it takes.
     three.takes_office = False
     assert master_of(await three.register()) == (3, 4)
     begun = rig.clock.monotonic()
@@ -142,7 +142,7 @@ async def test_a_master_of_ours_has_a_lease_and_hands_its_set_on(rig: Rig) -> No
     assert rig.clock.monotonic() - begun > 1.2, "the lease had not ended"
     assert master_of(elected) == (3, 2)
     assert epochs(rig)[2] == (2, 3)
-    # A closed connection alone says nothing; a refused one does.
+    # A closed connection alone proves nothing; a refused one does.
     await three.cut_connections()
     assert epochs(rig)[0] == 3
     await three.beat()
@@ -162,7 +162,7 @@ async def test_no_lease_is_granted_while_somebody_else_is_being_elected(rig: Rig
 
 
 async def test_no_lease_is_ended_by_a_mark_from_elsewhere_or_by_a_second_process(rig: Rig) -> None:
-    """Who only says that the master has stopped waits as everybody does."""
+    """A broker that only claims that the master has stopped waits for the lease like any other."""
     one, two = [await rig.broker(number, is_ours=True) for number in (1, 2)]
     await one.elect()
     await one.alter_set(1, 2, set_epoch=1, master_epoch=1)
@@ -181,7 +181,7 @@ async def test_no_lease_is_ended_by_a_mark_from_elsewhere_or_by_a_second_process
     begun = rig.clock.monotonic()
     assert master_of(await hand_over(1)) == (2, 2)
     assert rig.clock.monotonic() - begun > 1.2, "the lease had not ended"
-    # Its process lives and writes: somebody else says that it was started again.
+    # The master's process lives and writes: another process claims that it was restarted.
     assert "tmLease" in (await two.beat()).fields
     begun = rig.clock.monotonic()
     assert master_of(await two.register())[1] == 3
@@ -203,7 +203,7 @@ async def test_who_is_wanted_waits_for_what_the_leader_before_granted(three: Rig
 
 
 async def test_an_id_belongs_to_one_address_while_its_broker_lives(rig: Rig) -> None:
-    """The second of two brokers with one identity is told so, and not heard, until the first one is gone."""
+    """The second of two brokers with one identity is notified, and ignored until the first one is gone."""
     one = await rig.broker(1, is_ours=True)
     await one.elect()
     copied = FakeBroker(rig, 1, max_offset=10**6, is_ours=True)
@@ -292,7 +292,9 @@ async def test_the_next_leader_waits_for_what_the_one_before_may_have_granted(th
 async def test_a_master_that_is_lost_with_the_leader_is_not_waited_for(
     three: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next leader has never heard of it; that its address refuses connections tells that it is gone."""
+    """The next leader has never heard from the master; its address refuses connections, which proves that it
+    is gone.
+    """
     monkeypatch.setattr(elections, "UNHEARD_S", 3600.0)
     one, _ = [await three.broker(number, is_ours=True) for number in (1, 2)]
     await one.elect()
@@ -384,7 +386,9 @@ async def test_snapshots_and_restarts_keep_everything() -> None:
 
 
 async def test_a_master_that_a_new_leader_has_not_heard_is_not_cleaned(rig: Rig) -> None:
-    """What the leader before granted it may last, and who follows a cleaned master waits for nothing."""
+    """A lease granted by the previous leader may still be valid, and the successor of a cleaned master waits
+    for nothing.
+    """
     one = await rig.broker(1)
     await rig.broker(2)
     await one.elect()
@@ -400,7 +404,7 @@ async def test_a_master_that_a_new_leader_has_not_heard_is_not_cleaned(rig: Rig)
 
 
 async def test_a_silent_master_may_write_for_as_long_as_the_leader_before_has_granted(rig: Rig) -> None:
-    """A new leader replaces it not, and lets nobody clean it, until that must have ended."""
+    """A new leader neither replaces the master nor lets it be cleaned until that lease must have ended."""
     one, two = [await rig.broker(number, is_ours=True) for number in (1, 2)]
     await one.elect()
     await one.alter_set(1, 2, set_epoch=1, master_epoch=1)
@@ -534,7 +538,7 @@ async def test_a_controller_is_replaced(three: Rig) -> None:
     assert await controller.find_leader(three.client, three.address(gone)) == three.address(leader)
 
     async def change(action: str, name: str = "", at: str = "") -> list[tuple[str, bool]]:
-        """Asks the leader of the moment: on a starved machine another one may be elected at any time."""
+        """Asks the current leader: on a starved machine another one may be elected at any time."""
         members: list[tuple[str, bool]] = []
 
         async def is_changed() -> bool:

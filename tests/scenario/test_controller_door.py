@@ -1,4 +1,4 @@
-"""Who may ask controllers for changes: the shared secret, inner credentials, upgrades, and the audit log."""
+"""Access to changes at controllers: the shared secret, inner credentials, upgrades, and the audit log."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_every_request_is_of_one_kind_and_all_but_reads_are_signed() -> No
 
 
 async def test_with_a_secret_a_stranger_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Brokers of ours sign what they ask; the group elects as ever."""
+    """TandemMQ brokers sign their requests; elections work as before."""
     caplog.set_level(logging.INFO, "tandemmq.audit")
     rig = Rig(shared_secret=SECRET)
     await rig.start()

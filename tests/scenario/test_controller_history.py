@@ -1,5 +1,6 @@
-"""Controllers whose disk went back in time, was lost, or is another group's; brokers of another group; groups
-of controllers of two versions."""
+"""Controllers whose disk went back in time, was lost, or belongs to another group; brokers of another group;
+groups of controllers of two versions.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def group_of(rig: Rig, name: str = "n0") -> ReplicaGroup:
 
 
 def lead(broker: FakeBroker, group: ReplicaGroup, *others: FakeBroker) -> None:
-    """The broker is the master in office of the recorded term, and these others follow it."""
+    """Makes the broker the active master of the recorded term, with these others as its slaves."""
     for one in (broker, *others):
         one.log_epoch = group.master_epoch
         one.history = {
@@ -65,7 +66,7 @@ async def two_in_sync(rig: Rig) -> tuple[FakeBroker, FakeBroker]:
 
 
 async def restart(rig: Rig, disk: MemoryDisk) -> None:
-    """The controller comes back with another disk."""
+    """Restarts the controller with another disk."""
     await rig.stop("n0")
     rig.disks["n0"] = disk
     await rig.start("n0")
@@ -123,7 +124,7 @@ async def test_controllers_without_their_disk_adopt_the_group_from_its_brokers(
     before = group_of(rig)
     await restart(rig, MemoryDisk())
     await one.beat()
-    # The set is not proven, and nobody makes a second group of this name meanwhile.
+    # The set is not proven, and no second group of this name is created meanwhile.
     assert (await two.register()).code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
     await two.beat()
     await until(lambda: rig.controllers["n0"].groups.get(GROUP) is not None)
@@ -132,12 +133,12 @@ async def test_controllers_without_their_disk_adopt_the_group_from_its_brokers(
     assert (after.term_id, after.sync_set, after.set_epoch) == (before.term_id, (1, 2), 3)
     assert after.master_address == one.address
     assert logged(caplog, events.CONTROLLER_HISTORY_ADOPTED)
-    # The living master goes on in its term, also when it registers again, and gets its lease.
+    # The live master continues in its term, also when it registers again, and gets its lease.
     assert (await one.register()).code == 0
     await rig.beat_all()
     assert "tmLease" in (await one.beat()).fields
     assert (group_of(rig).master_id, group_of(rig).master_epoch) == (1, 1)
-    # A broker that was silent then needs no application; a new one gets an id that nobody has.
+    # A broker that was silent then need not apply for its id; a new one gets an unused id.
     silent = FakeBroker(rig, 3, is_ours=True)
     silent.history = {"group_id": before.group_id}
     assert (await silent.register()).code == 0
@@ -185,7 +186,7 @@ async def test_a_state_that_went_back_elects_nobody_and_is_brought_up_to_date(
 
     await restart(rig, old)
     assert group_of(rig).master_id == 1
-    # The follower is the recorded master. It is not elected, though it registers as after a restart.
+    # The follower is the recorded master. It is not elected, although it registers as after a restart.
     answer = await one.register()
     assert answer.code == 0
     assert master_of(answer) == (None, None)
@@ -270,7 +271,7 @@ async def test_the_confirmed_offset_outlives_brokers_and_leader(
     await rig.start("n0")
     await rig.leader()
     assert group_of(rig).floor == (1, 90)
-    # The first one comes back with an older disk, and without a sign that it may lack its end.
+    # The first broker comes back with an older disk, and without a sign that its log may lack its end.
     one.max_offset = 40
     one.history = {key: value for key, value in one.history.items() if key not in ("members", "set_epoch")}
     assert master_of(await one.register())[0] is None
@@ -292,8 +293,9 @@ _OLD_TAGS = {"apply id", "register", "alter set", "elect", "clean"}
 
 
 class YesterdaysGroups(Groups):
-    """A machine of yesterday's release: it ends its process at a command that it does not know, and ignores
-    fields that it does not know."""
+    """The state machine of the previous release: it ends its process at an unknown command, and ignores
+    unknown fields.
+    """
 
     def apply(self, command: bytes) -> CommandOutcome:
         fields = msgspec.msgpack.decode(command)
@@ -321,7 +323,7 @@ async def test_controllers_of_two_versions_agree_and_use_nothing_new(monkeypatch
         patch.setattr("tandemmq.controller.controller.Groups", YesterdaysGroups)
         await rig.start("n2")
     assert isinstance(rig.controllers["n2"].groups, YesterdaysGroups)
-    rig.controllers["n2"]._history.knows_history = lambda: False  # also as leader it proposes as yesterday
+    rig.controllers["n2"]._history.knows_history = lambda: False  # as leader, too, it proposes old commands
     await rig.leader()
     one, two = await rig.broker(1, is_ours=True), await rig.broker(2, is_ours=True)
     await one.elect()
@@ -332,7 +334,7 @@ async def test_controllers_of_two_versions_agree_and_use_nothing_new(monkeypatch
     await until(lambda: all(group_of(rig, name).master_id == 2 for name in rig.names))
     states = {rig.controllers[name].groups.take_snapshot() for name in rig.names}
     assert len(states) == 1
-    # The last old one is replaced: the group gets its id.
+    # The last old controller is replaced: the group gets its id.
     await rig.stop("n2")
     monkeypatch.undo()
     await rig.start("n2")
@@ -367,7 +369,9 @@ async def test_a_directory_of_another_group_of_controllers_is_not_listened_to(
 async def test_the_log_of_a_former_life_counts_no_more_as_soon_as_the_broker_is_back(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its disk was put back; an election that begins before the registration is written must know that."""
+    """The broker's disk was put back; an election that begins before the registration is written must know
+    that.
+    """
     _, two = await two_in_sync(rig)
     controller = rig.controllers["n0"]
     propose, ends = controller.raft.propose, []
@@ -406,14 +410,14 @@ async def test_a_controller_with_an_older_disk_or_none_catches_up_before_it_vote
     await until(lambda: node.is_proven)
     await until(lambda: rig.controllers[leader].groups.get(GROUP) is not None)
     await until(lambda: group_of(rig, leader) == group_of(rig, second))
-    # It counts again: with another one gone, the group decides.
+    # The controller votes again: with another one gone, the group decides.
     await rig.stop(next(name for name in rig.names if name not in (leader, second)))
     assert (await one.alter_set(1, set_epoch=2, master_epoch=1)).code == 0
     await rig.close()
 
 
 async def test_controllers_whose_disks_contradict_each_other_agree_in_the_end() -> None:
-    """Two disks of three are replaced at once, which nothing promised survives. No process ends."""
+    """Two of three disks are replaced at once; no guarantee covers that. No process ends."""
     rig = Rig(3)
     await rig.start()
     await until(lambda: all(one.groups.controllers_id for one in rig.controllers.values()))

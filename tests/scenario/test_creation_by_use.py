@@ -1,4 +1,6 @@
-"""A stranger makes no more topics and groups by use than its bound, and what it costs on the disk."""
+"""A client creates no more topics and groups by use than the bound allows, and their disk space is
+limited.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from waits import until
 async def test_an_address_makes_so_many_topics_and_groups_by_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quota, "_network_of", lambda host: host)  # as if the peer were elsewhere
+    monkeypatch.setattr(quota, "_network_of", lambda host: host)  # as if the peer were on another machine
     async with (
         running_broker(tmp_path, created_per_address_max=4) as broker,
         Peer(broker) as peer,
@@ -38,7 +40,7 @@ async def test_an_address_makes_so_many_topics_and_groups_by_use(
         assert (await peer.heartbeat("c", consumer("G2", "made-0"), consumer("G1", "made-0"))).code == 0
         groups = broker._tables.groups
         assert (groups.get("G2"), groups.get("G1") is not None) == (None, True)
-        # What is there already, and what a tool creates, goes on.
+        # Existing topics, and topics created by a tool, keep working.
         await peer.send_ok("made-1", b"y")
         for number in range(9):
             created = CreateTopicRequest(
@@ -53,7 +55,7 @@ async def test_an_address_makes_so_many_topics_and_groups_by_use(
 
 
 async def test_a_small_topic_takes_little_room(tmp_path: Path) -> None:
-    """Its queue's file has the length that RocketMQ expects, and is full of holes."""
+    """The queue's file has the length that RocketMQ expects, and is sparse."""
     size = 6_000_000
     async with (
         running_broker(tmp_path, store={"consume_queue_file_bytes": size}) as broker,

@@ -1,4 +1,4 @@
-"""Delayed and timed messages through a real broker over loopback (spec semantics 18)."""
+"""Delayed and timed messages through a real broker over the loopback (spec semantics 18)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def peer(broker: Broker) -> AsyncIterator[Peer]:
 
 
 async def wait_for_bodies(peer: Peer, topic: str, count: int, queue_id: int = 0) -> list[Record]:
-    """The first `count` messages of a queue; long polling waits for them."""
+    """Returns the first `count` messages of a queue; long polling waits for them."""
     records: list[Record] = []
     while len(records) < count:
         answer = await peer.pull(
@@ -231,7 +231,7 @@ async def test_a_slave_delivers_nothing_and_goes_on_when_it_is_master(tmp_path: 
         await rig.stop_broker("broker-a")
         end = slave.store.appended.value
         await rig.stop_broker("broker-a", 1)
-        # An operator makes the slave's directory a master's.
+        # An operator turns the slave's directory into a master's.
         (tmp_path / "broker-a-0").rename(tmp_path / "old")
         (tmp_path / "broker-a-1").rename(tmp_path / "broker-a-0")
         master = await rig.start_broker("broker-a")
@@ -243,7 +243,7 @@ async def test_a_slave_delivers_nothing_and_goes_on_when_it_is_master(tmp_path: 
 
 
 async def test_a_lower_limit_for_bodies_loses_nothing_that_is_stored(tmp_path: Path) -> None:
-    """What waits for its time, for its commit or for the end of a lease is no new message."""
+    """A stored message that waits for its time, its commit or the end of a lease is not a new message."""
     slow, body = {"delay_levels_ms": (100_000,)}, b"x" * 3_000
     async with running_broker(tmp_path, store=slow) as broker, TransactionPeer(broker) as peer:
         await peer.send_ok("Later", body, properties={"DELAY": "1"})

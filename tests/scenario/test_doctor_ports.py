@@ -1,4 +1,4 @@
-"""The doctor tells ports that serve strangers of other machines."""
+"""The doctor reports ports that serve unauthenticated clients of other machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVERYWHERE, HERE = "0.0.0.0", "127.0.0.1"
 
 
 async def found(tmp_path: Path, host: str, *, is_guarded: bool) -> list[str]:
-    """The kinds of open ports of a name server, a broker and a controller that listen on `host`."""
+    """Returns the kinds of open ports of a name server, a broker and a controller that listen on `host`."""
     port = free_port()
     machine = {"network": TcpNetwork(), "disk": RealDisk(), "clock": LoopClock()}
     access = AccessOptions(authentication_enabled=True, first_user=Credentials("root", "password"))

@@ -1,4 +1,6 @@
-"""Brokers of ours under controllers of ours: who is master, who may write, what others are told."""
+"""TandemMQ brokers under TandemMQ controllers: the master, the right to write, and the notification of
+others.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +151,7 @@ async def test_name_servers_and_tables_are_of_the_newest_term(rig: Rig) -> None:
     await until(lambda: are_places(group.address(1), group.address(2)), "both are registered")
     assert (await places())[0] == group.address(1)
 
-    # A table of an earlier term is not taken over, whoever tells it.
+    # A table of an earlier term is not applied, whoever sends it.
     old = first.topics.data_version
     await group.stop(1)
     assert await group.master() == 2
@@ -170,7 +172,7 @@ async def test_name_servers_and_tables_are_of_the_newest_term(rig: Rig) -> None:
 
 
 async def test_a_slave_keeps_tables_that_are_newer_than_those_of_its_master(group: Elected, rig: Rig) -> None:
-    """The winner of an election may serve for a moment the tables that it copied in an earlier term."""
+    """The winner of an election may briefly serve tables that it copied in an earlier term."""
     await group.start(1)
     await group.master()
     await group.start(2)
@@ -216,7 +218,7 @@ async def test_controllers_that_forgot_a_broker_are_told_again(group: Elected, r
     broker = await group.start(1)
     await until(lambda: any("2010" in reason for reason in broker._told), "it is refused, and says so")
     await group.stop(1)
-    group.lists[1][1] = group.lists[1][1].append(7, 0)  # terms of the controllers that are gone
+    group.lists[1][1] = group.lists[1][1].append(7, 0)  # terms of the lost controllers
     broker = await group.start(1, reapplies_id=True)
     await until(lambda: broker._is_known, "it is known again")
     await until(lambda: broker._epoch > 7, "a term above all that it has had")
@@ -224,8 +226,9 @@ async def test_controllers_that_forgot_a_broker_are_told_again(group: Elected, r
 
 
 async def test_of_two_brokers_with_one_identity_one_writes(group: Elected, rig: Rig) -> None:
-    """The second one is told while the first one lives; one that was silent meanwhile stands back when it
-    sees that its id is at another address."""
+    """The second broker is rejected while the first one lives. A broker that was silent meanwhile stands down
+    when it sees its id at another address.
+    """
     first = await group.start(1)
     await group.master()
     group.disks[2] = MemoryDisk()
@@ -239,7 +242,7 @@ async def test_of_two_brokers_with_one_identity_one_writes(group: Elected, rig: 
     assert group.masters() == [1]
     assert (await group.send(2, b"to the copy")).code != ResponseCode.SUCCESS
 
-    # The controllers do not hear the first one any more, and take the second one for it.
+    # The controllers no longer hear the first broker, and mistake the second one for it.
     def lose() -> BrokerHeartbeatRequest:
         raise BrokerUnreachable("the way to the controllers is cut")
 
@@ -254,7 +257,7 @@ async def test_of_two_brokers_with_one_identity_one_writes(group: Elected, rig: 
     assert (await group.send(2, b"to who leads")).code == ResponseCode.SUCCESS
     told = f"a broker with the id 1 lives at {group.address(2)}"
     await until(lambda: any(told in reason for reason in first._told), "it says why")
-    # When the other one is gone, it has its id again.
+    # When the other broker is gone, the first one gets its id back.
     await group.stop(2)
     await until(lambda: first.is_master, "the first one leads again")
     assert (await group.send(1, b"again")).code == ResponseCode.SUCCESS
@@ -272,14 +275,14 @@ async def test_a_store_with_the_identity_of_another_cluster_is_not_opened(group:
 async def test_only_the_newest_term_counts(group: Elected, rig: Rig) -> None:
     await group.start(1)
     assert await group.master() == 1
-    # News that nobody of the controllers sent: the broker asks them, and stays what it is.
+    # News that no controller sent: the broker queries the controllers and keeps its role.
     forged = MasterResponse(master_id=2, master_address="127.0.0.1:9", master_epoch=99, set_epoch=99)
     command = Command.request(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, forged)
     answer = await rig.client.request(group.address(1), command, 5)
     assert answer.code == ResponseCode.SUCCESS
     assert (await group.send(1, b"still")).code == ResponseCode.SUCCESS
     assert copier(group, 1).calls == ["master of 1"]
-    # Restarted, it goes on under a new epoch.
+    # After a restart it continues in a new epoch.
     await group.stop(1)
     await group.start(1)
     await group.master()
@@ -301,7 +304,7 @@ async def test_a_master_without_lease_and_promises_is_fenced_until_it_has_either
     await group.master()
     await group.start(2)
     await group.in_set(1, 2)
-    await rig.stop()  # no lease any more, but the slave promises to stay one
+    await rig.stop()  # no lease any more, but the slave promises to stay a slave
     await until(lambda: not group.brokers[1]._lease.is_valid(rig.clock.monotonic()), "no lease")
     assert (await group.send(1, b"with a promise")).code == ResponseCode.SUCCESS
     following = group.brokers[2]._following
@@ -330,8 +333,9 @@ async def test_a_master_without_lease_and_promises_is_fenced_until_it_has_either
 async def test_a_master_that_stands_still_is_replaced_after_its_own_time(
     group: Elected, rig: Rig, silence_ms_max: int
 ) -> None:
-    """With a longer controllerHeartBeatTimeoutMills a master outlasts the pauses of a starved machine, also
-    pauses longer than its lease."""
+    """With a longer controllerHeartBeatTimeoutMills a master survives the pauses of a starved machine,
+    including pauses longer than its lease.
+    """
     first = await group.start(1, silence_ms_max=silence_ms_max)
     await group.master()
     await group.start(2, silence_ms_max=silence_ms_max)
@@ -359,7 +363,7 @@ async def test_a_master_that_stands_still_is_replaced_after_its_own_time(
 async def test_a_lease_is_of_one_term_and_counts_from_when_it_was_asked_for(group: Elected, rig: Rig) -> None:
     broker = await group.start(1)
     await group.master()
-    await rig.stop()  # nobody else grants anything
+    await rig.stop()  # no other lease is granted
     await until(lambda: not broker._lease.is_valid(rig.clock.monotonic()), "no lease")
     now_s, epoch, own_id = rig.clock.monotonic(), broker._epoch, broker.broker_id
     for answer in (
@@ -368,7 +372,7 @@ async def test_a_lease_is_of_one_term_and_counts_from_when_it_was_asked_for(grou
     ):
         broker._on_heartbeat_answer(answer, now_s)
         assert not broker._lease.is_valid(now_s)
-    # The answer was under way for a second.
+    # The answer was on its way for a second.
     broker._on_heartbeat_answer(ControllerHeartbeat(epoch, own_id, LEASE_MS), now_s - 1)
     assert broker._lease.is_valid(now_s + LEASE_MS / 1000 - 1.01)
     assert not broker._lease.is_valid(now_s + LEASE_MS / 1000 - 0.99)
@@ -382,7 +386,7 @@ async def test_a_lease_is_of_one_term_and_counts_from_when_it_was_asked_for(grou
 async def test_who_is_replaced_while_its_disk_stalls_takes_no_office(
     group: Elected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its term begins on a disk that takes as long as it likes, and the group does not wait for it."""
+    """The broker's term begins on a stalled disk, and the group does not wait for it."""
     broker = await group.start(1, poll_ms=60_000)
     await group.master()
     copy, begin_term = copier(group, 1), copier(group, 1).begin_term
@@ -420,7 +424,9 @@ async def test_who_is_replaced_while_its_disk_stalls_takes_no_office(
 async def test_a_store_that_cannot_take_its_role_now_takes_it_later(
     group: Elected, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
 ) -> None:
-    """With a full disk, or no descriptor left, it tries again, unless another master is elected before."""
+    """With a full disk, or without a free descriptor, the broker tries again, unless another master is
+    elected first.
+    """
     monkeypatch.setattr(elected, "RETRY_S", 0.05)
     broker = await group.start(1, poll_ms=60_000)
     await group.master()
@@ -457,7 +463,7 @@ async def test_a_store_that_cannot_take_its_role_now_takes_it_later(
 async def test_a_slave_follows_a_master_only_in_the_term_that_it_was_told(
     group: Elected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who was master before may stand at the same address, and answer until it knows better."""
+    """A former master may be at the same address, and answer until it learns better."""
     await group.start(1)
     await group.master()
     find, asked = elected.find_master_place, 0
@@ -476,7 +482,9 @@ async def test_a_slave_follows_a_master_only_in_the_term_that_it_was_told(
 
 
 async def test_a_proposal_whose_answer_was_lost_is_looked_up(group: Elected, rig: Rig) -> None:
-    """Told again, the controllers say that the set is the same already: that may come of this proposal."""
+    """On a repetition the controllers report that the set is already the same, possibly because of this
+    proposal.
+    """
     broker = await group.start(1, poll_ms=60_000)
     await group.master()
     controllers, copy = broker._controllers, copier(group, 1)
@@ -500,7 +508,7 @@ async def test_a_proposal_whose_answer_was_lost_is_looked_up(group: Elected, rig
 
 
 async def test_a_master_that_was_replaced_goes_on_waiting_for_whom_it_proposed(group: Elected) -> None:
-    """The attempt before may have brought in the very broker that was elected then."""
+    """The earlier attempt may have added the very broker that was elected then."""
     broker = await group.start(1, poll_ms=60_000)
     await group.master()
     refused: list[int] = []
@@ -567,7 +575,7 @@ async def test_a_master_hands_over_at_once_and_only_when_the_others_hold_all(
 
 
 async def test_a_hand_over_waits_for_a_send_that_is_accepted_and_not_yet_written(group: Elected) -> None:
-    """The store writes once per turn of the loop; a hand-over in between took the log for copied."""
+    """The store writes once per turn of the loop; a handover in between regarded the log as copied."""
     broker = await group.start(1)
     await group.master()
     await group.start(2)
@@ -583,8 +591,9 @@ async def test_a_hand_over_waits_for_a_send_that_is_accepted_and_not_yet_written
 
 
 class StaleSender:
-    """Sends to one address whatever happens, one after the other over one connection, as a client whose route
-    is old; the answers by body."""
+    """Sends to one address, one message after the other over one connection, as a client with an outdated
+    route; records the answers by body.
+    """
 
     def __init__(self, group: Elected, number: int) -> None:
         self.group, self.number = group, number
@@ -656,7 +665,7 @@ async def test_a_master_whose_controllers_are_gone_hands_nothing_over(group: Ele
 
 
 async def test_progress_behind_a_cut_goes_back_with_it(group: Elected) -> None:
-    """What comes at those offsets next was consumed by nobody."""
+    """The next messages at those offsets were consumed by no group."""
     await group.start(1)
     await group.master()
     await group.send(1, b"kept")
@@ -680,7 +689,7 @@ async def test_progress_behind_a_cut_goes_back_with_it(group: Elected) -> None:
 async def test_tables_that_a_full_disk_does_not_take_go_along_into_the_next_role(
     group: Elected, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log goes on in files that were reserved before; nothing new is written beside it."""
+    """The log continues in files that were reserved before; no other file can be written."""
     await group.start(1)
     await group.master()
     await group.start(2)
@@ -713,7 +722,9 @@ async def test_tables_that_a_full_disk_does_not_take_go_along_into_the_next_role
 async def test_who_has_the_log_and_not_the_tables_is_no_member_yet(
     group: Elected, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It could be elected at once, and nobody would find what was acknowledged in topics that it lacks."""
+    """The broker could be elected at once, and acknowledged messages in topics that it lacks could not be
+    found.
+    """
     await group.start(1)
     await group.master()
     await create_topic(rig.client, group.address(1), TopicConfig(name="T"))
@@ -756,7 +767,7 @@ async def test_who_has_the_log_and_not_the_tables_is_no_member_yet(
 async def test_a_copy_that_begins_again_is_told_everything_again(
     group: Elected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it was told of the log before may be cut off with it, say that a topic was deleted."""
+    """Facts reported about the earlier log, such as a deleted topic, may be cut off with it."""
     skips: dict[str, list[bool]] = {"fetch_topics": [], "fetch_groups": []}
 
     def noted(name: str) -> Any:
@@ -789,7 +800,9 @@ async def test_a_copy_that_begins_again_is_told_everything_again(
 async def test_a_log_that_may_lack_its_end_is_reported_so_until_it_is_level(
     group: Elected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Controllers pass it over in an election; one heartbeat is not the last one before that."""
+    """Controllers skip such a broker in an election; a single heartbeat without the mark must not come
+    earlier.
+    """
     await group.start(1)
     await group.master()
     slave = await group.start(2)
@@ -806,7 +819,7 @@ async def test_a_log_that_may_lack_its_end_is_reported_so_until_it_is_level(
 async def test_a_broker_of_another_group_serves_and_copies_nothing_until_it_has_its_own_disk(
     group: Elected, rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its controllerAddr is wrong: names, ids and terms are equal, the groups are not."""
+    """The broker's controllerAddr is wrong: names, ids and terms are equal, but the groups differ."""
     await group.start(1)
     await group.master()
     slave = await group.start(2)
@@ -839,7 +852,7 @@ async def test_a_slave_serves_reads_soon_though_no_controller_can_be_asked(
     await group.stop(1)
     await rig.stop("n0")
     monkeypatch.setattr(elected, "UNASKED_S_MAX", 0.05)
-    monkeypatch.setattr(elected.ElectedBroker, "_note_foreign", lambda *_: None)  # nor comes any error
+    monkeypatch.setattr(elected.ElectedBroker, "_note_foreign", lambda *_: None)  # no error arrives either
     broker = await group.start(1)
     await until(lambda: not broker._foreign_reason(), "the time for an answer is over")
     pull = Command.request(RequestCode.GET_MAX_OFFSET, fields={"topic": "TBW102", "queueId": "0"})
@@ -850,7 +863,9 @@ async def test_a_slave_serves_reads_soon_though_no_controller_can_be_asked(
 async def test_controllers_without_their_disk_are_told_what_the_brokers_know(
     group: Elected, rig: Rig, caplog: pytest.LogCaptureFixture, reapplies_id: bool
 ) -> None:
-    """The living master goes on, the group is adopted, and the next loss of the master is none."""
+    """The live master continues, the group is adopted, and the next loss of the master is handled as
+    usual.
+    """
     await group.start(1, reapplies_id=reapplies_id)
     await group.master()
     slave = await group.start(2, reapplies_id=reapplies_id)

@@ -1,5 +1,5 @@
 """Three brokers, a controller and a name server as processes: the master is killed under load, another one
-follows, nothing acknowledged is lost, the old one comes back as its slave.
+replaces it, no acknowledged message is lost, and the old master comes back as its slave.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Cluster:
             process.wait()
 
     def hand_over(self) -> dict[str, dict[str, Any]]:
-        """The group before and after, as the operator's command tells it."""
+        """Returns the group before and after, as the operator's command reports it."""
         command = ["admin", "handover", "-a", self.controller, "-b", NAME, "--json"]
         done = subprocess.run(
             [sys.executable, "-m", "tandemmq", *command], capture_output=True, text=True, check=False
@@ -114,7 +114,7 @@ class Cluster:
         return decode_body(answer.body, SyncStateData).groups.get(NAME)
 
     async def in_sync(self, client: RemotingClient, count: int) -> int:
-        """Waits until so many brokers are in the set; the number of the master."""
+        """Waits until `count` brokers are in the set; returns the number of the master."""
         found: list[int] = []
 
         async def is_so() -> bool:

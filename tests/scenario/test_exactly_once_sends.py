@@ -1,4 +1,4 @@
-"""Numbered sends to real brokers: stored once, whatever is repeated, restarted or promoted (decision 010)."""
+"""Numbered sends to real brokers are stored once, despite repeats, restarts and promotions (decision 010)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def send_rows(
     prefix: str = PREFIX,
     queue_id: int = 0,
 ) -> Command:
-    """A batch of messages with these numbers."""
+    """Sends a batch of messages with these numbers."""
     body = encode_batch(
         (0, b"row %d" % row, encode_properties({"UNIQ_KEY": key(row, prefix)})) for row in rows
     )
@@ -156,7 +156,7 @@ async def test_a_restarted_broker_knows_what_its_log_has(tmp_path: Path) -> None
 
 
 async def test_a_log_that_was_copied_in_the_middle_of_a_write_is_gone_on_with(tmp_path: Path) -> None:
-    """As kill -9 leaves it: no clean stop, and the end of the batch is missing."""
+    """The log is as kill -9 leaves it: no clean stop, and the end of the batch is missing."""
     async with running_broker(tmp_path / "a") as broker, Peer(broker) as peer:
         answer = await send_rows(peer, [0, 1, 2, 3])
         last = int(answer.decode(SendResponse).message_id.split(",")[-1][-16:], 16)

@@ -1,4 +1,4 @@
-"""The fuzzer against real processes: a short run finds nothing, and a fault that is there is found."""
+"""The fuzzer against real processes: a short run finds nothing, and an existing fault is found."""
 
 from __future__ import annotations
 

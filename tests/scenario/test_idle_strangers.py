@@ -1,4 +1,6 @@
-"""A broker that may open 256 files, and strangers who open more connections than that and say nothing."""
+"""A broker that may open 256 files, and unknown clients that open more connections than that and send
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ accounts:
 
 
 async def send(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], number: int) -> Command:
-    """The answer to one signed send."""
+    """Returns the answer to one signed send."""
     reader, writer = connection
     header = SendRequestV2(
         producer_group="PG",

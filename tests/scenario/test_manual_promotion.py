@@ -1,4 +1,4 @@
-"""A slave is made the master by hand: docs/operations.md, "Making a slave the master"."""
+"""A slave is made the master manually: docs/operations.md, "Making a slave the master"."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_a_topic_made_again_is_the_same_on_a_slave_and_once_it_is_master(g
     await until(lambda: slave.store.deleted_topics == master.store.deleted_topics != {}, "deletions")
     await until(lambda: tables.offsets.groups_of("T") == tables.offsets.groups_of("Gone") == [], "offsets")
     await until(lambda: tables.topics.get("T") is not None and tables.topics.get("Gone") is None, "topics")
-    # A deletion is on disk, and known, before a queue goes.
+    # A deletion is on disk, and known, before a queue is deleted.
     await until(lambda: queue_contents(slave.store) == queue_contents(master.store), "queues")
     assert {topic for topic, _ in slave.store.queue_keys()} == {"T"}
     await group.stop(1)
@@ -113,7 +113,7 @@ async def test_a_topic_made_again_is_the_same_on_a_slave_and_once_it_is_master(g
 
 
 async def test_progress_before_a_deletion_that_no_table_brought_is_forgotten(group: Group) -> None:
-    """The records of the new life say it; then the slave becomes the master."""
+    """The records of the recreated topic show the deletion; then the slave becomes the master."""
     master, slave = await group.start(0), await group.start(1)
     assert slave.store is not None
     slave._replica.config_sync._take_deletions = None
@@ -141,7 +141,7 @@ async def test_progress_before_a_deletion_that_no_table_brought_is_forgotten(gro
 
 
 async def test_a_deletion_behind_the_end_of_a_copy_hides_nothing_of_what_comes_there(group: Group) -> None:
-    """Its master told of a deletion and lost the end of its log before the slave had got there."""
+    """The master reported a deletion, and lost the end of its log before the slave had copied up to there."""
     master, slave = await group.start(0), await group.start(1)
     assert slave.store is not None
     new = [b"new %d" % number for number in range(3)]

@@ -36,7 +36,7 @@ def send_frame(number: int) -> bytes:
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> int:
-    """The response code of one send."""
+    """Returns the response code of one send."""
     writer.write(send_frame(number))
     decoder = FrameDecoder()
     while data := await reader.read(65_536):

@@ -38,7 +38,9 @@ NOT_OF_ROCKETMQ = (RequestCode.TANDEM_HISTORY, RequestCode.TANDEM_READ_LOG_CHECK
 
 
 class Proven(Node):
-    """A node with a remoting port, where the other one meets it. `lacks`: codes that an older peer lacks."""
+    """A node with a remoting port, at which its peer meets it. `lacks` contains the codes that an older peer
+    lacks.
+    """
 
     group_id: str | None = GROUP_ID
     lacks: tuple[int, ...] = ()
@@ -101,7 +103,7 @@ async def nodes(tmp_path: Path) -> AsyncIterator[tuple[Proven, Proven]]:
 
 
 async def share(one: Proven, two: Proven) -> int:
-    """Both start and hold the same term 1; where it ends."""
+    """Starts both nodes with the same term 1; returns its end."""
     for node in (one, two):
         await node.start()
     await one.lead(1, 1, term_id=7)
@@ -117,7 +119,9 @@ async def share(one: Proven, two: Proven) -> int:
 async def part(
     one: Proven, two: Proven, *, ids: tuple[int, int] = (0, 0), members: tuple[int, ...] = (2,)
 ) -> int:
-    """Controllers whose disk went back give term 2 twice, and each master writes alone; where they part."""
+    """Simulates controllers whose disk went back and that assign term 2 twice; each master writes alone.
+    Returns the offset at which the logs diverge.
+    """
     shared = await share(one, two)
     await one.lead(2, 1, term_id=ids[0])
     assert await one.send(b"same" * 60, b"X" * 300) == [PutStatus.PUT_OK] * 2
@@ -142,7 +146,9 @@ async def test_two_histories_of_one_term_are_never_in_sync(
     ids: tuple[int, int],
     lacks: tuple[int, ...],
 ) -> None:
-    """Both were acknowledged, so a person decides; nothing is cut, and the master goes on alone."""
+    """Both histories were acknowledged, so a person must decide; nothing is cut, and the master continues
+    alone.
+    """
     one, two = nodes
     one.lacks = lacks
     await part(one, two, ids=ids)
@@ -180,8 +186,8 @@ async def test_a_history_that_was_confirmed_nowhere_is_cut_at_the_last_equal_rec
 async def test_a_difference_inside_a_term_is_found_and_healed_where_a_record_begins(
     nodes: tuple[Proven, Proven], monkeypatch: pytest.MonkeyPatch, is_confirmed: bool, window_bytes: int
 ) -> None:
-    """A broker whose directory was put back, or that is another cluster's: the lists of terms are equal. The
-    difference may begin below the window that each meeting compares.
+    """A broker whose directory was put back, or that belongs to another cluster, has the same list of terms.
+    The difference may begin below the window that each meeting compares.
     """
     monkeypatch.setattr(meeting, "WINDOW_BYTES", window_bytes)
     one, two = nodes
@@ -230,7 +236,7 @@ async def test_another_group_is_refused_by_both_sides(
 async def test_the_group_is_proven_on_the_connection_itself(
     nodes: tuple[Proven, Proven], group_id: str, is_served: bool
 ) -> None:
-    """Another process may have taken the port since the meeting."""
+    """Another process may have acquired the port since the meeting."""
     one, two = nodes
     for node in nodes:
         await node.start()
@@ -317,7 +323,7 @@ async def test_a_copy_that_connects_again_in_its_term_is_compared_again(nodes: t
 
 
 async def test_flipped_bits_are_no_other_history(nodes: tuple[Proven, Proven]) -> None:
-    """Scrubbing repairs them; a copy that halted for them would be an outage."""
+    """Scrubbing repairs bit flips; a replica that halted for them would be an outage."""
     one, two = nodes
     shared = await share(one, two)
     [path] = [path for path in (two.root / "commitlog").iterdir() if path.name == "0" * 20]

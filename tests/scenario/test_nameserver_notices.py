@@ -1,4 +1,4 @@
-"""A name server tells brokers of a new smallest id; those with access control know who asks.
+"""A name server notifies brokers of a new smallest id; brokers with access control authenticate it.
 
 Source: spec nameserver 9, spec semantics 21.
 """
@@ -33,7 +33,7 @@ NOTICE = int(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE)
 
 
 def make_slave(root: Path, name_server: str) -> Broker:
-    """A broker that takes signed requests of `INNER` only."""
+    """Returns a broker that accepts only requests signed by `INNER`."""
     return Broker(
         BrokerOptions(
             listen_host="127.0.0.1",
@@ -56,7 +56,7 @@ def make_slave(root: Path, name_server: str) -> Broker:
 
 
 async def register_master(client: RemotingClient, name_server: str) -> Command:
-    """A master that nobody can reach."""
+    """Registers an unreachable master."""
     header = RegisterBrokerRequest(
         broker_name="broker-a",
         broker_address="127.0.0.1:1",

@@ -1,4 +1,4 @@
-"""Name servers on real sockets and a real disk, spoken to by the typed calls that brokers use."""
+"""Name servers on real sockets and a real disk, used through the typed calls of brokers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def body(*names: str) -> RegisterBrokerBody:
 
 
 class Site:
-    """Name servers of one test, each in its own directory, and the clients that talk to them."""
+    """The name servers of one test, each in its own directory, and their clients."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -1,4 +1,6 @@
-"""Pops, acks, changes and what comes again, through a real broker over loopback (spec semantics 14)."""
+"""Pops, acknowledgements, changes and redeliveries, through a real broker over the loopback (spec semantics
+14).
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ async def test_messages_of_all_queues_come_once_and_not_again_after_their_acks(p
     assert bodies([*acknowledged, left]) == expected
     assert await pop(peer, "T") == []
     assert [await ack(peer, message) for message in acknowledged] == [0] * 9
-    # The one that was left comes again when all would: then the others have not.
+    # The unacknowledged message is delivered again at the time at which all would be: so the others are not.
     assert bodies(await pop_all(peer, "T", 1)) == [left.body]
     assert await pop(peer, "T") == []
 
@@ -87,7 +89,7 @@ async def test_an_unacknowledged_message_comes_again_from_the_retry_topic_with_i
 
 @pytest.mark.parametrize("room", [0, 40])
 async def test_a_message_without_room_for_what_pops_add_comes_again(peer: Peer, room: int) -> None:
-    """`room`: for nothing; for the time of the first pop, and not for the handle."""
+    """The `room` is too small for anything, or for the handle after the time of the first pop."""
     sizes = iter(range(PROPERTIES_BYTES_MAX, 0, -1))  # the broker adds some of its own
     filling = "x" * next(sizes)
     while (await peer.send("Full", properties={"a": filling})).code != ResponseCode.SUCCESS:
@@ -130,7 +132,7 @@ async def test_invisible_time_can_be_changed_and_the_old_handle_is_void(peer: Pe
     first, second = await pop_all(peer, "T", 2, invisible_ms=60_000)
     sooner = await change(peer, first, 200)
     assert sooner.handle != first.handle
-    assert await ack(peer, first) == 0  # as RocketMQ: an old handle is no error, and does nothing
+    assert await ack(peer, first) == 0  # as RocketMQ: an old handle is not an error, and does nothing
     again = await pop_all(peer, "T", 1)
     assert bodies(again) == [b"000"]
     later = await change(peer, second, 120_000)
@@ -160,7 +162,7 @@ async def test_a_message_tried_often_enough_becomes_a_dead_letter(broker: Broker
 async def test_a_message_that_is_put_off_untried_is_not_one_try_nearer_to_the_dead_letters(
     broker: Broker, peer: Peer
 ) -> None:
-    """5.5's `suspend`: a proxy hands messages back that no consumer has seen."""
+    """5.5's `suspend`: a proxy returns messages that no consumer has seen."""
     import msgspec
 
     await fill(peer, "T", 1, queues=1)
@@ -169,7 +171,7 @@ async def test_a_message_that_is_put_off_untried_is_not_one_try_nearer_to_the_de
     broker._tables.groups.put(msgspec.structs.replace(config, retry_count_max=1), 1)
     store = broker.store
     assert store is not None
-    # A failed try counts; at the last one, too, a message may be put off.
+    # A failed attempt counts; at the last one, too, a message may be postponed.
     for number, (count, is_suspended) in enumerate([(0, True), (0, True), (0, False), (1, True), (1, True)]):
         [message] = await pop_all(peer, "T", 1)
         assert message.record.retry_count == count
@@ -188,7 +190,7 @@ async def test_a_message_that_is_put_off_untried_is_not_one_try_nearer_to_the_de
 
 @pytest.mark.parametrize("is_killed", [False, True])
 async def test_leases_acks_and_positions_outlive_the_broker(tmp_path: Path, is_killed: bool) -> None:
-    """Nothing acknowledged comes again, everything else does (with flushDiskType=SYNC_FLUSH)."""
+    """No acknowledged message is delivered again, all others are (with flushDiskType=SYNC_FLUSH)."""
     store = {"flush_mode": FlushMode.SYNC_FLUSH}
     broker = make_broker(tmp_path / "a", store=store)
     await broker.start()
@@ -249,7 +251,7 @@ def _remove(path: Path) -> None:
 
 
 def _copy_as_killed(source: Path, target: Path) -> None:
-    """The files as a kill would leave them now."""
+    """Copies the files that a kill would leave now."""
     import shutil
 
     shutil.copytree(source, target)
@@ -287,7 +289,7 @@ async def test_a_pop_that_finds_nothing_says_so_in_the_way_that_clients_know(pee
 async def test_the_time_of_a_request_without_a_birth_begins_on_arrival(
     broker: Broker, peer: Peer, sent: dict[str, str]
 ) -> None:
-    """RocketMQ's proxy sends its pops and notifications so."""
+    """RocketMQ's proxy sends such pops and notifications."""
     fields = {"consumerGroup": "CG", "topic": "T", "queueId": "-1", "pollTime": "50000", **sent}
     await fill(peer, "T", 1)
     asked = {**fields, "maxMsgNums": "1", "invisibleTime": "60000", "initMode": "0", "expType": "TAG"}
@@ -426,7 +428,7 @@ async def test_a_slave_refuses_pops(tmp_path: Path) -> None:
 async def test_a_lease_of_an_unknown_group_waits_until_it_is_known_or_deleted(
     broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A slave that becomes master may know the lease and not the group yet."""
+    """A slave that becomes master may know the lease but not the group yet."""
     monkeypatch.setattr(service, "REFUSED_MS", 100)
     groups = broker._tables.groups
     assert broker._parts is not None
@@ -453,7 +455,9 @@ async def test_a_lease_of_an_unknown_group_waits_until_it_is_known_or_deleted(
 async def test_pops_begin_anew_in_a_topic_that_is_made_again(
     tmp_path: Path, *, is_ordered: bool, is_restarted: bool
 ) -> None:
-    """Positions and leases of the deleted one are in memory and in the log, and its acks still come."""
+    """Positions and leases of the deleted topic are in memory and in the log, and its acknowledgements still
+    arrive.
+    """
     new = [b"new %d" % number for number in range(3)]
     old: list[Popped] = []
 
@@ -492,7 +496,7 @@ async def test_a_group_that_was_deleted_with_its_progress_pops_from_the_beginnin
 async def test_a_group_that_was_deleted_with_its_progress_begins_anew_also_after_a_kill(
     tmp_path: Path,
 ) -> None:
-    """What it has popped is told by the log, too, and what it pops from now on must not be forgotten."""
+    """The log also has the group's earlier pops, and its pops from now on must not be forgotten."""
     left = tmp_path / "left"
     async with running_broker(tmp_path / "store") as broker, Peer(broker) as peer:
         expected = await fill(peer, "T", 5, queues=1)
@@ -513,7 +517,7 @@ async def test_a_group_that_was_deleted_with_its_progress_begins_anew_also_after
 
 
 async def test_a_pop_is_answered_when_its_group_is_on_disk(broker: Broker, peer: Peer) -> None:
-    """What a group that is unknown after a kill has popped would come to nobody any more."""
+    """The messages popped by a group that is unknown after a kill would never be delivered again."""
     await fill(peer, "T", 1)
     file = broker._tables.group_file
     await broker._tables.saver.save(file)

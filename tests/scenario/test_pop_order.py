@@ -1,4 +1,4 @@
-"""Ordered pops, resets, server-side assignment, and what slaves copy (spec semantics 14.5, 20.1)."""
+"""Ordered pops, resets, server-side assignment, and the data that slaves copy (spec semantics 14.5, 20.1)."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ async def test_a_reset_frees_a_queue_that_is_open_in_order(peer: Peer, broker: B
     reset = ResetOffsetRequest(group="CG", topic="T", timestamp_ms=0, is_forced=True, queue_id=0, offset=1)
     answer = await peer.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)
     assert answer.code == ResponseCode.SUCCESS, answer.remark
-    [again] = await asyncio.wait_for(waiting, 20)  # the reset wakes it, not the end of its time
+    [again] = await asyncio.wait_for(waiting, 20)  # the reset wakes it, not the timeout
     assert again.body == b"1"
     assert await ack(peer, first) == 0
     assert await pop(peer, "T", **order) == []  # the ack of the old pop freed nothing
@@ -193,7 +193,7 @@ async def set_mode(peer: Peer, mode: str, *, topic: str = "T", group: str = "CG"
 
 async def test_queues_are_assigned_by_the_group_s_members_and_mode(peer: Peer, broker: Broker) -> None:
     await fill(peer, 1)
-    assert (await ask_assignment(peer, "c1")).queues is None  # nobody is online
+    assert (await ask_assignment(peer, "c1")).queues is None  # no member is online
     await peer.heartbeat("c1", consumer("CG", "T"))
     async with Peer(broker) as other:
         await other.heartbeat("c2", consumer("CG", "T"))

@@ -1,4 +1,4 @@
-"""Waiting pops and notifications: none waits while there is something for it (spec semantics 14.1, 14.6)."""
+"""Waiting pops and notifications: none waits while there is a message for it (spec semantics 14.1, 14.6)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tandemmq.store import PutStatus
 from waits import until
 
 LONG_MS = 200_000
-"""Far beyond the patience of a test: a request that is answered was woken."""
+"""Far beyond the patience of a test: an answered request was woken."""
 WOKEN_S = 20
 
 
@@ -40,7 +40,7 @@ def in_order(queue_id: int, attempt_id: str = "") -> dict[str, object]:
 
 
 async def waiting_pop(broker: Broker, peer: Peer, **changes: object) -> asyncio.Task[list[Popped]]:
-    """A pop that is held by the broker."""
+    """Returns a pop that the broker holds."""
     assert broker._parts is not None
     polls = broker._parts.pop.polls
     before = len(polls)
@@ -153,7 +153,7 @@ async def test_a_pop_with_rare_matches_reads_on_until_it_has_looked_at_all(
 
 
 async def send_many(peer: Peer, count: int, *, tag: str) -> None:
-    """One batch of small messages with the tag."""
+    """Sends one batch of small messages with the tag."""
     properties = f"TAGS\x01{tag}\x02".encode()
     one = b"".join(
         [
@@ -183,7 +183,7 @@ async def test_a_notification_says_yes_only_for_what_its_filter_wants(broker: Br
     await peer.send_ok("T", b"1", properties={"TAGS": "yes"})
     assert await has_message()
     await pop_all(peer, "T", 1, expression="yes")
-    for _ in range(2):  # more than one read: nobody knows, so a pop should look
+    for _ in range(2):  # more than one read: a pop has to find out
         await send_many(peer, 800, tag="no")
     assert await has_message()
     assert await pop(peer, "T", expression="yes") == []
@@ -257,7 +257,7 @@ async def test_messages_whose_leases_were_not_stored_go_to_a_pop_that_waits(
     refused: list[object] = []
 
     def refusing(records: list, on_done):  # type: ignore[no-untyped-def,type-arg]
-        """The first check point of the message is written and then not stored."""
+        """Writes the first check point of the message, which the test then reports as not stored."""
         if records[0].topic != log.records.topic or refused:
             return real(records, on_done)
         refused.append(on_done)

@@ -1,4 +1,6 @@
-"""Progress that is not of this log: tables at the start of a master, and what consumers claim from memory."""
+"""Offsets that do not belong to this log: tables at the start of a master, and offsets that consumers
+present.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,10 @@ from waits import until
 
 MOVED = ResponseCode.PULL_OFFSET_MOVED
 LIFE_START = 3
-"""Where queue 0 of T ended when the second life of the broker began; it has 23 messages by now."""
+"""The end of queue 0 of T when the broker's second run began; the queue has 23 messages by now."""
 CLAIM = 12
 PUSH = 0x2
-"""A pull that may wait, by the subscription that the group has registered."""
+"""The flags of a pull that may wait, with the subscription that the group has registered."""
 
 
 async def send(peer: Peer, count: int) -> None:
@@ -43,7 +45,7 @@ async def send_tagged(peer: Peer, *tags: str) -> None:
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    """In its second life."""
+    """Yields the broker in its second run."""
     async with running_broker(tmp_path) as broker, Peer(broker) as peer:
         await send(peer, LIFE_START)
     async with running_broker(tmp_path) as broker, Peer(broker) as peer:
@@ -67,7 +69,7 @@ async def pull(peer: Peer, offset: int, **changes: object) -> Command:
 
 
 async def commit_oneway(peer: Peer, offset: int) -> None:
-    """As Java consumers commit; returns when the broker has handled it."""
+    """Commits as Java consumers do; returns once the broker has handled it."""
     header = UpdateOffsetRequest(consumer_group="CG", topic="T", queue_id=0, committed_offset=offset)
     command = Command.request(RequestCode.UPDATE_CONSUMER_OFFSET, header, oneway=True)
     await peer.client.send_oneway(peer.address, command)
@@ -96,7 +98,7 @@ async def test_a_master_lowers_all_progress_to_what_its_log_has(tmp_path: Path) 
         assert tables.offsets.committed("CG", "Unknown", 0) == 0
         assert tables.delay_offsets.get(2) == 0
         assert tables.timer_progress.check == TimerCheck(TimerKey(5, 0), 0, 0)
-    # The next start must find it so, when the queues have grown past what was claimed.
+    # The next start must find the corrected offsets, when the queues have grown beyond the claimed ones.
     assert decode_delay_offsets((before / "config" / "delayOffset.json").read_bytes()).offsets[2] == 0
     async with running_broker(before) as broker, Peer(broker) as peer:
         await send(peer, 20)
@@ -104,7 +106,7 @@ async def test_a_master_lowers_all_progress_to_what_its_log_has(tmp_path: Path) 
 
 
 async def test_progress_in_a_deleted_topic_is_none_in_the_one_made_again(tmp_path: Path) -> None:
-    """Also when the process is killed before the offsets without it are saved."""
+    """Also when the process is killed before the table without the deleted offsets is saved."""
     root, kept = tmp_path / "store", tmp_path / "consumerOffset.json"
     async with running_broker(root) as broker, Peer(broker) as peer:
         await send(peer, 5)
@@ -132,7 +134,7 @@ async def test_a_member_that_claims_more_is_moved_once(broker: Broker, peer: Pee
     assert committed(broker) == LIFE_START
     answer = await pull(peer, CLAIM, sys_flag=PUSH | 1, committed_offset=CLAIM)
     assert (answer.code, pull_response(answer).next_offset) == (MOVED, LIFE_START)
-    await commit_oneway(peer, CLAIM)  # Java goes on with its old number for ten seconds
+    await commit_oneway(peer, CLAIM)  # Java keeps sending its old offset for ten seconds
     assert committed(broker) == LIFE_START
 
     records = records_of(await pull(peer, LIFE_START))
@@ -153,7 +155,7 @@ async def test_who_insists_is_believed(peer: Peer) -> None:
 
 
 async def test_who_has_not_got_the_answer_is_moved_again(broker: Broker, peer: Peer) -> None:
-    """The connection broke on the way: what was asked over it is asked again over the next one."""
+    """The connection broke before the answer arrived: the request is repeated over the next connection."""
     await peer.heartbeat("c1", consumer("CG", "T"))
     for claim in (CLAIM, 900):
         assert pull_response(await pull(peer, claim)).next_offset == LIFE_START
@@ -165,7 +167,7 @@ async def test_who_has_not_got_the_answer_is_moved_again(broker: Broker, peer: P
 
 
 async def test_a_claim_behind_the_end_is_moved_to_what_is_safe(broker: Broker, peer: Peer) -> None:
-    """Also of a member that was believed; who is no member goes to the end, as with RocketMQ."""
+    """Also for a trusted member; a client that is not a member goes to the end, as with RocketMQ."""
     await peer.heartbeat("c1", consumer("CG", "T"))
     assert len(records_of(await pull(peer, 0))) == 23
     answer = await pull(peer, 900)
@@ -176,7 +178,9 @@ async def test_a_claim_behind_the_end_is_moved_to_what_is_safe(broker: Broker, p
 
 
 async def test_who_has_been_told_where_it_is_is_believed(broker: Broker, peer: Peer) -> None:
-    """By its group's offset, by an operator's reset, or by a pull at what was there before."""
+    """The client learned its offset from the group's offset, from an operator's reset, or by a pull at an
+    offset from before this run.
+    """
     await peer.heartbeat("c1", consumer("CG", "T"))
     question = QueryOffsetRequest(consumer_group="CG", topic="T", queue_id=0, zero_if_missing=False)
     answer = await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, question)
@@ -204,7 +208,7 @@ async def test_what_the_group_has_finished_in_this_life_is_safe(broker: Broker, 
 
 
 async def test_a_record_that_is_in_the_log_proves_a_claim(broker: Broker, peer: Peer) -> None:
-    """Our own client tells who it is and the last record that it has got, before any heartbeat."""
+    """TandemMQ's client sends its id and its last received record before any heartbeat."""
     record = records_of(await pull(peer, CLAIM - 1, sys_flag=0x4))[0]
     real = SeenRecord(CLAIM - 1, record.log_offset, record.stored_at_ms)
     other = real._replace(stored_at_ms=record.stored_at_ms - 1)
@@ -247,7 +251,7 @@ async def commit_shown(peer: Peer, seen: SeenRecord) -> None:
 
 
 async def test_a_record_that_cannot_be_looked_up_proves_nothing(broker: Broker, peer: Peer) -> None:
-    """It may be deleted, or of another log: nobody can say any more."""
+    """The record may be deleted, or belong to another log: it can no longer be verified."""
     record = records_of(await pull(peer, CLAIM - 1, sys_flag=0x4))[0]
     assert broker.store is not None
     broker.store._queues.table["T", 0].min_offset = CLAIM + 1
@@ -256,13 +260,13 @@ async def test_a_record_that_cannot_be_looked_up_proves_nothing(broker: Broker, 
 
 
 async def test_a_record_that_is_not_in_the_log_refutes_a_claim_of_an_earlier_life(tmp_path: Path) -> None:
-    """A loss that an earlier start found is nothing that this start knows of; the same for a slave's copy."""
+    """This start does not know of a loss that an earlier start found; the same applies to a slave's copy."""
     async with running_broker(tmp_path) as broker, Peer(broker) as peer:
         await send(peer, 20)
         record = records_of(await pull(peer, CLAIM - 1, sys_flag=0x4))[0]
         broker._tables.offsets.commit("CG", "T", 0, 5, 0)
     real = SeenRecord(CLAIM - 1, record.log_offset, record.stored_at_ms)
-    # Younger than all that is here: the logs parted behind it, however many were stored in one millisecond.
+    # Newer than every record here: the logs diverged after it, however many records share one millisecond.
     lost = real._replace(log_offset=record.log_offset - 8, stored_at_ms=real.stored_at_ms + 60_000)
     later = real._replace(queue_offset=40, log_offset=1 << 19)
     for broker_id in (0, 1):
@@ -274,7 +278,7 @@ async def test_a_record_that_is_not_in_the_log_refutes_a_claim_of_an_earlier_lif
             assert committed(broker) == 5
             answer = await pull_shown(peer, "c1", lost)
             assert (answer.code, pull_response(answer).next_offset) == (MOVED, 5)
-            assert len(records_of(await pull_shown(peer, "c1", lost))) == 8  # who insists is believed
+            assert len(records_of(await pull_shown(peer, "c1", lost))) == 8  # a repeated claim is accepted
             assert len(records_of(await pull_shown(peer, "c2", real))) == 8
             if broker_id:  # a copy may only be behind
                 assert (await pull_shown(peer, "c3", later)).code != MOVED
@@ -284,11 +288,13 @@ async def test_a_record_that_is_not_in_the_log_refutes_a_claim_of_an_earlier_lif
 async def test_a_group_that_has_committed_nothing_in_this_log_begins_where_it_would(
     broker: Broker, peer: Peer, start: ConsumeFromWhere
 ) -> None:
-    """Its record is of a master that was started without its disk: nothing that is here was read by it."""
+    """The record comes from a master that was started without its disk: the group has read no message of this
+    log.
+    """
     lost = SeenRecord(900, 1 << 18, int(time.time() * 1000) + 60_000)
     await peer.heartbeat("c1", consumer("CG", "T", consume_from_where=start))
     await commit_shown(peer, lost)
-    # The version of the subscription is its birth: all that is here has come since.
+    # The version of the subscription is its birth: all messages here are newer.
     assert committed(broker) == 0
     assert pull_response(await pull_shown(peer, "c1", lost)).next_offset == 0
 
@@ -296,7 +302,7 @@ async def test_a_group_that_has_committed_nothing_in_this_log_begins_where_it_wo
 async def test_who_was_believed_and_read_at_a_copy_of_another_log_is_moved(
     broker: Broker, peer: Peer
 ) -> None:
-    """A slave whose log has parted from its master's serves until it has found that out."""
+    """A slave whose log has diverged from its master's serves reads until it notices."""
     record = records_of(await pull(peer, CLAIM - 1, sys_flag=0x4))[0]
     first = records_of(await pull(peer, LIFE_START - 1, sys_flag=0x4))[0]
     real = SeenRecord(LIFE_START - 1, first.log_offset, first.stored_at_ms)
@@ -311,8 +317,8 @@ async def test_who_was_believed_and_read_at_a_copy_of_another_log_is_moved(
 
 @pytest.mark.parametrize("broker_id", [0, 1])
 async def test_a_record_proves_the_place_behind_it_and_no_further(tmp_path: Path, broker_id: int) -> None:
-    """Its client has read on at a slave whose copy begins behind it: what that gave may have been lost, and
-    its places given to others, in a life of the master before the last start.
+    """The client has continued at a slave whose copy begins after that record. Messages read there may have
+    been lost, and their offsets reused, in a run of the master before the last start.
     """
     async with running_broker(tmp_path) as broker, Peer(broker) as peer:
         await send(peer, 20)
@@ -323,19 +329,19 @@ async def test_a_record_proves_the_place_behind_it_and_no_further(tmp_path: Path
         running_broker(tmp_path, broker_id=broker_id, slave_read_enable=True) as broker,
         Peer(broker) as peer,
     ):
-        for _ in range(2):  # also when it was believed
+        for _ in range(2):  # also when it was trusted
             assert len(records_of(await pull_shown(peer, "c1", seen))) == 15
             answer = await pull_shown(peer, "c1", seen, CLAIM)
             assert (answer.code, pull_response(answer).next_offset) == (MOVED, 5)
             await commit_shown(peer, seen)
             assert committed(broker) == 5
-            assert len(records_of(await pull_shown(peer, "c1", seen, CLAIM))) == 8  # who insists is believed
+            assert len(records_of(await pull_shown(peer, "c1", seen, CLAIM))) == 8  # a repetition is accepted
 
 
 async def test_where_a_queue_begins_by_now_is_a_place_behind_what_was_deleted(
     broker: Broker, peer: Peer
 ) -> None:
-    """A reader that was away is led there, and shows its last record from before."""
+    """A reader that was away is moved to the queue's begin, and presents its last record from before."""
     record = records_of(await pull(peer, 4, sys_flag=0x4))[0]
     seen = SeenRecord(4, record.log_offset, record.stored_at_ms)
     assert records_of(await pull_shown(peer, "c1", seen))
@@ -346,7 +352,7 @@ async def test_where_a_queue_begins_by_now_is_a_place_behind_what_was_deleted(
 
 
 async def test_a_slave_trusts_no_commit_of_who_shows_a_lost_record(tmp_path: Path) -> None:
-    """It has kept the commit when it had nothing in that place yet."""
+    """The slave stored the commit when its copy had no record at that offset yet."""
     async with running_broker(tmp_path) as broker, Peer(broker) as peer:
         await send(peer, 20)
         record = records_of(await pull(peer, CLAIM - 1, sys_flag=0x4))[0]
@@ -364,7 +370,9 @@ async def test_a_slave_trusts_no_commit_of_who_shows_a_lost_record(tmp_path: Pat
 
 
 async def test_a_slave_keeps_no_progress_from_before_its_copy(tmp_path: Path) -> None:
-    """It has no record to name with it: the next owner would be believed by a master without it."""
+    """The slave has no record to store with the offset: a master without that record would trust the next
+    owner.
+    """
     async with running_broker(tmp_path) as broker, Peer(broker) as peer:
         await send(peer, 20)
         record = records_of(await pull(peer, CLAIM + 1, sys_flag=0x4))[0]
@@ -382,7 +390,7 @@ async def test_a_slave_keeps_no_progress_from_before_its_copy(tmp_path: Path) ->
 
 
 async def test_a_slave_whose_copy_begins_behind_the_safe_offset_leads_nobody_there(tmp_path: Path) -> None:
-    """What lies before its copy is at its master, and the group has not finished it."""
+    """The messages before the copy are at its master, and the group has not consumed them."""
     async with running_broker(tmp_path) as broker, Peer(broker) as peer:
         await send(peer, 20)
         record = records_of(await pull(peer, CLAIM - 1, sys_flag=0x4))[0]
@@ -396,12 +404,12 @@ async def test_a_slave_whose_copy_begins_behind_the_safe_offset_leads_nobody_the
         broker.store._queues.table["T", 0].min_offset = 8
         await commit_shown(peer, lost)
         assert committed(broker) == 5
-        for _ in range(2):  # it does not give in to who insists
+        for _ in range(2):  # it rejects a repeated claim, too
             assert (await pull_shown(peer, "c1", lost)).code == ResponseCode.SLAVE_NOT_AVAILABLE
 
 
 async def test_a_slave_refuses_who_may_have_to_go_on_before_its_copy(tmp_path: Path) -> None:
-    """Its first record is younger than the lost one, and so may others be that it has not got."""
+    """The copy's first record is newer than the lost one, and so may be others that the copy lacks."""
     async with running_broker(tmp_path) as broker, Peer(broker) as peer:
         await send(peer, 20)
         record = records_of(await pull(peer, CLAIM - 1, sys_flag=0x4))[0]
@@ -417,7 +425,9 @@ async def test_a_slave_refuses_who_may_have_to_go_on_before_its_copy(tmp_path: P
 
 
 async def test_a_slave_keeps_no_progress_whose_record_it_has_not_got(tmp_path: Path) -> None:
-    """It was emptied, or is behind: others would be told of a place of another log, without a proof."""
+    """The slave was emptied, or is behind: other members would get an offset of another log, without a
+    proof.
+    """
     async with running_broker(tmp_path) as broker, Peer(broker) as peer:
         await send(peer, 20)
         broker._tables.offsets.commit("CG", "T", 0, 5, 0)
@@ -430,7 +440,7 @@ async def test_a_slave_keeps_no_progress_whose_record_it_has_not_got(tmp_path: P
 
 
 async def test_a_slave_that_is_behind_refuses_who_has_read_on_in_a_topic_made_again(tmp_path: Path) -> None:
-    """It still has the messages of the deleted one, and would deliver them from the beginning."""
+    """The slave still has the messages of the deleted topic, and would deliver them from the beginning."""
     async with running_broker(tmp_path) as broker, Peer(broker) as peer:
         await send(peer, 20)
         assert broker.store is not None
@@ -446,7 +456,7 @@ async def test_a_slave_that_is_behind_refuses_who_has_read_on_in_a_topic_made_ag
 
 
 async def test_what_was_passed_over_at_a_copy_of_another_log_is_shown(tmp_path: Path) -> None:
-    """Else a group that filters skips what this log has there: the last record that it got is in both."""
+    """Otherwise a group that filters skips messages of this log: its last received record is in both logs."""
     parted, own = tmp_path / "parted", tmp_path / "own"
     async with running_broker(parted) as broker, Peer(broker) as peer:
         await send_tagged(peer, "red")
@@ -476,7 +486,7 @@ async def test_what_was_passed_over_at_a_copy_of_another_log_is_shown(tmp_path: 
 
 
 async def test_what_a_held_pull_passed_over_is_told(broker: Broker, peer: Peer) -> None:
-    """It waits on behind it, and is answered when its time is over."""
+    """The pull keeps waiting beyond the skipped record, and is answered at its timeout."""
     values = {"sys_flag": PUSH | 0x4, "client_id": "c1", "subscription": "red", "suspend_timeout_ms": 60_000}
     await pull(peer, 0, **values)
     pulling = asyncio.create_task(pull(peer, 23, **values))
@@ -541,7 +551,7 @@ async def test_each_broadcasting_client_speaks_for_itself(broker: Broker, peer: 
 
 
 async def test_a_topic_that_is_made_anew_is_begun_anew(peer: Peer) -> None:
-    """Who was in the middle of the deleted one skips nothing of the new one."""
+    """A consumer in the middle of the deleted topic skips no message of the new one."""
     await peer.heartbeat("c1", consumer("CG", "T"))
     await pull(peer, 0)
     assert (await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(topic="T"))).code == 0
@@ -559,7 +569,7 @@ async def test_at_the_bound_everybody_is_believed(broker: Broker, peer: Peer) ->
             assert len(records_of(await pull(other, 0))) == 23
     await peer.heartbeat("c3", consumer("CG", "T"))
     assert len(records_of(await pull(peer, CLAIM))) == 11
-    await commit_oneway(peer, CLAIM)  # above the life start
+    await commit_oneway(peer, CLAIM)  # above the start of this run
     assert committed(broker) == CLAIM
 
 

@@ -1,4 +1,4 @@
-"""The Python in the documents runs as it stands there, against a real name server and broker."""
+"""The Python in the documents runs as written, against a real name server and broker."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_snippet_runs(source: str, tmp_path: Path) -> None:
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, as a reader would run it."""
+    """Runs a separate process, as a reader would."""
     return subprocess.run(
         [sys.executable, "-X", "dev", *arguments],
         capture_output=True,

@@ -1,8 +1,8 @@
-"""What is needed of slaves before and after a send is written (spec replication 5.2, 5.4).
+"""The slaves required before and after a send is written (spec replication 5.2, 5.4).
 
-Plain mode has no admission by replicas: whatever totalReplicas and minInSyncReplicas say, a send is stored
-and then waits for inSyncReplicas copies. Only the modes with an acting master or a controller refuse before
-writing, and those are not served.
+Plain mode does not reject sends for missing replicas: whatever totalReplicas and minInSyncReplicas say, a
+send is stored and then waits for inSyncReplicas copies. Only the modes with an acting master or a controller
+reject before writing, and those are not covered here.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ async def test_4x_rule_does_not_wait_for_a_slave_that_is_too_far_behind(peers: P
     peers.slave().set_master(None)
     await until(lambda: not master.acks.positions(), "gone")
     assert await send(master, b"x" * 20_000) == [PutStatus.SLAVE_NOT_AVAILABLE]
-    # A slave that only now begins to catch up counts for nothing before it is near.
+    # A slave that has only begun to catch up does not count before it is near.
     master.acks.report(ReplicaId("late"), slave.appended.value)
     assert await send(master, b"y") == [PutStatus.SLAVE_NOT_AVAILABLE]
 

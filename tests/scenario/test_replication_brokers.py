@@ -99,7 +99,7 @@ async def test_slave_refuses_sends_and_keeps_serving_after_its_master_died(group
 
 
 async def test_a_slow_reader_is_sent_only_to_a_slave_that_has_what_comes_next(group: Group) -> None:
-    """A slave that was cut off does not know that a topic was deleted, and would show its old messages."""
+    """A slave that was cut off does not know that a topic was deleted, and would return its old messages."""
     master = await group.start(0, memory_bytes=1)
     await group.start(1)
     await group.start(2)
@@ -155,7 +155,9 @@ async def test_master_that_comes_back_is_followed_again(group: Group) -> None:
 @pytest.mark.parametrize("broker_id", [0, 1])
 @pytest.mark.parametrize("number", [3, 9])
 async def test_damage_is_healed_from_the_other_copy(group: Group, broker_id: int, number: int) -> None:
-    """A bit turns over while a broker is down; it fetches the record, and goes on as if nothing had been."""
+    """A bit flips while a broker is down; the broker fetches the record, and continues as if nothing had
+    happened.
+    """
     master = await group.start(0)
     await group.start(1)
     async with Peer(master) as to_master:
@@ -176,7 +178,7 @@ async def test_damage_is_healed_from_the_other_copy(group: Group, broker_id: int
     assert store is not None
     await until(lambda: not store.damaged_ranges, "healed")
     assert path.read_bytes()[:end] == sound[:end]
-    # A slave copies the tables beside the log: it may have been stopped before it had the topic.
+    # A slave copies the tables separately from the log: it may have been stopped before it had the topic.
     await until(lambda: again._tables.topics.get("T") is not None, "the topic is copied")
     async with Peer(again) as peer, Peer(group.brokers[0]) as to_master:
         bodies = [record.body for record in records_of(await peer.pull("T"))]
@@ -189,7 +191,7 @@ async def test_damage_is_healed_from_the_other_copy(group: Group, broker_id: int
 async def test_damage_that_a_running_broker_finds_is_healed_at_once(
     group: Group, broker_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No restart and no refused send between."""
+    """Without a restart and without a rejected send."""
     monkeypatch.setattr("tandemmq.store.scrub.FIRST_DELAY_S", 0.05)
     master = await group.start(0, scrub_interval_ms=50)
     await group.start(1, scrub_interval_ms=50)
@@ -215,7 +217,7 @@ async def test_damage_that_a_running_broker_finds_is_healed_at_once(
 
 
 async def test_a_slave_whose_log_differs_looks_for_damage_before_it_halts(group: Group) -> None:
-    """Nobody has found it yet when the ends of the logs are compared."""
+    """The damage is still unknown when the ends of the logs are compared."""
     master, slave = await group.start(0), await group.start(1)
     assert slave.store is not None
     async with Peer(master) as to_master:
@@ -395,7 +397,7 @@ async def halted(slave: Broker) -> HaltReason:
 
 
 async def test_master_with_a_lost_disk_takes_no_tables_with_it(group: Group) -> None:
-    """The slave refuses its log; so it must not take its topics, groups and progress for the truth."""
+    """The slave rejects the master's log, so it must not apply the master's topics, groups and progress."""
     master, slave = await group.start(0), await group.start(1)
     ports = master.address[1], master.ha_address[1]
     async with Peer(master) as to_master:
@@ -434,7 +436,9 @@ async def test_topics_of_an_empty_log_stay_when_the_master_comes_back_without_th
 
 
 async def other_history(group: Group, ports: tuple[int, int]) -> Broker:
-    """A master and a slave of a name server's, both stopped; then a master with another log at the ports."""
+    """Stops a master and a slave registered at a name server; returns a master with another log at the same
+    ports.
+    """
     master = await group.start(0, ports=ports)
     slave = await group.start(1)
     async with Peer(master) as to_master:
@@ -455,7 +459,7 @@ async def other_history(group: Group, ports: tuple[int, int]) -> Broker:
 
 @pytest.mark.parametrize("is_named", [False, True])
 async def test_slave_without_name_server_compares_before_it_follows(group: Group, is_named: bool) -> None:
-    """Its master is asked where a setting says, or beside its port for slaves."""
+    """The slave asks the master at the configured address, or next to the master's replication port."""
     port = free_port(neighbours=(1, 2))
     ports = (port, port + 2) if is_named else (port, port + 1)
     master = await other_history(group, ports)
@@ -489,7 +493,7 @@ async def test_a_second_master_of_one_name_does_not_start(group: Group) -> None:
         await create_topic(to_master.client, to_master.address, TopicConfig(name="T"))
     with pytest.raises(ConfigError, match="is the master of group and answers"):
         await group.start(0, directory="second")
-    await group.stop(0)  # the one that was refused
+    await group.stop(0)  # the rejected one
     allowed = await group.start(0, directory="second", broker={"refuse_second_master": False})
     assert allowed.address != master.address
     await master.stop()
@@ -504,7 +508,7 @@ async def test_a_master_that_no_longer_answers_is_replaced(group: Group) -> None
 
 
 async def cut_off(broker: Broker) -> None:
-    """It is registered still, and nobody reaches it."""
+    """Makes the broker unreachable while it is still registered."""
     for server in broker._servers:
         await server.stop()
     broker._servers.clear()

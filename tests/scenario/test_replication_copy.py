@@ -68,7 +68,7 @@ async def test_copy_goes_over_several_segments_and_fillers(peers: Peers) -> None
 
 
 async def test_much_is_copied_in_large_reads_and_makes_the_same_tables(peers: Peers) -> None:
-    """Records longer than the receive buffer among them, and files that end within a read."""
+    """Includes records longer than the receive buffer, and files that end within a read."""
     sizes = {"commit_log_file_bytes": 3 * 2**20, "key_index_enable": True}
     small = {"key_index_slot_count": 1_000, "key_index_entry_count": 50_000}
     master = await peers.start_master(**sizes, **small)
@@ -215,7 +215,7 @@ async def test_slave_ahead_of_its_master_keeps_its_log_and_halts(peers: Peers, t
     assert log_bytes(slave) == copied
     assert dict(master.acks.positions()) == {}
 
-    # The master has forgotten the connection by now, and its log grows past the slave's end.
+    # The master has forgotten the connection by now, and its log grows beyond the slave's end.
     await send(master, *bodies(30))
     await peers.stop_slave()
     slave = await peers.start_slave()
@@ -265,7 +265,7 @@ async def test_idle_pair_stays_connected_by_heartbeats(peers: Peers) -> None:
     slave = peers.slave()
     await until(lambda: slave.status().last_read_at, "the first heartbeat")
     first = slave.status().last_read_at
-    # Longer than either side would bear silence.
+    # Longer than either side tolerates silence.
     await until(lambda: slave.status().last_read_at > first + options.silence_ms_max + 500, "heartbeats")
     assert proxy.connection_count == 1
     await proxy.stop()
@@ -296,7 +296,7 @@ async def test_transfer_in_tiny_batches_and_with_a_speed_limit(peers: Peers) -> 
     total = master.appended.value
     await peers.caught_up()
     assert log_bytes(slave) == log_bytes(master)
-    # This needs the allowance of three seconds, so one whole second lies in between.
+    # This needs the allowance of three seconds, so it spans one whole second.
     assert 2 * 40_000 < total < 3 * 40_000
     assert loop.time() - begun > 0.95
 

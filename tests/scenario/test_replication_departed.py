@@ -1,4 +1,4 @@
-"""Slaves that are refused or gone stay visible at their master (spec replication 4.10)."""
+"""Slaves that were rejected or have left stay visible at their master (spec replication 4.10)."""
 
 from __future__ import annotations
 

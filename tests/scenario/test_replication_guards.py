@@ -1,4 +1,4 @@
-"""Who may take part in replication, over real sockets."""
+"""The peers that may take part in replication, over real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a master tells of slaves that follow, are gone, or have halted (GET_BROKER_HA_STATUS, 907)."""
+"""A master's report on slaves that follow, have left, or have halted (GET_BROKER_HA_STATUS, 907)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ async def test_slave_of_a_master_that_lost_its_tail_and_grew_past_it_halts(group
         assert master.store is not None
         common_end = master.store.appended.value
     await group.stop(0)
-    # The tail that only the slave keeps: it copies three more, then the master goes back to before them.
+    # The tail that only the slave keeps: it copies three more messages, then the master goes back to before
+    # them.
     shutil.copytree(group.root / "0", group.root / "before")
     master, slave = await group.start(0, ports=ports), await group.start(1)
     async with Peer(master) as to_master:
@@ -71,7 +72,7 @@ async def test_slave_of_a_master_that_lost_its_tail_and_grew_past_it_halts(group
         assert (await fetch_ha_status(to_master.client, to_master.address)).in_sync_count == 0
         await until(lambda: rows_at(master) == [("group:1", "HALTED", "DIVERGED")], "the master knows why")
 
-        # The master forgets it with its own end, and is told again.
+        # The master forgets the report when it stops, and receives it again.
         await group.stop(0)
         master = await group.start(0, ports=ports)
         await until(lambda: rows_at(master) == [("group:1", "HALTED", "DIVERGED")], "and is told again")

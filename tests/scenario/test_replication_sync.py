@@ -1,4 +1,4 @@
-"""Sends that wait for slaves (spec replication 5, 16: I8-I11), and what a long life leaves behind."""
+"""Sends that wait for slaves (spec replication 5, 16: I8-I11), and resources that remain after a long run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SYNC = BrokerRole.SYNC_MASTER
 
 
 class HeldDisk(RealDisk):
-    """Syncs only while it may."""
+    """A disk that syncs only while it may."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ async def test_send_is_confirmed_once_the_slave_has_it(peers: Peers) -> None:
     await subscribed(peers)
     for number in range(20):
         assert await send(master, b"m%d" % number) == [PutStatus.PUT_OK]
-        # Not "soon": whoever got PUT_OK may lose the master the moment after.
+        # Immediately, not soon: the master may be lost right after PUT_OK.
         assert slave.appended.value == master.appended.value
     assert log_bytes(slave) == log_bytes(master)
 
@@ -68,7 +68,7 @@ async def test_pipelined_sends_are_confirmed_together(peers: Peers) -> None:
 
 
 async def test_a_slave_gets_nothing_that_its_master_has_not_flushed(peers: Peers) -> None:
-    """A power cut of the master would leave it with messages that were never there."""
+    """A power cut of the master would leave the slave with messages that the master never had."""
     disk = HeldDisk()
     master = await peers.start_master(SYNC, in_sync_replicas=2, disk=disk, flush_mode=FlushMode.SYNC_FLUSH)
     slave = await peers.start_slave(flush_mode=FlushMode.SYNC_FLUSH)
@@ -79,7 +79,7 @@ async def test_a_slave_gets_nothing_that_its_master_has_not_flushed(peers: Peers
     try:
         sending = asyncio.ensure_future(send(master, b"only written"))
         await until(lambda: master.appended.value > flushed)
-        # A byte that was sent at the write would overtake what a new slave is sent.
+        # Bytes sent right at the write would overtake those sent to a new slave.
         other = await peers.start_slave("other")
         await subscribed(peers, 2)
         await until(lambda: other.appended.value == flushed, "all that is flushed is copied")
@@ -87,7 +87,7 @@ async def test_a_slave_gets_nothing_that_its_master_has_not_flushed(peers: Peers
         assert peers.master is not None
         assert peers.master.status().log_end == flushed
     finally:
-        disk.may_sync.set()  # else nothing can be stopped
+        disk.may_sync.set()  # otherwise nothing can be stopped
     assert await sending == [PutStatus.PUT_OK]
     await peers.caught_up()
     await peers.caught_up("other")
@@ -149,7 +149,7 @@ async def test_one_slave_with_two_sockets_counts_once(peers: Peers) -> None:
     slave = await peers.start_slave()
     await subscribed(peers)
     await send(master, b"a")
-    # What a slave leaves behind that was cut off and dialled again: an old socket with an old report.
+    # A slave that was cut off and reconnected leaves an old socket with an old report.
     host, _, port = peers.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(encode_report(slave.appended.value))
@@ -239,7 +239,7 @@ async def test_slow_slave_does_not_hold_the_others_or_the_memory(peers: Peers) -
 
 @pytest.fixture
 def _only_own_objects() -> Iterator[None]:
-    """The collector passes over what other tests left: counting is quick, and counts none of theirs."""
+    """Freezes other tests' objects: the collector skips them, so counting is fast and excludes them."""
     gc.collect()
     gc.freeze()
     yield
@@ -270,7 +270,7 @@ async def test_a_thousand_reconnects_leave_nothing_behind(peers: Peers) -> None:
         await until(lambda: len(asyncio.all_tasks()) <= tasks)
         await until(lambda: _live_connections() <= objects, f"{objects} connections as before")
         await until(lambda: _open_sockets() <= sockets, "descriptors closed")
-        # A slave counts again from its first report on, which comes some time after its connection.
+        # A slave counts again after its first report, which comes some time after its connection.
         await until(
             lambda: list(master.acks.positions().values()) == [master.appended.value],
             "one slave, which acknowledged everything",
@@ -281,7 +281,7 @@ async def test_a_thousand_reconnects_leave_nothing_behind(peers: Peers) -> None:
 
 
 def _open_sockets() -> int:
-    """Files of the stores are left out: the first messages open some."""
+    """Counts open sockets. Files of the stores are left out: the first messages open some."""
     links = Path("/proc/self/fd").iterdir()
     return sum(link.is_symlink() and os.readlink(link).startswith("socket:") for link in links)
 

@@ -1,4 +1,4 @@
-"""A SYNC_MASTER whose machine was restarted: it serves nothing before it holds what its slaves hold."""
+"""A SYNC_MASTER whose machine was restarted serves nothing before it has everything that its slaves have."""
 
 from __future__ import annotations
 
@@ -57,14 +57,18 @@ async def send_all(master: Broker, *bodies: bytes) -> None:
 
 
 def lose_power(root: Path, kept: Path) -> None:
-    """The master's directory is what was on its disk at an earlier moment; the machine has been restarted."""
+    """Resets the master's directory to its content on disk at an earlier moment, as after a restart of the
+    machine.
+    """
     shutil.rmtree(root / "0")
     shutil.copytree(kept, root / "0")
     (root / "0" / "abort").write_text("1 another-boot")
 
 
 async def shortened(group: Group, ports: tuple[int, int] = (0, 0)) -> tuple[int, int]:
-    """A pair with ten messages, of which the stopped master has lost five; the slave runs. The ports."""
+    """Runs a pair with ten messages, of which the stopped master has lost five; the slave runs. Returns the
+    ports.
+    """
     master, slave = await group.start(0, ports=ports, **SYNC), await group.start(1)
     async with Peer(master) as peer:
         await create_topic(peer.client, peer.address, TopicConfig(name="T"))
@@ -155,7 +159,7 @@ async def test_another_history_at_the_slave_is_for_a_person_to_judge(group: Grou
 
 
 async def test_while_a_slave_was_made_the_master_it_goes_on_waiting(group: Group) -> None:
-    """What another slave holds is the new master's log; to serve it, too, would make two masters."""
+    """The other slave's log belongs to the new master; serving it here, too, would make two masters."""
     ports = await shortened(group)
     await group.stop(1)
     shutil.copytree(group.root / "1", group.root / "2")

@@ -1,5 +1,4 @@
-"""Replies on their way through a real broker over loopback (spec semantics 15 and 3.10, spec remoting
-9.10)."""
+"""Replies through a real broker over the loopback (spec semantics 15 and 3.10, spec remoting 9.10)."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ REPLY = {"MSG_TYPE": "reply", "CORRELATION_ID": "c-1", "REPLY_TO_CLIENT": "asker
 
 
 class Requester(Peer):
-    """Takes replies; `code` is what it answers."""
+    """A client that receives replies; `code` is its answer."""
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker, {int(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT): self._on_push})

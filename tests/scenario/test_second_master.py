@@ -1,4 +1,4 @@
-"""Two masters of one name that did not know of each other at their starts: one goes on."""
+"""Two masters of one name that did not know each other at their starts: only one continues."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from waits import until
 
 SELDOM = {"register_period_ms": 60_000}
-"""As long as the patience of a test: a registration that decides something comes for another reason."""
+"""The period is as long as the patience of a test: a decisive registration must have another cause."""
 
 
 @asynccontextmanager
@@ -63,7 +63,9 @@ async def test_of_two_masters_that_met_an_empty_name_server_the_later_one_yields
     assert first._registration is not None
 
     async def last(name_server: str) -> bool:
-        """The second one registers before the first, and finds nobody."""
+        """Delays the first broker's registration until the second one is known, so that the second finds no
+        other master.
+        """
         await is_second_known.wait()
         return await may_register(name_server)
 
@@ -101,7 +103,7 @@ async def test_of_two_masters_that_met_an_empty_name_server_the_later_one_yields
 
 
 async def test_a_master_does_not_yield_to_an_earlier_address_of_its_own(tmp_path: Path) -> None:
-    """A name server lists it for two minutes after the host died."""
+    """A name server lists the old address for two minutes after the host died."""
     port = free_port()
     async with name_server(tmp_path, port):
         group = Group(tmp_path, f"127.0.0.1:{port}")

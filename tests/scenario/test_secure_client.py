@@ -1,4 +1,4 @@
-"""The Python client signed and over TLS; a slave that copies from a master with access control."""
+"""The Python client, signed and over TLS; a slave that copies from a master with access control."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_everything_signed_and_encrypted(tmp_path: Path, tls: TlsOptions) 
         async with asyncio.timeout(PATIENCE_S), consumer:
             while len(got) < 20:
                 got |= {message.body for message in await consumer.poll()}
-        # The slave asks its master for tables, signed with the inner credentials and over TLS.
+        # The slave requests tables from its master, signed with the inner credentials and over TLS.
         await until(lambda: slave._tables.topics.get("Secret") is not None, "the topic is copied")
         await until(
             lambda: (

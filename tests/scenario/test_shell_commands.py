@@ -1,4 +1,4 @@
-"""The commands for messages as a user types them, in processes of their own, with real pipes."""
+"""The commands for messages as a user types them, in separate processes, with real pipes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LETTERS = ConsumerOptions(start_from=StartFrom.FIRST, auto_ack=False)
 
 
 class Shell:
-    """Runs commands where a small cluster runs."""
+    """Runs commands against a small running cluster."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -35,7 +35,7 @@ class Shell:
         self.environment = {**clean, local.FOLDER_VARIABLE: str(folder)}
 
     def run(self, *arguments: str, data: bytes = b"", code: int = 0) -> str:
-        """Standard output, and standard error where the code is not 0."""
+        """Returns standard output, and standard error if the code is not 0."""
         done = subprocess.run(
             [sys.executable, "-m", "tandemmq", *arguments],
             input=data,
@@ -94,7 +94,7 @@ def test_lines_go_in_and_come_out(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_one_line_typed_is_one_message_of_a_topic_of_ours(shell: Shell) -> None:
-    """What a person sees at a terminal; topics that brokers have for themselves are not theirs."""
+    """The view of a user at a terminal; topics that brokers create for themselves are hidden."""
     typed, keyboard = os.openpty()
     with shell.start("produce", "Typed", stdin=keyboard, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
@@ -111,7 +111,7 @@ def test_one_line_typed_is_one_message_of_a_topic_of_ours(shell: Shell) -> None:
 
 
 def read_all(process: subprocess.Popen[bytes]) -> bytes:
-    """What the process writes until it ends."""
+    """Returns the output of the process until it ends."""
     assert process.stdout is not None
     return process.stdout.read()
 
@@ -210,7 +210,7 @@ def test_tail_outlives_a_broker_and_leaves_no_group(shell: Shell) -> None:
 
 
 def group_names(shell: Shell) -> list[str]:
-    """Not how far they are: the broker's death takes the last seconds of that."""
+    """Returns the group names, without their progress: the broker's death loses its last seconds."""
     return sorted(group["group"] for group in json.loads(shell.run("groups", "--json"))["groups"])
 
 

@@ -1,4 +1,6 @@
-"""SQL92 subscriptions through a real broker over loopback (spec semantics 9.2 and 9.3, spec remoting 9.4)."""
+"""SQL92 subscriptions through a real broker over the loopback (spec semantics 9.2 and 9.3, spec remoting
+9.4).
+"""
 
 from __future__ import annotations
 

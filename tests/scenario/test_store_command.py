@@ -1,4 +1,4 @@
-"""`tandemmq store` as a user runs it: over a broker's own store, with faults, and while the broker runs."""
+"""`tandemmq store` as a user runs it: on a broker's own store, with faults, and while the broker runs."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def flip(path: Path, offset: int) -> None:
 
 
 def flip_body(root: Path) -> tuple[Path, int]:
-    """Flip a bit of a body in the middle of the log; where."""
+    """Flips a bit of a body in the middle of the log; returns its file and position."""
     path = sorted((root / "commitlog").iterdir())[1]
     at = path.read_bytes().index(b"0" * 5, 30_000)
     flip(path, at)
@@ -108,7 +108,9 @@ def content(root: Path) -> dict[str, bytes]:
 
 
 def cut_aside(root: Path, end: int) -> Path:
-    """What a switch would have cut of the log from byte 0 on."""
+    """Copies the first `end` bytes of the log to a file, as a switch would have cut them; returns the
+    file.
+    """
     log = b"".join(path.read_bytes() for path in sorted((root / "commitlog").iterdir()))
     kept = root / "divergent" / f"7-0-{end}"
     kept.parent.mkdir()
@@ -118,7 +120,7 @@ def cut_aside(root: Path, end: int) -> Path:
 
 def test_what_was_cut_is_shown_message_by_message(root: Path) -> None:
     assert run("divergent", root).stdout == "nothing was cut\n"
-    # It goes on behind the end of a file, and its last record is not whole.
+    # It spans the end of a file, and its last record is incomplete.
     kept = cut_aside(root, 2 * LOG_FILE_BYTES - 100)
     (kept.parent / "notes.txt").write_text("somebody's")
     result = run("divergent", root)

@@ -1,4 +1,6 @@
-"""`tandemmq.testing`: clusters for tests of applications, their faults, and that nothing of them is left."""
+"""`tandemmq.testing`: clusters for tests of applications, their faults, and that they leave nothing
+behind.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProce
 
 
 def left() -> tuple[int, int, list[str]]:
-    """Open descriptors, threads but those of executors, folders."""
+    """Returns open descriptors, threads except those of executors, and folders."""
     threads = [one for one in threading.enumerate() if not one.name.startswith("asyncio_")]
     folders = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("tandemmq-")]
     return len(os.listdir("/proc/self/fd")), len(threads), folders
@@ -68,7 +70,7 @@ async def test_nothing_is_left_whatever_was_broken(options: dict[str, bool]) -> 
             await cluster.stop_slave()
             await cluster.lose_master()
 
-    await life()  # what a first life opens for ever, it opens now
+    await life()  # opens what a first run opens permanently
     tasks, before = len(asyncio.all_tasks()), left()
     await life()
     await until(lambda: len(asyncio.all_tasks()) == tasks, "no task is left")

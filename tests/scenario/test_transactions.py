@@ -1,4 +1,6 @@
-"""Transactions through a real broker over loopback (spec semantics 17, spec store 14, spec remoting 9.7)."""
+"""Transactions through a real broker over the loopback (spec semantics 17, spec store 14, spec remoting
+9.7).
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,7 @@ async def test_transactions_can_be_refused(tmp_path: Path) -> None:
 
 
 async def test_producer_is_asked_and_its_answer_counts(tmp_path: Path) -> None:
-    unhurried = {**FAST, "transaction_check_period_ms": 1_500}  # it asks once, however slow the answer
+    unhurried = {**FAST, "transaction_check_period_ms": 1_500}  # it checks once, however slow the answer
     async with running_broker(tmp_path, **unhurried) as broker, TransactionPeer(broker, COMMIT) as peer:
         await peer.heartbeat("c1", producers=("PG",))
         half = await peer.send_half()
@@ -122,7 +124,7 @@ async def test_producer_is_asked_and_its_answer_counts(tmp_path: Path) -> None:
         assert (record.topic, record.queue_id, record.body) == ("T1", 2, b"pay")
         assert record.properties["TRANSACTION_CHECK_TIMES"] == "1"
         assert await peer.bodies() == [b"pay"]
-        # The producer's own decision comes late: it was the same, and is not carried out twice.
+        # The producer's own decision arrives late: it is the same, and is not executed twice.
         assert (await peer.end(half, COMMIT)).code == ResponseCode.SUCCESS
         assert await peer.bodies() == [b"pay"]
 
@@ -185,7 +187,9 @@ async def test_undecided_message_survives_a_restart_and_ended_ones_are_not_asked
 
 
 class FullDisk(MemoryDisk):
-    """Takes no record of the topic "T1" while `is_full`; what is offloaded meanwhile waits for room."""
+    """A disk that accepts no record of the topic "T1" while `is_full`; offloaded writes wait for room
+    meanwhile.
+    """
 
     def __init__(self) -> None:
         super().__init__(tracks_unsynced=False)
@@ -198,7 +202,7 @@ class FullDisk(MemoryDisk):
         return None
 
     def on_write(self, path: Path, offset: int, size: int) -> int:
-        # The write of an end fails; that of the zeros behind it, which takes it back, arrives.
+        # The write of an end fails; the write of zeros over it, which undoes it, succeeds.
         if self.room.is_set() or "commitlog" not in path.parts or self.failed_count:
             return size
         self.failed_count += 1
@@ -227,7 +231,7 @@ async def test_end_that_a_full_disk_did_not_store_is_asked_about(decision: int, 
         assert broker.store is not None
         checks = broker._duties._transactions._checks
         assert checks is not None
-        await checks.run_round()  # while nobody knows how the write will end
+        await checks.run_round()  # while the outcome of the write is unknown
         again = await peer.end(half, decision)
         disk.room.set()
         assert again.code == ResponseCode.SYSTEM_BUSY, "what is not stored yet is not answered as stored"
@@ -244,7 +248,7 @@ async def test_end_that_a_full_disk_did_not_store_is_asked_about(decision: int, 
 async def test_copy_that_was_not_marked_gets_its_mark(tmp_path: Path) -> None:
     async with running_broker(tmp_path, transaction_timeout_ms=50) as broker, TransactionPeer(broker) as peer:
         half = await peer.send_half()
-        for _ in range(2):  # each is one more copy, and only the newest is remembered
+        for _ in range(2):  # each is one more duplicate, and only the newest is remembered
             resume = ResumeCheckRequest(message_id=half.message_id)
             assert (
                 await peer.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, resume)
@@ -256,7 +260,7 @@ async def test_copy_that_was_not_marked_gets_its_mark(tmp_path: Path) -> None:
         await checks.run_round()
         await until(lambda: queue_max(broker, OP_HALF_TOPIC) == 3, "the one between is marked, too")
         assert {op.body for op in await peer.read(OP_HALF_TOPIC, 0)} == {b"0", b"1", b"2"}
-    # What is done is in the log: a broker that remembers nothing asks about none of the three.
+    # Ended transactions are in the log: a broker without memory of them checks none of the three.
     async with running_broker(tmp_path, **FAST) as broker, TransactionPeer(broker, COMMIT) as peer:
         await peer.heartbeat("c1", producers=("PG",))
         await peer.send_half(body=b"fresh")

@@ -1,4 +1,4 @@
-"""Half messages and their marks on a slave, and a slave's directory that goes on as a master."""
+"""Half messages and their marks on a slave, and a slave's directory that continues as a master's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tandemmq up`, `status` and `down` as a user runs them, and what is left when something is killed."""
+"""`tandemmq up`, `status` and `down` as a user runs them, and the remains when a process is killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A place with a space and a letter that is not ASCII in its name."""
+    """Returns a folder with a space and a non-ASCII letter in its name."""
     path = tmp_path / "our störe"
     yield path
     run(path, "down")
@@ -54,7 +54,7 @@ def run_with_input(folder: Path, text: str, *arguments: str) -> None:
 
 
 def servers(folder: Path) -> dict[str, dict[str, Any]]:
-    """Role -> what `status` says of the process."""
+    """Returns role -> the process in the output of `status`."""
     shown = run(folder, "status", "--json")
     return {one["role"]: one for one in json.loads(shown.stdout)["processes"]}
 
@@ -65,7 +65,7 @@ def is_well(folder: Path) -> bool:
 
 @contextmanager
 def killed(process: subprocess.Popen[str]) -> Iterator[None]:
-    """A test that fails does not wait for the end of it."""
+    """Kills the process at the end, so that a failing test does not wait for it."""
     try:
         yield
     finally:
@@ -73,7 +73,9 @@ def killed(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def findings(folder: Path) -> list[dict[str, str]]:
-    """What the doctor says; not how full the machine's disk is, which is not the cluster's."""
+    """Returns the doctor's findings, except the fill level of the machine's disk, which is not the
+    cluster's.
+    """
     told = json.loads(run(folder, "doctor", "--json").stdout)["findings"]
     return [one for one in told if one["area"] != "disk"]
 
@@ -104,7 +106,7 @@ def test_a_cluster_survives_kills_and_leaves_nothing(folder: Path) -> None:
         until_blocking(lambda: is_well(folder))
         before = servers(folder)
         assert before["slave"]["lag_bytes"] == 0
-        # Both logs are empty, so nothing lags before the slave is connected.
+        # Both logs are empty, so there is no lag before the slave is connected.
         until_blocking(lambda: follows(folder))
         again = run(folder, "up", "--port-base", "auto")
         assert (again.returncode, "runs in" in again.stdout) == (0, True)
@@ -171,7 +173,7 @@ def test_an_elected_master_that_dies_is_replaced_and_readers_go_on(folder: Path)
     host, _, port = before["name server"]["address"].partition(":")
     controller = f"{host}:{int(port) + local.CONTROLLER_DISTANCE}"
 
-    # What operators ask of the controllers.
+    # The operators' queries to the controllers.
     def ask(*arguments: str, exit_code: int = 0) -> dict[str, list[dict[str, Any]]]:
         done = run(folder, "admin", *arguments, "--json")
         assert done.returncode == exit_code, done.stderr
@@ -185,7 +187,7 @@ def test_an_elected_master_that_dies_is_replaced_and_readers_go_on(folder: Path)
     (history,) = ask("getSyncStateSet", "-a", controller, "-b", "broker-a")["histories"]
     assert (history["broker"], len(history["group_id"])) == ("broker-a", 32)
     slave = before["slave"]["address"]
-    # Who follows is not in the set yet, and nobody else may be elected.
+    # The follower is not in the set yet, and no other broker may be elected.
     until_blocking(lambda: replicas()[slave]["in_sync"])
     told = {address: (row["in_sync"], row["alive"], row["master"]) for address, row in replicas().items()}
     assert told == {before["master"]["address"]: (True, True, True), slave: (True, True, False)}
@@ -210,7 +212,7 @@ def test_an_elected_master_that_dies_is_replaced_and_readers_go_on(folder: Path)
     until_blocking(lambda: replicas()[slave]["in_sync"])
     wanted = str(replicas()[slave]["id"])
     place = ("-a", controller, "-bn", "broker-a", "-c", "DefaultCluster", "-b", wanted)
-    ask("cleanBrokerMetadata", *place, exit_code=1)  # it lives
+    ask("cleanBrokerMetadata", *place, exit_code=1)  # it is alive
     [master] = ask("electMaster", *place)["masters"]
     assert (master["address"], str(master["id"])) == (slave, wanted)
     until_blocking(lambda: replicas()[slave]["master"])
@@ -227,7 +229,7 @@ def test_an_elected_master_that_dies_is_replaced_and_readers_go_on(folder: Path)
 
 
 def test_a_file_that_cannot_be_written_ends_no_server(folder: Path) -> None:
-    """As on a full disk: the state of the cluster is not told, and the cluster goes on."""
+    """The disk behaves as if full: the state of the cluster is not written, and the cluster keeps running."""
     began = run(folder, "up", "--minimal", "--detach", "--port-base", "auto")
     assert began.returncode == 0, began.stderr
     (folder / "up.new").mkdir()
@@ -242,7 +244,7 @@ def test_a_file_that_cannot_be_written_ends_no_server(folder: Path) -> None:
 def test_of_two_at_once_one_starts_and_both_find_it(folder: Path) -> None:
     environment = {**os.environ, local.FOLDER_VARIABLE: str(folder)}
     words = command("up", "--minimal", "--detach", "--port-base", "auto")
-    # The second time there is an `up.json`, which tells of processes and ports that are gone.
+    # The second time there is an `up.json` with processes and ports that no longer exist.
     for _ in range(2):
         run(folder, "down")
         both = [
@@ -336,7 +338,7 @@ def test_log_files_fit_the_disk_and_stay_as_the_store_was_made(
 
 
 def test_a_first_start_that_failed_decides_nothing(tmp_path: Path) -> None:
-    """The controller was there, and no broker got as far as its store."""
+    """The controller existed, but no broker got as far as creating its store."""
 
     def roles(**options: Any) -> set[str]:
         return {plan.role for plan in local.make_plan(tmp_path, port_base=local.AUTO, **options)}

@@ -1,4 +1,4 @@
-"""A plain transactional producer: half messages, their ends, and the questions that the broker asks."""
+"""A plain transactional producer: half messages, their ends, and the broker's checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAST = {"transaction_timeout_ms": 50, "transaction_check_period_ms": 100}
 
 
 class TransactionPeer(Peer):
-    """Keeps what it was asked, and answers it with `decision` (None: not at all)."""
+    """A producer that records checks and answers them with `decision` (None: not at all)."""
 
     def __init__(self, broker: Broker, decision: int | None = None) -> None:
         super().__init__(broker, {int(RequestCode.CHECK_TRANSACTION_STATE): self._on_check})
@@ -41,7 +41,7 @@ class TransactionPeer(Peer):
         return await self.ask(RequestCode.END_TRANSACTION, self._end_of(half, decision, changes))
 
     async def end_oneway(self, half: SendResponse, decision: int) -> None:
-        """As all Java producers say it: nobody answers."""
+        """Ends a transaction as all Java producers do, without an answer."""
         header = self._end_of(half, decision, {})
         command = Command.request(RequestCode.END_TRANSACTION, header, oneway=True)
         await self.client.send_oneway(self.address, command)

@@ -64,7 +64,7 @@ ROWS = [("name server", "name server", "127.0.0.1:13948", 10_602, "ready", 25, 0
 def test_a_terminal_does_not_break_short_texts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    """Where the row does not fit in any way, its fields are lines."""
+    """If the row does not fit in any layout, its fields become lines."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(width))
     print_answer(CommandAnswer([Table("processes", COLUMNS, ROWS)]), as_json=False)

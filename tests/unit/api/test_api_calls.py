@@ -1,4 +1,4 @@
-"""The typed calls against a peer that records what was asked and answers what the test says."""
+"""The typed calls against a peer that records the requests and sends the test's answers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ PULL = PullRequest(
 
 
 class Peer:
-    """Answers every request code by `reply`; `asked` is the last request."""
+    """A peer that answers every request code with `reply`; `asked` is the last request."""
 
     def __init__(self) -> None:
         self.reply: Callable[[Command], Command | None] = lambda command: command.reply()

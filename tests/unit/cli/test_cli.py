@@ -243,7 +243,9 @@ def test_a_shell_completes_commands_and_their_options(line: str, completions: se
 async def test_a_server_tells_systemd_when_it_is_ready_and_when_it_stops(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The socket's path is too long in pytest's folders, so an abstract name is used, as systemd may."""
+    """The socket's path is too long in pytest's folders, so the test uses an abstract name, as systemd
+    may.
+    """
     name = f"tandemmq-{tmp_path.name}-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind(f"\0{name}")

@@ -1,4 +1,4 @@
-"""A cluster small enough to break on purpose: brokers and a name server on loopback, queues in lists."""
+"""A cluster small enough to break on purpose: brokers and a name server on the loopback, queues in lists."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ BORN_HOST = encode_host("127.0.0.1", 40000)
 
 @dataclass
 class FakeQueue:
-    """Records of one queue; those before `min_offset` are gone."""
+    """The records of one queue; those before `min_offset` are deleted."""
 
     records: list[tuple[bytes, str]] = field(default_factory=list)
     min_offset: int = 0
@@ -75,7 +75,7 @@ class FakeBroker:
         self.handed_back: list[SendBackRequest] = []
         self.replies: list[bytes] = []
         self.reply_codes: list[int] = []
-        """What the next replies are refused with."""
+        """The codes with which the next replies are rejected."""
         self.refuse: Callable[[SendRequestV2], int] = lambda _: 0
         self.refusal = "refused by the test"
         self.pull_code = 0
@@ -146,7 +146,7 @@ class FakeBroker:
         return offset
 
     def notify(self, group: str) -> None:
-        """Tell the group's members that it has changed."""
+        """Notifies the group's members of a change."""
         for channel in self.members.get(group, {}).values():
             channel.send(Command.request(40, fields={"consumerGroup": group}, oneway=True))
 
@@ -300,7 +300,9 @@ class FakeBroker:
 
 
 class FakeCluster:
-    """Brokers and what the name server says of them. `topics`: how many queues a broker has of each."""
+    """The brokers, and the name server's routes to them. `topics` is the number of queues per broker of each
+    topic.
+    """
 
     def __init__(self, brokers: list[FakeBroker]) -> None:
         self.brokers = brokers
@@ -349,7 +351,7 @@ class FakeCluster:
 
 @asynccontextmanager
 async def running_cluster(*brokers: FakeBroker, **topics: int):
-    """The brokers and a name server, listening on free ports."""
+    """Runs the brokers and a name server, listening on free ports."""
     cluster = FakeCluster(list(brokers) or [FakeBroker("a")])
     cluster.topics.update(topics)
     async with AsyncExitStack() as stack:

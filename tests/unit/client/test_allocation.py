@@ -1,6 +1,6 @@
-"""Every strategy shares queues as RocketMQ's class of that name does.
+"""Every strategy shares queues as RocketMQ's class of the same name does.
 
-The expected shares are what the classes of rocketmq-client 5.3.3 gave for the same queues and ids.
+The expected shares are those of the classes of rocketmq-client 5.3.3 for the same queues and ids.
 """
 
 from __future__ import annotations

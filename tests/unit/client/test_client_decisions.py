@@ -1,4 +1,4 @@
-"""The pure decisions of the client: queues, shares, replicas, routes, batches, what is finished."""
+"""The pure decisions of the client: queues, shares, replicas, routes, batches, acknowledgements."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_without_address_there_is_no_replica():
     assert choose_replica({1: "s"}, 0) == ReadReplica(1, "s")
 
 
-# What is finished
+# Acknowledgements
 
 
 def test_committed_offset_waits_for_the_lowest():
@@ -302,12 +302,12 @@ def test_name_servers_are_split():
 
 
 async def later(event: object) -> None:
-    """An async function where a plain one is called."""
+    """An async function, passed where a plain one is required."""
 
 
 @pytest.mark.parametrize("value", [later, "a name"])
 def test_hooks_are_plain_functions(value: object):
-    """What an async one returns would be thrown away, and never run."""
+    """The coroutine of an async hook would be discarded and never run."""
     for kind, name in (
         (ProducerOptions, "on_send"),
         (ProducerOptions, "before_send"),
@@ -351,6 +351,6 @@ def test_brokers_assign_what_they_can(settings: dict[str, object]):
     "settings", [{"start_from": "first"}, {"read_from": "master"}, {"model": "BROADCASTING"}]
 )
 def test_a_text_is_none_of_the_choices(settings: dict[str, object]):
-    """Taken as it is it would be neither of them, and mean the last one that the code asks for."""
+    """If a text were accepted, it would equal no member and act as the last one that the code compares."""
     with pytest.raises(ConfigError, match=f"{next(iter(settings))} = .* must be [A-Za-z]+[.][A-Z]+ or"):
         ConsumerOptions(**settings)  # type: ignore[arg-type]

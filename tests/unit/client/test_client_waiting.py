@@ -1,4 +1,6 @@
-"""What bounds the client's memory: the window of sends and the inbox; and where offsets are kept."""
+"""The bounds of the client's memory, which are the window of sends and the inbox; also the storage of
+offsets.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ async def test_window_loses_no_room_to_those_who_give_up():
     await settled()
     waiting[0].cancel()
     window.give_back(1)
-    waiting[1].cancel()  # its room was granted in this very turn
+    waiting[1].cancel()  # its room was granted in this same turn
     await settled()
     assert waiting[2].done()
     assert not waiting[2].cancelled()
@@ -80,7 +82,7 @@ async def test_a_window_that_is_emptied_by_one_who_gives_up_is_empty_for_all():
     emptied = [asyncio.ensure_future(window.wait_empty()) for _ in range(2)]
     await settled()
     window.give_back(1)
-    waiting.cancel()  # its room was granted in this very turn
+    waiting.cancel()  # its room was granted in this same turn
     await asyncio.wait_for(asyncio.gather(*emptied), PATIENCE_S)
     assert window.count == 0
 
@@ -147,7 +149,7 @@ async def test_local_offsets_survive_and_fall_back_to_the_backup():
     disk.remove(path.with_name("offsets.json.bak"))
     with pytest.raises(ConfigError, match=r"offsets\.json"):
         await LocalOffsets(disk, directory, "id", "g").read(queue)
-    disk.write_atomically(path, content)  # a Java client's
+    disk.write_atomically(path, content)  # the content of a Java client
     assert await LocalOffsets(disk, directory, "id", "g").read(queue) == GroupProgress(9)
 
 
@@ -183,7 +185,7 @@ async def test_a_name_server_that_knows_nothing_does_not_decide():
 
 
 async def test_a_name_server_that_refuses_does_not_decide():
-    """It may be no name server at all."""
+    """An address that refuses may not be a name server at all."""
 
     async def question(client: object, address: str) -> str:
         if address == "a:1":
@@ -206,7 +208,7 @@ async def test_no_name_server_at_all_raises_the_last_failure():
 
 
 async def test_a_write_of_offsets_that_is_given_up_does_not_undo_the_next_one(tmp_path: Path):
-    """A consumer that closes cancels the periodic one, whose thread goes on, and writes for the last time."""
+    """A closing consumer cancels the periodic write, whose thread continues, and writes a last time."""
     is_begun, may_go_on = threading.Event(), threading.Event()
     written: list[Path] = []
 

@@ -102,7 +102,7 @@ async def test_messages_of_a_queue_keep_their_order():
 
 
 class Farewell(FakeBroker):
-    """Notes what was committed when a member left."""
+    """A broker that records the committed offsets when a member leaves."""
 
     left_with: dict[tuple[str, str, int], int] | None = None
 
@@ -112,7 +112,7 @@ class Farewell(FakeBroker):
 
 
 async def test_a_consumer_leaves_after_its_last_commit():
-    """Whoever takes its queues begins where it ended."""
+    """The next owner of the queues begins at the last commit."""
     broker = Farewell("a")
     async with running_cluster(broker, T=1) as cluster:
         for i in range(3):
@@ -125,7 +125,7 @@ async def test_a_consumer_leaves_after_its_last_commit():
 
 @pytest.mark.parametrize("turns", range(1, 33, 2))
 async def test_a_close_while_queues_are_given_up_commits_them(turns: int):
-    """Also the one whose commit is under way when the rebalance is cancelled."""
+    """Includes the queue whose commit is in flight when the rebalance is cancelled."""
     async with running_cluster(T=4) as cluster:
         for queue_id in range(4):
             cluster[0].put("T", queue_id, b"x")
@@ -138,7 +138,7 @@ async def test_a_close_while_queues_are_given_up_commits_them(turns: int):
 
 
 async def test_queues_are_shared_while_a_slave_of_older_brokers_is_away():
-    """The master answers that it assigns nothing: then what its slave would say does not matter."""
+    """The master answers that it assigns nothing, so the slave's answer is not needed."""
     master, slave = FakeBroker("a"), FakeBroker("a", broker_id=1)
     async with running_cluster(master, slave, T=2) as cluster:
         await slave.server.stop()
@@ -269,7 +269,7 @@ async def test_a_queue_that_appeared_while_nobody_of_the_group_ran_is_read_from_
 
 
 async def test_a_queue_that_appears_is_read_from_its_first_message_by_whoever_gets_it():
-    """The member that knew the topic before has committed nothing of it when another one takes it over."""
+    """The earlier member has not committed any offset of the queue when another member gets it."""
     async with (
         running_cluster(T=1) as cluster,
         consumer_of(cluster, start_from=StartFrom.LAST, client=FIRST_MEMBER),
@@ -311,7 +311,7 @@ async def test_an_outage_of_a_broker_is_one_line_for_all_queues(caplog: pytest.L
         cluster[0].pull_code = ResponseCode.SYSTEM_ERROR
         for queue_id in range(4):
             cluster[0].put("T", queue_id, b"%d" % queue_id)
-        assert len(await take(consumer, 4)) == 4  # of the pulls that were held
+        assert len(await take(consumer, 4)) == 4  # from the held pulls
         asked = len(cluster[0].pulls)
         await until(lambda: len(cluster[0].pulls) >= asked + 12)
         assert len(warned(caplog, "client_pull.failed")) == 1
@@ -379,7 +379,7 @@ async def test_a_body_that_does_not_decode_comes_as_it_is_stored(
             assert bad.body == body
             assert fault in bad.body_fault
             assert bad.as_object()["body_fault"] == bad.body_fault
-            assert await consumer.poll(timeout_s=0) == []  # finishes the three
+            assert await consumer.poll(timeout_s=0) == []  # acknowledges the three
             await until(lambda: cluster[0].offsets.get(("g", "T", 0)) == 3)
     [line] = warned(caplog, "message_body.undecoded")
     assert (line.topic, line.queue_offset, line.count) == ("T", 1, 1)
@@ -518,7 +518,7 @@ async def test_empty_retry_answers_do_not_spin():
         broker.put("Other", 0, b"wake")
         loop, before = asyncio.get_running_loop(), len(broker.pulls)
         began = loop.time()
-        # One queue asks, and pauses 50, 100, 200, 400 ms: five pulls cannot come faster.
+        # One queue polls, with pauses of 50, 100, 200, 400 ms: five pulls cannot be faster.
         await until(lambda: len(broker.pulls) >= before + 5)
         assert loop.time() - began > 0.3
 
@@ -579,7 +579,7 @@ def arrived(broker: FakeBroker) -> int:
 async def test_what_is_for_the_master_follows_a_failover(
     act: Callable[[Consumer, ReceivedMessage], Awaitable[None]], fault: str
 ):
-    """The route is old and nobody else asks for it; for a while there is no master at all."""
+    """The route is outdated and no other call refreshes it; for a while there is no master at all."""
     async with running_cluster(FakeBroker("a"), FakeBroker("a"), T=1) as cluster:
         old, new = cluster.brokers
         cluster.hidden = {new}
@@ -604,7 +604,7 @@ async def test_what_is_for_the_master_follows_a_failover(
 
 
 async def test_a_reply_waits_until_the_next_master_knows_the_requester():
-    """Only there: at the master that has stored the request, a requester that is gone is gone."""
+    """It does not wait at the master that stored the request: a requester missing there has left."""
     async with running_cluster(FakeBroker("a"), T=1) as cluster:
         cluster[0].put("T", 0, b"ping", REQUEST)
         async with consumer_of(cluster) as consumer:
@@ -666,7 +666,7 @@ async def test_broadcasting_reads_everything_and_keeps_offsets_in_a_file(tmp_pat
 
 
 async def test_a_file_of_offsets_that_cannot_be_written_is_written_later(tmp_path: Path):
-    """A full disk ends no consumer; a directory or a file that cannot be used is told at the start."""
+    """A full disk does not end the consumer; an unusable directory or file is reported at the start."""
     settings: dict[str, Any] = {
         "model": MessageModel.BROADCASTING,
         "offsets_dir": str(tmp_path / "offsets"),
@@ -783,7 +783,7 @@ async def test_another_strategy_shares_the_queues():
 
 
 async def test_other_tags_are_wanted_from_now_on():
-    """A pull that the broker holds for the old tags would pass over messages with the new ones."""
+    """A pull held by the broker for the old tags would skip messages with the new ones."""
     async with (
         running_cluster(T=1) as cluster,
         consumer_of(cluster, tags="a", suspend_s=PATIENCE_S, rebalance_s=60) as consumer,
@@ -799,7 +799,7 @@ async def test_other_tags_are_wanted_from_now_on():
 
 
 async def test_a_topic_that_is_left_while_it_is_taken_over(monkeypatch: pytest.MonkeyPatch):
-    """The application may change its mind between any two steps of ours."""
+    """The application may unsubscribe between any two steps of the rebalance."""
     async with running_cluster(T=1, U=2) as cluster, consumer_of(cluster) as consumer:
         found = asyncio.Event()
 
@@ -821,7 +821,7 @@ async def test_a_topic_that_is_left_while_it_is_taken_over(monkeypatch: pytest.M
 
 
 async def test_what_comes_after_a_pause_waits_until_reading_goes_on():
-    """Also when its pull was held by the broker at that moment."""
+    """Also if the broker held the pull at that moment."""
     async with running_cluster(T=1) as cluster, consumer_of(cluster, suspend_s=PATIENCE_S) as consumer:
         await until(lambda: cluster[0].pulls)
         consumer.pause()

@@ -1,4 +1,4 @@
-"""A broker that sends a consumer to another offset does not make it skip what it has pulled."""
+"""A consumer that a broker moves to another offset does not skip messages that it has pulled."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def bodies(consumer: Consumer, count: int) -> list[bytes]:
 
 
 async def test_back_before_what_was_pulled_and_not_finished():
-    """As after reading at a slave that had more than its master shows yet."""
+    """Like a read from a slave that had more records than its master makes visible yet."""
     async with running_cluster(T=1) as cluster:
         for number in range(6):
             cluster[0].put("T", 0, b"%d" % number)
@@ -68,7 +68,9 @@ async def test_forward_past_what_was_deleted():
 
 
 async def test_the_master_judges_what_a_slave_that_begins_later_cannot():
-    """The record that proves our offsets lies before the slave's copy: the slave's records prove nothing."""
+    """The record that proves the consumer's offsets precedes the slave's copy, so the slave's records prove
+    nothing.
+    """
     master, slave = FakeBroker("b"), FakeBroker("b", broker_id=1)
     async with running_cluster(master, slave, T=1) as cluster:
         for number in range(4):
@@ -88,7 +90,7 @@ async def test_the_master_judges_what_a_slave_that_begins_later_cannot():
 
 
 async def test_a_start_is_shown_with_the_record_before_it():
-    """Whoever told the offset may have another log than who is pulled from next."""
+    """The broker that returned the offset may have a different log than the broker of the next pull."""
     async with running_cluster(T=1) as cluster:
         for number in range(2):
             cluster[0].put("T", 0, b"%d" % number)
@@ -102,7 +104,7 @@ async def test_a_start_is_shown_with_the_record_before_it():
 
 
 async def test_what_was_passed_over_is_shown_as_seen():
-    """Of it, too, a broker must be able to say that its log has something else in that place."""
+    """A broker must also be able to report that its log has another record at a skipped offset."""
     async with running_cluster(T=1) as cluster:
         for number, tag in enumerate(("red", "blue", "blue")):
             cluster[0].put("T", 0, b"%d" % number, encode_properties({"TAGS": tag}))
@@ -117,7 +119,7 @@ async def test_what_was_passed_over_is_shown_as_seen():
 
 
 async def test_what_was_got_before_a_move_finishes_no_other_message():
-    """Where it lay there is another one now, which nobody has looked at."""
+    """A different message, which has not been handled yet, is now at the old message's offset."""
     async with running_cluster(T=1) as cluster:
         for number in range(3):
             cluster[0].put("T", 0, b"%d" % number)

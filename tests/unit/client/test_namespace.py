@@ -1,4 +1,4 @@
-"""Names inside a namespace, and what marks a request as of one (spec semantics 2.5)."""
+"""Names inside a namespace, and the mark of a request for a namespace (spec semantics 2.5)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_requests_name_the_newer_namespace_below_the_signature() -> None:
 
 @pytest.mark.parametrize("linger_ms", [None, 0, 5])
 async def test_a_topic_that_is_too_long_in_the_namespace_is_refused(linger_ms: float | None) -> None:
-    """Also of a batch, which is packed when nobody waits for the call any more."""
+    """Also in a batch, which is packed when no caller waits any more."""
     options = ProducerOptions(client=ClientOptions(namespace="shop"), batch_linger_ms=linger_ms)
     async with running_cluster() as cluster, Producer("P", cluster.namesrv, options=options) as producer:
         async with asyncio.timeout(PATIENCE_S):

@@ -1,4 +1,4 @@
-"""One queue of an orderly consumer: what is handed out when (spec semantics 10.5)."""
+"""One queue of an orderly consumer: the order and time of deliveries (spec semantics 10.5)."""
 
 from __future__ import annotations
 

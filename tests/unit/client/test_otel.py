@@ -1,4 +1,4 @@
-"""The trace context of a sender travels in a message's properties to its handler."""
+"""The properties of a message carry the sender's trace context to its handler."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ otel = pytest.importorskip("tandemmq.client.otel")
 
 @contextmanager
 def span_of(trace_id: int) -> Iterator[None]:
-    """As if the caller were in a span of this trace, which is recorded elsewhere."""
+    """Simulates a caller inside a span of this trace, which is recorded elsewhere."""
     context = trace.SpanContext(trace_id, span_id=7, is_remote=False, trace_flags=trace.TraceFlags(1))
     with trace.use_span(trace.NonRecordingSpan(context)):
         yield

@@ -465,7 +465,7 @@ async def test_closed_producer_refuses():
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
 async def test_a_send_without_answer_ends_with_its_producer(is_cancelled: bool):
-    """Its connection is closed then, and no other try can be made."""
+    """The producer's connection is closed then, and no further attempt can be made."""
     told = options(timeout_s=0.3)
     async with running_cluster(T=1) as cluster:
         producer = await Producer("g", cluster.namesrv, options=told).start()
@@ -503,7 +503,7 @@ def test_bad_group_is_refused():
 
 
 async def test_a_full_batch_leaves_once_and_the_next_one_waits_for_its_own_time():
-    """The timer of a batch that has left because it was full finds another one open."""
+    """The timer of a batch that was already sent, because it was full, finds another batch open."""
     limits = options(batch_linger_ms=50.0, batch_count_max=2)
     async with running_cluster(T=1) as cluster:
         async with Producer("g", cluster.namesrv, options=limits) as producer:
@@ -515,7 +515,7 @@ async def test_a_full_batch_leaves_once_and_the_next_one_waits_for_its_own_time(
 
 
 async def test_the_answer_of_an_attempt_that_was_given_up_decides_nothing():
-    """Its broker may have been replaced, and what it says that it has may be gone."""
+    """The broker of that attempt may have been replaced, and the message that it confirms may be lost."""
     async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv) as producer:
         await producer.send(Message(topic="T", body=b"x"))
         cluster[0].hang = True

@@ -1,4 +1,4 @@
-"""The push consumer against a broker that counts: who is called, what comes of it, what is committed."""
+"""The push consumer against a broker that counts: calls of the handler, their effects, and commits."""
 
 from __future__ import annotations
 

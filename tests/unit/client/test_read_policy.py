@@ -1,4 +1,4 @@
-"""Which replica each policy reads, over time."""
+"""The replica that each policy reads, over time."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_slave_that_cannot_judge_is_left_for_a_while() -> None:
     assert subject.choose(ADDRESSES, (), 2.0) == MASTER
     assert subject.choose(ADDRESSES, {"m"}, 2.0) == SLAVE
     late = 1.0 + 2 * AVOID_SLAVE_S
-    assert subject.choose(ADDRESSES, (), late) == MASTER  # nobody has told yet
+    assert subject.choose(ADDRESSES, (), late) == MASTER  # no answer yet
     subject.note_proof()
     assert subject.choose(ADDRESSES, (), 2.0) == MASTER
     assert subject.choose(ADDRESSES, (), late) == SLAVE

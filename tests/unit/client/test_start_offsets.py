@@ -1,4 +1,4 @@
-"""The offset at which a consumer begins in a queue: what was there when its group began, and what came later.
+"""The offset at which a consumer begins in a queue that existed when its group began, or that appeared later.
 
 Source: spec semantics 12.4.
 """
@@ -22,7 +22,7 @@ END = 100
 
 
 class Rig:
-    """Offsets in a table; what the clock's sleep does, a test says."""
+    """A store of offsets in a table; the test defines the effect of the clock's sleep."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         self.committed: dict[MessageQueue, int] = {}
@@ -103,7 +103,7 @@ async def test_a_beginning_that_no_broker_took_is_kept(monkeypatch: pytest.Monke
     rig.starts.note_route("T", QUEUES)
     rig.refusing = {QUEUES[2]}
     assert await rig.find(QUEUES[0]) == END
-    monkeypatch.setattr(subject, "find_offset", None)  # the end has moved on; nobody asks for it again
+    monkeypatch.setattr(subject, "find_offset", None)  # the end has moved; it is not queried again
     assert await rig.find(QUEUES[2]) == END
 
 
@@ -146,7 +146,7 @@ async def test_other_beginnings_commit_nothing(
 
 
 async def test_a_topic_that_is_made_again_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its offsets went with it."""
+    """The offsets of the topic were deleted with it."""
     rig = Rig(monkeypatch)
     rig.starts.note_route("T", QUEUES)
     rig.committed = dict.fromkeys(QUEUES, 7)

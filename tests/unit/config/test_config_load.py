@@ -1,4 +1,4 @@
-"""From settings to options: what works, and how mistakes are told."""
+"""Loading options from settings: valid settings, and the reports of mistakes."""
 
 from __future__ import annotations
 

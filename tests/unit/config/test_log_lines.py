@@ -1,4 +1,4 @@
-"""The lines of the log."""
+"""The format of log lines."""
 
 from __future__ import annotations
 

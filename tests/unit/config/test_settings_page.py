@@ -1,4 +1,4 @@
-"""The page of settings: complete, and as the tool writes it."""
+"""The page of settings is complete and equals the output of its tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A name server by its wire: every code, over an in-memory network with a clock in the test's hand."""
+"""A name server through its protocol: every code, over an in-memory network with a clock that the test
+controls.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ SLAVE = "10.0.0.2:10911"
 
 
 class Harness:
-    """A name server and one client for each connection that a test wants."""
+    """A name server, and one client for each connection that a test needs."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -576,11 +578,11 @@ async def test_other_lines_of_the_settings_file_stay(harness: Harness) -> None:
     assert kept == b"# mine\nlistenPort=9876\nenableTopicList=false\norderMessageEnable=true\n"
 
 
-# Notices of a new smallest broker
+# Notifications of a new smallest broker
 
 
 class Listener:
-    """A broker's port that takes notices."""
+    """A broker's port that receives notifications."""
 
     def __init__(self, harness: Harness) -> None:
         self.notices: list[dict[str, str]] = []

@@ -82,7 +82,7 @@ def test_1_slave_learns_its_master_and_does_not_change_topics(table: RouteTable)
 def test_slave_without_a_living_master_learns_nothing() -> None:
     table = RouteTable()
     assert table.register(broker(1, SLAVE), 0) is None
-    assert table.route("T1") is None  # its topics do not count: it knows no acting master
+    assert table.route("T1") is None  # its topics do not count: it does not support acting masters
     assert table.topics() == []
 
 
@@ -183,7 +183,7 @@ def test_newcomer_of_an_older_term_does_not_replace_the_living_master(table: Rou
     assert table.data_version(("C", OTHER)) is None
     table.register(broker(0, OTHER, data_version=DataVersion(state_version=5)), 2)
     assert addresses(table) == {0: OTHER}
-    # The replaced one still counts as alive; its end must not hurt its successor.
+    # The replaced broker still counts as live; its end must not affect its successor.
     table.drop_connection(CONNECTIONS[MASTER])
     assert addresses(table) == {0: OTHER}
 
@@ -209,13 +209,13 @@ def test_unregister_goes_by_address_and_ignores_the_unknown(table: RouteTable) -
 
 
 def test_a_late_unregister_of_an_earlier_role_leaves_the_present_one(table: RouteTable) -> None:
-    """A slave becomes master at its address, and the end of its old role arrives behind that."""
+    """A slave becomes master at its address, and the end of its old role is reported after that."""
     assert not table.unregister("C", "broker-a", MASTER, 2)
     assert addresses(table) == {0: MASTER}
     assert table.data_version(("C", MASTER)) is not None
     assert table.unregister("C", "broker-a", MASTER, 0)
     assert "broker-a" not in table.cluster_info().brokers
-    assert table.unregister("C", "broker-a", MASTER, 0)  # it is gone already
+    assert table.unregister("C", "broker-a", MASTER, 0)  # already removed
 
 
 def test_topic_stays_while_another_broker_has_it(table: RouteTable) -> None:
@@ -361,7 +361,7 @@ def test_what_would_be_too_much_is_refused_and_changes_nothing() -> None:
         table.register_topic("T4", [QueueData(broker_name="broker-a")])
     with pytest.raises(RequestRejected, match="2 brokers"):
         table.register(broker(1, SLAVE), 0.0)
-    # Who is there may always register again, and a place that became free is taken.
+    # A live broker may always register again, and a freed place can be used.
     table.register(broker(), 1.0)
     table.unregister("C", "broker-b", OTHER)
     table.register(broker(1, SLAVE), 1.0)
@@ -373,9 +373,9 @@ TOPICS = ("T1", "T2", "T3", "T4")
 
 
 def queues_by_looking_at_all(table: RouteTable) -> set[tuple[str, str]]:
-    """(broker, topic) of all queues that routes show."""
+    """Returns (broker, topic) for all queues in routes."""
     routes = {topic: table.route(topic) for topic in table.topics()}
-    assert None not in routes.values()  # no topic is left without a broker that is known
+    assert None not in routes.values()  # every topic has a known broker
     return {(data.broker_name, topic) for topic, route in routes.items() if route for data in route.queues}
 
 

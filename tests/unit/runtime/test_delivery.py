@@ -1,4 +1,4 @@
-"""What networks in memory do with a protocol that has a buffer of its own."""
+"""The delivery of in-memory networks to a protocol with its own buffer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tandemmq.runtime.machine import deliver
 
 
 class Small(asyncio.BufferedProtocol):
-    """Takes three bytes at a time, into the same buffer."""
+    """A protocol that receives three bytes at a time, into the same buffer."""
 
     def __init__(self) -> None:
         self.buffer = bytearray(3)

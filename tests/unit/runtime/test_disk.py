@@ -1,4 +1,4 @@
-"""The real disk and its in-memory twin behave alike; and what only one of them can show."""
+"""The real disk and its in-memory counterpart behave alike; also behaviour that only one of them can show."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_failed_atomic_write_leaves_the_old_content(tmp_path: Path, monkeypatch:
 
 @pytest.fixture
 def disk_has_room() -> None:
-    """The disk of this machine as it is."""
+    """Does nothing: the disk of this machine is used as it is."""
 
 
 @pytest.mark.usefixtures("disk_has_room")
@@ -279,7 +279,9 @@ async def test_offload_gives_the_result_or_the_error(disk: Disk) -> None:
 def test_first_sync_through_a_handle_also_syncs_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of a file that was there: who made it may have been killed before its own first sync."""
+    """Also for an existing file: the process that created it may have been killed before its own first
+    sync.
+    """
     synced: list[Path] = []
     monkeypatch.setattr(disk_module, "sync_directory", synced.append)
     file = RealDisk().create(tmp_path / "f", 1)
@@ -321,7 +323,7 @@ def test_a_power_cut_takes_no_directory_that_a_table_or_a_lock_was_put_into(
 
 
 class Faults:
-    """Scripted faults: each attribute is what the next call does."""
+    """Scripted faults: each attribute is the fault of the next call."""
 
     def __init__(self) -> None:
         self.create: Callable[[], None] = lambda: None
@@ -414,7 +416,7 @@ def test_closed_memory_file_refuses_use(tmp_path: Path) -> None:
 def test_two_threads_sync_a_new_file_and_its_directories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A flush and a cut may meet at a file that has just been made."""
+    """A flush and a cut may sync a newly created file at the same time."""
     together = threading.Barrier(2, timeout=PATIENCE_S)
     sync_directory = disk_module.sync_directory
 

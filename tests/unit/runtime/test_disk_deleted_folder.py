@@ -1,4 +1,4 @@
-"""A file whose new folder was deleted before it was synced, as when a topic is deleted at that moment."""
+"""Syncing a file whose new folder was deleted before, as when a topic is deleted at that moment."""
 
 from __future__ import annotations
 

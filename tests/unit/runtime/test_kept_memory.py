@@ -1,4 +1,4 @@
-"""What a server keeps of the memory that it frees."""
+"""Freed memory that a server keeps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _count_faults(**environment: str) -> tuple[bool, int]:
 
 def test_large_memory_that_is_freed_is_not_taken_from_the_system_again() -> None:
     is_kept, faults = _count_faults()
-    assert not is_kept or faults < 1000  # of 58,000 pages
+    assert not is_kept or faults < 1000  # out of 58,000 pages
 
 
 def test_what_the_environment_says_of_memory_stays() -> None:

@@ -16,7 +16,7 @@ from waits import PATIENCE_S
 
 
 class Recorder(asyncio.Protocol):
-    """Keeps what happened; `changed` is set at each event."""
+    """A protocol that records its events; `changed` is set at each event."""
 
     def __init__(self) -> None:
         self.received = b""
@@ -166,7 +166,7 @@ async def test_abort_is_seen_by_the_other_end_in_memory() -> None:
 
 @pytest.mark.parametrize("turns", range(5))
 def test_a_listener_that_closes_leaves_no_connection_without_an_owner(turns: int) -> None:
-    """It closes just before, while and after a connection is accepted."""
+    """The listener closes just before, while and after a connection is accepted."""
 
     async def close_while_accepting() -> None:
         accepted: list[Recorder] = []
@@ -183,7 +183,7 @@ def test_a_listener_that_closes_leaves_no_connection_without_an_owner(turns: int
             for end in accepted:
                 end.transport.abort()
                 await end.until(lambda end=end: bool(end.lost))  # type: ignore[misc]  # bound at once
-            with contextlib.suppress(ConnectionResetError):  # what was not accepted is refused
+            with contextlib.suppress(ConnectionResetError):  # a connection that was not accepted is refused
                 assert dialled.recv(1) == b""
 
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:

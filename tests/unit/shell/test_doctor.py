@@ -1,4 +1,4 @@
-"""What the doctor makes of answers; each fault is told with what to do about it."""
+"""The doctor's findings for given answers; each problem has a fix."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_refused_clients_are_told_with_what_to_correct() -> None:
         ]
 
     nobody = {codec.REFUSALS_KEY: "0", codec.DENIALS_KEY: "0", codec.REFUSED_CONNECTIONS_KEY: "0"}
-    assert said() == []  # Java's tell nothing of it
+    assert said() == []  # Java brokers do not report it
     assert said(**nobody) == ["b (192.0.2.2:10911) has refused nobody since it started "]
     everything = {
         codec.REFUSALS_KEY: "3",

@@ -1,4 +1,4 @@
-"""How messages are written."""
+"""The output format of messages."""
 
 from __future__ import annotations
 

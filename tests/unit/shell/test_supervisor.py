@@ -1,4 +1,4 @@
-"""What a supervisor does with servers that die, and with logs that grow; and how `status` judges."""
+"""The supervisor with servers that die and logs that grow; also the judgement of `status`."""
 
 from __future__ import annotations
 
