@@ -1,4 +1,4 @@
-"""A broker process with small files, and an outside client that remembers what it was promised."""
+"""A broker process with small files, and an external client that remembers every acknowledged message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Place = tuple[int, int]
 
 
 def make_broker(directory: Path, store: Path, **settings: object) -> Server:
-    """A broker that is not started yet; its files roll all the time."""
+    """Returns a broker that is not started yet; its files roll all the time."""
     common: dict[str, object] = {
         "brokerName": "b0",
         "bindAddress": "127.0.0.1",
@@ -72,7 +72,7 @@ def send_header(queue_id: int, number: int, *, is_batch: bool = False) -> SendRe
 
 
 async def read_queue(client: RemotingClient, address: str, queue_id: int, begin: int = 0) -> list[Record]:
-    """Every record of a queue from `begin` on; they must follow each other."""
+    """Returns every record of a queue from `begin` on; they must be consecutive."""
     end = await query_max_offset(client, address, TOPIC, queue_id)
     found: list[Record] = []
     offset = begin
@@ -105,7 +105,7 @@ class Load:
         self.promised: dict[Place, bytes] = {}
         self.message_ids: dict[Place, str] = {}
         self.answered_at: dict[Place, float] = {}
-        self.checked: dict[int, int] = {}  # by queue: what lies below has been read once and lasts
+        self.checked: dict[int, int] = {}  # by queue: everything below was read once and is durable
         self.sent_bodies: set[bytes] = set()
         self._random = random.Random(seed)
         self._number = 0
@@ -114,9 +114,9 @@ class Load:
     async def run(
         self, client: RemotingClient, address: str, *, senders: int, stop_after: int, pause_s: float = 0
     ) -> None:
-        """Returns when so many more messages were promised; the sends in flight are still out then.
+        """Sends until that many more messages were promised; the sends in flight are then still unanswered.
 
-        `pause_s`: the rest of each sender between two sends.
+        `pause_s`: the pause of each sender between two sends.
         """
         self._is_paused = False
         goal = len(self.promised) + stop_after
@@ -137,12 +137,12 @@ class Load:
         assert reached.is_set(), done.pop().exception()
 
     async def pause(self) -> None:
-        """Sends no more until the next `run`; those that are out are answered first."""
+        """Stops sending until the next `run`; sends in flight are answered first."""
         self._is_paused = True
         await asyncio.gather(*self._tasks)
 
     async def abandon(self) -> None:
-        """The broker is gone: sends without an answer were promised nothing."""
+        """Drops the sends without an answer, because the broker is gone: they were not promised."""
         for task in self._tasks:
             task.cancel()
         for result in await asyncio.gather(*self._tasks, return_exceptions=True):
@@ -166,7 +166,7 @@ class Load:
         return body
 
     def note(self, answer: SendAnswer, bodies: Iterable[bytes]) -> None:
-        """These were stored, says the broker."""
+        """Records the messages of an answer as stored."""
         ids = answer.message_id.split(",")
         for index, body in enumerate(bodies):
             place = (answer.queue_id, answer.queue_offset + index)
@@ -176,14 +176,18 @@ class Load:
             self.answered_at[place] = time.monotonic()
 
     async def check(self, client: RemotingClient, address: str, *, is_thorough: bool = True) -> int:
-        """Everything promised is where it was said to be, and nothing else was ever sent; how many records
-        there are. `is_thorough` False: of those only that no check has read yet."""
+        """Checks that every promised message is at its offset, and that only sent messages exist.
+
+        Returns the number of records. `is_thorough` False: checks only those that no check has read yet.
+        """
         lost = await self._compare(client, address, is_thorough=is_thorough)
         assert not lost, f"{len(lost)} of {len(self.promised)} promised messages are lost: {lost[:5]}"
         return len(self.promised)
 
     async def check_prefix(self, client: RemotingClient, address: str) -> list[Place]:
-        """As `check`, for a broker that may lose the end of each queue; the places of what is lost."""
+        """Like `check`, for a broker that may lose the end of each queue; returns the positions of lost
+        messages.
+        """
         lost = await self._compare(client, address, is_thorough=False)
         assert all(offset >= self.checked[queue_id] for queue_id, offset in lost), "a hole"
         for place in lost:
@@ -191,7 +195,7 @@ class Load:
         return lost
 
     async def _compare(self, client: RemotingClient, address: str, *, is_thorough: bool) -> list[Place]:
-        """The places of promised messages that are not there; all others are as they were sent."""
+        """Returns the positions of missing promised messages; all others must be as sent."""
         found: dict[Place, Record] = {}
         begins = {} if is_thorough else dict(self.checked)
         for queue_id in range(QUEUE_COUNT):
@@ -204,7 +208,7 @@ class Load:
         due = (place for place in self.promised if place[1] >= begins.get(place[0], 0))
         lost = [place for place in due if place not in found]
         for place, record in found.items():
-            # What came back without a promise has its place now.
+            # Unanswered messages that survived keep their offsets from now on.
             assert self.promised.setdefault(place, record.body) == record.body, place
             message_id = self.message_ids.setdefault(place, record.message_id)
             assert message_id.endswith(record.message_id[-16:]), place

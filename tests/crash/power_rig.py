@@ -1,8 +1,9 @@
-"""Power cuts for real broker processes: `unsynced.c` notes writes, this takes back what no fsync covered.
+"""Power cuts for real broker processes: `unsynced.c` records writes, and this module undoes those that no
+fsync covered.
 
-A cut is a SIGKILL and then `PowerLayer.cut`. Of what was not fsynced each sector or page is as it was or as
-it became. Names of files that no fsync of their directory covered are as they were before some moment: file
-systems keep the order of those. The machine has a new boot id. What a successful fsync covered stays.
+A cut is a SIGKILL followed by `PowerLayer.cut`. Each unsynced sector or page has either its old or its new
+content afterwards. File names whose directory was not fsynced are as they were before some moment, because
+file systems keep their order. The machine has a new boot id. Everything covered by a successful fsync stays.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _UNIT_BYTES = (512, 4096)
 
 
 class Kind(IntEnum):
-    """What a note is about; the numbers are those of `unsynced.c`."""
+    """The kind of a note; the numbers are those of `unsynced.c`."""
 
     WRITE = 1
     SIZE = 2
@@ -58,20 +59,20 @@ class Note:
 
     @property
     def directory(self) -> str:
-        """Whose fsync makes a change of names durable."""
+        """The directory whose fsync makes a change of names durable."""
         return os.path.dirname(self.second or self.first).decode()
 
 
 @dataclass(frozen=True, slots=True)
 class CutReport:
-    """How many changes of content and of names were taken back."""
+    """The numbers of undone changes of content and of names."""
 
     contents: int
     names: int
 
 
 class PowerLayer:
-    """The layer below one store directory; every life of the process gets a journal of its own."""
+    """The layer below one store directory; every run of the process gets a journal of its own."""
 
     def __init__(self, work: Path, root: Path, library: Path) -> None:
         self._root = root
@@ -83,7 +84,7 @@ class PowerLayer:
         self._new_boot_id()
 
     def environment(self) -> dict[str, str]:
-        """The variables of the next life."""
+        """Returns the variables of the next run."""
         shutil.rmtree(self._journals, ignore_errors=True)
         self._journals.mkdir(parents=True)
         return {
@@ -95,9 +96,9 @@ class PowerLayer:
         }
 
     def cut(self, chance: random.Random, *, trusts_fsync: bool = True) -> CutReport:
-        """Take back what was not fsynced; the process must have been killed.
+        """Undoes everything unsynced; the process must have been killed.
 
-        `trusts_fsync` False plays a disk that forgets everything although it said that it had it.
+        `trusts_fsync` False simulates a disk that loses everything although its fsyncs succeeded.
         """
         notes = list(_read_notes(self._journals / "journal"))
         syncs = [note for note in notes if note.kind in _OF_SYNC] if trusts_fsync else []
@@ -185,16 +186,16 @@ class PowerLayer:
 
 
 class Tearing:
-    """Decides what of an unsynced write is on the disk: each sector or page has one of its versions."""
+    """Decides which part of an unsynced write is on the disk: each sector or page has one of its versions."""
 
     def __init__(self, chance: random.Random, *, keep_percent: int, unit_bytes: int) -> None:
         self._chance = chance
         self._keep_percent = keep_percent
         self._unit_bytes = unit_bytes
-        self._settled: set[tuple[tuple[int, int], int]] = set()  # here the disk has the newer version
+        self._settled: set[tuple[tuple[int, int], int]] = set()  # where the disk has the newer version
 
     def undo(self, descriptor: int, note: Note) -> None:
-        """Take back one write, or a part of it. Called for the newest first."""
+        """Undoes one write, or a part of it. Call it for the newest first."""
         size = note.covered if note.kind is Kind.WRITE else 0
         position, end = note.offset, note.offset + size
         while position < end:
@@ -219,7 +220,7 @@ class Tearing:
 
 
 def build_library(directory: Path) -> Path | None:
-    """The compiled layer; None where there is no C compiler or no Linux to load it."""
+    """Returns the compiled layer; None without a C compiler or without Linux."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None or not os.path.exists("/proc/self/fd"):
         return None
@@ -231,7 +232,7 @@ def build_library(directory: Path) -> Path | None:
 
 
 def _read_notes(path: Path) -> Iterator[Note]:
-    """Every whole note; the kill may have cut the last one."""
+    """Returns every whole note; the kill may have truncated the last one."""
     raw = path.read_bytes()
     at = 0
     while at + _NOTE.size <= len(raw):

@@ -1,4 +1,6 @@
-"""A broker on a full disk refuses with the right code, serves readers, and goes on when there is room."""
+"""A broker on a full disk refuses with the right code, serves readers, and continues once the disk
+has room.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 
 class OneByOne:
-    """Sends one message at a time, so that what is stored is known exactly."""
+    """Sends one message at a time, so that the stored messages are known exactly."""
 
     def __init__(self, client: RemotingClient, address: str) -> None:
         self.load = Load(seed=0)
@@ -74,7 +76,7 @@ class OneByOne:
         await until(is_accepted, "a send is accepted again")
 
     async def check(self) -> None:
-        """Everything promised is there, and not one record more."""
+        """Checks that every promised message exists, and no other record."""
         promised = len(self.load.promised)
         assert await self.load.check(self._client, self._address) == promised
 
@@ -120,7 +122,7 @@ async def test_a_full_disk_refuses_sends_until_there_is_room(
 
 @pytest.mark.parametrize("flush_mode", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 async def test_writes_that_fail_are_taken_back(tmp_path: Path, flush_mode: str) -> None:
-    """As with a quota: the process may write no byte to any file for a while."""
+    """The process may write no byte to any file for a while, like with a quota."""
     server = make_broker(tmp_path, tmp_path / "store", flushDiskType=flush_mode)
     with stopping([server]):
         await asyncio.to_thread(server.start)

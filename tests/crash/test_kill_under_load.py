@@ -1,4 +1,4 @@
-"""A broker process that is killed under load loses nothing that it acknowledged; with the pool, a tail.
+"""A broker process that is killed under load loses no acknowledged message; with the pool, only a tail.
 
 It is killed TANDEMMQ_KILL_ROUNDS times in each mode.
 """
@@ -56,7 +56,7 @@ async def test_nothing_acknowledged_is_lost_by_kill_9(tmp_path: Path, flush_mode
 
 
 async def test_with_the_pool_kill_9_takes_the_end_of_what_was_not_committed(tmp_path: Path) -> None:
-    """What the broker says it has committed is kept (spec store 11)."""
+    """Everything that the broker reports as committed is kept (spec store 11)."""
     server = make_broker(tmp_path, tmp_path / "store", transientStorePoolEnable=True)
     load = Load(seed=ROUNDS)
     chance = random.Random("pool")
@@ -65,7 +65,7 @@ async def test_with_the_pool_kill_9_takes_the_end_of_what_was_not_committed(tmp_
         await asyncio.to_thread(server.start)
         for _ in range(ROUNDS):
             async with new_client() as client:
-                # Under load full pages are committed at once; what trickles in waits for the interval.
+                # Under load full pages are committed at once; a trickle of messages waits for the interval.
                 settings = chance.choice((FLOOD, TRICKLE))
                 await load.run(client, server.address, **settings, stop_after=chance.randrange(10, 60))
                 await load.pause()
@@ -104,7 +104,7 @@ async def test_a_broker_killed_while_it_recovers_recovers(tmp_path: Path) -> Non
             await load.abandon()
         for delay_s in (0.3, 0.4, 0.5, 0.6):
             starting = asyncio.create_task(asyncio.to_thread(server.start))
-            # The moment is what is varied here: before, in and after the recovery.
+            # The moment of the kill varies: before, during and after the recovery.
             await asyncio.sleep(delay_s)
             server.kill()
             await asyncio.gather(starting, return_exceptions=True)

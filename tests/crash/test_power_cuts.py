@@ -1,4 +1,4 @@
-"""Real broker processes under load lose power again and again: what each flush mode promised is there.
+"""Real broker processes lose power repeatedly under load: the promises of each flush mode hold.
 
 Each mode loses power TANDEMMQ_POWER_CUTS times; `make power` does it 100 times.
 """
@@ -37,7 +37,7 @@ async def _start(server: Server, layer: PowerLayer) -> None:
 
 
 async def _make_topic(server: Server, layer: PowerLayer, load: Load) -> None:
-    """A life that ends in order: only what comes later can be lost."""
+    """Creates the topic in a run that ends cleanly: only later messages can be lost."""
     await _start(server, layer)
     async with new_client() as client:
         await load.run(client, server.address, senders=1, stop_after=1)
@@ -48,12 +48,12 @@ async def _make_topic(server: Server, layer: PowerLayer, load: Load) -> None:
 async def _lose_power_under_load(
     server: Server, layer: PowerLayer, load: Load, chance: random.Random, **how: bool
 ) -> float:
-    """Returns when the power was lost; the broker was busy."""
+    """Cuts the power of a busy broker."""
     async with new_client() as client:
         await load.run(
             client, server.address, senders=SENDERS, stop_after=chance.choice((20, 100, 400, 2_000))
         )
-        # The moment is what is varied here: writes and fsyncs are under way in it.
+        # The moment varies: writes and fsyncs are in progress.
         await asyncio.sleep(chance.uniform(0, 0.02))
         server.kill()
         killed_at = time.monotonic()
@@ -83,7 +83,7 @@ async def test_sync_flush_loses_nothing_acknowledged(tmp_path: Path, library: Pa
 
 @pytest.mark.parametrize("has_pool", [False, True], ids=["page-cache", "pool"])
 async def test_async_flush_loses_only_the_end(tmp_path: Path, library: Path, has_pool: bool) -> None:
-    """What is lost is the end of each queue, and what was sent later has its places."""
+    """Only the end of each queue is lost, and messages sent later reuse its offsets."""
     store = tmp_path / "store"
     server, layer = (
         make_broker(tmp_path, store, flushDiskType="ASYNC_FLUSH", transientStorePoolEnable=has_pool),
@@ -109,7 +109,7 @@ async def test_async_flush_loses_only_the_end(tmp_path: Path, library: Path, has
 
 
 async def test_a_disk_that_lies_is_noticed(tmp_path: Path, library: Path) -> None:
-    """The proof above can fail: when fsyncs count for nothing, it finds messages that are lost."""
+    """The proof above can fail: when fsyncs have no effect, it finds lost messages."""
     store = tmp_path / "store"
     server, layer = (
         make_broker(tmp_path, store, flushDiskType="SYNC_FLUSH"),

@@ -1,4 +1,4 @@
-"""A process that is killed while it appends: nothing that it acknowledged is lost."""
+"""A process that is killed while it appends loses no acknowledged message."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def read_all(root: Path, mode: FlushMode) -> list[int]:
 
 
 def run_until_killed(root: Path, mode: FlushMode, *, answers: int) -> list[int]:
-    """The numbers that a writer acknowledged before it was killed."""
+    """Returns the numbers that a writer acknowledged before it was killed."""
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, str(root), mode.value], stdout=subprocess.PIPE, text=True
     ) as writer:

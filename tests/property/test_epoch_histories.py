@@ -1,4 +1,4 @@
-"""Brokers that lead, write, copy and fall behind in any order: what a copy keeps is what its master has."""
+"""Brokers lead, write, copy and fall behind in any order: a copy keeps only bytes that its master has."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def test_a_copy_never_keeps_a_byte_that_its_master_lacks(steps: list[tuple[str, 
     epoch = serial = 0
     for what, index, count in steps:
         broker = brokers[index]
-        if what == "lead":  # anybody may: unclean elections are among them
+        if what == "lead":  # any broker may: unclean elections are included
             epoch += 1
             broker.epochs = broker.epochs.append(epoch, len(broker.bytes))
             broker.led, master = epoch, broker
         elif what in ("write", "write_alone"):
             writer = master if what == "write" else broker
-            if writer is None or writer.led is None:  # a deposed master goes on until it knows better
+            if writer is None or writer.led is None:  # a deposed master continues until it learns of it
                 continue
             writer.bytes += range(serial, serial + count)
             serial += count
         elif master is not None and broker is not master:
             broker.led = None
             point = consistent_point(broker.epochs, len(broker.bytes), master.epochs, len(master.bytes))
-            if point is None:  # nothing in common: a person decides; here: copy anew
+            if point is None:  # nothing in common: an operator would decide; here: copy anew
                 point = 0
             assert broker.bytes[:point] == master.bytes[:point]
             del broker.bytes[point:]

@@ -1,4 +1,4 @@
-"""Any cut of a byte stream gives the same commands; garbage gives only RemoteProtocolError.
+"""Any split of a byte stream gives the same commands; garbage raises only RemoteProtocolError.
 
 Source:  spec remoting 1 to 3.
 """
@@ -20,7 +20,7 @@ from tandemmq.protocol.frame import FrameDecoder, encode_frame
 from tandemmq.protocol.header_codec import Header
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
-# Half surrogate pairs have no UTF-8; the binary form takes an empty value for an absent one.
+# Half surrogate pairs have no UTF-8; the binary form treats an empty value as absent.
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 FIELDS = st.dictionaries(TEXT, TEXT.filter(bool), max_size=6)
 HEADER_TYPES = sorted(
@@ -80,7 +80,7 @@ def read_all(stream: bytes, size: int) -> list[Command]:
 
 
 def look_at(command: Command) -> None:
-    """Everything a handler may do with a command; only the documented errors may come out."""
+    """Does everything that a handler may do with a command; only the documented errors may be raised."""
     for header_type in HEADER_TYPES:
         try:
             command.decode(header_type)

@@ -1,4 +1,4 @@
-"""The checker of queue histories against a search over all orders, which is slow and plain."""
+"""Compares the checker of queue histories with a search over all orders, which is slow and simple."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ READS = st.builds(
 
 
 def naive(operations: Operations, queue: tuple[int, ...] = ()) -> bool:
-    """Some order of them fits time, and gives each answer."""
+    """Returns True if some order of the operations fits the times and every answer."""
     if all(one.end_s == math.inf for one in operations):
         return True
     for one in operations:
@@ -49,7 +49,7 @@ def naive(operations: Operations, queue: tuple[int, ...] = ()) -> bool:
 
 @st.composite
 def lived(draw: st.DrawFn) -> tuple[list[Append], list[Read]]:
-    """A history that a list has shown, some times of which may be turned a little."""
+    """Draws a history observed on a list, with some times slightly changed."""
     appends: list[Append] = []
     reads: list[Read] = []
     queue: list[int] = []

@@ -1,4 +1,6 @@
-"""The loose reader agrees with a strict one on JSON, reads its own dialect, and fails only in one way."""
+"""The loose reader agrees with a strict one on JSON, reads its own dialect, and has only one kind of
+failure.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def has_reference(value: Any) -> bool:
 
 
 def render_loose(value: Any) -> str:
-    """FastJSON's way: integer-like keys without quotes."""
+    """Renders a value as FastJSON does: integer-like keys without quotes."""
     if isinstance(value, dict):
         pairs = (
             f"{key if key.isascii() and key.isdecimal() else json.dumps(key)}:{render_loose(item)}"

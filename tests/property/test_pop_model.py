@@ -1,7 +1,7 @@
-"""Pops against a model: any sequence of sends, pops, acks, changes, waits, restarts, deaths and power cuts.
+"""Pops against a model: any sequence of sends, pops, acks, changes, waits, restarts, kills and power cuts.
 
-With SYNC_FLUSH, whatever happens in between: a message whose ack was answered comes no more; one that is held
-under an answered handle is not shown to others before its time; everything else comes in the end (spec
+With SYNC_FLUSH, whatever happens in between: an acknowledged message is not delivered again; one held under
+an answered handle is not delivered to others before its time; all others are delivered eventually (spec
 semantics 14).
 """
 
@@ -38,7 +38,7 @@ INVISIBLE_MS = (1_000, 5_000, 30_000)
 
 
 class FakeChannel:
-    """Collects answers."""
+    """A channel that collects answers."""
 
     peer = "test"
     is_closed = False
@@ -56,7 +56,7 @@ class FakeChannel:
 
 @dataclass
 class Held:
-    """A message that somebody has popped."""
+    """A message that a client has popped."""
 
     name: str
     topic: str
@@ -114,7 +114,7 @@ class World:
         await self.clock.pass_time(0)
 
     async def stop(self) -> None:
-        """As `Broker.stop` does it."""
+        """Stops the parts as `Broker.stop` does."""
         await self.revive.stop()
         await self.tables.saver.close()
         await self.scope.close()
@@ -173,7 +173,9 @@ class World:
         return self._take(channel.frame, now_ms)
 
     async def pop_refused(self, *, settles: bool) -> int:
-        """The code of a pop that cannot be stored; `settles`: a round of revive comes before its write."""
+        """Returns the code of a pop that cannot be stored; `settles`: a revive round runs before its
+        write.
+        """
         header = PopRequest(
             consumer_group="G",
             topic="T",
@@ -217,7 +219,7 @@ class World:
         return found
 
     async def ack(self, held: Held) -> bool:
-        """True when it was counted: the handle was good."""
+        """Returns True if the ack counted: the handle was valid."""
         header = AckRequest(
             consumer_group="G",
             topic=held.topic,
@@ -268,7 +270,7 @@ class World:
         self.held.append(Held(held.name, held.topic, held.queue_id, held.offset, " ".join(parts), until_ms))
 
     def good(self) -> list[Held]:
-        """Handles whose time is not nearly over."""
+        """Returns the handles whose time is not nearly over."""
         return [held for held in self.held if held.until_ms > self.clock.now_ms() + 100]
 
     async def step(self) -> None:
@@ -298,7 +300,7 @@ class World:
                 await self.start()
 
     async def drain(self) -> None:
-        """All that was not acknowledged comes in the end."""
+        """Checks that every message without an ack is delivered eventually."""
         for _ in range(40):
             await self.clock.pass_time(max(INVISIBLE_MS) / 1000 + 2)
             while got := await self.pop(32, 60_000):
@@ -330,7 +332,7 @@ async def put_record(world: World, record: NewRecord) -> None:
 
 
 def javas_record(world: World, tag: str, body: dict[str, object]) -> NewRecord:
-    """What RocketMQ's timer brings into the revive topic."""
+    """Returns the record that RocketMQ's timer writes to the revive topic."""
     return NewRecord(
         topic="rmq_sys_REVIVE_LOG_C",
         queue_id=1,
@@ -374,7 +376,7 @@ def test_check_points_of_a_directory_from_rocketmq_are_revived_unless_their_acks
 
 
 def test_a_long_lease_does_not_keep_the_start_long() -> None:
-    """Its check point is written again; the committed offset of the revive topic goes on."""
+    """Its check point is written again; the committed offset of the revive topic advances."""
 
     async def run() -> None:
         world = World(1)
@@ -407,7 +409,7 @@ def test_a_long_lease_does_not_keep_the_start_long() -> None:
 
 @pytest.mark.parametrize("settles", [False, True])
 def test_a_refused_check_point_gives_the_messages_back(settles: bool) -> None:
-    """The write fails: nobody was told of the messages, so the next pop has them."""
+    """The write fails and the messages were not delivered, so the next pop returns them."""
 
     async def run() -> None:
         world = World(2)

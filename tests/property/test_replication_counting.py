@@ -1,5 +1,5 @@
-"""However slaves on one host come and go, none is counted twice or for a message before its copy, and in the
-end each is counted once.
+"""However slaves on one host connect and disconnect, none is counted twice, or for a message before its copy;
+in the end each is counted once.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from tandemmq.store.confirm import AckTable
 from tandemmq.units import ReplicaId, align_down
 
 FILE_BYTES = 20
-"""Of two messages."""
+"""The size of two messages."""
 
 
 class Follower:
-    """A slave as it is: one living connection, and old ones whose last reports may still arrive."""
+    """A simulated slave: one live connection, and old ones whose last reports may still arrive."""
 
     def __init__(self) -> None:
         self.start: int | None = None  # where its copy begins
         self.held = 0
         self.living: Connection | None = None
-        self.dying: list[tuple[Connection, int]] = []  # what its last report says
+        self.dying: list[tuple[Connection, int]] = []  # with the content of its last report
 
 
 STEPS = st.lists(
@@ -74,7 +74,7 @@ def test_no_slave_is_counted_twice(steps: list[tuple[str, int]]) -> None:
         assert len(positions) <= len(truth)
         assert all(counted <= real for counted, real in zip(positions, truth, strict=False))
 
-    # Old sockets die at last, and one more message reaches everybody twice.
+    # Old sockets finally close, and one more message reaches every slave twice.
     for follower in followers:
         for connection, _ in follower.dying:
             directory.leave(connection)
@@ -100,7 +100,7 @@ LATE_ONE_COMES_BACK = [("send", 0), ("send", 0), ("send", 0), ("redial", 3), ("c
 @example(LATE_ONE_COMES_BACK, True)
 @example([*LATE_ONE_COMES_BACK[:-1], ("hang up", 0), ("close", 0), ("redial", 0)], True)
 def test_no_slave_is_counted_for_what_it_never_had(steps: list[tuple[str, int]], one_host: bool) -> None:
-    """Beside it the naive count: how many slaves have this message."""
+    """Compares with the naive count of slaves that hold this message."""
     directory = ReplicaDirectory()
     followers = [Follower() for _ in range(3)]
     end = 0

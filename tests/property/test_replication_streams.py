@@ -53,7 +53,7 @@ def encode_log(body_sizes: list[int]) -> bytes:
 
 
 def flat(events: list[TransferHead | memoryview]) -> list[TransferHead | int]:
-    """Heads and single body bytes: what remains when pieces are not told apart."""
+    """Returns heads and single body bytes, so that the split into pieces does not matter."""
     result: list[TransferHead | int] = []
     for event in events:
         result += [event] if isinstance(event, TransferHead) else list(event)
@@ -141,7 +141,7 @@ class Pair:
                 self.copy += effect.data
             elif isinstance(effect, Send):
                 self.to_master += effect.data
-                # I2: what is reported is stored.
+                # I2: every reported byte is stored.
                 assert self.slave.reported <= self.copy_end
 
     def perform_master(self, effects: list[object]) -> None:

@@ -1,4 +1,4 @@
-"""Whatever brokers do, the tables of a name server agree with each other."""
+"""Whatever brokers do, the tables of a name server are consistent."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class RouteTableMachine(RuleBasedStateMachine):
         self.table.expire(self.now_s + 1000)
         assert self.table.topics() == []
         assert self.table.cluster_info().brokers == {}
-        assert vars(self.table) == vars(RouteTable())  # it keeps nothing of those that it forgot
+        assert vars(self.table) == vars(RouteTable())  # it keeps nothing of removed brokers
 
 
 RouteTableMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)

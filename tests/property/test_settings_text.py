@@ -1,4 +1,4 @@
-"""Settings: any bytes give settings or a ConfigError, and what is escaped comes back."""
+"""Settings: any bytes give settings or a ConfigError, and escaped values are restored."""
 
 from __future__ import annotations
 

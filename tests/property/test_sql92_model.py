@@ -110,7 +110,9 @@ def judge(tree: Tree, message: dict[str, str]) -> bool | None:
 
 
 def has_bad_bounds(tree: Tree) -> bool:
-    """Of constants the parser sees only those without a sign: a negated one is an expression."""
+    """Returns True if a constant range is invalid. The parser checks only unsigned constants: a negated one
+    is an expression.
+    """
     if tree[0] == "between":
         low, high, is_negated = tree[2], tree[3], tree[4]
         return not is_negated and low > high and low >= 0 and high >= 0
@@ -137,7 +139,7 @@ def test_filter_agrees_with_a_tree_walk(tree: Tree, message: dict[str, str]) -> 
         expected = False
     compiled = compile_filter(text)
     assert compiled.matches(message.get) is expected, text
-    # As a store asks: the wire form, and only where the tag allows it.
+    # As a store does: with the wire form, and only where the tag allows it.
     assert compiled.matches_properties(encode_properties(message)) is expected, text
     if expected and compiled.tag_hashes is not None:
         assert tag_hash(message["TAGS"]) in compiled.tag_hashes, text

@@ -1,8 +1,8 @@
-"""The store against a list: any sequence of appends, reads, restarts, deaths and power cuts.
+"""The store against a list: any sequence of appends, reads, restarts, kills and power cuts.
 
-The model is the list of written records in the order of the log. A death of the process loses nothing that
-was written; a power cut leaves a prefix of it that holds at least what was flushed, whichever unsynced writes
-survive. Of a write that failed, and was answered so, whole records may come back with the crash, at the end.
+The model is the list of written records in log order. A kill loses nothing that was written. A power cut
+leaves a prefix that holds at least the flushed records, whichever unsynced writes survive. Whole records of a
+failed write, answered as failed, may reappear at the end after a crash.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FILE_BYTES = 1024
 
 @dataclass
 class Written:
-    """A record that the store took."""
+    """A record that the store accepted."""
 
     topic: str
     queue_id: int
@@ -53,7 +53,7 @@ class World:
     store: MessageStore = field(init=False)
     fails_writes: bool = False
 
-    # What the disk does wrong (see runtime.memory_disk.DiskFault).
+    # The faults of the disk (see runtime.memory_disk.DiskFault).
 
     def on_create(self, path: Path, size: int) -> None:
         if self.fails_writes and self.number % 2 and path.parent.name != "index":
@@ -94,7 +94,7 @@ class World:
         )
 
     def append(self, queue: int, sizes: list[int]) -> None:
-        """One append; it enters the model when the store says that it was written."""
+        """Appends once; the records enter the model when the store reports them as written."""
         records = [self._new(queue, size) for size in sizes]
         told: list[PutStatus] = []
         end_before = self.store.max_log_offset
@@ -130,7 +130,7 @@ class World:
         await self.open()
         kept = [w for w in self.written if w.end_offset <= self.store.max_log_offset]
         assert all(w.end_offset > flushed for w in self.written[len(kept) :])
-        # Where a refused record came back, what was written over its place is gone.
+        # If a refused record reappeared, the record written over it is lost.
         while kept and not self._is_there(kept[-1]):
             assert kept.pop().end_offset > flushed
         self.written = kept
@@ -141,7 +141,7 @@ class World:
         return view is not None and decode_record(view).body == written.body
 
     def _take_refused(self) -> None:
-        """Records behind the model's end are some that were refused."""
+        """Checks that records after the model's end are some that were refused."""
         at = self.written[-1].end_offset if self.written else 0
         while at < self.store.max_log_offset:
             back = [w for w in self.refused if w.log_offset == at and self._is_there(w)]
@@ -156,7 +156,7 @@ class World:
         self._take_refused()
 
     def check(self) -> None:
-        """Everything readable is the model, by queue, by log offset and by key."""
+        """Checks that everything readable equals the model, by queue, by log offset and by key."""
         store = self.store
         readable = [w for w in self.written if w.end_offset <= store.dispatched.value]
         for topic, queue_id in QUEUES:

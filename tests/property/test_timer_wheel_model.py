@@ -19,7 +19,7 @@ ACTIONS = st.lists(
 
 
 class Model:
-    """Every message ever added and not yet taken."""
+    """Holds every message added and not yet removed."""
 
     def __init__(self) -> None:
         self.pending: set[TimerKey] = set()
@@ -27,7 +27,7 @@ class Model:
         self.all: list[tuple[TimerKey, str]] = []
 
     def refill(self, count_max: int) -> TimerWheel:
-        """What reading the topic again does."""
+        """Does what reading the topic again does."""
         wheel = TimerWheel(count_max)
         for key, name in self.all:
             if key in self.pending:

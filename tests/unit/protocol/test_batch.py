@@ -61,7 +61,7 @@ def test_messages_of_equal_sizes_are_split_as_others_are(
     for position in range(len(raw)):
         for value in (0, 1, raw[position] + 1, raw[position] - 1 & 0xFF, 128, 255):
             changed.append(raw[:position] + bytes([value]) + raw[position + 1 :])
-    # Two messages whose lengths differ as much as the one is longer and the other shorter.
+    # Two messages whose length errors cancel out.
     one, other = encode_batch([(0, b"abc", b"d")]), encode_batch([(0, b"a", b"bcd")])
     changed += [one * 3 + other, other + one * 3, one * 4 + other * 4]
     quickly = list(map(_split_or_refuse, changed))

@@ -1,4 +1,4 @@
-"""Shapes of bodies, as the spec shows them and as clients send them (spec remoting 6 and 11)."""
+"""Shapes of bodies, as in the spec and as sent by clients (spec remoting 6 and 11)."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_strict_routes_are_ascii_and_always_say_whether_a_slave_may_act() -> Non
     ]
 
 
-ANY_TEXT = st.text(st.characters(exclude_categories=()))  # also halves of surrogate pairs
+ANY_TEXT = st.text(st.characters(exclude_categories=()))  # including halves of surrogate pairs
 ANY_FIELDS = st.recursive(
     ANY_TEXT | st.booleans() | st.integers(0, 2**31),
     lambda inner: st.lists(inner) | st.dictionaries(ANY_TEXT, inner),
@@ -260,7 +260,7 @@ def test_enum_by_ordinal_text_and_unknown_enum() -> None:
 
 
 def test_enums_may_be_the_numbers_of_their_places() -> None:
-    """A push consumer that is built on the C++ client says so who it is."""
+    """A push consumer built on the C++ client describes itself that way."""
     heartbeat = decode_heartbeat(
         b'{"clientID":"127.0.0.1@7@DEFAULT","consumerDataSet":[{"consumeFromWhere":0,"consumeType":1,'
         b'"groupName":"CG","messageModel":1,"subscriptionDataSet":[{"codeSet":["0"],"subString":"*",'

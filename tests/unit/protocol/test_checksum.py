@@ -1,4 +1,4 @@
-"""Both makers of checksums agree."""
+"""Both implementations of the checksum agree."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_key_hash_of_the_lowest_integer_is_zero() -> None:
 
 
 def key_with_hash(prefix: str, wanted: int) -> str:
-    """Seven base-31 digits reach every 32-bit value."""
+    """Returns a key with the wanted hash: seven base-31 digits reach every 32-bit value."""
     rest = (wanted - (java_hash(prefix) * 31**7)) % 2**32
     digits = []
     for _ in range(7):

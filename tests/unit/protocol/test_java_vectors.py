@@ -1,6 +1,6 @@
 """Frames that Java clients, name servers and brokers sent: each is read, written again and read back.
 
-The files were made by `tests/interop/capture.py`; a line of RocketMQ each.
+The files were made by `tests/interop/capture.py`; one RocketMQ release line each.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def test_there_are_vectors_of_both_lines() -> None:
 
 @pytest.mark.parametrize("vector", VECTORS)
 def test_frame(vector: dict[str, Any]) -> None:
-    """What we write of what we read says the same; a binary header is equal to the byte."""
+    """A frame that was read and written again has the same content; a binary header is equal to the byte."""
     command = command_of(vector)
     assert command.is_response == (vector["kind"] == "response")
     again = msgspec.structs.replace(command, extra_fields=dict(command.fields), fields_json=b"")
@@ -170,7 +170,7 @@ def test_frame(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("vector", VECTORS)
 def test_header(vector: dict[str, Any]) -> None:
-    """The typed header of the catalogue reads it, and writes every field that it knows as Java wrote it."""
+    """The typed header of the catalogue reads it, and writes every known field as Java wrote it."""
     command, entry = command_of(vector), CATALOGUE.get(vector["code"])
     shape = entry and (entry.request if vector["kind"] == "request" else entry.response)
     if shape is None or vector.get("status"):
@@ -183,7 +183,7 @@ def test_header(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("vector", [each for each in VECTORS if key_of(each.values[0]) in BODIES])
 def test_body(vector: dict[str, Any]) -> None:
-    """What we write of a body says the same to a reader."""
+    """A body that was read and written again has the same content for a reader."""
     command = command_of(vector)
     decode, encode = BODIES[key_of(vector)]
     if command.body:
@@ -193,7 +193,7 @@ def test_body(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("vector", [each for each in VECTORS if key_of(each.values[0]) in RECORDS])
 def test_records_in_answers(vector: dict[str, Any]) -> None:
-    """Our encoder makes the same bytes of the same message."""
+    """Our encoder creates the same bytes for the same message."""
     body = command_of(vector).body
     assert b"".join(map(encode_again, decode_records(body))) == body
 

@@ -139,13 +139,13 @@ def test_reference_without_end_or_aim_is_refused(text: str) -> None:
 
 
 def doubling(level_count: int) -> str:
-    """A text in which each level holds the one before it twice."""
+    """Returns a text in which each level holds the previous one twice."""
     levels = [f'"a{n}":[{{"$ref":"$.a{n - 1}"}},{{"$ref":"$.a{n - 1}"}}]' for n in range(1, level_count)]
     return '{"a0":[1],' + ",".join(levels) + "}"
 
 
 def seconds_of(text: str, bound: TextBound) -> float:
-    """Processor time until the text is refused."""
+    """Returns the processor time until the text is refused."""
     begun = time.thread_time()
     with pytest.raises(RemoteProtocolError):
         parse(text, bound)

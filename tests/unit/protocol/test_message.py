@@ -1,4 +1,4 @@
-"""Messages as users send and get them."""
+"""Messages as users send and receive them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handles and the lists of a pop's answer, as spec semantics 14.2 writes them."""
+"""Handles and the lists of a pop's answer, in the form of spec semantics 14.2."""
 
 from __future__ import annotations
 

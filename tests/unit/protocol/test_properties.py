@@ -1,4 +1,4 @@
-"""Properties: what is written, and how forgiving reading is."""
+"""Properties: the written form, and the tolerance of reading."""
 
 from __future__ import annotations
 

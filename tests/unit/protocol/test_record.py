@@ -1,4 +1,4 @@
-"""One CommitLog record: the worked examples of the spec, every layout, and bytes that are no record."""
+"""One CommitLog record: the worked examples of the spec, every layout, and bytes that are not a record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numpy scan gives the same as reading the records one by one."""
+"""The numpy scan returns the same values as reading the records one by one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOSTS = [encode_host("10.0.0.1", 5), encode_host("2001:db8::1", 6)]
 
 
 def make_log(count: int, *, base: int = 0) -> bytes:
-    """Records of both versions, both address families and many sizes."""
+    """Returns records of both versions, both address families and many sizes."""
     log = bytearray()
     for number in range(count):
         new = NewRecord(

@@ -1,4 +1,4 @@
-"""Response codes and error classes, both ways (spec remoting 10)."""
+"""Response codes and error classes, in both directions (spec remoting 10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signatures against frames that Java clients of both lines signed, in both header forms."""
+"""Signatures, checked against frames signed by Java clients of both release lines, in both header forms."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_frames_that_java_signed(name: str) -> None:
 @pytest.mark.parametrize("serialize_type", [0, 1])
 def test_what_we_sign_is_what_arrives(serialize_type: int) -> None:
     header = GetMaxOffsetRequest(topic="T é漢", queue_id=1)
-    empty = {"empty": ""}  # the binary form loses it
+    empty = {"empty": ""}  # the binary form drops it
     command = Command.request(30, header, body=b"body", serialize_type=serialize_type, fields=empty)
     credentials = Credentials("user", "secret", "token")
     credentials.sign(command)
@@ -95,7 +95,7 @@ def with_digest(code: int, fields: dict[str, str], body: bytes = b"") -> Command
 
 
 def test_a_request_with_a_digest_is_no_other_request() -> None:
-    """Neither by another code, nor by other names or borders, nor without the digest or the body."""
+    """Neither with another code, nor with other names or borders, nor without the digest or the body."""
     fields = dict(with_digest(351, {"topic": "Orders", "x": "1"}, b"body").fields)
     text = signed_text(fields, b"body").decode()
     assert signature_fault(Command(code=351, extra_fields=fields, body=b"body"), b"secret") is None
@@ -123,7 +123,7 @@ def test_a_request_with_a_digest_is_no_other_request() -> None:
 
 
 def test_the_weak_form_is_accepted_unless_it_is_switched_off() -> None:
-    """What RocketMQ signs can be cut into another request: that is what the setting is for."""
+    """RocketMQ's signed text can be turned into another request; the setting exists for that."""
     fields = {"AccessKey": "user", "topic": "Orders"}
     fields[SIGNATURE] = signature_of(fields, b"", b"secret")
     for code, name in ((351, "topic"), (215, "other")):

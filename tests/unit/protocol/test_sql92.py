@@ -1,4 +1,4 @@
-"""SQL92 filters: what compiles, what matches (spec semantics 9.2)."""
+"""SQL92 filters: which expressions compile, and which messages match (spec semantics 9.2)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def matches(expression: str, **properties: str) -> bool:
         ("NOT (a > 5)", {"a": "six"}, False),  # an evaluation error is no match, negated or not
         ("a > 5 OR b = 'x'", {"a": "six", "b": "x"}, False),  # nor is it with OR
         ("b = 'x' OR a > 5", {"a": "six", "b": "x"}, True),  # unless it is not reached
-        ("a > 5", {"a": "3000000000"}, False),  # no Integer of Java
+        ("a > 5", {"a": "3000000000"}, False),  # not an Integer of Java
         ("a > 5.0", {"a": "3000000000"}, True),
         ("a < 5000000000", {"a": "3000000000"}, True),
         ("a > b", {"a": "10", "b": "9"}, True),  # two properties are compared as doubles
@@ -67,7 +67,7 @@ def matches(expression: str, **properties: str) -> bool:
         ("TAGS = 'TagA' and price>=1e2", {"TAGS": "TagA", "price": "100"}, True),
         ("b IS NULL AND a = 1", {"a": "1"}, True),
         ("b = 1 OR a = 1", {"a": "1"}, True),
-        ("a = 3 OR a <> 3", {"a": "\u0663"}, False),  # a digit, but none of ASCII
+        ("a = 3 OR a <> 3", {"a": "\u0663"}, False),  # a digit, but not an ASCII one
         ("a = 3 OR a <> 3", {"a": "\u00b2"}, False),
         ("b = 1 AND a = 1", {"a": "1"}, False),
         ("a = 1 /* why */ -- and so on\n AND b = 2", {"a": "1", "b": "2"}, True),
@@ -124,7 +124,7 @@ def test_expression_that_cannot_be_used_says_why(expression: str, reason: str) -
 def test_properties_are_found_where_the_whole_record_is_read(
     body: bytes, pairs: list[tuple[str, str]], hosts: int, topic_size: int, data: st.DataObject
 ) -> None:
-    """Also in records with a damaged byte, as long as both take them for a record."""
+    """Also in records with a damaged byte, as long as both functions accept them as a record."""
     text = "\x02".join(f"{name}\x01{value}" for name, value in pairs).encode()
     new = NewRecord(
         topic="T" * (topic_size + 1),
@@ -148,7 +148,7 @@ def test_properties_are_found_where_the_whole_record_is_read(
             value = find_property(parsed[3], name.encode())
             told = None if value is None else str(value, "utf-8", "replace")
             assert told == pairs_found.get(name)
-            # Several are found at once as one by one.
+            # Finding several at once gives the same as one by one.
             names = (name, "b", "a")
             values = tuple(find_property(parsed[3], each.encode()) for each in names)
             assert find_properties(parsed[3], tuple(map(property_mark, names))) == values
@@ -168,7 +168,7 @@ def test_a_record_with_any_bit_turned_over_has_the_properties_that_all_readers_f
         found = find_record_properties(damaged)
         if not isinstance(parsed, RecordCheck):
             assert found == parsed[3], bit
-        elif parsed.outcome is not RecordOutcome.BAD_TOPIC:  # which nobody looks at here
+        elif parsed.outcome is not RecordOutcome.BAD_TOPIC:  # the topic is not checked here
             assert found is None, bit
 
 

@@ -1,4 +1,4 @@
-"""Every asynchronous test of this folder runs under both event loops: transports of the two differ."""
+"""Every asynchronous test of this folder runs under both event loops, because their transports differ."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tandemmq.runtime.ports import Clock
 
 
 class OneTimer:
-    """A clock with the one call that waits."""
+    """A clock that holds one scheduled call."""
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], object]] = []

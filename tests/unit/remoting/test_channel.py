@@ -1,4 +1,4 @@
-"""One channel against a hand-held transport: what is written when, and what each bound does."""
+"""One channel on a fake transport: when bytes are written, and what each bound does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tandemmq.runtime.machine import LoopClock
 
 
 class FakeTransport(asyncio.Transport):
-    """Keeps the writes; `unsent` is what the test says the kernel has not taken."""
+    """A transport that keeps the writes; the test sets `unsent`, the bytes not accepted by the kernel."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("10.0.0.2", 5000), "sockname": ("10.0.0.1", 10911)})
@@ -52,7 +52,7 @@ class FakeTransport(asyncio.Transport):
 
 
 class Harness:
-    """A connected channel with a clock in the test's hand."""
+    """A connected channel with a clock controlled by the test."""
 
     def __init__(self, **limits: Any) -> None:
         self.clock = ManualClock()
@@ -72,7 +72,7 @@ class Harness:
 
 
 async def test_an_answer_of_the_same_turn_leaves_in_it() -> None:
-    """The store answers sends at the end of the turn in which they came: no further turn until they leave."""
+    """The store answers sends at the end of the turn in which they came; they leave in that turn."""
     loop = asyncio.get_running_loop()
 
     def answer_soon(channel: Channel, command: Command) -> None:
@@ -139,7 +139,7 @@ def test_answers_find_their_request_in_any_order() -> None:
     for request in reversed(harness.sent()):
         harness.channel.data_received(encode_frame(request.reply(request.code)))
     assert [answer.code for answer in harness.answers if isinstance(answer, Command)] == [12, 11, 10]
-    harness.channel.data_received(encode_frame(harness.sent()[0].reply()))  # late, nobody waits: dropped
+    harness.channel.data_received(encode_frame(harness.sent()[0].reply()))  # late, no waiter: dropped
     assert len(harness.answers) == 3
     assert harness.channel.requests_in_flight == 0
 

@@ -1,4 +1,4 @@
-"""The HTTP server: pages, refusals, and peers that are slow, huge, mad or many."""
+"""The HTTP server: pages, refusals, and slow, oversized, malformed or numerous peers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PAGES: dict[str, Callable[[], HttpAnswer]] = {
 
 
 class Sink(asyncio.Transport):
-    """Keeps what is written."""
+    """A transport that keeps the writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Sink(asyncio.Transport):
 
 
 def feed(*pieces: bytes) -> None:
-    """The server answers these bytes once and with a whole answer, or waits for more."""
+    """Feeds the bytes: the server answers once and completely, or waits for more."""
     clock = ManualClock()
     server = HttpServer(PAGES, network=MemoryNetwork(clock), clock=clock)
     server.on_connected = lambda _: True  # type: ignore[method-assign]
@@ -98,7 +98,7 @@ def test_bounds_must_be_positive(name: str) -> None:
         HttpOptions(**{name: 0})
 
 
-# Over sockets
+# Over sockets.
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ async def until_count(server: HttpServer, count: int) -> None:
 
 
 async def exchange(address: Address, *pieces: bytes) -> bytes:
-    """Everything the server says until it closes; the pieces are sent one by one."""
+    """Returns everything the server sends until it closes; the pieces are sent one by one."""
     async with asyncio.timeout(PATIENCE_S):
         reader, writer = await asyncio.open_connection(*address)
         try:
@@ -270,7 +270,7 @@ async def test_stopping_cuts_off_whoever_is_connected(server: HttpServer) -> Non
         await asyncio.open_connection(*address)
 
 
-# Over time
+# Over time.
 
 
 async def slow_peer(server: HttpServer, network: MemoryNetwork, clock: ManualClock) -> asyncio.Transport:
@@ -295,7 +295,7 @@ async def test_slow_loris_is_cut_off() -> None:
 
 
 async def test_reader_of_nothing_is_cut_off() -> None:
-    """A real socket: what the kernel does not take stays in our buffer until the time is over."""
+    """A real socket: bytes that the kernel does not accept stay in our buffer until the time is over."""
     options = HttpOptions(connection_s_max=0.3)
     server = HttpServer(PAGES, network=TcpNetwork(), clock=LoopClock(), options=options)
     address = await server.start("127.0.0.1", 0)

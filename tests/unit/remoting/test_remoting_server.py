@@ -1,4 +1,4 @@
-"""Server and client together: over memory with a clock in the test's hand, and over real sockets."""
+"""Server and client together: over memory with a clock controlled by the test, and over real sockets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ ECHO, REFUSE, BREAK, WAIT, LATER, ASSERT, FATAL, UNREADABLE, MISSING = range(1, 
 
 
 class Peers:
-    """A server and a client that reach each other; `fatal` is what the server's owner was told."""
+    """A server and a client that reach each other; `fatal` holds the errors reported to the server's
+    owner.
+    """
 
     def __init__(
         self,
@@ -114,7 +116,7 @@ class Peers:
         return self
 
     async def open_raw(self) -> asyncio.Transport:
-        """A connection to the server on which a test writes bytes."""
+        """Returns a connection to the server on which a test writes bytes."""
         host, _, port = self.address.rpartition(":")
         return cast(
             asyncio.Transport, await self.network.connect(host, int(port), asyncio.Protocol, PATIENCE_S)
@@ -179,7 +181,7 @@ async def test_waiting_handlers_answer_when_they_are_done(make: MakePeers) -> No
 
 
 class Reader(asyncio.Protocol):
-    """Decodes whatever comes."""
+    """Decodes all received bytes."""
 
     def __init__(self) -> None:
         self.decoder = FrameDecoder()
@@ -217,7 +219,7 @@ async def test_too_many_waiting_handlers_are_overload(make: MakePeers) -> None:
 
 async def test_broken_invariants_are_told_to_the_owner(make: MakePeers) -> None:
     peers = await make().start()
-    await peers.call(ECHO)  # connected: the time of the next calls is the handlers'
+    await peers.call(ECHO)  # connected: the time of the next calls is that of the handlers
     for code in (ASSERT, FATAL):
         with pytest.raises(RequestTimeout):
             await peers.call(code, timeout_s=0.05)
@@ -291,7 +293,7 @@ async def test_garbage_closes_one_connection_only(make: MakePeers) -> None:
 
 
 async def test_unfinished_frames_are_held_up_to_a_bound_in_all(make: MakePeers) -> None:
-    """The connection that wants more is closed, and what it held is free again."""
+    """The connection that needs more is closed, and its share is free again."""
     peers = await make(server_options=ServerOptions(frame_bytes_held_max=100_000)).start()
     begun = struct.pack(">iI", 1 << 20, 10)
     holding = [await peers.open_raw() for _ in range(2)]
@@ -311,7 +313,7 @@ async def test_unfinished_frames_are_held_up_to_a_bound_in_all(make: MakePeers) 
 
 
 async def test_peers_that_nobody_knows_have_a_quarter(make: MakePeers) -> None:
-    """A guard makes those known who show who they are."""
+    """A guard marks the authenticated ones as known."""
 
     def guard(channel: Channel, command: Command) -> None:
         if command.body == b"password":
@@ -339,7 +341,7 @@ def only_with_a_password(channel: Channel, command: Command) -> None:
 
 
 async def test_unknown_peers_wait_for_their_turn(make: MakePeers) -> None:
-    """What they send costs a part of the loop's time; a known peer is served meanwhile, and another in its
+    """Their requests get a share of the loop's time; a known peer is served meanwhile, and the others in
     turn.
     """
     peers = await make(guard=only_with_a_password).start()
@@ -348,7 +350,7 @@ async def test_unknown_peers_wait_for_their_turn(make: MakePeers) -> None:
     unknown._refilled_at = clock.monotonic()
     assert (await peers.call(ECHO, body=b"password")).code == 0
     strangers = [await peers.open_raw() for _ in range(3)]
-    unknown.spend(1.0)  # as if the strangers had taken a second
+    unknown.spend(1.0)  # as if the unknown peers had taken a second
     for wire in strangers:
         wire.write(encode_frame(Command.request(ECHO, body=bytes(100))) * 400)
     late = await peers.open_raw()
@@ -360,7 +362,7 @@ async def test_unknown_peers_wait_for_their_turn(make: MakePeers) -> None:
     for wire in strangers[:2]:
         wire.abort()
     clock.advance(10.0)
-    await until(lambda: len(peers.seen) == seen + 100)  # once known, all that had come is handled
+    await until(lambda: len(peers.seen) == seen + 100)  # once known, all received bytes are handled
     for _ in range(20):
         clock.advance(1.0)
     await until(lambda: not unknown._waiting)
@@ -453,7 +455,7 @@ async def test_slices_of_a_mapped_file_reach_a_peer_that_reads_late(make: MakePe
         view = file.view()
         head = encode_frame_head(command.reply(), size)
         channel.send_frame(head, view[:1000], view[1000 : size // 2], view[size // 2 :])
-        # The slices are now the transport's; the file may go.
+        # The slices now belong to the transport; the file may be closed.
         channel._clock.call_soon(file.close)
 
     peers = await make(server_routes={ECHO: send_slices}).start()
@@ -479,11 +481,11 @@ async def test_client_bound_of_requests_in_flight(make: MakePeers) -> None:
     await waiting
 
 
-# With a clock in the test's hand
+# With a clock controlled by the test.
 
 
 async def in_time(clock: ManualClock, seconds: float, waiting: asyncio.Future[Any]) -> Any:
-    """The result of `waiting` while `seconds` pass."""
+    """Returns the result of `waiting` while `seconds` pass."""
     await clock.pass_time(seconds)
     return await waiting
 
@@ -557,7 +559,7 @@ async def test_silent_connection_is_given_up_after_a_timeout() -> None:
 
 
 class DeafNetwork:
-    """Connections to it never get made."""
+    """A network on which connections are never established."""
 
     async def listen(self, host: str, port: int, protocol_factory: Any) -> Any:
         raise OSError("not here")
@@ -590,7 +592,7 @@ async def test_a_server_that_is_paused_keeps_its_port_and_lets_requests_wait() -
     await until(lambda: any(channel.tasks_running for channel in peers.server.channels))
     await peers.server.pause(lambda _: True)
     with pytest.raises(BrokerUnreachable):
-        await hangs  # its handler was ended: nobody would answer
+        await hangs  # its handler was ended: no answer will come
     own = kept.open_channel(peers.address)
     sends = [
         asyncio.create_task(client.request(peers.address, Command.request(ECHO, body=b"%d" % n), 5))

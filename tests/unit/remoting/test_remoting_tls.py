@@ -1,4 +1,4 @@
-"""TLS on real sockets: the first byte decides; certificates that fit or do not; peers that speak none."""
+"""TLS on real sockets: the first byte decides; matching and other certificates; peers without TLS."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ECHO = 7
 
 
 def make_certificate(folder: Path, name: str = "broker", password: str = "") -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that it signed itself, and its key."""
+    """Creates a self-signed certificate for 127.0.0.1 and its key."""
     cert, key = folder / f"{name}.pem", folder / f"{name}.key"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
     command += ["-days", "2", "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -137,7 +137,7 @@ async def test_a_certificate_of_somebody_else_is_not_taken(
     async with serving(server_tls(pki)) as (address, _, _server):
         with pytest.raises(BrokerUnreachable, match="certificate verify failed"):
             await ask(address, TlsClientOptions(trust_path=pki / "client.pem"))
-    # As certain as another name, and nobody has to resolve it.
+    # As good as another name, and it needs no resolving.
     async with serving(server_tls(pki), host="127.0.0.2") as (other_name, _, _server):
         named = TlsClientOptions(trust_path=pki / "broker.pem")
         with pytest.raises(BrokerUnreachable, match=r"mismatch|doesn't match"):

@@ -1,4 +1,4 @@
-"""The loop's time of unknown peers, and the lines of the log."""
+"""The loop's time for unknown peers, and the limit of log lines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_unknown_peers_have_a_tenth_of_the_time_whoever_they_are() -> None:
         unknown.wait(lambda number=number, pieces=pieces: serve(number, pieces))  # type: ignore[misc]
     for _ in range(100):
         clock.advance(0.01)
-    assert served[:7] == [1, 2, 3, 1, 2, 1, 2]  # in turn, the newcomer as the others
+    assert served[:7] == [1, 2, 3, 1, 2, 1, 2]  # in turn, the newcomer like the others
     assert abs(len(served) * 0.01 - UNKNOWN_SHARE * 1.0) < 0.03
     unknown.spend(-1.0)
     assert not unknown.may_run()  # another one waits

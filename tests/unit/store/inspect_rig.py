@@ -1,4 +1,4 @@
-"""A small store written by MessageStore on a real disk, and faults to plant in copies of it."""
+"""A small store written by MessageStore on a real disk, and faults to inject into copies of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PREPARED = 0x4
 
 
 def some_records(count: int) -> list[NewRecord]:
-    """Two ordinary topics, delayed messages, transactions, keys of both kinds."""
+    """Returns messages of two ordinary topics, delayed messages, transactions, and keys of both kinds."""
     records = []
     for number in range(count):
         body = b"body %04d " % number * 8
@@ -52,7 +52,7 @@ def some_records(count: int) -> list[NewRecord]:
 
 
 async def write_store(root: Path, records: list[NewRecord], **changes: Any) -> None:
-    """A store that was written, closed, opened and closed again."""
+    """Writes a store, closes it, and opens and closes it again."""
     clock = ManualClock()
     for part in (records, []):
         options = StoreOptions(root=root, **{**SIZES, **changes})
@@ -75,7 +75,7 @@ def make_store(root: Path, count: int = 60, **changes: Any) -> Path:
 
 
 def content(root: Path) -> dict[str, bytes]:
-    """Every file below `root` but the lock."""
+    """Returns every file below `root` except the lock."""
     return {
         str(path.relative_to(root)): path.read_bytes()
         for path in sorted(root.rglob("*"))
@@ -84,7 +84,7 @@ def content(root: Path) -> dict[str, bytes]:
 
 
 def change(path: Path, offset: int, edit: bytes | Callable[[int], int]) -> None:
-    """Overwrite bytes of a file, or change one by a function."""
+    """Overwrites bytes of a file, or changes one with a function."""
     data = bytearray(path.read_bytes())
     new = bytes([edit(data[offset]) & 0xFF]) if callable(edit) else edit
     data[offset : offset + len(new)] = new

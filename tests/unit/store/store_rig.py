@@ -71,7 +71,7 @@ class Rig:
         self.clock = ManualClock()
         self.changes = changes
         self.fatal: list[BaseException] = []
-        self.stores: list[MessageStore] = []  # for a test to keep what it opened
+        self.stores: list[MessageStore] = []  # the stores that a test opened
 
     async def open(self, **changes: Any) -> MessageStore:
         return await MessageStore.open(
@@ -82,24 +82,24 @@ class Rig:
         )
 
     def kill(self) -> None:
-        """The process dies: its locks and timers go, what it wrote stays in the page cache."""
+        """Kills the process: its locks and timers are gone, its written bytes stay in the page cache."""
         self.disk._locks.clear()
         self.clock = ManualClock(now_ms=self.clock.now_ms())
 
     def power_cut(self, *, keeps_all: bool = False) -> None:
-        """The machine dies: what was not synced goes too, if the disk did not get it by itself."""
+        """Cuts the power: unsynced bytes are lost too, unless the disk happened to write them."""
         self.disk.power_cut((lambda _path, _at: True) if keeps_all else None)
         self.kill()
 
     def note_durable(self, end: int | None) -> None:
-        """Let the checkpoint say that the log was on disk up to `end` when it was written; None: nothing."""
+        """Sets the checkpoint's durable log end to `end`; None removes it."""
         path = ROOT / "checkpoint"
         times = decode_checkpoint(self.disk.read_bytes(path))
         times = msgspec.structs.replace(times, durable_log_offset=end)
         self.disk.write_atomically(path, encode_checkpoint(times))
 
     def put(self, store: MessageStore, *records: NewRecord) -> list[PutStatus]:
-        """Append one by one and run the write; the statuses told so far."""
+        """Appends records one by one and runs the write; returns the statuses reported so far."""
         statuses: list[PutStatus] = []
         for item in records:
             store.append([item], statuses.append)
@@ -110,7 +110,7 @@ class Rig:
 def bodies(
     store: MessageStore, topic: str = "T", queue_id: int = 0, offset: int | None = None
 ) -> list[bytes]:
-    """Every body of a queue from `offset` (its min) on, read by gets."""
+    """Returns every body of a queue from `offset` (default: its min) on, read by gets."""
     found: list[bytes] = []
     at = store.queue_min(topic, queue_id) if offset is None else offset
     while True:
@@ -127,7 +127,7 @@ def bodies(
 
 @contextmanager
 def unremovable(rig: Rig, *paths: Path) -> Iterator[None]:
-    """The disk does not remove these files meanwhile."""
+    """Makes these files undeletable inside the context."""
     remove = rig.disk.remove
 
     def refuse(path: Path) -> None:
@@ -143,7 +143,7 @@ def unremovable(rig: Rig, *paths: Path) -> Iterator[None]:
 
 
 async def turn_until(is_met: Callable[[], bool]) -> None:
-    """Let the loop turn until this is so, and no further."""
+    """Runs the loop until the condition holds, and no further."""
     for _ in range(100):
         if is_met():
             return
@@ -154,8 +154,9 @@ async def turn_until(is_met: Callable[[], bool]) -> None:
 async def heal_disturbed(
     rig: Rig, store: MessageStore, sound: bytes, turn: int, disturb: Callable[[], Awaitable[object]]
 ) -> int:
-    """How many damaged ranges are left of a heal from `sound`, the bytes of the log. `disturb` happens before
-    the work of the disk that follows the fetch after `turn` others, if there are so many.
+    """Returns how many damaged ranges remain after a heal from `sound`, the bytes of the log.
+
+    After the fetch, `disturb` runs before the disk operation number `turn`, if so many follow.
     """
     offload = rig.disk.offload
     turns_left = -1
@@ -180,7 +181,7 @@ async def heal_disturbed(
 
 
 def stored(store: MessageStore, log_offset: int) -> Any:
-    """The decoded record at a log offset."""
+    """Returns the decoded record at a log offset."""
     view = store.read_record(log_offset)
     assert view is not None
     return decode_record(view, log_offset=log_offset)

@@ -1,4 +1,4 @@
-"""Bulk reads give the same records as many small ones, in far fewer answers."""
+"""Bulk reads return the same records as many small ones, in far fewer answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read(result: GetResult) -> list[bytes]:
 
 
 def read_all(store: MessageStore, *, bytes_max: int = 1 << 20, tags: Sequence[str] = ()) -> list[list[bytes]]:
-    """Every answer of queue 0 of topic T, from its start."""
+    """Returns every answer of queue 0 of topic T, from its start."""
     hashes = frozenset(map(tag_hash, tags)) or None
     answers, at = [], store.queue_min("T", 0)
     while True:
@@ -50,7 +50,7 @@ async def test_the_same_records_as_by_small_reads() -> None:
     rig.put(store, *mixed(400))
     answers = read_all(store)
     assert [body for answer in answers for body in answer] == bodies(store)
-    # 2,000 bytes of entries per file of the queue are 100 messages.
+    # A file of the queue holds 2,000 bytes of entries, which is 100 messages.
     assert max(len(answer) for answer in answers) == 100
     await store.close()
 

@@ -14,7 +14,7 @@ A, B, C = (ReplicaId(name) for name in "abc")
 
 
 class Sends:
-    """Names the sends of a test."""
+    """The named sends of a test."""
 
     def __init__(self) -> None:
         self.lines = WaitLines()
@@ -87,7 +87,7 @@ def test_a_replica_counts_for_what_lies_behind_its_start() -> None:
     assert acks.acknowledged(1, log_end=100, since=64) == 70
     assert acks.acknowledged(2, log_end=100, since=64) == 0
     assert acks.acknowledged(2, log_end=100, since=65) == 70
-    acks.report(A, 80)  # it was emptied and began with the log
+    acks.report(A, 80)  # it was emptied and restarted with the log
     assert acks.acknowledged(2, log_end=100, since=64) == 70
 
 
@@ -176,7 +176,9 @@ def test_a_send_that_waits_for_both_needs_both() -> None:
 
 
 def test_time_outs_name_who_was_late() -> None:
-    """spec replication 5.4. Slaves get what is flushed, so with a late disk nobody knows of them."""
+    """spec replication 5.4. Slaves receive flushed bytes only, so with a late disk they hold none of these
+    sends.
+    """
     sends = Sends()
     sends.add("disk", WaitFor.FLUSH, 10)
     sends.add("slave", WaitFor.ACKS, 10)

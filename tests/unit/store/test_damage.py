@@ -1,4 +1,4 @@
-"""Bits that turned over below what was on disk: nothing behind them is lost, nothing of them is given out."""
+"""Bit flips in bytes that were on disk: no later record is lost, and no damaged byte is served."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILE_BYTES = 16_384
 
 
 async def filled(rig: Rig, count: int = COUNT) -> int:
-    """A store with so many records on disk, still open; the size of a record."""
+    """Returns an open store with `count` records on disk, and the size of a record."""
     store = await rig.open()
     rig.put(store, *(record(b"%03d" % n + b"x" * 100, keys=f"k{n:03}") for n in range(count)))
     await rig.clock.pass_time(11)
@@ -28,12 +28,12 @@ async def filled(rig: Rig, count: int = COUNT) -> int:
 
 
 def place(rig: Rig, number: int) -> int:
-    """Where record `number` begins in the log."""
+    """Returns the log offset of record `number`."""
     return rig.stores[-1].queue_entries("T", 0, number, 1)[0][0]
 
 
 def flip(rig: Rig, log_offset: int, mask: int = 1) -> None:
-    """Turn one bit over."""
+    """Flips one bit."""
     path = LOG / f"{log_offset // FILE_BYTES * FILE_BYTES:020d}"
     file = rig.disk.open(path)
     at = log_offset % FILE_BYTES
@@ -42,7 +42,7 @@ def flip(rig: Rig, log_offset: int, mask: int = 1) -> None:
 
 
 def without_queues(rig: Rig) -> None:
-    """The next start reads the log from its beginning."""
+    """Removes the queues, so that the next start reads the log from its beginning."""
     directory = ROOT / "consumequeue" / "T" / "0"
     for name in rig.disk.list(directory):
         rig.disk.remove(directory / name)
@@ -55,7 +55,7 @@ def log_bytes(rig: Rig) -> bytes:
 
 
 def read(store: MessageStore, *, is_bulk: bool = False) -> list[int]:
-    """The numbers of all messages that a consumer gets."""
+    """Returns the numbers of all messages that a consumer receives."""
     found: list[int] = []
     offset = store.queue_min("T", 0)
     while offset < store.queue_max("T", 0):
@@ -101,7 +101,7 @@ async def test_a_flipped_bit_costs_the_one_message_and_the_sends(is_clean: bool,
 async def test_a_file_that_ends_before_a_damaged_record_is_not_taken_for_an_old_one(
     file_number: int,
 ) -> None:
-    """A file's age is that of the first record behind it; the next one tells it when that is damaged."""
+    """A file's age is that of the first record after it, or of the next file if that record is damaged."""
     rig = Rig(commit_log_file_bytes=FILE_BYTES, queue_flush_thorough_interval_ms=1000)
     await filled(rig, 280)
     await rig.stores[-1].close()
@@ -132,7 +132,7 @@ async def test_a_damaged_last_record_is_no_torn_one() -> None:
 
 
 async def test_a_damaged_blank_does_not_end_the_log() -> None:
-    """Nothing in its file is sound behind it: the walk goes on in the next one."""
+    """No valid byte follows it in its file: the scan continues in the next one."""
     rig = Rig(commit_log_file_bytes=FILE_BYTES)
     size = await filled(rig, 100)
     per_file = (FILE_BYTES - 8) // size
@@ -146,7 +146,7 @@ async def test_a_damaged_blank_does_not_end_the_log() -> None:
 
 
 async def test_damage_is_served_around_when_the_queues_are_built_from_the_log() -> None:
-    """The place of the damaged message in its queue stays empty."""
+    """The offset of the damaged message in its queue stays empty."""
     rig = Rig(commit_log_file_bytes=FILE_BYTES)
     await filled(rig)
     at = place(rig, 10)
@@ -160,7 +160,7 @@ async def test_damage_is_served_around_when_the_queues_are_built_from_the_log() 
 
 
 async def test_another_brokers_log_is_not_cut_in_its_middle_either() -> None:
-    """It says nothing about what was on disk; but after a clean stop nothing is torn."""
+    """Such a log does not state what was on disk; but after a clean stop nothing is torn."""
     rig = Rig(commit_log_file_bytes=FILE_BYTES)
     await filled(rig)
     at = place(rig, 10)
@@ -173,11 +173,11 @@ async def test_another_brokers_log_is_not_cut_in_its_middle_either() -> None:
 
 
 PER_FILE, OLD = 79, 240
-"""Records per file, and how many are synced long before the newest one: they reach into a fourth file."""
+"""The records per file, and the number synced long before the newest one: they reach into a fourth file."""
 
 
 async def aged(rig: Rig) -> int:
-    """A store that lost its power, its durable mark and its queues; where its log ends."""
+    """Returns a store that lost power, its durable mark and its queues; and the end of its log."""
     size = await filled(rig, OLD)
     assert (FILE_BYTES - 8) // size == PER_FILE
     store = rig.stores[-1]
@@ -203,8 +203,8 @@ async def aged(rig: Rig) -> int:
 async def test_a_blank_is_as_old_as_what_follows_it_when_no_durable_mark_is_left(
     damaged: tuple[int, ...],
 ) -> None:
-    """It has no time of its own, and must not make synced records behind it look like a torn tail."""
-    rig = Rig(commit_log_file_bytes=FILE_BYTES, consume_queue_file_bytes=2000)  # a gap of 80 is no new queue
+    """A BLANK has no store time, and must not make synced records after it look like a torn tail."""
+    rig = Rig(commit_log_file_bytes=FILE_BYTES, consume_queue_file_bytes=2000)  # a gap of 80: no restart
     end = await aged(rig)
     places = [place(rig, number) for number in damaged]
     for at in places:
@@ -247,7 +247,9 @@ async def test_what_was_perhaps_never_synced_before_a_blank_is_cut_when_no_durab
 async def test_recovery_vouches_for_no_entries_behind_the_end_of_the_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The checkpoint did, when the log was longer; files whose records have no entry must not be cleaned."""
+    """The checkpoint vouched for them when the log was longer; files with records without entries must not be
+    cleaned.
+    """
     recovered: list[Recovered] = []
     run = Recovery.run
 
@@ -310,7 +312,7 @@ async def test_a_log_file_that_was_on_disk_and_is_missing_is_told() -> None:
 
 
 async def test_a_hole_at_the_very_end_of_a_record_is_found() -> None:
-    """The record ends some bytes before its sector; the next one begins with the zeros of its size."""
+    """The record ends a few bytes before its sector; the next one begins with the zeros of its size."""
     for beyond in (1, 2, 3):
         rig = Rig(commit_log_file_bytes=8192)
         store = await rig.open()
@@ -333,7 +335,7 @@ async def test_a_hole_at_the_very_end_of_a_record_is_found() -> None:
 
 
 async def healed(store: MessageStore, data: bytes) -> int:
-    """From another copy of the log; how many ranges are left."""
+    """Heals the store from another copy of the log; returns how many ranges remain."""
 
     async def fetch(log_offset: int, size: int) -> bytes:
         return data[log_offset : log_offset + size]
@@ -346,7 +348,7 @@ async def healed(store: MessageStore, data: bytes) -> int:
 async def test_a_range_is_healed_from_another_copy_while_the_store_is_open(
     has_queues: bool, numbers: tuple[int, ...]
 ) -> None:
-    """Readers get the messages at once, sends are taken, and the damaged bytes are kept aside."""
+    """Readers get the messages at once, sends are accepted, and the damaged bytes are kept aside."""
     rig = Rig(commit_log_file_bytes=FILE_BYTES)
     await filled(rig)
     places = [place(rig, number) for number in numbers]
@@ -377,7 +379,7 @@ async def test_a_range_is_healed_from_another_copy_while_the_store_is_open(
 
 @pytest.mark.parametrize("has_queues", [True, False])
 async def test_what_was_healed_survives_a_power_cut(has_queues: bool) -> None:
-    """Its queue entries as well: a restart makes none for what lies so far below the end."""
+    """Its queue entries survive as well: a restart creates none so far below the end."""
     rig = Rig(commit_log_file_bytes=FILE_BYTES)
     await filled(rig, 280)
     store = rig.stores[-1]
@@ -400,7 +402,7 @@ async def test_what_was_healed_survives_a_power_cut(has_queues: bool) -> None:
 
 
 async def damaged_store(rig: Rig) -> tuple[MessageStore, bytes]:
-    """A store of several files with one message in the first one damaged, and the log as it was before."""
+    """Returns a store of several files with a damaged message in the first one, and the original log."""
     await filled(rig, 280)
     at = place(rig, 10)
     await rig.stores[-1].close()
@@ -484,7 +486,7 @@ async def test_a_range_whose_file_expires_while_it_is_healed_is_forgotten(turn: 
 
 @pytest.mark.parametrize("turn", range(4))
 async def test_a_range_whose_file_cannot_be_deleted_is_healed(turn: int) -> None:
-    """It is in the log still."""
+    """The range is still in the log."""
     rig = Rig(commit_log_file_bytes=FILE_BYTES)
     store, sound = await damaged_store(rig)
 
@@ -514,7 +516,7 @@ async def test_damage_expires_though_a_later_file_cannot_be_deleted() -> None:
 
 @pytest.mark.parametrize("other_fits", [True, False])
 async def test_nobody_is_asked_for_a_range_that_expires_while_another_is_healed(other_fits: bool) -> None:
-    """The other copy may lack it, too; and it is no failure of the heal."""
+    """The other copy may lack it, too; and that is not a failure of the heal."""
     rig = Rig(commit_log_file_bytes=FILE_BYTES, clean_forcibly_enable=True)
     await filled(rig, 280)
     places = [place(rig, number) for number in (10, 20)]
@@ -545,7 +547,7 @@ async def test_nobody_is_asked_for_a_range_that_expires_while_another_is_healed(
 async def test_a_damaged_message_does_not_hide_those_around_it_from_a_search_by_time(
     damaged: range, is_filler: bool
 ) -> None:
-    """Whatever the search looks at first: no readable message of the wanted time is passed over."""
+    """No readable message of the wanted time is missed, whichever message the search probes first."""
     rig = Rig(commit_log_file_bytes=FILE_BYTES, flush_mode=FlushMode.SYNC_FLUSH)
     store = await rig.open()
     for number in range(8):
@@ -592,7 +594,7 @@ async def test_messages_are_taken_again_when_the_damage_has_expired() -> None:
 async def test_what_is_left_of_a_range_whose_first_file_is_forced_out_is_healed(
     is_being_healed: bool,
 ) -> None:
-    """Nothing sound lies between the two files: they are one range."""
+    """No valid byte lies between the two files: they are one range."""
     rig = Rig(commit_log_file_bytes=FILE_BYTES, clean_forcibly_enable=True, delete_file_count_max=1)
     await filled(rig, 280)
     number = next(n for n in range(280) if place(rig, n) == FILE_BYTES)
@@ -628,7 +630,7 @@ async def test_what_is_left_of_a_range_whose_first_file_is_forced_out_is_healed(
 
 
 NUMBER_AT = 20
-"""Where a record says the number that it has in its queue."""
+"""The position of the queue offset within a record."""
 
 
 @pytest.mark.parametrize("has_queues", [True, False])
@@ -637,7 +639,7 @@ NUMBER_AT = 20
 async def test_a_turned_bit_in_a_record_s_number_costs_that_message_alone(
     bit: int, number: int, has_queues: bool
 ) -> None:
-    """No checksum covers it."""
+    """No checksum covers the queue offset."""
     rig = Rig(commit_log_file_bytes=FILE_BYTES)
     await filled(rig)
     flip(rig, place(rig, number) + NUMBER_AT + 7 - bit // 8, 1 << bit % 8)
@@ -654,7 +656,7 @@ async def test_a_turned_bit_in_a_record_s_number_costs_that_message_alone(
 
 
 async def test_a_message_behind_sealed_ones_is_kept_though_no_other_follows_it() -> None:
-    """More messages were given up than a queue file has entries: no turned bit makes such a number."""
+    """More messages were given up than a queue file has entries: no single bit flip causes such an offset."""
     rig = Rig(commit_log_file_bytes=FILE_BYTES)
     store = await rig.open()
     rig.stores.append(store)

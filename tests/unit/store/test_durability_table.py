@@ -1,7 +1,7 @@
-"""The table of docs/durability.md: what of a message that was answered with SEND_OK is left after each fault.
+"""The table of docs/durability.md: what remains of a message answered with SEND_OK after each fault.
 
-A master and a slave on disks of their own. The slave writes what the master sends and acknowledges it;
-nothing is flushed but what the settings flush before they answer, which is the worst moment.
+A master and a slave have disks of their own. The slave writes and acknowledges the bytes from the master.
+Only the flushes that the settings require before the answer take place, which is the worst moment.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ MASTERS_LOG_IS_SHORT = {
     ("two copies, ASYNC_FLUSH", "master's power"),
     ("pool, two copies", "master's power"),
 }
-"""Where the documented rule is that the slave's log is used from then on: the slave takes the master's
-place, or the master fetches from it what is missing. Else the master's own log is used, if there is one.
+"""The cases in which the slave's log is used afterwards by the documented rule: the slave becomes master, or
+the master fetches the missing bytes from it. Otherwise the master's own log is used, if it exists.
 """
 
 LEFT: dict[str, tuple[list[bytes], ...]] = {
@@ -55,7 +55,7 @@ LEFT: dict[str, tuple[list[bytes], ...]] = {
 
 
 class Pair:
-    """The slave copies only when asked to: with one copy a send does not wait for it."""
+    """A master and a slave that copies only on request: with one copy a send does not wait for it."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
@@ -68,7 +68,7 @@ class Pair:
         return "in_sync_replicas" in self.settings
 
     async def promise(self) -> tuple[MessageStore, MessageStore]:
-        """Both stores, once the message was answered with SEND_OK."""
+        """Returns both stores after the message was answered with SEND_OK."""
         master, slave = await self.master.open(), await self.slave.open()
         statuses: list[PutStatus] = []
         master.append([record(b"promised")], statuses.append)
@@ -87,7 +87,7 @@ class Pair:
         return master, slave
 
     async def left_after(self, fault: str, *, is_masters_log_used: bool) -> list[bytes]:
-        """What the copy delivers with which the cluster goes on."""
+        """Returns the messages of the copy with which the cluster continues."""
         running, _ = await self.promise()
         if fault == "slave lost":
             await self.master.clock.pass_time(0.3)
@@ -134,7 +134,7 @@ async def test_the_rule_is_needed_where_the_masters_log_is_short(name: str, faul
 async def test_what_a_producer_sees_without_a_slave(
     settings: dict[str, Any], expected: PutStatus, after_s: float
 ) -> None:
-    """And the message is stored and readable in every case."""
+    """The message is stored and readable in every case."""
     rig = Rig(**settings)
     store = await rig.open()
     statuses = rig.put(store, record(b"x"))

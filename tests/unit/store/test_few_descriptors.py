@@ -1,4 +1,4 @@
-"""A store whose process has no descriptor left: it waits, refuses, and goes on; it does not end."""
+"""A store whose process has no free descriptor waits, refuses sends, and continues; it does not end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from waits import until
 
 @contextmanager
 def nothing_opens(rig: Rig, store: MessageStore) -> Iterator[None]:
-    """No handle is open, and the system gives none."""
+    """Closes every handle and makes every open fail."""
 
     def refuse(path: Path, *_facts: Any, **_named: Any) -> Any:
         raise NotOpened(errno.EMFILE, "Too many open files", str(path))
@@ -133,7 +133,7 @@ async def test_keys_wait_for_a_file_that_cannot_be_opened() -> None:
 async def test_a_real_store_lives_on_the_handles_that_it_can_close(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """What the system does not give, it takes from its own handles, and for short work from the reserve."""
+    """Missing descriptors come from its own handles, and for short operations from the reserve."""
     RESERVE.hold(2)
     request.addfinalizer(RESERVE.release)
     fatal: list[BaseException] = []
@@ -164,7 +164,7 @@ async def test_a_real_store_lives_on_the_handles_that_it_can_close(
 
 
 def test_a_file_that_is_mapped_keeps_its_own_handle() -> None:
-    """Without its descriptor the map would be one of zeros."""
+    """Without its descriptor the map would read as zeros."""
     files = OpenFiles(MemoryDisk(), 8)
     log = SegmentedLog(Path("/log"), 64, files, sparse=False)
     first, second = log.open_at(0), log.open_at(64)

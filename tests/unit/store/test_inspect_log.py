@@ -1,4 +1,4 @@
-"""Checking the CommitLog of a store: each planted fault is named, and everything behind it is still read."""
+"""Checking the CommitLog of a store: each injected fault is named, and everything after it is still read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def root(original: Path, tmp_path: Path) -> Path:
 
 
 def nth_record(path: Path, number: int) -> Record:
-    """The record `number` of a file."""
+    """Returns the record `number` of a file."""
     data = path.read_bytes()
     at = 0
     for _ in range(number):
@@ -60,7 +60,9 @@ def test_intact_store_is_clean_and_stays_as_it_is(root: Path) -> None:
 
 @pytest.mark.timeout(30)
 def test_room_that_is_only_kept_for_files_is_not_read(tmp_path: Path) -> None:
-    """Sparse files of so many bytes would take minutes; a prepared log file behind the last one as well."""
+    """Reading sparse files of that size would take minutes; the same holds for a prepared log file after the
+    last one.
+    """
     tib = 1 << 40
     root = make_store(tmp_path / "store", commit_log_file_bytes=1 << 20, consume_queue_file_bytes=6_000_000)
     (last,) = log_files(root)
@@ -127,7 +129,9 @@ def test_damaged_head_costs_one_record_and_its_queue_is_still_named(
 
 
 def test_each_byte_of_a_record_that_matters_is_watched(root: Path) -> None:
-    """Not covered: flag, sender, hosts, retries, milliseconds; of properties all but tags and keys."""
+    """Not covered: flag, sender, hosts, retries, milliseconds; of the properties everything except tags and
+    keys.
+    """
     path = log_files(root)[0]
     at, record = place(path, 1)
     assert record.keys
@@ -170,7 +174,7 @@ def test_file_full_of_foreign_bytes_is_one_damage(root: Path) -> None:
 
 
 def test_record_that_lies_inside_a_body_is_not_taken_for_one(root: Path) -> None:
-    """A copy of a record says that it lies elsewhere, so the walk does not go on with it."""
+    """The copy of a record has a different stored offset, so the scan does not continue with it."""
     path = log_files(root)[1]
     at, record = place(path, 2)
     copy = path.read_bytes()[:100]
@@ -258,7 +262,7 @@ def test_prepared_files_are_no_damage(root: Path) -> None:
 
 
 def tail_of(root: Path) -> tuple[Path, int]:
-    """The last file and where its records end."""
+    """Returns the last file and the end of its records."""
     path = log_files(root)[-1]
     return path, len(path.read_bytes().rstrip(b"\0"))
 
@@ -286,7 +290,7 @@ def test_wrong_checksum_in_the_last_record_is_damage_even_after_a_crash(root: Pa
 
 
 def test_left_overs_behind_the_end_are_no_part_of_the_log(tmp_path: Path) -> None:
-    """RocketMQ does not zero what it cuts off: an older record may lie where it always lay."""
+    """RocketMQ does not zero cut bytes: an older record may still be at its original offset."""
     root = make_store(tmp_path / "store", 45)
     path, end = tail_of(root)
     data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Checking ConsumeQueues against the log: each planted fault is named with its queue and place."""
+"""Checking ConsumeQueues against the log: each injected fault is named with its queue and offset."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_lengths_and_gaps_of_queue_files_are_found(tmp_path: Path) -> None:
 
 
 def test_entries_of_damaged_records_name_the_queue_of_the_damage(root: Path) -> None:
-    """Nothing of the record is left, but its entry still says whose it was."""
+    """Nothing of the record is left, but its entry still identifies its queue."""
     log_offset, size, _ = UNIT.unpack(queue_file(root).read_bytes()[40:60])
     change(log_files(root)[0], log_offset, b"\xff" * size)
     (found,) = damages(check(root))
@@ -243,7 +243,7 @@ def test_topic_that_was_deleted_and_made_again_is_clean(tmp_path: Path) -> None:
     asyncio.run(run())
     report = check(tmp_path)
     assert damages(report) == notes(report) == []
-    # RocketMQ keeps no such file.
+    # RocketMQ has no such file.
     for copy in (tmp_path / "config").glob("deletedTopics.json*"):
         copy.unlink()
     report = check(tmp_path)

@@ -1,4 +1,6 @@
-"""Building derived files anew: the same bytes as the broker's, whatever was wrong, wherever a kill comes."""
+"""Rebuilding derived files: the same bytes as the broker's, whatever the fault, and wherever a kill
+happens.
+"""
 
 from __future__ import annotations
 
@@ -197,7 +199,7 @@ def test_broker_opens_a_repaired_store_and_serves_it(original: Path, root: Path)
 
 
 def record_places(path: Path) -> list[tuple[int, int]]:
-    """Begin and end of each record of a file."""
+    """Returns begin and end of each record of a file."""
     data, places, at = path.read_bytes(), [], 0
     while (found := check_record(data, at, check_crc=False)).outcome is RecordOutcome.OK:
         places.append((at, at + found.size))
@@ -332,7 +334,7 @@ def test_entry_whose_record_would_end_behind_all_offsets_is_not_that_of_an_expir
 
 
 def damage_body(root: Path, file: int = 1) -> int:
-    """Flip a bit in the second record of a file; its log offset."""
+    """Flips a bit in the second record of a file; returns its log offset."""
     path = log_files(root)[file]
     at = decode_record(path.read_bytes(), 0).size
     flip(path, at + 100)
@@ -382,7 +384,7 @@ def test_damage_in_the_last_file_comes_with_a_warning(root: Path) -> None:
 async def test_given_up_damage_is_sealed_and_the_broker_takes_messages_again(
     tmp_path: Path, number: int
 ) -> None:
-    """The last one is the newest of its queue: nobody gets its number a second time."""
+    """The last one is the newest of its queue: no other message gets its queue offset."""
     root = tmp_path / "store"
     await write_store(root, [record(b"%02d" % n + b"x" * 90, keys=f"k{n}") for n in range(40)])
     numbers = list(range(40))
@@ -504,7 +506,7 @@ async def reopened_and_closed(root: Path) -> None:
     await (await reopened(root)).close()
 
 
-# What the log alone does not tell.
+# Facts that the log alone does not contain.
 
 
 def test_queue_whose_records_all_expired_keeps_its_offsets(tmp_path: Path) -> None:
@@ -549,7 +551,7 @@ def test_topic_that_was_made_again_gets_its_newest_life(tmp_path: Path) -> None:
     remove_queues(tmp_path)
     assert repair(tmp_path, queue_file_bytes=QUEUE_FILE_BYTES).warnings == []
     assert content(tmp_path / "consumequeue") == before
-    # RocketMQ keeps no such file.
+    # RocketMQ has no such file.
     for copy in (tmp_path / "config").glob("deletedTopics.json*"):
         copy.unlink()
     remove_queues(tmp_path)
@@ -585,7 +587,7 @@ def test_store_of_unknown_form_is_refused(root: Path) -> None:
 
 
 class FullDisk(RealDisk):
-    """A disk on which no file can be made."""
+    """A disk on which no file can be created."""
 
     def create(self, path: Path, size: int, *, sparse: bool = False) -> object:  # type: ignore[override]
         raise OSError(errno.ENOSPC, "No space left on device", str(path))

@@ -65,7 +65,7 @@ def test_flipped_bit_in_an_index_entry_is_found(root: Path, byte: int, expected:
 
 @pytest.mark.parametrize(("head", "is_fine"), [("T#", True), ("T@", False)])
 def test_index_entries_of_tags_are_none_of_another_key(root: Path, head: str, is_fine: bool) -> None:
-    """RocketMQ 5.4 and later index `topic#T#tags` behind a record's keys."""
+    """RocketMQ 5.4 and later index `topic#T#tags` after a record's keys."""
     log = log_files(root)[0].read_bytes()
     tagged = next(one for one in decode_records(log) if one.tags)
     shutil.rmtree(root / "index")
@@ -108,7 +108,7 @@ def test_damaged_index_header_is_found(root: Path, byte: int, expected: str | No
     if expected is not None:
         assert reasons(root, StorePart.INDEX)[0].startswith(expected)
     else:
-        assert check(root).is_clean  # a time that is off by a millisecond harms nobody
+        assert check(root).is_clean  # a time that is off by a millisecond is harmless
 
 
 def test_index_that_ends_before_it_begins_is_found(root: Path) -> None:

@@ -1,6 +1,6 @@
-"""Small store directories of Java brokers: our checks find nothing wrong, our encoder makes the same bytes.
+"""Small store directories of Java brokers: our checks find no fault, our encoder creates the same bytes.
 
-The files were made by `tests/interop/capture.py`; a line of RocketMQ each.
+The files were made by `tests/interop/capture.py`; one RocketMQ release line each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tandemmq.store.inspect.index_check import IndexLayout
 
 FOLDER = Path(__file__).parent / "vectors"
 SENT = 116
-"""What the client of the tag test sends: each is in a queue and in the log."""
+"""The number of messages sent by the client of the tag test: each is in a queue and in the log."""
 
 
 @pytest.fixture(params=["java-4.9", "java-5.x"])
@@ -37,7 +37,7 @@ def test_our_check_finds_nothing_wrong(root: Path) -> None:
 
 
 def test_our_encoder_makes_the_same_bytes(root: Path) -> None:
-    """And the entry of each record in its ConsumeQueue is the one that we would write."""
+    """The ConsumeQueue entry of each record is also equal to ours."""
     (path,) = (root / "commitlog").iterdir()
     log = path.read_bytes()
     position = count = 0

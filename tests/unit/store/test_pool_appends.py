@@ -1,4 +1,4 @@
-"""Appends through the transient pool: what is answered, read, refused, and when (spec store 11)."""
+"""Appends through the transient pool: the answers, reads and refusals, and their times (spec store 11)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pooled(**changes: Any) -> Rig:
 
 
 class StuckDisk:
-    """A fault that refuses writes to the log while it is told to."""
+    """A fault that refuses writes to the log while it is enabled."""
 
     def __init__(self, disk: MemoryDisk) -> None:
         self.is_stuck = False
@@ -64,7 +64,7 @@ async def test_a_send_is_answered_from_memory_and_readable_after_the_commit() ->
 
 
 async def test_an_accepted_record_is_found_by_its_offset_before_it_is_committed() -> None:
-    """Whoever sent a half message may end it at once; a client that is quick was refused for ever."""
+    """The sender of a half message may end it at once; otherwise a fast client would be refused for ever."""
     rig = pooled(commit_log_file_bytes=1 << 16)
     store = await rig.open()
     rig.put(store, record(b"first"))
@@ -381,7 +381,7 @@ async def test_the_pool_is_off_unless_asked_for() -> None:
 
 
 async def test_a_commit_that_a_change_of_role_overtakes_takes_nothing_back() -> None:
-    """The slave's log goes on behind all that was in the pool, while the write of less is still under way."""
+    """The slave's log continues after all bytes of the pool, while a smaller write is still in progress."""
     rig = pooled()
     store = await rig.open()
     offload = rig.disk.offload
@@ -413,7 +413,7 @@ async def test_a_commit_that_a_change_of_role_overtakes_takes_nothing_back() -> 
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_commit_that_ends_on_a_slave_is_the_last_one_and_blocks_nothing(fails: bool) -> None:
-    """The change of role wrote its bytes; the log has gone on in the next file meanwhile."""
+    """The change of role wrote its bytes; the log has continued in the next file meanwhile."""
     rig, other_rig = pooled(), Rig()
     store, other = await rig.open(), await other_rig.open()
     offload = rig.disk.offload

@@ -1,4 +1,4 @@
-"""What a death of the process takes from a store with pool: a tail, whole records, in order."""
+"""The loss of a store with pool when the process dies: a tail of whole records, in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pooled() -> Rig:
 
 
 def die(rig: Rig) -> None:
-    """Kill the process; what its commits still do is done to a disk that nobody looks at again."""
+    """Kills the process; its remaining commits go to a discarded disk."""
     rig.disk = deepcopy(rig.disk)
     rig.kill()
 
@@ -141,7 +141,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 def run_until_killed(root: Path, answers: int) -> int:
-    """Where a writer began, which was killed after so many answers or a few more."""
+    """Runs a writer and kills it after that many answers or a few more; returns where it began."""
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, str(root)], stdout=subprocess.PIPE, text=True
     ) as writer:

@@ -1,4 +1,4 @@
-"""Hashes of properties read as tables are those of looking at each property."""
+"""Hashes of properties read as tables are equal to those of each property read alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LIKELY = [
 
 
 def text(dice: Random, size: int) -> bytes:
-    """A value; now and then one that a table must not take as it is."""
+    """Returns a value, occasionally one that a table must not use as it is."""
     odd = dice.choice([b" ", b"\x01", b"\x00", b"\xc3\xa9", b"\xff"]) if dice.random() < 0.03 else b"x"
     return (odd + b"%x" % dice.getrandbits(160))[:size].ljust(size, b"0")
 

@@ -1,4 +1,4 @@
-"""A slave that is told what was read of its master's bytes makes the tables that it would make without."""
+"""A slave that receives parsed columns of its master's bytes builds the same tables as without them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHUNK = 3000
 
 
 def files(rig: Rig, directory: Path = ROOT) -> dict[str, bytes]:
-    """Every file of a store but the checkpoint, whose times are of this run."""
+    """Returns every file of a store except the checkpoint, whose times are those of this run."""
     found = {}
     for name in rig.disk.list(directory):
         path = directory / name
@@ -26,7 +26,7 @@ def files(rig: Rig, directory: Path = ROOT) -> dict[str, bytes]:
 
 
 def copy(master: MessageStore, slave: MessageStore, *, tells: bool, known_share: float = 1.0) -> None:
-    """Send whole records in chunks; `known_share`: of how much of each the columns speak."""
+    """Sends whole records in chunks; `known_share`: the part of each chunk that the columns cover."""
     while slave.max_log_offset < master.max_log_offset:
         at = slave.max_log_offset
         view = master.log_view(at, CHUNK)

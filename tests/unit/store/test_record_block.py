@@ -1,4 +1,6 @@
-"""Reading and dispatching many records at once gives what one by one gives, whatever the records are."""
+"""Reading and dispatching many records at once gives the same result as one by one, for all kinds of
+records.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,7 @@ class Tables:
         self.keys.build()
 
     def content(self) -> tuple[dict[str, bytes], list[object]]:
-        """Every file without its name's time, and what the queues say of themselves."""
+        """Returns every file, without the time in its name, and the attributes of the queues."""
         for queue in self.queues:
             queue.write()
         for index in self.keys._files:
@@ -102,7 +104,7 @@ class Tables:
 
 
 def make_log(dice: Random, count: int, base: int) -> bytes:
-    """Records of every kind; queue offsets mostly continue, some repeat, some leave gaps."""
+    """Returns records of every kind; queue offsets mostly continue, some repeat, some leave gaps."""
     log = bytearray()
     offsets: dict[tuple[str, int], int] = {}
     topics = TOPICS[: dice.choice((1, 5, len(TOPICS)))]
@@ -133,7 +135,7 @@ def make_log(dice: Random, count: int, base: int) -> bytes:
 
 
 def leading(log: bytes, base: int) -> list[RecordCheck]:
-    """What `check_record` says of the records before the first that is not OK."""
+    """Returns the checks by `check_record` of the records before the first that is not OK."""
     found = []
     at = 0
     while (one := check_record(log, at, log_offset=base + at)).outcome is RecordOutcome.OK:
@@ -206,7 +208,7 @@ def test_tables_fed_with_blocks_are_those_fed_one_by_one(seed: int) -> None:
 
 
 def test_a_used_number_waits_in_a_block_as_it_does_alone() -> None:
-    """The number of a last record that was denied is given again: then both are of one run."""
+    """The queue offset of a rejected last record is assigned again: then both are in one run."""
     log = bytearray()
     for offset in (*range(9), 8, 9, 10, 11, 9, 13):
         new = NewRecord(
@@ -228,7 +230,7 @@ def test_a_used_number_waits_in_a_block_as_it_does_alone() -> None:
 
 
 class NoRoom(NoFault):
-    """A disk that is full: no file is made."""
+    """A full disk: no file is created."""
 
     def on_create(self, path: Path, size: int) -> None:
         raise OSError(28, "no room")

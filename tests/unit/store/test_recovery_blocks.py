@@ -1,4 +1,4 @@
-"""Recovery reads the log in blocks; where they end must not matter."""
+"""Recovery reads the log in blocks; their borders must not matter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUEUES = [(topic, queue_id) for topic in ("A", "B") for queue_id in range(2)]
 
 
 async def fill(rig: Rig, store: MessageStore, seed: int) -> None:
-    """Random records of two topics, one of which is deleted twice and made again."""
+    """Appends random records of two topics, one of which is deleted and recreated twice."""
     dice = Random(seed)
     for number in range(120):
         if number in (50, 80):

@@ -1,4 +1,4 @@
-"""After a crash only what the checkpoint vouches for is believed; the crash simulation found each case."""
+"""After a crash only data covered by the checkpoint is trusted; the crash simulation found each case."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def entry(rig: Rig, number: int) -> tuple[int, int, int]:
 
 
 async def crashed(rig: Rig, count: int = 30) -> list[tuple[int, int, int]]:
-    """A killed store with `count` records whose tables are in the files; their entries."""
+    """Returns a killed store with `count` records whose tables are in the files, and their entries."""
     store = await rig.open()
     rig.put(store, *(record(b"%03d" % n, tags="red") for n in range(count)))
     await rig.clock.pass_time(2)
@@ -46,7 +46,7 @@ def overwrite(disk: MemoryDisk, path: Path, offset: int, data: bytes) -> None:
 @pytest.mark.parametrize("number", [0, 7, 12, 29])
 @pytest.mark.parametrize("begin", [4, 8, 12, 16])
 async def test_an_entry_cut_at_a_sector_boundary_is_made_again(number: int, begin: int) -> None:
-    """Its form may be good although half of its tag or its size is missing."""
+    """Its form may be valid although half of its tag or its size is missing."""
     rig = Rig()
     entries = await crashed(rig)
     path = QUEUE / f"{number * 20 // 200 * 200:020d}"
@@ -97,7 +97,7 @@ def test_fillers_are_no_reason_for_distrust() -> None:
 
 
 def test_fillers_before_a_dropped_entry_are_no_reason_for_trust() -> None:
-    """Neither in its file, nor where a file begins with them."""
+    """Neither within a file, nor at the beginning of one."""
     real = [UNIT.pack(100 * n, 100, 0) for n in range(30)]
     within = queue_with(b"".join(real[:3]) + FILLER * 2 + real[5])
     within.distrust(300)
@@ -111,7 +111,7 @@ def test_fillers_before_a_dropped_entry_are_no_reason_for_trust() -> None:
 
 
 async def test_bytes_that_were_perhaps_never_synced_are_written_again() -> None:
-    """After a failed fsync the page cache may call pages clean that the disk does not hold."""
+    """After a failed fsync the page cache may treat pages as clean that the disk does not hold."""
     rig = Rig(flush_mode=FlushMode.SYNC_FLUSH)
     await crashed(rig)
     content = rig.disk.read_bytes(LOG)
@@ -135,7 +135,7 @@ async def test_bytes_that_were_perhaps_never_synced_are_written_again() -> None:
 
 
 def index_entries(rig: Rig) -> list[tuple[str, int]]:
-    """(file, entry count by its header) of every index file."""
+    """Returns (file, entry count by its header) of every index file."""
     directory = ROOT / "index"
     found = []
     for name in rig.disk.list(directory):
@@ -147,7 +147,7 @@ def index_entries(rig: Rig) -> list[tuple[str, int]]:
 
 
 async def test_index_files_begun_since_the_last_flush_are_filled_once() -> None:
-    """Their headers count nothing; taken for the end they made every key since then count twice."""
+    """Their headers count nothing; if they were taken for the end, every key since then would count twice."""
     rig = Rig(key_index_entry_count=4)
     store = await rig.open()
     rig.put(store, record(b"0", keys="k0"))

@@ -1,4 +1,4 @@
-"""A last record of which only the beginning arrived, wherever the cut is."""
+"""A last record of which only the beginning was written, for every cut position."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ FIRST = ROOT / "commitlog" / ("0" * 20)
 @pytest.mark.parametrize("is_clean", [True, False])
 @pytest.mark.parametrize("properties", [True, False])
 async def test_every_cut_of_the_last_record_loses_only_that_record(is_clean: bool, properties: bool) -> None:
-    """The body's checksum says nothing about topic and properties, which are torn too.
+    """The body's checksum does not cover topic and properties, which may be torn too.
 
-    After a clean stop only another broker's log can end like that: where ours ended is known.
+    After a clean stop only another broker's log can end like that, since the end of ours is known.
     """
     rig = Rig()
     store = await rig.open()
@@ -44,7 +44,7 @@ async def test_every_cut_of_the_last_record_loses_only_that_record(is_clean: boo
 
 @pytest.mark.parametrize("segment_bytes", [16_384, 20_000])
 async def test_a_sector_that_a_power_cut_took_from_properties_ends_the_log(segment_bytes: int) -> None:
-    """Sectors lie where the file has them, also in a file whose size is no multiple of them."""
+    """Sectors are aligned to the file, even if the file's size is not a multiple of them."""
     rig = Rig(commit_log_file_bytes=segment_bytes)
     store = await rig.open()
     while store.max_log_offset < segment_bytes + 1_000:

@@ -24,7 +24,7 @@ SCRUB: dict[str, Any] = {"commit_log_file_bytes": FILE_BYTES, "scrub_interval_ms
 
 
 def found(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
-    """Where damage was told, and who found it."""
+    """Returns the offset of each reported damage, and its finder."""
     return [(r.log_offset, r.found_by) for r in caplog.records if r.msg == events.LOG_DAMAGED]  # type: ignore[attr-defined]
 
 
@@ -36,7 +36,7 @@ def ranges(store: MessageStore) -> list[tuple[int, int]]:
 async def test_a_flipped_bit_in_an_old_file_is_found_while_the_store_is_open(
     field: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Told once, read around, and sends go on."""
+    """It is reported once and skipped by reads, and sends continue."""
     rig = Rig(**SCRUB, flush_mode=FlushMode.SYNC_FLUSH)
     size = await filled(rig, 300)
     store = rig.stores[-1]
@@ -80,7 +80,7 @@ async def test_what_was_found_is_healed_and_readable() -> None:
 
 @pytest.mark.parametrize("number", [0, 1, 200, COUNT_LONG - 1])
 async def test_where_another_copy_differs_it_is_looked_at_once(number: int) -> None:
-    """Only from there on: what lies before has its turn later."""
+    """Only from there on: earlier parts are read in a later round."""
     rig = Rig(**SCRUB, message_bytes_max=128)
     size = await filled(rig, COUNT_LONG)
     store = rig.stores[-1]
@@ -94,7 +94,7 @@ async def test_where_another_copy_differs_it_is_looked_at_once(number: int) -> N
 
 
 async def test_damage_at_the_end_of_a_file_ends_with_it() -> None:
-    """The BLANK behind the last record, and the first record of the next file."""
+    """The BLANK after the last record, and the first record of the next file."""
     rig = Rig(**SCRUB)
     size = await filled(rig, 300)
     store = rig.stores[-1]
@@ -185,20 +185,20 @@ async def test_a_file_that_cannot_be_read_is_told_and_passed_over(
 
 
 async def from_disk(rig: Rig) -> None:
-    """From now on the queue is read from its files, as when it was idle for a while."""
+    """Makes the queue read from its files, as after an idle time."""
     await rig.clock.pass_time(11)
     rig.stores[-1]._queues.table["T", 0].drop_tail()
 
 
 def entry_place(rig: Rig, number: int) -> tuple[Path, int]:
-    """The file of the queue that holds the entry of message `number`, and the byte there."""
+    """Returns the file of the queue with the entry of message `number`, and its byte position."""
     options = rig.stores[-1].options
     at = number * 20 % options.consume_queue_file_bytes
     return options.root / "consumequeue" / "T" / "0" / f"{number * 20 - at:020}", at
 
 
 def overwrite_entry(rig: Rig, number: int, data: bytes) -> None:
-    """What the queue's file says of message `number`."""
+    """Overwrites the entry of message `number` in the queue's file."""
     path, at = entry_place(rig, number)
     file = rig.disk.open(path)
     file.pwrite(at, (data,))
@@ -206,7 +206,7 @@ def overwrite_entry(rig: Rig, number: int, data: bytes) -> None:
 
 
 def flip_entry(rig: Rig, number: int, byte: int, bit: int) -> bytes:
-    """A turned bit in a byte of the entry; the entry as it was."""
+    """Flips a bit in a byte of the entry; returns the original entry."""
     path, at = entry_place(rig, number)
     entry = rig.disk.read_bytes(path)[at : at + 20]
     changed = bytearray(entry)
@@ -245,7 +245,7 @@ async def test_a_turned_bit_in_a_queue_entry_is_found_and_mended(
 async def test_readers_wait_while_the_record_of_a_wrong_entry_is_looked_for(
     at: int, bit: int, is_bulk: bool
 ) -> None:
-    """It would have seemed to them that retention took the message, or they would have got other bytes."""
+    """Otherwise readers would conclude that retention deleted the message, or would get other bytes."""
     rig = Rig(**SCRUB)
     await filled(rig, 300)
     store = rig.stores[-1]
@@ -290,7 +290,9 @@ async def test_an_entry_that_names_the_record_of_another_place_is_mended_when_it
 
 @pytest.mark.parametrize("is_bulk", [False, True])
 async def test_a_record_that_tells_a_wrong_place_of_itself_is_given_to_its_readers(is_bulk: bool) -> None:
-    """No checksum covers what it says; its entry and the bytes at that place tell the same of all else."""
+    """No checksum covers its queue offset; its entry and the bytes at that log offset agree on everything
+    else.
+    """
     rig = Rig(**SCRUB)
     await filled(rig, 300)
     store = rig.stores[-1]

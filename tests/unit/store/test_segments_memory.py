@@ -1,4 +1,4 @@
-"""Log files made ahead and warmed, how they are read, and what of them stays in memory."""
+"""Log files created ahead and warmed, how they are read, and how much of them stays in memory."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_read_ahead_is_switched_for_files_that_are_there_and_that_come() -
     rig.put(store, *(record(b"x" * 300) for _ in range(20)))
     store.set_read_ahead(False)
     rig.put(store, *(record(b"x" * 300) for _ in range(4)))
-    # A file that was closed to keep the bound is told when somebody opens it.
+    # A file closed to keep the bound gets the advice when it is opened again.
     assert len(bodies(store)) == 24
     names = set(rig.disk.list(LOG))
     assert {path.name for path, advice in rig.disk.advised if advice is Advice.RANDOM} >= names
@@ -133,7 +133,7 @@ async def test_what_readers_touched_is_let_go_after_a_bound() -> None:
     rig.disk.advised.clear()
 
     def look(*offsets_mib: int) -> list[str]:
-        """The files of which pages were let go while these places were looked at."""
+        """Returns the files whose pages were released while these positions were read."""
         rig.disk.advised.clear()
         for offset in offsets_mib:
             assert len(store.log_view(offset * MIB, 10)) == 10
@@ -152,7 +152,7 @@ async def test_what_readers_touched_is_let_go_after_a_bound() -> None:
 
 
 def mapped_bytes(path: Path) -> int:
-    """How much of a file's maps lies in this process's memory."""
+    """Returns how many bytes of a file's maps are in this process's memory."""
     total = 0
     is_ours = False
     for line in Path("/proc/self/smaps").read_text().splitlines():

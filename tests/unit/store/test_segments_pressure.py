@@ -1,4 +1,4 @@
-"""A page cache that stalls and a disk that fills up: sends are refused before anything is written."""
+"""A stalled page cache and a full disk: sends are refused before anything is written."""
 
 from __future__ import annotations
 

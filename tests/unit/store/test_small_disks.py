@@ -1,4 +1,4 @@
-"""A disk that cannot hold a log file is told before anybody sends."""
+"""A disk that cannot hold a log file is reported before anything is sent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def opened(disk: MemoryDisk) -> MessageStore:
 
 
 def small(usable_bytes: int) -> MemoryDisk:
-    """A disk of which so much may be used before it counts as full."""
+    """Returns a disk of which `usable_bytes` may be used before it counts as full."""
     disk = MemoryDisk()
     disk.total_bytes = usable_bytes * 100 // OPTIONS.disk_warning_percent
     return disk

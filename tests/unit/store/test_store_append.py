@@ -174,7 +174,7 @@ async def test_a_long_batch_leaves_the_files_that_its_messages_leave_alone() -> 
         store = await rig.open(commit_log_file_bytes=1 << 16)
         for batch in batches:
             store.append(batch, lambda _: None)
-            rig.clock.run_soon()  # each goes to the dispatcher as it came
+            rig.clock.run_soon()  # each is dispatched separately
         ends = [store.queue_max("T", 0), store.queue_max("T", 1), store.queue_max("SCHEDULE_TOPIC_XXXX", 1)]
         nexts = [store.queue_next("T", 0), store.queue_next("T", 1)]
         assert (ends, nexts) == ([23, 14, 9], [23, 14])

@@ -1,4 +1,4 @@
-"""A refused send never comes back; no error of the store is unheard."""
+"""A refused send never reappears; no error of the store is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REFUSED = [PutStatus.SERVICE_NOT_AVAILABLE]
 
 
 class ShortWrites:
-    """A disk that takes `room` bytes of the next write, then works again; its fsyncs may fail."""
+    """A disk that accepts `room` bytes of the next write, then works again; its fsyncs may fail."""
 
     def __init__(self, room: int, *, failures: int = 1) -> None:
         self.room = room
@@ -99,7 +99,7 @@ async def test_a_failed_fsync_of_the_zeros_is_fatal() -> None:
 
 
 async def test_the_failure_of_an_fsync_is_heard_when_who_asked_for_it_is_cancelled() -> None:
-    """A second fsync succeeds: the first one has marked the pages clean."""
+    """A second fsync succeeds, because the first one has marked the pages clean."""
     faults = ShortWrites(room=0, failures=0)
     rig, store = await broken_store(faults, flush_mode=FlushMode.ASYNC_FLUSH, flush_interval_ms=10**6)
     done, offload, threads = asyncio.Event(), rig.disk.offload, []
@@ -166,7 +166,7 @@ async def test_a_close_that_cannot_undo_a_write_leaves_the_abort_file() -> None:
 
 
 async def test_bytes_of_a_failed_write_keep_a_master_from_becoming_a_slave() -> None:
-    """Zeroing them later would hit the new master's records."""
+    """Zeroing them later would overwrite the new master's records."""
     faults = ShortWrites(room=50, failures=3)
     rig, store = await broken_store(faults)
     rig.put(store, record(b"unknown"))
@@ -232,7 +232,7 @@ async def test_a_store_closes_though_another_task_failed_as_a_flush_began() -> N
         raise AssertionError("a fault of ours")
 
     store._tasks.start("fail", fail())
-    await asyncio.sleep(0)  # it has ended, and nobody knows yet
+    await asyncio.sleep(0)  # the task has ended, but its end is not processed yet
     rig.put(store, record())
     flush = store._writers.flusher._task
     assert flush is not None

@@ -117,7 +117,7 @@ def test_checkpoint_round_trip() -> None:
 
 
 def test_the_durable_mark_is_void_once_another_broker_wrote_the_checkpoint() -> None:
-    """RocketMQ leaves what lies behind its own fields as it is."""
+    """RocketMQ does not change the bytes after its own fields."""
     data = encode_checkpoint(CheckpointTimes(1, 2, durable_log_offset=6, queues_digest=7))
     theirs = encode_checkpoint(CheckpointTimes(3, 4))[:40] + data[40:]
     assert decode_checkpoint(theirs) == CheckpointTimes(3, 4)
@@ -319,7 +319,7 @@ def test_fillers_at_the_end_do_not_hide_which_records_are_there() -> None:
     queue.put_at(1, 10, 10, 8)
     queue.put_at(5, 20, 10, 9)
     queue.write()
-    disk.open(DIRECTORY / offset_file_name(0)).pwrite(100, (bytes(20),))  # a power cut took the last one
+    disk.open(DIRECTORY / offset_file_name(0)).pwrite(100, (bytes(20),))  # a power cut removed the last one
     queue = reloaded(disk)
     assert (queue.max_offset, queue.end_log_offset) == (5, 20)
     assert queue.put_at(1, 10, 10, 8) == queue.put_at(5, 20, 10, 9) == 0
@@ -327,7 +327,9 @@ def test_fillers_at_the_end_do_not_hide_which_records_are_there() -> None:
 
 
 def test_a_cut_takes_the_fillers_behind_what_is_kept_along() -> None:
-    """The next record may have the number of one of them. Behind its first fillers a queue begins, though."""
+    """The next record may have the queue offset of a filler. A queue does begin after its first fillers,
+    though.
+    """
     disk = MemoryDisk()
     queue = queue_on(disk)
     queue.put_at(0, 0, 10, 7)
@@ -392,7 +394,7 @@ def test_a_gap_longer_than_a_file_begins_the_queue_anew() -> None:
 def test_a_filler_at_the_end_of_a_file_does_not_speak_for_the_entries_before_it(
     log_begin: int, first: int
 ) -> None:
-    """Nobody can make their entries again: the records would be in the log, and no reader would get them."""
+    """Their entries could not be rebuilt: the records would be in the log, unreachable for readers."""
     queue = ConsumeQueue(("T", 0), Path("/q"), 100, OpenFiles(MemoryDisk(), 8), is_schedule=False)
     for queue_offset in (0, 1, 2, 6, 11):
         queue.put_at(queue_offset, 10 * queue_offset, 10, 0)
@@ -459,5 +461,5 @@ def test_a_turned_bit_in_the_checkpoint_makes_no_mark() -> None:
         assert read.durable_log_offset in (None, 77_777), bit
         assert read.queues_digest in (None, 123), bit
     older = bytearray(data)
-    older[112:128] = bytes(16)  # a file of a version that wrote no checksum
+    older[112:128] = bytes(16)  # a file of a version without checksum
     assert decode_checkpoint(bytes(older)) == times

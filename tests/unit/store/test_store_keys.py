@@ -181,7 +181,7 @@ async def test_a_file_of_another_size_is_built_again() -> None:
 
 
 class NoIndex(NoFault):
-    """A disk that takes no file of the index."""
+    """A disk that accepts no index file."""
 
     def on_create(self, path: Path, size: int) -> None:
         if path.parent == INDEX:
@@ -189,7 +189,7 @@ class NoIndex(NoFault):
 
 
 class NoIndexWrite(NoFault):
-    """A disk that makes files of the index and takes nothing into them."""
+    """A disk that creates index files and accepts no writes to them."""
 
     def on_write(self, path: Path, offset: int, size: int) -> int:
         return 0 if path.parent == INDEX else size
@@ -197,7 +197,7 @@ class NoIndexWrite(NoFault):
 
 @pytest.mark.parametrize("is_killed", [False, True])
 async def test_keys_that_the_disk_did_not_take_are_found_after_the_next_start(is_killed: bool) -> None:
-    """They end the indexing only, until then; files are so small that the log rolls meanwhile."""
+    """Only indexing ends until then; the files are so small that the log rolls meanwhile."""
     rig = Rig(key_index_entry_count=4, commit_log_file_bytes=1024)
     store = await rig.open()
     rig.put(store, record(b"a", keys="k"))
@@ -253,7 +253,7 @@ async def test_keys_that_fill_a_file_while_it_is_flushed_are_found() -> None:
 
 
 async def test_a_file_without_keys_does_not_stand_before_the_one_that_has_them() -> None:
-    """It was made, and then the disk was full: queries and cuts look behind it."""
+    """The file was created, and then the disk was full: queries and cuts search the older files."""
     disk, clock, at_ms = MemoryDisk(), ManualClock(), 1_700_000_000_000
 
     def loaded() -> KeyIndexes:
@@ -328,7 +328,7 @@ async def test_indexing_can_be_switched_off() -> None:
 
 
 def put_one_by_one(keys: list[int], slot_count: int) -> Iterator[tuple[int, int]]:
-    """(previous, number) of each key by the plain rule of the format."""
+    """Returns (previous, number) of each key by the plain rule of the format."""
     slots: dict[int, int] = {}
     for number, key in enumerate(keys, 1):
         yield slots.get(key % slot_count, 0), number
@@ -367,7 +367,7 @@ def test_default_sizes_are_those_of_rocketmq() -> None:
 
 
 async def test_records_are_found_by_their_tags_in_the_queues() -> None:
-    """No index of them is kept: a query reads the queues, of any release and of RocketMQ."""
+    """No index of tags is kept: a query reads the queues, of any release and of RocketMQ."""
     rig = Rig(key_index_enable=False)
     store = await rig.open()
     for number in range(6):
@@ -411,7 +411,9 @@ async def test_a_query_by_tags_is_bounded_and_says_so(monkeypatch: pytest.Monkey
 
 
 async def test_entries_of_tags_that_rocketmq_wrote_hide_no_key_behind_them() -> None:
-    """RocketMQ 5.4 and later index the tags of the last record, too; the next start indexes from there."""
+    """RocketMQ 5.4 and later index the tags of the last record, too; the next start continues the index
+    there.
+    """
     disk, clock = MemoryDisk(), ManualClock()
 
     def loaded() -> KeyIndexes:

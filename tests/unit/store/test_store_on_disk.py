@@ -1,4 +1,4 @@
-"""The store on a real directory: locks, directories that cannot be written, sizes, the real clock."""
+"""The store on a real directory: locks, unwritable directories, sizes, the real clock."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def files(directory: Path) -> list[Path]:
 
 
 def times(directory: Path) -> dict[Path, int]:
-    """When each file but the lock was written last."""
+    """Returns the last write time of each file except the lock."""
     return {p: p.stat().st_mtime_ns for p in sorted(directory.rglob("*")) if p.name != "lock"}
 
 
@@ -155,7 +155,7 @@ async def test_slices_stay_valid_while_and_after_files_are_closed(tmp_path: Path
 
 
 def test_a_file_that_was_shortened_is_read_to_its_end_and_no_further(tmp_path: Path) -> None:
-    """A length of its own says that it has more; who reads it must not wait for that."""
+    """The recorded length is larger than the file; a reader must not wait for the missing bytes."""
     disk = RealDisk()
     log = SegmentedLog(tmp_path, 4096, OpenFiles(disk, 8), sparse=False)
     for base in (0, 4096):
@@ -170,7 +170,7 @@ def test_a_file_that_was_shortened_is_read_to_its_end_and_no_further(tmp_path: P
 async def test_a_cut_leaves_the_deletions_that_are_being_written_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slave becomes the master while what its master told is written; both would write one file."""
+    """A slave becomes master while its master's deletions are written; both would write one file."""
     path, disk = tmp_path / "deletedTopics.json", RealDisk()
     is_written, may_end = threading.Event(), threading.Event()
     loop_thread, replace = threading.current_thread(), os.replace

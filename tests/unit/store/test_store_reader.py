@@ -317,14 +317,14 @@ async def test_a_get_by_tags_ends_before_the_record_with_which_the_hidden_ones_b
 
 
 class EachEntry(Reader):
-    """Looks at each entry, also where all are ordinary ones."""
+    """A reader that examines each entry, even where all are ordinary."""
 
     def _ordinary(self, *_: object) -> None:
         return None
 
 
 def seen(reader: Reader, offset: int, **asked: Any) -> tuple[Any, ...]:
-    """All that a get tells, and which entries it doubts."""
+    """Returns all results of a get, and the entries it reports as wrong."""
     doubted: list[int] = []
 
     def doubt(_queue: ConsumeQueue, queue_offset: int) -> bool:
@@ -365,7 +365,7 @@ FAULTS = (
 
 @settings(deadline=None, max_examples=60)
 @given(st.randoms(use_true_random=False))
-@example(Random(120))  # nothing is asked for: the first record comes all the same
+@example(Random(120))  # nothing is requested: the first record is returned all the same
 def test_a_get_tells_the_same_whether_it_looks_at_each_entry_or_passes_over_those_of_other_tags(
     chance: Random,
 ) -> None:
@@ -413,7 +413,7 @@ def test_a_get_tells_the_same_whether_it_looks_at_each_entry_or_passes_over_thos
                 "record_filter": chance.choice(filters),
             }
             offset = chance.randrange(queue.max_offset)
-            # Of a file that is this short all entries would be looked at together.
+            # In a file this short all entries would be examined together.
             with patch.object(reader, "FIRST_ENTRIES_TAGGED", chance.choice((1, 7, 256))):
                 passed = seen(store._reader, offset, **asked)
             assert passed == seen(each, offset, **asked), (offset, asked)
@@ -427,7 +427,7 @@ def test_a_get_tells_the_same_whether_it_looks_at_each_entry_or_passes_over_thos
 async def test_a_get_by_tags_meets_an_entry_of_a_file_that_does_not_name_its_record(
     at: int, is_far_off: bool
 ) -> None:
-    """It ends there while somebody mends the entry (4), and passes over one that nobody can mend (5)."""
+    """The get ends there during a repair (4), and skips an entry that cannot be repaired (5)."""
     rig = Rig()
     store = await rig.open(**BIG)
     rig.put(store, *(record(b"%d" % n, tags="a") for n in range(10)))
@@ -488,7 +488,7 @@ async def test_a_filter_takes_records_from_ipv6_producers_too() -> None:
 
 
 async def test_an_entry_whose_tag_is_no_hash_is_looked_at_for_a_filter() -> None:
-    """As with the extended entries of RocketMQ, which the tag's place names."""
+    """RocketMQ's extended entries are an example: their tag field holds an address."""
     rig = Rig()
     store = await rig.open(**BIG)
     rig.put(store, *(record(b"%d" % n, tags="a") for n in range(3)))

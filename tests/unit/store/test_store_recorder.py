@@ -1,4 +1,4 @@
-"""What a store remembers for its metrics, on a clock that stands still."""
+"""The numbers a store keeps for its metrics, on a clock that stands still."""
 
 from __future__ import annotations
 

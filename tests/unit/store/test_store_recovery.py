@@ -1,4 +1,4 @@
-"""Opening what an earlier run left: clean stops, crashes, damage, missing files."""
+"""Opening the files of an earlier run: clean stops, crashes, damage, missing files."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_scan_begins_in_the_newest_file_that_qualifies(
 
 
 def test_a_time_that_is_too_old_skips_no_file() -> None:
-    """A turned bit; what the files before it hold may be unsafe all the same."""
+    """A bit flip made the time old; the records of the files before it may be unsafe all the same."""
     times_ms = (10, 20, 30, 1, 50)
     heads = [FileHead(base=at, is_valid=True, stored_at_ms=ms) for at, ms in enumerate(times_ms)]
     assert choose_start(heads, ScanFrom.CHECKPOINT, dispatched_end=0, safe_ms=25) == 1
@@ -224,7 +224,7 @@ async def test_a_torn_body_ends_the_log_before_it() -> None:
 
 
 async def test_stale_records_behind_the_tail_never_come_back() -> None:
-    """spec store 21.11: the zeroed tail keeps old records of the right size from being taken up again."""
+    """spec store 21.11: the zeroed tail prevents old records of the right size from being accepted again."""
     rig = Rig()
     store = await filled(rig, 10)
     size = store.max_log_offset // 10
@@ -255,7 +255,7 @@ async def test_a_record_that_says_another_offset_is_no_record() -> None:
 @pytest.mark.parametrize("is_clean", [True, False])
 @pytest.mark.parametrize("kept", [0, 1, 7, 10, 11, 29])
 async def test_a_queue_behind_the_log_is_completed(is_clean: bool, kept: int) -> None:
-    """Entries are derived: whatever is missing at their end is built from the log, once (spec store 12)."""
+    """Entries are derived: missing ones at the end are rebuilt from the log, once (spec store 12)."""
     rig = Rig()
     store = await filled(rig, 30)
     await store.close()
@@ -367,7 +367,7 @@ async def test_what_is_sent_while_a_deletion_is_written_goes_with_the_topic() ->
 
 
 async def test_no_slave_is_told_of_a_deletion_before_it_is_done() -> None:
-    """Its master still has the offsets of the topic, and tells them."""
+    """Its master still has the topic's offsets, and reports them."""
     rig = Rig()
     store = await filled(rig, 3)
     deletion = asyncio.ensure_future(store.drop_topics(["T"]))
@@ -430,7 +430,7 @@ async def test_a_queue_ahead_of_the_log_is_cut(is_clean: bool) -> None:
 
 
 async def without_its_log(rig: Rig) -> dict[str, bytes]:
-    """A store that was closed; its log files, which were moved away."""
+    """Returns a store that was closed, and its log files, which were moved away."""
     store = await filled(rig, 5)
     await store.close()
     moved = {name: rig.disk.read_bytes(LOG / name) for name in rig.disk.list(LOG)}
@@ -471,7 +471,7 @@ async def test_without_the_queues_a_store_whose_log_is_gone_begins_again() -> No
 
 
 async def test_queues_of_a_log_that_was_never_on_disk_are_dropped() -> None:
-    """A power cut early in a store's life takes the log's directory entry and leaves the queues'."""
+    """A power cut early in a store's life removes the log's directory entry but not the queues'."""
     rig = Rig()
     await without_its_log(rig)
     rig.disk.remove(ROOT / "checkpoint")
@@ -548,7 +548,7 @@ async def test_a_missing_checkpoint_costs_only_time() -> None:
 
 
 class NoSync:
-    """No fsync of the log succeeds."""
+    """A disk on which no fsync of the log succeeds."""
 
     def on_create(self, path: Path, size: int) -> None: ...
 
@@ -596,7 +596,7 @@ async def test_the_abort_mark_tells_whether_the_machine_has_been_restarted_since
     rig.disk.write_atomically(ROOT / "abort", b"4711")  # as RocketMQ leaves it
     assert not left_on_this_boot(rig)
     monkeypatch.setattr(rig.disk, "boot_id", lambda: "")
-    assert not left_on_this_boot(rig)  # neither of them tells
+    assert not left_on_this_boot(rig)  # neither of them states a boot
 
 
 async def test_after_a_failed_fsync_the_next_start_trusts_no_page_that_this_one_wrote() -> None:
@@ -613,7 +613,7 @@ async def test_after_a_failed_fsync_the_next_start_trusts_no_page_that_this_one_
 
 
 async def test_a_recovery_that_did_not_end_leaves_the_boot_of_the_life_before() -> None:
-    """Else the next start would take what a power cut left for all that had been written."""
+    """Otherwise the next start would take the remains of a power cut for everything written."""
 
     class NoSync(NoFault):
         def on_sync(self, path: Path) -> None:
@@ -659,7 +659,7 @@ async def test_recovery_is_repeatable() -> None:
 
 @pytest.mark.parametrize("torn_bytes", [6, 7, 8])
 async def test_a_torn_last_entry_does_not_take_those_before_it(torn_bytes: int) -> None:
-    """It names an early record, so nothing that the scan finds seemed to be new; the scan begins behind the
+    """The torn entry names an early record, so no scanned record would seem new; the scan begins after the
     records of the first entries.
     """
     rig = Rig(commit_log_file_bytes=1024, consume_queue_file_bytes=2000)
@@ -686,8 +686,9 @@ async def test_a_torn_last_entry_does_not_take_those_before_it(torn_bytes: int) 
     ],
 )
 async def test_a_queue_that_is_not_as_it_was_left_is_built_anew(at: int | None, bit: int) -> None:
-    """Its messages lie in files of the log that no clean start reads, and it would give their numbers again:
-    a slave takes that for a topic that was deleted and made again.
+    """Its messages are in log files that no clean start reads, and it would assign their queue offsets again.
+
+    A slave takes reused offsets for a deleted and recreated topic.
     """
     rig = Rig(consume_queue_file_bytes=2_000)
     store = await filled(rig, 20)
@@ -717,7 +718,7 @@ async def test_a_queue_that_is_not_as_it_was_left_is_built_anew(at: int | None, 
 async def test_a_queue_whose_first_file_was_taken_away_is_built_anew(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Where it ends has not changed: its oldest messages would seem to have been deleted by retention."""
+    """Its end is unchanged: its oldest messages would appear to be deleted by retention."""
     rig = Rig(consume_queue_file_bytes=2_000)
     store = await filled(rig, 250)
     rig.put(store, *(record(b"y" * 100, topic="U") for _ in range(60)))

@@ -19,7 +19,7 @@ SLAVE = {"role": BrokerRole.SLAVE}
 
 
 def copy(master: MessageStore, slave: MessageStore, *, chunk: int = 32_768, end: int | None = None) -> None:
-    """Send what the slave has not yet, in chunks that may cut records."""
+    """Sends the bytes that the slave lacks, in chunks that may split records."""
     stop = master.max_log_offset if end is None else end
     while slave.max_log_offset < stop:
         at = slave.max_log_offset
@@ -56,7 +56,7 @@ async def test_a_slave_has_the_same_bytes_and_queues_however_chunks_are_cut(chun
 
 
 async def test_a_slave_has_all_messages_of_a_topic_made_again() -> None:
-    """The first one lies right where the deletion ends."""
+    """The first one begins exactly where the deletion ends."""
     rig = Rig()
     master = await master_with(rig, 3)
     slave = await Rig(**SLAVE).open()
@@ -75,7 +75,7 @@ async def test_a_slave_has_all_messages_of_a_topic_made_again() -> None:
 async def test_a_deletion_that_nobody_told_shows_where_the_topic_is_made_again(
     monkeypatch: pytest.MonkeyPatch, block_bytes_min: int, is_cut: bool
 ) -> None:
-    """A slave becomes the master before a table brought the deletion."""
+    """A slave becomes master before a table brought the deletion."""
     monkeypatch.setattr(dispatcher, "BLOCK_BYTES_MIN", block_bytes_min)
     rig, slave_rig = Rig(), Rig(**SLAVE, flush_mode=FlushMode.SYNC_FLUSH)
     master = await master_with(rig, 12)
@@ -123,7 +123,7 @@ async def test_a_deletion_that_shows_while_another_is_written_is_written_too() -
 
 
 class Unwritable(NoFault):
-    """A disk that takes no write below a directory of the store."""
+    """A disk that accepts no write below a directory of the store."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -133,7 +133,7 @@ class Unwritable(NoFault):
 
 
 async def test_a_deletion_that_cannot_be_written_keeps_what_changed_meanwhile() -> None:
-    """A copy begins: what was told of bytes behind the end counts no more. A topic is made again."""
+    """A copy begins, so deletions reported beyond the end are discarded. A topic is recreated."""
     rig, slave_rig = Rig(), Rig(**SLAVE)
     master = await master_with(rig, 3)
     rig.put(master, record(topic="Gone"))
@@ -173,7 +173,7 @@ async def test_what_a_copy_lowered_and_the_disk_did_not_take_is_written_later(fo
     if follows == "a copy":
         slave.begin_copy()
         await rig.clock.pass_time(1)
-        rig.disk.fault = Unwritable("config")  # the office has nothing more to write
+        rig.disk.fault = Unwritable("config")  # the change of role has nothing more to write
     slave.set_role(BrokerRole.ASYNC_MASTER)
     rig.disk.fault = NoFault()
     rig.put(slave, record(b"stays", topic="Later"))
@@ -185,7 +185,7 @@ async def test_what_a_copy_lowered_and_the_disk_did_not_take_is_written_later(fo
 
 
 async def test_who_gives_up_waiting_for_a_deletion_does_not_end_it() -> None:
-    """The broker becomes the master meanwhile: what waits for its tables is cancelled."""
+    """The broker becomes master meanwhile: tasks that wait for its tables are cancelled."""
     rig = Rig(**SLAVE)
     slave = await rig.open()
     copy(await master_with(Rig(), 3), slave)
@@ -220,7 +220,7 @@ async def test_who_gives_up_deleting_a_topic_does_not_end_it() -> None:
 async def test_a_slave_whose_queue_files_took_no_writes_gives_no_number_out_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It copies records one by one, then its disk has room again, then it leads."""
+    """It copies records one by one, then its disk has room again, then it becomes master."""
     monkeypatch.setattr(consume_queue, "TAIL_BYTES_MAX", 40)
     rig, slave_rig = Rig(), Rig(**SLAVE)
     master, slave = await rig.open(), await slave_rig.open()
@@ -350,7 +350,7 @@ async def test_a_full_disk_leaves_the_slave_as_it_was() -> None:
 async def test_an_empty_slave_whose_first_write_fails_is_empty_still(
     fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its master's log begins at a later file now, and perhaps elsewhere when the disk has room."""
+    """Its master's log now begins at a later file, and possibly elsewhere when the disk has room."""
     master = await master_with(Rig(), 100)
     rig = Rig(**SLAVE)
     slave = await rig.open()
@@ -430,7 +430,7 @@ async def test_a_promoted_slave_drops_a_record_that_it_has_only_in_part(mode: Fl
 
 
 async def test_a_promoted_slave_drops_a_filler_that_it_has_only_in_part() -> None:
-    """Its head says that it reaches to the end of the file: what the new master takes would lie in it."""
+    """The filler's head reaches to the end of the file: the new master's records would be inside it."""
     master_rig, rig = Rig(), Rig(**SLAVE)
     master = await master_rig.open()
     filler = 0
@@ -471,7 +471,7 @@ async def test_store_times_do_not_fall_when_a_slave_becomes_master() -> None:
 
 
 async def test_the_first_message_of_a_queue_is_healed_right_behind_the_second_one() -> None:
-    """Its filler is not in a file yet, and the entry must stand there all the same."""
+    """Its filler is not in a file yet, and the entry must be written there all the same."""
     rig, slave_rig = Rig(), Rig(**SLAVE, flush_mode=FlushMode.SYNC_FLUSH)
     master = await master_with(rig, 6)
     first = master.max_log_offset
@@ -505,7 +505,7 @@ async def test_the_first_message_of_a_queue_is_healed_right_behind_the_second_on
 
 @pytest.mark.parametrize("role", [BrokerRole.SLAVE, BrokerRole.ASYNC_MASTER])
 async def test_a_part_of_the_end_of_a_file_is_no_end_yet(role: BrokerRole) -> None:
-    """A chunk may end in a BLANK, too: a slave that stops or leads then goes on before it."""
+    """A chunk may end within a BLANK, too: a slave that stops or becomes master then continues before it."""
     rig, slave_rig = Rig(), Rig(**SLAVE, flush_mode=FlushMode.SYNC_FLUSH)
     master = await rig.open()
     while master.max_log_offset < 4096:
@@ -533,7 +533,7 @@ async def test_a_part_of_the_end_of_a_file_is_no_end_yet(role: BrokerRole) -> No
 
 @pytest.mark.parametrize("begins_at", ["the same file", "another file", "its own"])
 async def test_an_empty_slave_whose_first_file_takes_no_write_and_stays_copies_later(begins_at: str) -> None:
-    """It holds nothing, so it may lead as well, once the file is gone."""
+    """It holds nothing, so it may also become master, once the file is gone."""
     master = await master_with(Rig(), 100)
     rig = Rig(**SLAVE)
     slave = await rig.open()
@@ -588,7 +588,7 @@ async def test_a_slave_that_is_empty_still_is_so_after_a_stop_though_its_first_f
 
 
 async def test_an_empty_log_goes_on_at_no_earlier_file_than_it_stands_at() -> None:
-    """Its marks and its checkpoint say that everything before is on disk."""
+    """Its watermarks and its checkpoint state that everything before is on disk."""
     master = await master_with(Rig(), 100)
     rig = Rig(**SLAVE)
     slave = await rig.open()
@@ -604,7 +604,7 @@ async def test_an_empty_log_goes_on_at_no_earlier_file_than_it_stands_at() -> No
 
 
 async def test_a_copy_that_begins_at_a_later_file_may_lead_before_its_first_fsync_is_over() -> None:
-    """Where its whole records begin is no byte 0."""
+    """Its whole records do not begin at byte 0."""
     master = await master_with(Rig(), 100)
     rig = Rig(flush_mode=FlushMode.SYNC_FLUSH, **SLAVE)
     slave = await rig.open()
@@ -620,7 +620,7 @@ async def test_a_copy_that_begins_at_a_later_file_may_lead_before_its_first_fsyn
 
 
 async def test_foreign_bytes_in_several_files_come_back_behind_no_end_of_a_master() -> None:
-    """A slave that leads drops them; its own records are shorter, and then it is killed."""
+    """A slave that becomes master drops them; its own records are shorter, and then it is killed."""
     master, rig = await master_with(Rig(), 100), Rig(**SLAVE)
     slave = await rig.open()
     copy(master, slave, end=4096)
@@ -640,7 +640,7 @@ async def test_foreign_bytes_in_several_files_come_back_behind_no_end_of_a_maste
 
 
 async def test_a_slave_that_leads_leaves_nothing_of_a_failed_write_behind_its_end() -> None:
-    """Neither the write nor its zeros were whole; then the old master's records would be there again."""
+    """Neither the write nor its zeros were complete; otherwise the old master's records would reappear."""
     master, rig = await master_with(Rig(), 20), Rig(**SLAVE)
     slave = await rig.open()
     copy(master, slave, end=500)
@@ -698,7 +698,7 @@ async def test_a_queue_whose_files_cannot_be_deleted_when_it_begins_anew_is_righ
 
 @pytest.mark.parametrize("leads_again", [False, True])
 async def test_a_master_that_turns_slave_while_it_syncs_finds_what_it_copies(leads_again: bool) -> None:
-    """Entries of its own sends wait for the fsync, and the copied bytes lie behind them."""
+    """Entries of its own sends wait for the fsync, and the copied bytes follow them."""
     rig, other_rig = Rig(flush_mode=FlushMode.SYNC_FLUSH), Rig()
     store, other = await rig.open(), await other_rig.open()
     syncing = asyncio.Event()
@@ -749,7 +749,9 @@ async def test_what_is_copied_in_the_place_of_foreign_bytes_that_a_master_droppe
 async def test_a_deletion_that_was_lowered_while_the_disk_was_full_is_lowered_there_too(
     is_closed: bool,
 ) -> None:
-    """A slave leads while it writes what its master deleted; then what it stores is hidden by no start."""
+    """A slave becomes master while it writes its master's deletions; no restart may hide its later
+    messages.
+    """
     master_rig, rig = Rig(), Rig(**SLAVE)
     master = await master_with(master_rig, 12)
     slave = await rig.open()

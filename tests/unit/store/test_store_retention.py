@@ -1,4 +1,4 @@
-"""Cleaning: by age at the hour, by the disk's fill; tables follow, views stay."""
+"""Cleaning: by age at the hour, by the disk's fill level; tables follow, views stay valid."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_plan(used: int, hour: int, ages_h: list[int], count: int, is_full: bool
 
 
 def test_plan_tells_which_files_go_before_their_time() -> None:
-    """A disk above 85 % forces out what is younger than fileReservedTime, and that is not silent."""
+    """A disk above 85 % forces out files younger than fileReservedTime, and that is reported."""
     ages_h = (80, 73, 71, 3)
     plan = plan_cleaning(
         options(clean_forcibly_enable=True),
@@ -64,7 +64,7 @@ def test_a_full_disk_forces_nothing_out_unless_an_operator_wants_it() -> None:
 
 
 async def old_store(rig: Rig) -> MessageStore:
-    """Five files or more, all but the newest records a week old; now it is an hour at which files go."""
+    """Returns a store of five files or more at a deletion hour, all but the newest records a week old."""
     store = await rig.open(
         commit_log_file_bytes=1024, consume_queue_file_bytes=60, queue_flush_thorough_interval_ms=1000
     )
@@ -135,7 +135,7 @@ async def test_a_full_disk_refuses_messages_until_there_is_room() -> None:
 
 
 async def test_files_that_no_queue_knows_yet_stay() -> None:
-    """A slave was sent foreign bytes: dispatching has stopped in front of them, whatever is flushed."""
+    """A slave received foreign bytes: dispatching has stopped before them, whatever is flushed."""
     rig = Rig(role=BrokerRole.SLAVE)
     slave = await rig.open(commit_log_file_bytes=1024)
     for log_offset in range(0, 4096, 1024):
@@ -159,7 +159,7 @@ async def test_files_that_are_not_flushed_stay() -> None:
 
 
 async def test_files_stay_whose_entries_could_be_lost_with_the_power() -> None:
-    """Their queue's file is not flushed yet: without the records it would begin again at 0."""
+    """Their queue's file is not flushed yet: without the records it would restart at 0."""
     rig = Rig(clean_forcibly_enable=True)
     store = await rig.open(commit_log_file_bytes=1024)
     rig.put(store, *(record(b"x" * 200) for _ in range(20)))
@@ -199,7 +199,9 @@ async def test_a_turned_bit_in_a_record_s_time_makes_no_file_old_and_keeps_none_
 
 
 async def test_a_file_that_cannot_be_deleted_keeps_those_behind_it(caplog: pytest.LogCaptureFixture) -> None:
-    """The log has no gap: a start would refuse one. The round after the disk has recovered goes on there."""
+    """The log has no gap, which a start would refuse. The next round after the disk recovers
+    continues there.
+    """
     rig = Rig()
     store = await old_store(rig)
     before = bodies(store)
@@ -255,7 +257,7 @@ async def test_a_queue_whose_file_cannot_be_deleted_begins_with_the_log_and_so_d
 
 
 async def test_a_topic_made_again_beside_a_file_that_could_not_be_deleted_has_its_own_only() -> None:
-    """Else the queue has a gap, and the store does not open."""
+    """Otherwise the queue would have a gap, and the store would not open."""
     rig = Rig(commit_log_file_bytes=1024, consume_queue_file_bytes=60)
     store = await rig.open()
     rig.put(store, *(record(b"x" * 200) for _ in range(30)))
@@ -280,7 +282,7 @@ async def test_a_topic_made_again_beside_a_file_that_could_not_be_deleted_has_it
 async def test_a_queue_file_that_can_never_be_deleted_stops_no_sends(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The entries of its queue stay in memory, are read from there, and are built again after a restart."""
+    """The entries of its queue stay in memory, are read from there, and are rebuilt after a restart."""
     rig = Rig(commit_log_file_bytes=1024, consume_queue_file_bytes=60)
     store = await rig.open()
     rig.put(store, *(record(b"x" * 200) for _ in range(30)))

@@ -1,4 +1,4 @@
-"""When a send is answered: flush modes, acknowledgements, time-outs, failures of the disk."""
+"""The moment at which a send is answered: flush modes, acknowledgements, timeouts, failures of the disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLAVE = ReplicaId("slave")
 
 
 class Faults:
-    """What a test lets go wrong."""
+    """The faults that a test can switch on."""
 
     def __init__(self) -> None:
         self.arrives: Callable[[Path, int, int], int] = lambda path, offset, size: size
@@ -72,7 +72,7 @@ async def test_async_flush_flushes_when_the_interval_is_over() -> None:
 
 
 async def test_sync_flush_answers_and_shows_messages_after_the_fsync() -> None:
-    """spec store 6: what is not flushed is not read."""
+    """spec store 6: unflushed messages are not read."""
     rig = Rig(flush_mode=FlushMode.SYNC_FLUSH)
     store = await rig.open()
     statuses = rig.put(store, record(b"a"), record(b"b"))
@@ -258,7 +258,7 @@ async def test_a_failed_write_is_taken_back_whole(arrived: int) -> None:
     is_full = False
     await rig.clock.pass_time(1.1)
     with pytest.raises(ServiceNotAvailable):
-        store.append([record()], pytest.fail)  # what the write left is being zeroed
+        store.append([record()], pytest.fail)  # the remains of the write are being zeroed
     await turns(rig)
     assert rig.put(store, record(b"after")) == [OK]
     assert [body[:6] for body in bodies(store)] == [b"before", b"after"]
@@ -413,7 +413,7 @@ async def test_marks_end_with_the_store() -> None:
 
 
 async def test_who_waits_for_the_disk_waits_for_a_slave_that_joins_meanwhile() -> None:
-    """It holds what is flushed, which is less: elected, it would not have what was answered then."""
+    """The slave holds only flushed bytes: if elected, it would lack the messages answered then."""
     rig = Rig(role=BrokerRole.SYNC_MASTER, flush_mode=FlushMode.SYNC_FLUSH)
     store = await rig.open()
     store.require_acks(frozenset())
@@ -430,7 +430,7 @@ async def test_who_waits_for_the_disk_waits_for_a_slave_that_joins_meanwhile() -
 
 
 async def test_what_waits_for_slaves_ends_with_the_role() -> None:
-    """The ends of what comes in a later term lie elsewhere in the log."""
+    """The end offsets of a later term differ."""
     rig = Rig(role=BrokerRole.SYNC_MASTER)
     store = await rig.open()
     store.require_acks(frozenset({SLAVE}))

@@ -1,4 +1,4 @@
-"""Watermarks rise, wake and, once, fall."""
+"""Watermarks rise, wake their waiters, and fall at a truncation."""
 
 from __future__ import annotations
 

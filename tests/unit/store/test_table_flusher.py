@@ -1,4 +1,4 @@
-"""When the derived tables are put on disk, and what the checkpoint says of them."""
+"""The times at which the derived tables reach the disk, and what the checkpoint records about them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_slow_disks_are_left_alone_most_of_the_time(monkeypatch: pytest.Mo
     rig.put(store, record(b"a"))
     await rig.clock.pass_time(1.5)
     first = queues_ms(store)
-    flusher._thorough_s = 2.0  # as if the disk had needed so long
+    flusher._thorough_s = 2.0  # as if the disk had needed that long
     rig.put(store, record(b"b"))
     await rig.clock.pass_time(7)
     assert queues_ms(store) == first
@@ -66,7 +66,7 @@ async def test_slow_disks_are_left_alone_most_of_the_time(monkeypatch: pytest.Mo
 
 
 class SlowQueueSync(NoFault):
-    """Something happens while the queues are being fsynced."""
+    """A disk that calls back while the queues are being fsynced."""
 
     def __init__(self) -> None:
         self.meanwhile: Callable[[], None] | None = None
@@ -114,7 +114,7 @@ async def test_the_checkpoint_does_not_vouch_for_entries_that_changed_while_they
 
 
 async def test_few_of_many_queues_are_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what is deleted or changed while others are synced is seen."""
+    """Deletions and changes while others are synced are also noticed."""
     monkeypatch.setattr(table_flusher, "QUEUES_PER_SYNC", 4)
     rig = Rig()
     store = await rig.open()

@@ -24,11 +24,11 @@ from tandemmq.units import MIB
 BEFORE = EpochList((EpochEntry(1, 0), EpochEntry(2, 400)), {EpochEntry(1, 0): 7, EpochEntry(2, 400): 8})
 AFTER = EpochList((EpochEntry(1, 0), EpochEntry(3, 300)), {EpochEntry(1, 0): 7, EpochEntry(3, 300): 9})
 KEPT, CUT = 3, 40
-"""Records before and behind the point; those behind reach into a second and a third file."""
+"""The records before and after the cut; those after reach into a second and a third file."""
 
 
 class TermRig(Rig):
-    """Its store has an elected master."""
+    """A rig whose store has an elected master."""
 
     async def open(self, **changes: Any) -> MessageStore:
         return await MessageStore.open(
@@ -37,11 +37,11 @@ class TermRig(Rig):
 
 
 class Died(BaseException):
-    """The process ends here."""
+    """Raised where the process ends."""
 
 
 class DiesAt(NoFault):
-    """Lets so many operations of the disk happen."""
+    """A disk that allows a number of operations, then kills the process."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -64,7 +64,7 @@ class DiesAt(NoFault):
 
 
 async def open_deposed(rig: Rig) -> tuple[MessageStore, int]:
-    """A slave's store that led term 2 before, and where its master's log goes on otherwise."""
+    """Returns a slave's store that led term 2 before, and the point where its master's log diverges."""
     store = await rig.open(role=BrokerRole.ASYNC_MASTER)
     rig.put(store, *(record(b"kept %d" % n, keys=f"k{n}") for n in range(KEPT)))
     point = store.max_log_offset
@@ -75,7 +75,7 @@ async def open_deposed(rig: Rig) -> tuple[MessageStore, int]:
 
 
 async def check_cut(rig: Rig, point: int) -> None:
-    """The next life has what was kept and nothing else, and goes on from there."""
+    """Checks that the next run has exactly the kept part, and continues from there."""
     store = await rig.open(role=BrokerRole.SLAVE)
     assert store.max_log_offset == point
     assert store.queue_max("T", 0) == KEPT
@@ -157,7 +157,7 @@ async def test_the_end_is_cut_at_once_and_stays_cut() -> None:
 
 
 async def test_no_record_of_the_next_master_need_end_where_one_of_the_cut_part_did() -> None:
-    """What was to become the durable mark, and the end that the tables vouch for, go back with the log."""
+    """The future durable mark, and the end that the tables vouch for, are lowered with the log."""
     rig = TermRig()
     store, point = await open_deposed(rig)
     flusher = store._writers.table_flusher
@@ -180,7 +180,7 @@ async def test_whenever_it_is_interrupted_nothing_comes_back(dies: str) -> None:
         end = store.max_log_offset
         await store.sync()
         rig.disk.fault = DiesAt(step)
-        with pytest.raises((Died, TandemError)):  # a task of the store's may be the first to meet it
+        with pytest.raises((Died, TandemError)):  # a task of the store may be the first to fail
             await store.cut(point, AFTER, "a newer term")
         rig.disk.fault = NoFault()
         rig.stores.append(store)
@@ -192,7 +192,7 @@ async def test_whenever_it_is_interrupted_nothing_comes_back(dies: str) -> None:
             assert (await rig.open(role=BrokerRole.SLAVE)).max_log_offset == end, step
             undone += 1
             continue
-        rig.disk.fault = again = DiesAt(step // 2)  # and the life that does it again may die, too
+        rig.disk.fault = again = DiesAt(step // 2)  # and the run that repeats it may die, too
         try:
             await (await rig.open(role=BrokerRole.SLAVE)).close()
         except (Died, StoreError):
@@ -205,7 +205,7 @@ async def test_whenever_it_is_interrupted_nothing_comes_back(dies: str) -> None:
 
 
 async def test_a_mark_whose_removal_does_not_last_cuts_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power cut may bring back a file that was removed; what came since must not go with it."""
+    """A power cut may bring back a removed file; later records must not be cut with it."""
     rig = TermRig()
     store, point = await open_deposed(rig)
     remove = rig.disk.remove
@@ -365,7 +365,7 @@ async def test_a_log_from_before_terms_gets_a_list_and_confirms_nothing() -> Non
 
 
 async def test_who_gives_up_waiting_for_a_cut_does_not_end_it() -> None:
-    """The broker is elected while it cuts: what it takes from then on lies where the cut still works."""
+    """The broker is elected during the cut: records it accepted then would be in the range being cut."""
     for turn in range(30):
         rig = TermRig()
         store, point = await open_deposed(rig)
@@ -390,7 +390,7 @@ async def test_who_gives_up_waiting_for_a_cut_does_not_end_it() -> None:
 
 @pytest.mark.parametrize("looked_at", ["_look_at", "_find_sound"])
 async def test_what_is_cut_while_it_is_looked_at_is_no_damage(looked_at: str) -> None:
-    """The search for damage reads off the loop; the cut comes between, in the same file."""
+    """The scrubber reads off the loop; the cut happens meanwhile, in the same file."""
     rig = TermRig()
     store = await rig.open(role=BrokerRole.ASYNC_MASTER, commit_log_file_bytes=4 * MIB)
     rig.put(store, record(b"kept"))
@@ -447,7 +447,7 @@ async def test_damage_that_is_cut_off_is_none_of_what_comes_in_its_place() -> No
 
 @pytest.mark.parametrize("damaged", [(5, 6), (8,), (3, 5, 8)])
 async def test_a_cut_takes_what_stands_for_damaged_messages_along(damaged: tuple[int, ...]) -> None:
-    """Their fillers would be in the way of the new master's messages, and of those that were kept."""
+    """Their fillers would block the new master's messages, and queue offsets that were kept."""
     new = TermRig()
     master = await new.open(role=BrokerRole.ASYNC_MASTER)
     new.put(master, *(record(b"kept %d" % n) for n in range(3)))
@@ -462,7 +462,7 @@ async def test_a_cut_takes_what_stands_for_damaged_messages_along(damaged: tuple
     rig.kill()
     queue = ROOT / "consumequeue" / "T" / "0"
     for name in rig.disk.list(queue):
-        rig.disk.remove(queue / name)  # so that it is built anew, with fillers
+        rig.disk.remove(queue / name)  # so that it is rebuilt, with fillers
     rig.disk.remove(queue)
     rig.disk.remove(queue.parent)
     for number in damaged:
@@ -483,7 +483,7 @@ async def test_a_cut_takes_what_stands_for_damaged_messages_along(damaged: tuple
 
 
 async def test_a_file_that_is_made_ahead_is_waited_for_before_a_cut() -> None:
-    """Else it comes to stand behind a gap, and no start takes up such a log."""
+    """Otherwise the file would follow a gap, and no start opens such a log."""
     rig = TermRig()
     store = await rig.open(role=BrokerRole.ASYNC_MASTER, warm_segments=True)
     rig.put(store, record(b"kept"))
@@ -577,7 +577,7 @@ async def test_a_flush_that_is_under_way_flushes_nothing_of_what_is_cut(mode: Fl
 
 @pytest.mark.parametrize("looked_at", ["_look_at", "_find_sound", "between"])
 async def test_what_came_in_the_place_of_what_was_cut_is_no_damage(looked_at: str) -> None:
-    """The search for damage goes on in a log that was cut and has grown beyond its old end meanwhile."""
+    """The scrubber continues in a log that was cut and has grown beyond its old end meanwhile."""
     rig, other_rig = TermRig(), TermRig()
     settings = {"role": BrokerRole.ASYNC_MASTER, "commit_log_file_bytes": 4 * MIB}
     store = await rig.open(**settings, scrub_bytes_per_second=MIB // 10)
@@ -625,7 +625,7 @@ async def test_what_came_in_the_place_of_what_was_cut_is_no_damage(looked_at: st
 
 
 async def test_readers_of_a_slave_that_leads_see_no_more_than_is_confirmed() -> None:
-    """What was confirmed may end with a record that came in part only, and that it drops."""
+    """The confirmed part may end within a partial record, which the slave drops."""
     rig, other_rig = TermRig(), Rig()
     other = await other_rig.open()
     other_rig.put(other, record(b"one"), record(b"two"))
@@ -641,14 +641,14 @@ async def test_readers_of_a_slave_that_leads_see_no_more_than_is_confirmed() -> 
 
 
 def record_of_file_begin(store: MessageStore, number: int) -> int:
-    """Where the file of this number begins: a record does, too."""
+    """Returns the offset at which the file of this number begins, and a record with it."""
     base = number * store.options.commit_log_file_bytes
     assert store.read_record(base) is not None
     return base
 
 
 async def expiring_slave(rig: Rig) -> MessageStore:
-    """A slave's store of several files, all but the last of which may go."""
+    """Returns a slave's store of several files, all but the last of which may be deleted."""
     settings = {"commit_log_file_bytes": 1024, "consume_queue_file_bytes": 60}
     store = await rig.open(role=BrokerRole.ASYNC_MASTER, **settings)
     rig.put(store, *(record(b"%03d" % n + b"x" * 200, keys=f"k{n}") for n in range(20)))
@@ -662,7 +662,7 @@ async def expiring_slave(rig: Rig) -> MessageStore:
 
 @pytest.mark.parametrize("file_number", [0, 1])
 async def test_no_file_expires_while_the_log_is_cut(file_number: int) -> None:
-    """The cut may be at the beginning of a file that would go; the next round comes soon enough."""
+    """The cut may be at the beginning of a file due for deletion; the next round is soon enough."""
     rig = TermRig()
     store = await expiring_slave(rig)
     point = record_of_file_begin(store, file_number)
@@ -698,7 +698,7 @@ async def test_files_expire_again_when_a_cut_is_over() -> None:
 
 @pytest.mark.parametrize("turn", range(12))
 async def test_no_keys_are_cut_while_they_are_written(turn: int) -> None:
-    """A round over the tables begins while the cut is under way, and writes the key index off the loop."""
+    """A round over the tables begins during the cut, and writes the key index off the loop."""
     rig = TermRig()
     store, point = await open_deposed(rig)
     await store.sync()
@@ -733,7 +733,7 @@ async def test_no_keys_are_cut_while_they_are_written(turn: int) -> None:
 
 
 async def test_what_is_copied_in_the_place_of_damage_that_was_cut_is_dispatched() -> None:
-    """A chunk of the copy may end right where the damage began."""
+    """A chunk of the copy may end exactly where the damage began."""
     rig, other_rig = TermRig(), Rig()
     other = await other_rig.open()
     other_rig.put(other, *(record(b"%d" % n) for n in range(4)))
@@ -753,7 +753,7 @@ async def test_what_is_copied_in_the_place_of_damage_that_was_cut_is_dispatched(
 
 
 async def test_a_cut_waits_until_the_zeros_of_a_failed_write_are_on_disk() -> None:
-    """They are in a file that the cut removes; a power cut may bring that back."""
+    """The zeros are in a file that the cut removes; a power cut may bring that back."""
     second = "00000000000000004096"
 
     class Full(NoFault):
@@ -791,7 +791,7 @@ async def test_a_cut_waits_until_the_zeros_of_a_failed_write_are_on_disk() -> No
 
 
 async def test_a_log_that_is_cut_to_nothing_begins_where_it_began_after_a_clean_stop() -> None:
-    """Its terms say so, too."""
+    """Its terms begin there, too."""
     rig, other_rig = TermRig(), Rig()
     other = await other_rig.open()
     while other.max_log_offset < 4096 + 200:

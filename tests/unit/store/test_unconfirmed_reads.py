@@ -1,4 +1,4 @@
-"""A reader that has seen more at a slave than its master has flushed waits there; it is not sent back."""
+"""A reader that has seen more at a slave than its master has flushed waits there; it is not moved back."""
 
 from __future__ import annotations
 
