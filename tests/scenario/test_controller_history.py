@@ -160,7 +160,9 @@ async def test_an_unproven_group_is_not_made_a_second_time(rig: Rig, monkeypatch
     monkeypatch.undo()
     answer = await _answer_while_beating(one.elect(is_designated=True), one)
     assert answer.code == 0
-    assert (group_of(rig).master_id, group_of(rig).master_epoch, group_of(rig).sync_set) == (1, 2, (1,))
+    group = group_of(rig)
+    assert (group.master_id, group.sync_set) == (1, (1,))
+    assert group.master_epoch == 3, "above the adopted one, which no broker has reported"
 
 
 async def _answer_while_beating(question: Coroutine[Any, Any, Command], broker: FakeBroker) -> Command:
@@ -202,6 +204,38 @@ async def test_a_state_that_went_back_elects_nobody_and_is_brought_up_to_date(
     after = group_of(rig)
     assert (after.master_id, after.term_id, after.sync_set) == (2, before.term_id, before.sync_set)
     assert states._history.contradiction(after) is None
+
+
+async def test_a_state_that_went_back_while_nobody_is_in_office_elects_the_longest_log(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = await two_in_sync(rig)
+    await rig.stop("n0")
+    old = copy.deepcopy(rig.disks["n0"])
+    await rig.start("n0")
+    await rig.leader()
+    await rig.beat_all()
+    assert (await two.elect(is_designated=True)).code == 0
+    lead(two, group_of(rig), one)
+    assert group_of(rig).master_epoch == 2
+    for broker, max_offset in ((one, 100), (two, 300)):
+        broker.history = {**broker.history, "master_known": None, "members": None, "set_epoch": None}
+        broker.max_offset = max_offset
+    await restart(rig, old)
+    for broker in (one, two):
+        assert (await broker.register()).code == 0
+    await until(lambda: _beats_until_elected(rig, one, two))
+    assert (group_of(rig).master_id, group_of(rig).sync_set) == (2, (2,))
+    assert group_of(rig).master_epoch > 2
+    await rig.beat_all()
+    assert len(logged(caplog, events.CONTROLLER_HISTORY_ADOPTED)) == 1
+    assert rig.controllers["n0"]._history.contradiction(group_of(rig)) is None
+
+
+async def _beats_until_elected(rig: Rig, *brokers: FakeBroker) -> bool:
+    for broker in brokers:
+        await broker.beat()
+    return group_of(rig).master_epoch > 2 and group_of(rig).master_id is not None
 
 
 async def test_a_set_that_went_back_elects_no_former_member(rig: Rig) -> None:

@@ -282,7 +282,8 @@ def _adopt(
     master_id: int | None,
     members: tuple[int, ...],
 ) -> Adopt:
-    """The set counts as a new one, so that the master takes it for an answer to what it has proposed."""
+    """The set counts as a new one, so that the master takes it for an answer to what it has proposed. Without
+    a master the epoch is one that no broker has reported: a master of that epoch would be a later one."""
     mates = [one for one in living if (one.group_id, one.cluster) == (chosen.group_id, chosen.cluster)]
     set_epoch = max(one.set_epoch for one in mates) + 1
     return Adopt(
@@ -291,7 +292,7 @@ def _adopt(
         group_id=chosen.group_id,
         replicas={one.broker_id: one.address for one in sorted(mates, key=lambda one: one.broker_id)},
         master_id=master_id,
-        master_epoch=max(one.epoch for one in mates),
+        master_epoch=max(one.epoch for one in mates) + (master_id is None),
         term_id=0 if master_id is None else chosen.term_id,
         sync_set=members,
         set_epoch=set_epoch,

@@ -157,8 +157,13 @@ def test_without_a_master_the_longest_log_of_all_known_brokers_is_the_only_membe
     reports.hear(beat(4, 4, max_log_offset=250, epoch=4), 0.5, is_known=False)
     command = reports.find_adoption(NAME, recorded(), 0.5)
     assert command is not None
-    assert (command.master_id, command.sync_set, command.master_epoch, command.term_id) == (None, (3,), 4, 0)
+    assert (command.master_id, command.sync_set, command.master_epoch, command.term_id) == (None, (3,), 5, 0)
     assert reports.find_adoption(NAME, None, 0.5) is None, "nobody knows the brokers of an unknown group"
+    groups = Groups()
+    adopted = apply(groups, msgspec.structs.replace(command, master_epoch_before=0, set_epoch_before=0)).group
+    assert adopted is not None
+    assert reports.newer_than(adopted) is None, "no broker reports more than was adopted from all of them"
+    assert reports.find_adoption(NAME, adopted, 0.5) is None
 
 
 def test_an_adopted_state_replaces_the_recorded_one_and_nothing_falls() -> None:
