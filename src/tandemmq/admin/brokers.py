@@ -215,7 +215,7 @@ def set_read_ahead_mode(
     ],
     place: Place,
 ) -> Work:
-    """Set if the kernel reads the log ahead (dataReadAheadEnable), at a broker or at all of a cluster."""
+    """Turn read-ahead of the log by the kernel on or off (dataReadAheadEnable), at a broker or a cluster."""
     return lambda tools: change_read_mode(tools, place, mode)
 
 

@@ -272,7 +272,7 @@ def set_consume_mode(
         ),
     ] = 0,
 ) -> Work:
-    """Set if a group whose queues the broker assigns pulls or pops a topic."""
+    """Choose pull or pop in a topic, for a group whose queues the broker assigns."""
     name = mode.upper()
     if name != "PULL" and name != "POP":
         raise typer.BadParameter(f"-m {mode}: PULL or POP")

@@ -105,7 +105,7 @@ def render_time(time_ms: int) -> str:
 
 def _open_console() -> Console:
     """Opens standard output as a console. A closed reader raises BrokenPipeError, as elsewhere."""
-    from rich.console import Console  # what needs no table starts without it
+    from rich.console import Console  # commands without a table start faster
 
     class Pipe(Console):
         def on_broken_pipe(self) -> NoReturn:
