@@ -159,8 +159,8 @@ class Deletions:
 
 
 def _second(path: Path) -> Path:
-    """Returns the path of the second copy. It is no backup of older content, which would bring deleted
-    messages back.
+    """Returns the path of the second copy. Its content is never older, since that would restore
+    deleted messages.
     """
     return path.with_name(path.name + ".bak")
 

@@ -1,4 +1,4 @@
-"""The one class of the store that other floors use: builds its parts in order, starts and stops them.
+"""The store's interface for the other layers: builds the parts of a store in order, starts and stops them.
 
 Invariants: min <= dispatched <= confirmed <= appended, flushed <= appended.
 Source:     spec store 12 for the order of start and stop.
@@ -139,8 +139,8 @@ class MessageStore:
         owner.
         """
         self.confirm_offset = 0
-        self._limited_until = 0
         """The offset below which every electable copy holds all bytes, as far as known; with terms only."""
+        self._limited_until = 0
         self._epoch_file = EpochFile(epoch_file or self._paths.epochs, disk)
         self._cut_mark = CutMark(self._paths.pending_cut, disk)
         self._is_cutting = False
@@ -1309,7 +1309,7 @@ class MessageStore:
         self._queues.on_deleted = callback
 
     def begin_copy(self) -> None:
-        """On a slave: prepares to copy a master's bytes from the end of the log on.
+        """Prepares a slave to copy a master's bytes from the end of the log on.
 
         The new master may have a different history, so deletions reported beyond our log end are discarded.
         That happens if a shorter slave became master, or the master came back shorter. The master reports its
@@ -1327,7 +1327,7 @@ class MessageStore:
             log.warning(events.TABLE_SAVE_FAILED, extra=extra)
 
     async def take_deletions(self, deleted: Mapping[str, int]) -> list[str]:
-        """On a slave: applies the master's deletions and returns the topics that were not known as deleted.
+        """Applies the master's deletions on a slave; returns the topics that were not known as deleted.
 
         A cancelled caller still waits for the end, as in `drop_topics`.
         Raises:  OSError when it cannot be written, ServiceNotAvailable: then nothing is dropped.

@@ -27,7 +27,7 @@ class WaitTimes:
         self._batches: deque[tuple[int, float]] = deque()
 
     def __len__(self) -> int:
-        """The number of waiting batches."""
+        """Returns the number of waiting batches."""
         return len(self._batches)
 
     def begin(self, end: int, now: float) -> None:

@@ -342,7 +342,7 @@ def known_topics(config: Mapping[str, Any]) -> frozenset[str] | None:
 
 
 def deleted_topics(config: Mapping[str, Any]) -> dict[str, int]:
-    """Topic -> log offset below which its records are deleted, by `deletedTopics.json`."""
+    """Returns topic -> log offset below which its records are deleted, by `deletedTopics.json`."""
     table = config.get("deletedTopics.json", {}).get("deletedTopicTable")
     items = table.items() if isinstance(table, dict) else ()
     return {topic: end for topic, end in items if isinstance(end, int)}

@@ -111,7 +111,7 @@ class QueueBuilder:
                 segment.file.sync()
 
     def close(self) -> None:
-        """Close the handles, finished or not."""
+        """Closes the handles, finished or not."""
         self._files.close()
 
 
@@ -201,7 +201,7 @@ class IndexBuilder:
         return 0
 
     def close(self) -> None:
-        """Close the handles, finished or not."""
+        """Closes the handles, finished or not."""
         for index in self.files:
             index.close()
 
