@@ -1,7 +1,7 @@
-"""Reads Avro bodies with Spark's own functions, as docs/spark.md does it, and compares.
+"""Reads Avro bodies with Spark's own functions, as in docs/spark.md, and compares them.
 
-A process of its own, because Java is told of the jar of Spark's Avro package when it starts:
-`python avro_reading.py DOCUMENT JAR_CACHE DIRECTORY` prints how many rows it read.
+Runs as a separate process, because Java needs the jar of Spark's Avro package at its start: `python
+avro_reading.py DOCUMENT JAR_CACHE DIRECTORY` prints the number of rows that it read.
 """
 
 from __future__ import annotations

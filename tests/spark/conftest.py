@@ -1,7 +1,7 @@
 """A Spark session and a small cluster of real processes, shared by the tests of this folder.
 
-Both take seconds to start on two cores, so they live as long as the test session and each test uses topics
-and directories of its own.
+Both take seconds to start on two cores, so they last for the whole test session, and each test uses its own
+topics and directories.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tandemmq.spark.pipelines.runner import register_formats
 from tandemmq.spark.session import build_session
 
 SECONDS_MAX = 900
-"""For one test on a machine that is slow and busy: most take ten seconds, none a minute."""
+"""The timeout of one test on a slow and busy machine; most tests take ten seconds, none a minute."""
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Everything here needs Java; where there is none, the reason is the sentence that users get."""
+    """Skips the tests of this folder if Java is missing, with the error that users get as the reason."""
     try:
         find_java()
         reason = ""
@@ -49,7 +49,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def spark_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What Java, and the Python processes that Spark starts, write to standard error."""
+    """Returns the file with the standard error of Java and of the Python processes that Spark starts."""
     return tmp_path_factory.mktemp("spark") / "spark.log"
 
 
@@ -62,26 +62,28 @@ def spark(spark_log: Path) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def lake_spark(spark: Any) -> Any:
-    """The session with every format of ours registered, as the pipelines do it."""
+    """Returns the session with all our formats registered, as in the pipelines."""
     register_formats(spark)
     return spark
 
 
 @pytest.fixture(autouse=True)
 def _quick_java(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each Java that a test starts lives for seconds: what its better compiler needs never pays."""
+    """Restricts Java to its quick compiler, because the better one never pays off in the seconds of a
+    test.
+    """
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 @pytest.fixture
 def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster whose processes a test may kill."""
+    """Yields a cluster whose processes a test may kill."""
     yield from start_cluster(tmp_path)
 
 
 @pytest.fixture
 def run_command(lake_spark: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Runs `tandemmq pipeline ...` in the session that is there, and returns what it wrote."""
+    """Returns a function that runs `tandemmq pipeline ...` in the existing session and returns its output."""
     monkeypatch.setattr(tandemmq.spark.pipelines.runner, "build_session", lambda *args, **more: lake_spark)
     monkeypatch.setattr(type(lake_spark), "stop", lambda self: None)
 
@@ -95,7 +97,7 @@ def run_command(lake_spark: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..
 
 @pytest.fixture
 def run_pipeline(run_command: Callable[..., str]) -> Callable[..., list[dict[str, Any]]]:
-    """The same; the events that it told."""
+    """Returns a function that runs a pipeline like `run_command`, and returns its events."""
 
     def run(*arguments: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in run_command(*arguments, "--progress", "json").splitlines()]

@@ -1,7 +1,7 @@
-"""Copies a topic from a Kafka broker to ours and back, as docs/coming-from-kafka.md does it, and compares.
+"""Copies a topic from a Kafka broker to ours and back, as in docs/coming-from-kafka.md, and compares them.
 
-A process of its own, because Java is told of the jars of Spark's source for Kafka when it starts:
-`python kafka_copies.py DOCUMENT JAR_CACHE DIRECTORY` prints what each side holds.
+Runs as a separate process, because Java needs the jars of Spark's Kafka source at its start: `python
+kafka_copies.py DOCUMENT JAR_CACHE DIRECTORY` prints the content of each side.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main(document: Path, cache: Path, directory: Path) -> None:
 
 
 def fill(spark: Any, kafka: str) -> None:
-    """Keys with and without headers, rows without a key, and tombstones."""
+    """Writes rows with and without headers, rows without a key, and tombstones."""
     rows = spark.range(ROWS + TOMBSTONES).selectExpr(
         f"CAST(id % {QUEUES} AS int) AS partition",
         "CASE WHEN id % 5 > 0 THEN concat('k', id) END AS key",
@@ -67,7 +67,7 @@ def fill(spark: Any, kafka: str) -> None:
 
 
 def compare(spark: Any, kafka: str, name_server: str) -> None:
-    """Ours, and the copy of ours in Kafka, hold what Kafka had, but for the tombstones."""
+    """Checks that our topic and its copy in Kafka have the original rows, except the tombstones."""
 
     def rows(frame: Any) -> list[tuple[Any, ...]]:
         found = frame.option("includeHeaders", "true").load().where("value IS NOT NULL").selectExpr(*SHAPE)

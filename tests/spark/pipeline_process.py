@@ -1,4 +1,4 @@
-"""A pipeline as a process: its events as they come, signals for it, its end."""
+"""Runs a pipeline as a process: its events as they arrive, signals, its exit code."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class PipelineProcess:
         self.events.append(json.loads(line))
 
     def wait_for(self, condition: Callable[[Event], bool]) -> None:
-        """Returns once there is an event that fits.
+        """Returns once a matching event has arrived.
 
-        Raises:  AssertionError when the process ended without one, or after WAIT_S.
+        Raises:  AssertionError if the process ends without one, or after WAIT_S.
         """
 
         def is_there() -> bool:
@@ -56,7 +56,7 @@ class PipelineProcess:
         until_blocking(is_there, f"an event of {self._process.args!r}", WAIT_S)
 
     def end(self, number: signal.Signals | None = None) -> int:
-        """Its exit code, after a signal or by itself."""
+        """Waits for the end and returns the exit code, after a signal if one is given."""
         if number is not None:
             self._process.send_signal(number)
         code = self._process.wait(WAIT_S)
@@ -64,7 +64,7 @@ class PipelineProcess:
         return code
 
     def close(self) -> None:
-        """Nothing is left of the process; killed if it still runs."""
+        """Kills the process if it still runs, so that nothing of it is left."""
         self._process.kill()
         self._process.wait()
         for follower in self._followers:
@@ -76,7 +76,7 @@ class PipelineProcess:
 
 @contextmanager
 def running_pipeline(name: str, *arguments: str) -> Iterator[PipelineProcess]:
-    """A pipeline that is killed at the end of the block, if it has not ended before."""
+    """Starts a pipeline, and kills it at the end of the block if it has not ended."""
     pipeline = PipelineProcess(name, *arguments)
     try:
         yield pipeline
@@ -89,5 +89,5 @@ def is_batch(event: Event) -> bool:
 
 
 def has_rows(count: int) -> Callable[[Event], bool]:
-    """Whether a batch says that so many rows are delivered in all."""
+    """Returns a predicate for a batch event with at least `count` rows in total."""
     return lambda event: is_batch(event) and event["rows_total"] >= count

@@ -1,4 +1,4 @@
-"""Keeps what a pipeline tells."""
+"""Records the events of a pipeline."""
 
 from __future__ import annotations
 

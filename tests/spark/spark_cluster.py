@@ -14,16 +14,16 @@ from tandemmq.units import MIB
 
 @dataclass(frozen=True)
 class Cluster:
-    """Addresses and processes of a name server, a master and a slave."""
+    """The addresses and processes of a name server, a master and a slave."""
 
     namesrv: str
     master: Server
     slave: Server
     directory: Path
-    """Where the stores `master` and `slave` lie."""
+    """The directory that contains the stores `master` and `slave`."""
 
     def send(self, topic: str, count: int, *, first: int = 0) -> list[bytes]:
-        """Bodies `first`..: sent to the topic, tags a and b in turn, all acknowledged."""
+        """Sends the bodies from number `first` on, with tags a and b alternating; all are acknowledged."""
         bodies = [b'{"n":%d}' % n for n in range(first, first + count)]
         messages = [
             Message(topic=topic, body=body, tags="ab"[n % 2], keys=(f"k{first + n}",))
@@ -37,7 +37,7 @@ class Cluster:
 
 
 def start_cluster(directory: Path) -> Iterator[Cluster]:
-    """A cluster on free ports; the slave acknowledges every message, so it always has what was sent."""
+    """Starts a cluster on free ports; the slave acknowledges every message, so it has every confirmed one."""
     name_server = Server("name server", ["namesrv", "--set", "listenPort=0"], directory / "namesrv.log")
     with stopping([name_server]):
         address = name_server.start().replace("0.0.0.0", "127.0.0.1")
@@ -54,7 +54,7 @@ def start_cluster(directory: Path) -> Iterator[Cluster]:
                 "slaveReadEnable": "true",
                 "enablePropertyFilter": "true",
                 "mappedFileSizeCommitLog": 16 * MIB,
-                "scrubBytesPerSecond": 0,  # the slave would heal bits that tests flip
+                "scrubBytesPerSecond": 0,  # the slave would repair the bits that tests flip
                 "storePathRootDir": directory / name,
             }
             conf = write_properties(directory / f"{name}.conf", {**common, **settings})

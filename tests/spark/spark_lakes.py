@@ -1,4 +1,4 @@
-"""Topics as tables, streams and lakes in the session that is there; what brokers hold; a crash of a query."""
+"""Helpers: topics as tables, streams and lakes in the shared session, message counts, a simulated crash."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from tandemmq.spark.options import parse_options
 
 
 def read_topic(spark: Any, namesrv: str, topic: str, **options: str) -> Any:
-    """The topic as a table, from its first message."""
+    """Returns the topic as a table, from its first message."""
     return spark.read.format("tandemmq").options(nameServer=namesrv, topic=topic, **options).load()
 
 
 def follow_topic(spark: Any, namesrv: str, topic: str, **options: str) -> Any:
-    """The topic as a stream, from its first message."""
+    """Returns the topic as a stream, from its first message."""
     known = {"nameServer": namesrv, "topic": topic, "startingOffsets": "earliest"}
     return spark.readStream.format("tandemmq").options(**known, **options).load()
 
 
 def land(stream: Any, out: Path, **options: str) -> None:
-    """Everything that is there now goes into the lake `out`, which holds its checkpoint."""
+    """Lands all current messages in the lake `out`, which contains its checkpoint."""
     writer = stream.writeStream.format(SINK_NAME).options(**options)
     writer = writer.option("checkpointLocation", str(out / "_checkpoint")).trigger(availableNow=True)
     writer.start(str(out)).awaitTermination()
 
 
 def forget_last_commit(checkpoint: Path) -> None:
-    """As if Spark had been killed after the last batch was written and before it noted that down: it will
-    repeat the batch.
+    """Simulates that Spark was killed after writing the last batch and before logging it: it will repeat the
+    batch.
     """
     commits = checkpoint / "commits"
     last = max(int(path.name) for path in commits.iterdir() if path.name.isdecimal())
@@ -39,9 +39,9 @@ def forget_last_commit(checkpoint: Path) -> None:
 
 
 def count_offsets(namesrv: str, topic: str) -> int:
-    """How many messages the brokers' queues hold.
+    """Returns the number of messages in the brokers' queues.
 
-    Raises:  TandemError when there is no such topic yet.
+    Raises:  TandemError if the topic does not exist yet.
     """
     brokers = Brokers(parse_options({"nameserver": namesrv, "topic": topic}, is_streaming=False))
     return sum(bound.end - bound.begin for bound in brokers.read_bounds(brokers.describe()).values())

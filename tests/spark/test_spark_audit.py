@@ -1,4 +1,4 @@
-"""The audit finds what was planted, names it, and finds nothing in healthy copies."""
+"""Tests that the audit finds and reports planted faults, and reports nothing for healthy copies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def _audit(
 
 @contextmanager
 def _flipped_bit(log: Path, body: bytes) -> Iterator[None]:
-    """One bit of one message of TOPIC is wrong meanwhile; the cluster goes on to serve other tests."""
+    """Flips one bit of one message of TOPIC for the duration of the block; the cluster serves other tests,
+    too.
+    """
     # In a record the topic follows the body; other tests send such bodies, too.
     wanted = body + bytes([len(TOPIC)]) + TOPIC.encode()
     for path in sorted(log.iterdir()):

@@ -1,4 +1,4 @@
-"""`python -m bench spark` measures what it says: all rows, and batches of one message."""
+"""Tests that `python -m bench spark` measures all rows, and batches of one message."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What our source relies on in Spark, seen with a source that writes down its calls.
+"""Tests the behaviour of Spark that our source relies on, with a source that records its calls.
 
-Spark documents little of it (spec spark 2). When one of these fails after an upgrade, the source has to be
-looked at, even if all its own tests pass.
+Spark documents little of it (spec spark 2). If one of these tests fails after an upgrade, review the source
+even if its own tests pass.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import pytest
 
 
 def _make_source() -> type:
-    """Inside a function, so that Spark's processes get it by value: this file is not on their path."""
+    """Defines the source inside a function, so that Spark pickles it by value: its processes cannot import
+    this file.
+    """
     from pyspark.sql.datasource import (
         DataSource,
         DataSourceReader,
@@ -104,21 +106,20 @@ def test_the_calls_of_a_stream_come_as_the_source_expects_them(tracing: Any, tmp
     calls = run()
     names = [call[0] for call in calls]
     symbol, ends = {"v": 1, "init": "latest"}, [{"v": 1, "n": n} for n in (2, 4, 6)]
-    # spec spark SP-14, SP-15: prepared first; the start is asked for twice, so it must be pinned by the first
-    # batch.
+    # spec spark SP-14, SP-15: prepared first; the start is requested twice, so the first batch must pin it.
     assert names[0] == "prepare"
     assert names.count("initial") == 2
     # spec spark SP-17: one plan per batch, and the first begins at the symbol.
     plans = [call[1:] for call in calls if call[0] == "partitions"]
     assert plans == [[symbol, ends[0]], [ends[0], ends[1]], [ends[1], ends[2]]]
-    # spec spark SP-18: a commit comes with the next batch, and none for the last one.
+    # spec spark SP-18: a commit arrives with the next batch, and none for the last one.
     assert [call[1] for call in calls if call[0] == "commit"] == ends[:2]
-    # spec spark SP-26: what `latestOffset` starts from is what the last batch reached.
+    # spec spark SP-26: `latestOffset` starts from the end of the last batch.
     assert [call[1] for call in calls if call[0] == "latest"] == [symbol, *ends]
-    # spec spark SP-23: the checkpoint holds the text as it was made.
+    # spec spark SP-23: the checkpoint contains the text unchanged.
     text = (tmp_path / "checkpoint" / "offsets" / "0").read_text().splitlines()[-1]
     assert text == json.dumps(ends[0])
-    # A restart with nothing new plans nothing and forgets nothing.
+    # A restart without new messages plans nothing and forgets nothing.
     again = run()
     assert "partitions" not in [call[0] for call in again]
     assert next(call[1] for call in again if call[0] == "latest") == ends[2]

@@ -1,4 +1,4 @@
-"""Dead letters are grouped, chosen, and sent to their topics again, each once."""
+"""Tests that dead letters are grouped, selected, and resent to their topics, each once."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_dead_letters_are_grouped_chosen_and_sent_once(lake_spark: Any, cluster:
     assert {row["keys"] for row in rows} == {f"k{n}" for n in range(8)}
     assert not any("RETRY_TOPIC" in row.properties for row in rows)
 
-    # As if it had been killed between sending and writing that down: the same keys again.
+    # Simulates a kill between sending and recording: the same keys are sent again.
     document = json.loads((tmp_path / "state.json").read_text())
     document["done"].popitem()
     (tmp_path / "state.json").write_text(json.dumps(document))

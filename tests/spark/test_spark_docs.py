@@ -1,4 +1,4 @@
-"""Every example of docs/spark.md and docs/coming-from-kafka.md runs, in order, in one session; so does the
+"""Runs every example of docs/spark.md and docs/coming-from-kafka.md in order, in one session, and the
 README's.
 """
 
@@ -35,21 +35,23 @@ TOLD = {
     "deadletters": "order-",
     "lake": "/orders",
 }
-"""What a command of the document says here."""
+"""A text in the output of each command of the document."""
 
 NEEDS_JARS = ("kafka.bootstrap.servers", "from_avro")
 
 
 def _here(text: str, cluster: Cluster, directory: Path) -> str:
-    """The document with the addresses and directories of this test."""
+    """Returns the document with the addresses and directories of this test."""
     for address in ("127.0.0.1:9876", "10.0.0.1:9876"):
         text = text.replace(address, cluster.namesrv)
-    # The cluster's example is the landing that went before, elsewhere.
+    # The cluster example is the same landing with another directory.
     return text.replace("/data/", f"{directory}/").replace("/shared/", f"{directory}/shared-")
 
 
 def _commands(text: str) -> list[tuple[list[str], str]]:
-    """Arguments of each pipeline command, and what its output has to hold; all of them end by themselves."""
+    """Returns the arguments of each pipeline command, and a text that its output must contain; all commands
+    end by themselves.
+    """
     commands = []
     for line in re.findall(r"^    tandemmq pipeline (.+)$", text, re.MULTILINE):
         command = shlex.split(line)
@@ -63,7 +65,9 @@ def _commands(text: str) -> list[tuple[list[str], str]]:
 
 
 def _run_blocks(spark: Any, text: str, document: Path) -> dict[str, Any]:
-    """What the Python of a document leaves behind. What needs jars is run by test_spark_with_jars.py."""
+    """Runs the Python blocks of a document and returns their variables; test_spark_with_jars.py runs those
+    that need jars.
+    """
     scope: dict[str, Any] = {"spark": spark}
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) >= 5
@@ -82,7 +86,7 @@ def test_the_examples_run(
     (tmp_path / "store").symlink_to(cluster.directory / "master")
     text = _here(DOCUMENT.read_text(), cluster, tmp_path)
     make_dead_letters(cluster.namesrv, "billing", "Orders2Pay", 20, key="order-{}")
-    # As after a loss of all queues: what the slave has acknowledged is in its log, the rest comes later.
+    # Simulates the loss of all queues: the log contains the messages that the slave acknowledged.
     shutil.copytree(cluster.directory / "slave" / "commitlog", tmp_path / "stopped" / "commitlog")
     for command, told in _commands(text):
         output = run_command(*command)
@@ -135,7 +139,7 @@ def test_recipes_for_kafka_run_with_another_format_and_other_addresses(
         "timestampType:int,headers:array<struct<key:string,value:binary>>>"
     )
     assert sorted(scope["rows"]) == sorted((key, value) for key, value, _ in sent["topic1"])
-    # Queue 0 of topic1 holds 30 messages, so 23..29 of them, and all of the others.
+    # Queue 0 of topic1 has 30 messages: the query selects 23..29 of them, and all of the other queues.
     assert len(scope["some_rows"]) == 7 + 30 + 60
     assert scope["counts"] == (120, 60)
 

@@ -1,4 +1,4 @@
-"""The exactly-once sink against real brokers: replays, kills of driver and master, counts that agree."""
+"""Tests the exactly-once sink against real brokers: replays, kills of driver and master, equal counts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CUTS = {"maxOffsetsPerTrigger": "400", "maxRecordsPerPartition": "100", "packRec
 
 
 def check_copy(spark: Any, cluster: Any, topic: str, sent: list[bytes], scratch: Path) -> None:
-    """Spark, pyarrow and the brokers' offsets agree: each body once."""
+    """Checks that Spark, pyarrow and the brokers' offsets count each body once."""
     frame = read_topic(spark, cluster.namesrv, topic, columns="body,msgId")
     frame.write.parquet(str(scratch))
     table = pq.read_table(scratch)
@@ -59,7 +59,7 @@ def copy_stream(
     source: Mapping[str, str] = CUTS,
     **options: str,
 ) -> Any:
-    """The running query that copies one topic to another, some hundred messages at a time."""
+    """Starts the query that copies one topic to another, some hundred messages at a time."""
     known = {"topic": topics[0], "columns": "body", **source}
     stream = follow_topic(spark, cluster.namesrv, known.pop("topic"), **known)
     return (
@@ -76,7 +76,7 @@ def test_batches_that_are_replayed_are_stored_once(spark: Any, cluster: Any, tmp
     topics = ("OnceFrom", "OnceTo")
     copy_stream(spark, cluster, topics, tmp_path / "c").awaitTermination()
     assert count_offsets(cluster.namesrv, "OnceTo") == 700
-    # As after a crash between the sends and Spark's own log of the batch; then with other cuts of the rows.
+    # Simulates a crash between the sends and Spark's own log of the batch, then with other batch sizes.
     for options in ({}, {"batchBytes": "700"}, {"inFlight": "1", "taskRowsPerSecond": "2000", "group": "g"}):
         forget_last_commit(tmp_path / "c")
         copy_stream(spark, cluster, topics, tmp_path / "c", **options).awaitTermination()
@@ -91,7 +91,7 @@ CHANGES: list[dict[str, str]] = [
     {"topic": "OnceFrom2,OnceOther", "readFrom": "prefer-slave", "group": "g"},
     {"arrowRows": "9", "pullBatchSize": "3", "decompress": "false", "verifyCrc": "true"},
 ]
-"""Options of the source, each put in place of the first ones before a batch is repeated."""
+"""Options of the source that replace the original ones before a batch is repeated."""
 
 
 def test_batches_that_are_replayed_under_other_options_are_stored_once(
@@ -109,7 +109,7 @@ def test_batches_that_are_replayed_under_other_options_are_stored_once(
         finally:
             spark.conf.unset(rows_per_batch)
         assert count_offsets(cluster.namesrv, "OnceTo2") == 700, changed
-    # The offsets of a release that kept no plan in them.
+    # The offsets of a release that stored no packing.
     forget_last_commit(tmp_path / "c")
     forget_plans(tmp_path / "c")
     copy_stream(spark, cluster, topics, tmp_path / "c").awaitTermination()
@@ -122,7 +122,7 @@ def test_batches_that_are_replayed_under_other_options_are_stored_once(
 
 
 def forget_plans(checkpoint: Path) -> None:
-    """Takes the plans out of the offsets of a query."""
+    """Removes the packing from the offsets of a query."""
     for path in (checkpoint / "offsets").iterdir():
         if path.name.isdecimal():
             version, facts, offset = path.read_text().split("\n")
@@ -183,7 +183,7 @@ def test_a_batch_that_is_killed_inside_is_finished_once_under_other_options(
 def kill_copy(
     cluster: Cluster, checkpoint: Path, count: int, source: Mapping[str, str], sink: Mapping[str, str]
 ) -> None:
-    """Runs the copy in a process of its own, and kills it when so many messages have been copied."""
+    """Runs the copy in a separate process, and kills that once `count` messages have been copied."""
     arguments = [cluster.namesrv, str(checkpoint), json.dumps(source), json.dumps(sink)]
     driver = subprocess.Popen([sys.executable, "-c", COPY, *arguments])
     try:
@@ -198,5 +198,5 @@ def wait_until_copied(cluster: Cluster, count: int, is_copying: Callable[[], boo
         assert is_copying(), f"it ended before there were {count} messages"
         return count_offsets(cluster.namesrv, "To") >= count
 
-    # The topic is made by the first send.
+    # The first send creates the topic.
     until_blocking(is_copied, f"{count} messages copied", WAIT_S, not_yet=(TandemError,))

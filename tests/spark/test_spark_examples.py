@@ -1,6 +1,6 @@
-"""What lies in examples/ runs: the notebook, the SQL view, and the declarative pipeline.
+"""Runs the content of examples/: the notebook, the SQL view, and the declarative pipeline.
 
-That such a pipeline goes on where it was in a second run is proven by `make spark`.
+`make spark` proves that a second run of such a pipeline resumes from the first.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def test_declarative_pipeline_fills_its_tables(spark: Any, cluster: Cluster, tmp
 
 
 def send_flights(cluster: Cluster, topic: str, numbers: range) -> None:
-    """Two carriers in turn; flight `n` is `n % 100` minutes late, so 39 of 100 are more than an hour late."""
+    """Writes flights of two carriers alternating; flight `n` is `n % 100` minutes late, so 39 of 100 are more
+    than an hour late.
+    """
     messages = [
         Message(topic=topic, tags=carrier, body=json.dumps(flight).encode())
         for n in numbers
@@ -93,7 +95,7 @@ def send_flights(cluster: Cluster, topic: str, numbers: range) -> None:
 
 
 def run_pipeline(project: Path, namesrv: str) -> None:
-    """As the README says, in the project's directory; SPARK_TESTING makes Connect take a free port."""
+    """Runs it as in the README, in the project's directory; SPARK_TESTING makes Connect use a free port."""
     share_python_path()
     own = {
         "TANDEMMQ_NAMESRV": namesrv,

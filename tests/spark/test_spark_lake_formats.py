@@ -1,4 +1,4 @@
-"""Streams into Delta and Iceberg tables: a batch that is replayed is there once, and all counts agree."""
+"""Tests streams into Delta and Iceberg tables: a replayed batch is stored once, and all counts agree."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_replayed_batch_is_in_the_table_once(
 
 
 def check_rows(spark: Any, cluster: Any, topic: str, kind: LakeFormat, out: Path, sent: list[bytes]) -> None:
-    """Spark, pyarrow and the brokers' offsets agree: each body once."""
+    """Checks that Spark, pyarrow and the brokers' offsets count each body once."""
     paths = [find_files(out).locate(name) for name in sorted(list_live_files(kind, out))]
     bodies = [body for path in paths for body in pq.ParquetFile(path).read(["body"])["body"].to_pylist()]
     assert sorted(bodies) == sorted(sent)
@@ -50,7 +50,7 @@ def check_rows(spark: Any, cluster: Any, topic: str, kind: LakeFormat, out: Path
 
 
 def check_pipelines(spark: Any, cluster: Any, topic: str, out: Path, sent: list[bytes]) -> None:
-    """The table is audited, read as history and replayed like a lake of files."""
+    """Tests that the table is audited, read as history and replayed like a Parquet lake."""
     told = Recorder()
     options = AuditOptions(topic=topic, name_servers=cluster.namesrv, lakes=(out,), count_repeated_keys=False)
     assert Audit(spark, options, told, StopFlag()).run(), told.events

@@ -1,4 +1,4 @@
-"""The landing: killed as a process and gone on with, while replicas are killed under it."""
+"""Tests the landing as a process: killed and resumed, while replicas are killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH_ROWS = 250
 
 
 class KillsAtFirstBatch(Recorder):
-    """What a pipeline tells; a server is killed as soon as it has told of a batch."""
+    """Records the events of a pipeline, and kills a server at the first batch."""
 
     def __init__(self, victim: Server) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def test_kills_of_the_landing_and_of_the_slave_lose_and_double_nothing(
     assert run_landing(options, told) == 0, told.events
     assert told.of(Stopped)[0].rows_total == len(sent)
 
-    # The send waits for the slave. After that only the master is left, and it keeps what it has.
+    # The send waits for the slave. Afterwards only the master is left, with its messages.
     own_cluster.slave.kill()
     own_cluster.slave.start()
     sent += own_cluster.send("Landed", 500, first=3000)

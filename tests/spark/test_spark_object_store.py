@@ -1,7 +1,7 @@
-"""Tables in a bucket: what a landing writes, repeats after a crash and merges is there once.
+"""Tests tables in a bucket: messages that a landing writes, repeats after a crash, and merges exist once.
 
-The S3 server is `moto`'s, which wants other versions of what our environment has; so `scripts/setup s3` gives
-it one of its own. `make spark` does that; without it these tests are skipped.
+The S3 server is `moto`, which needs other package versions than our environment, so `scripts/setup s3` gives
+it a separate one. `make spark` does that; without it these tests are skipped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ READY_S: Final = 60.0
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of an S3 server that has the bucket."""
+    """Yields the address of an S3 server that has the bucket."""
     if not SERVER.exists() and not os.environ.get("TANDEMMQ_REQUIRE_S3"):
         pytest.skip("`scripts/setup s3` installs an S3 server to test against")
     told = tmp_path_factory.mktemp("s3") / "server.log"
@@ -53,7 +53,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The address of the bucket, for this process and those that it starts."""
+    """Sets and returns the address of the bucket, for this process and its children."""
     for name, value in {
         "AWS_ACCESS_KEY_ID": "somebody",
         "AWS_SECRET_ACCESS_KEY": "secret",
@@ -90,7 +90,9 @@ def land(*command: str) -> None:
 
 
 def check_bodies(kind: LakeFormat, out: Path) -> list[bytes]:
-    """The bodies in the table's files, sorted, after `lake check` has found as many rows as there are."""
+    """Returns the sorted bodies in the table's files, after checking that `lake check` counts as many
+    rows.
+    """
     files = find_files(out)
     assert not files.is_local
     bodies = []

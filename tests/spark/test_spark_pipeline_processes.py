@@ -1,4 +1,4 @@
-"""A pipeline as a process that is watched and stopped; others that go on where they were."""
+"""Tests pipelines as processes: watched, stopped, and resumed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_replay_is_watched_and_stops_in_order(lake_spark: Any, cluster: Cluste
     command += ("--continuous", "--every-seconds", "0.5", "--report", str(report), "--metrics-port", "0")
     with running_pipeline(*command) as replay:
         replay.wait_for(has_rows(len(sent)))
-        # What is landed meanwhile is sent, too.
+        # Messages that are landed meanwhile are sent, too.
         sent += cluster.send("Watched", 100, first=600)
         land(stream, lake)
         replay.wait_for(has_rows(len(sent)))
@@ -44,7 +44,7 @@ def test_a_replay_is_watched_and_stops_in_order(lake_spark: Any, cluster: Cluste
 
 
 def scrape(errors: list[str]) -> str:
-    """The metrics of a pipeline that wrote on standard error where they are."""
+    """Returns the metrics of a pipeline from the address that it wrote to standard error."""
     address = next(found[0] for line in errors if (found := re.findall(r"http://\S+", line)))
     with urllib.request.urlopen(address, timeout=WAIT_S) as answer:
         return str(answer.read().decode())

@@ -1,4 +1,4 @@
-"""A lake goes back into a topic: once, and after an interruption with the same keys."""
+"""Tests that a lake is sent to a topic once, and after an interruption with the same keys."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_replay_sends_once_and_repeats_with_the_same_keys(
         reason="done", rows_total=450, bytes_total=sum(len(body) for body in bodies[1::2])
     )
     assert not [event for event in _replay(spark, options) if isinstance(event, BatchDone)]
-    # Those of each queue are in their order.
+    # The messages of each queue are in order.
     for queue in range(4):
         before, after = (
             [bytes(row.body) for row in rows.where(f"queueId = {queue}").orderBy("queueOffset").collect()]
@@ -52,7 +52,7 @@ def test_a_replay_sends_once_and_repeats_with_the_same_keys(
         )
         assert before == after, queue
 
-    # As if it had been killed before the last batch was written down.
+    # Simulates a kill before the last batch was recorded.
     document = json.loads(options.state_path.read_text())
     del document["done"]["1"]
     options.state_path.write_text(json.dumps(document))

@@ -1,4 +1,4 @@
-"""Rows of real DataFrames and streams become messages."""
+"""Tests that rows of real DataFrames and streams become messages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_stream_repeats_a_batch_with_the_same_keys(spark: Any, cluster: Any, t
         query.awaitTermination()
 
     run()
-    # As after a crash between the sends and Spark's own log of the batch.
+    # Simulates a crash between the sends and Spark's own log of the batch.
     for path in (tmp_path / "c" / "commits").iterdir():
         path.unlink()
     run()
@@ -95,7 +95,7 @@ def test_arrays_of_keys_and_rows_without_a_body(spark: Any, cluster: Any, tmp_pa
         b'{"topic": "SinkDiverted", "body": null}': "k3 all",
         b'{"topic": "SinkDiverted", "body": ""}': "k4 all",
     }
-    # What cannot be null in Spark's own types has no nulls in Arrow's either.
+    # Columns that are not nullable in Spark have no nulls in Arrow either.
     ordinary = spark.sql(
         "SELECT 'b' AS body, array('k1', 'k2') AS keys UNION ALL SELECT 'c', split('k3,k4', ',')"
     )

@@ -1,4 +1,4 @@
-"""The source inside a real Spark session, against real brokers."""
+"""Tests the source in a real Spark session, against real brokers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def test_compressed_bodies_are_delivered_inflated(lake_spark: Any, cluster: Any,
         with BlockingProducer("spark-tests", cluster.namesrv, options=options) as producer:
             for n in range(3):
                 producer.send(Message(topic=topic, body=(f"{kind.value} {n} " * 900).encode()))
-            # Java's clients never compress a batch; of one whose request says so, every message is.
+            # Java's clients never compress a batch; if a request is flagged as compressed, every message of
+            # its batch is.
             bodies = [(f"{kind.value} {n} " * 900).encode() for n in range(3, 6)]
             _send_packed_batch(cluster.master.address, topic, kind, bodies)
     schema = "body string, sysFlag int"
@@ -83,7 +84,7 @@ def _send_packed_batch(address: str, topic: str, kind: Compression, bodies: list
 
 
 def _send_as(address: str, topic: str, sys_flag: int, bodies: list[bytes], queue_id: int = 0) -> None:
-    """Bodies as they are, whatever the flag says of them."""
+    """Sends the bodies unchanged, whatever the flag says about them."""
     header = SendRequestV2(
         producer_group="spark-tests",
         topic=topic,
@@ -119,7 +120,7 @@ def test_a_body_that_is_not_what_its_flag_says_is_marked_and_kept_apart(
     )
 
     def land_once(out: Path, *more: str) -> tuple[int, int]:
-        """Rows in the lake, and rows kept apart."""
+        """Lands the topic; returns the numbers of rows in the lake and of bad records."""
         told = run_pipeline(
             "landing", "--namesrv", cluster.namesrv, "--topic", topic, "--out", str(out), "--once", *more
         )
@@ -128,7 +129,7 @@ def test_a_body_that_is_not_what_its_flag_says_is_marked_and_kept_apart(
     assert land_once(tmp_path / "plain") == (40, 1)
     (apart,) = pq.read_table(tmp_path / "plain" / "_bad_records").to_pylist()
     assert (apart["body"], apart["badReason"]) == (wrong, marked.bodyFault)
-    # What can be read is good.
+    # Bodies that can be parsed are good.
     assert land_once(tmp_path / "json", "--json-schema", "n bigint") == (41, 0)
     lakes = ("--lake", str(tmp_path / "plain"), "--lake", str(tmp_path / "json"))
     told = run_pipeline("audit", "--namesrv", cluster.namesrv, "--topic", topic, *lakes)
@@ -157,13 +158,13 @@ def test_a_batch_is_repeated_without_queues_that_are_gone(
     with pytest.raises(Exception, match=r"SparkGone@b:1: .* the queue is gone.*failOnDataLoss=false"):
         follow()
     follow(failOnDataLoss="false")
-    # Then a batch without rows, whose offset names the gone queues no more.
+    # A batch without rows follows, whose offset no longer names the missing queues.
     assert [count for count in counts if count] == [400, 100]
     assert f"messages.found_lost queue={topic}@b:3 from_offset=0 messages=100 " in spark_log.read_text()
 
 
 def _shrink(address: str, topic: str) -> None:
-    """Leaves the topic one queue, as an operator does who insists."""
+    """Reduces the topic to one queue, like an operator with force."""
     header = CreateTopicRequest(
         topic=topic,
         default_topic="TBW102",

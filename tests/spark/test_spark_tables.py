@@ -1,4 +1,4 @@
-"""Rollup, history and parsed bodies: each message counted once, at any seam."""
+"""Tests rollup, history and parsed bodies: each message counts once, wherever the seam is."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_rollup_counts_each_message_once_though_a_batch_is_repeated(
         assert row.minute_ms % 60_000 == 0
         assert row.born_to_store.p50_ms is not None
         assert row.born_to_store.p50_ms <= (row.born_to_store.p99_ms or 0) <= (row.born_to_store.max_ms or 0)
-    # Only what was followed live says how long it took to be consumed.
+    # Only messages followed live have a consumption latency.
     assert any(row.store_to_consumer.p50_ms for row in rows)
     assert read_rollup(tmp_path, topic="Other") == []
     newest = max(row.minute_ms for row in rows)
@@ -68,7 +68,7 @@ def test_history_has_no_gap_and_no_overlap(lake_spark: Any, cluster: Any, tmp_pa
     bodies += cluster.send("Historic", 150, first=600)
     frame = read()
     assert frame.columns == [*columns.split(","), FROM_COLUMN]
-    # Landed while the frame is in use: it reads neither less nor more.
+    # Landed while the frame is in use: the frame has neither fewer nor more rows.
     land(stream.option("columns", columns).load(), out)
     cluster.send("Historic", 50, first=750)
     rows = frame.collect()
@@ -97,7 +97,7 @@ def test_bad_bodies_are_kept_apart_with_their_reason_and_are_messages_all_the_sa
     command = ("landing", "--namesrv", cluster.namesrv, "--topic", "Parsed", "--out", str(tmp_path), "--once")
     lake_options = ("--json-schema", "infer", "--batch-rows", "200", "--partition-by", "dt")
     lake_options += ("--bad-topic", "ParsedBad")
-    # Of an earlier attempt that landed nothing: no schema that a lake must keep.
+    # Left by an earlier attempt that landed nothing, so the lake need not keep this schema.
     (tmp_path / "_tandemmq").mkdir()
     (tmp_path / "_tandemmq" / "json-schema.json").write_text('{"type": "struct", "fields": []}')
     events = run_pipeline(*command, *lake_options)
@@ -128,7 +128,7 @@ def test_bad_bodies_are_kept_apart_with_their_reason_and_are_messages_all_the_sa
     assert {row.tags for row in told} == {"bad"}
     assert all(row.properties["origin"].startswith("Parsed@b:") for row in told)
 
-    # They are messages of the topic: no copy is whole without them.
+    # They are messages of the topic: no copy is complete without them.
     recorder = Recorder()
     options = AuditOptions(topic="Parsed", name_servers=cluster.namesrv, lakes=(tmp_path,), piece_size=100)
     assert Audit(lake_spark, options, recorder, StopFlag()).run(), recorder.events
@@ -157,7 +157,7 @@ def test_bodies_that_change_are_rescued_and_the_schema_grows(
             producer.send(Message(topic="Changing", body=some[0]))
             producer.send_many([Message(topic="Changing", body=body) for body in some[1:]])
             told += run_pipeline(*command, "--batch-rows", "20")
-    # Each start of the query tells what it reads with.
+    # Each start of the query reports its schema.
     read_with = dict.fromkeys(tuple(event["fields"]) for event in told if event["event"] == "json_schema")
     assert list(read_with) == [("n",), ("n", "new")]
     assert (told[-1]["rows_total"], told[-1]["bad_total"]) == (80, 0)

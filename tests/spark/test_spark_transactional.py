@@ -1,4 +1,6 @@
-"""The transactional sink against a real broker: nothing before the commit, all of it after, whoever dies."""
+"""Tests the transactional sink against a real broker: nothing visible before the commit, everything after it,
+whatever dies.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ with open_session("dying", "local[2]", Path(checkpoint + ".log")) as (spark, _):
 
 
 def count_visible(cluster: Any, topic: str) -> int:
-    """What the brokers' queues say; 0 for a topic that is not there."""
+    """Returns the number of messages in the brokers' queues; 0 if the topic does not exist."""
     raw = {"nameserver": cluster.namesrv, "topic": topic}
     metadata = Brokers(parse_options(raw, is_streaming=False))
     try:
@@ -101,13 +103,15 @@ def copy_stream(spark: Any, cluster: Any, checkpoint: Path, source: str, target:
 
 
 def register_refusing(spark: Any, cluster: Any, seen: Path) -> None:
-    """The sink `refusing`: its commit notes how many rows wait and how many are visible, and fails."""
+    """Registers the sink `refusing`, whose commit records the numbers of waiting and visible rows, and
+    fails.
+    """
     from tandemmq.spark.sink.writer import TopicStreamWriter, TopicWriter
     from tandemmq.spark.source import TandemSource
 
     namesrv = cluster.namesrv
 
-    # Classes of a function travel to Spark's processes by value, which do not know this module.
+    # Classes defined in a function are pickled by value; Spark's processes cannot import this module.
     def refuse(messages: Any, topic: str) -> None:
         from tandemmq.spark.metadata import QueriedCluster as Brokers
         from tandemmq.spark.options import parse_options
@@ -169,7 +173,7 @@ def test_a_batch_that_was_not_committed_is_sent_anew(spark: Any, cluster: Any, t
     for _ in range(2):
         copy_stream(spark, cluster, tmp_path / "c", "TxAgainFrom", "TxAgainTo", "tandemmq").awaitTermination()
         check_each_once(spark, cluster, "TxAgainTo", sent)
-        # As after a crash between the commit and Spark's own log of the batch.
+        # Simulates a crash between the commit and Spark's own log of the batch.
         for path in (tmp_path / "c" / "commits").iterdir():
             path.unlink()
 

@@ -1,8 +1,8 @@
-"""What needs jars that Spark does not bring. Beside Kafka: `python -m bench kafka` runs, with Kafka's broker
-and Spark's source for it, and prints all its lines; the documented queries copy a topic from Kafka to ours
-and back. Spark's own functions read Avro bodies as documented.
+"""Tests that need jars that Spark lacks. `python -m bench kafka` runs with Kafka's broker and Spark's Kafka
+source, and prints all its lines. The documented queries copy a topic from Kafka to ours and back. Spark's
+own functions read Avro bodies as documented.
 
-Needs Maven and some minutes, so it is no part of the usual run: `make spark` runs it.
+Needs Maven and some minutes, so it is not part of the usual run: `make spark` runs it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ CACHE = Path(os.environ.get("TANDEMMQ_INTEROP_CACHE") or Path(__file__).parents[
 
 @pytest.fixture(autouse=True)
 def _java_as_it_comes(monkeypatch: pytest.MonkeyPatch, _quick_java: None) -> None:
-    """Kafka's broker, and the bench, choose another garbage collector than the tests of this folder."""
+    """Removes the JVM options of this folder's tests: Kafka's broker and the bench choose another garbage
+    collector.
+    """
     monkeypatch.delenv("JAVA_TOOL_OPTIONS")
 
 
@@ -57,7 +59,7 @@ def test_avro_bodies_are_read_by_sparks_own_functions_as_documented(tmp_path: Pa
 
 
 def run_document(script: str, document: str, directory: Path) -> str:
-    """The last line of a script of this folder that runs queries of a document."""
+    """Runs a script of this folder on a document, and returns the last line of its output."""
     here = Path(__file__)
     paths = [here.with_name(script), here.parents[2] / "docs" / document, CACHE, directory]
     done = subprocess.run(

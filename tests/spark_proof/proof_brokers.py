@@ -1,4 +1,4 @@
-"""The brokers of the proof: a name server, a master that waits for its slave, and a slave, as processes."""
+"""The brokers of the proof, as processes: a name server, a master that waits for its slave, and a slave."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tandemmq.units import MIB
 BROKER = "proof"
 QUEUE_COUNT = 4
 NOBODY = "127.0.0.1:9"
-"""Where no master listens."""
+"""An address without a master."""
 
 
 class Brokers:
-    """Addresses, processes and stores."""
+    """The addresses, processes and stores of the brokers."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -27,7 +27,7 @@ class Brokers:
         self.namesrv = self.name_server.address
         self.master = self._make("master", {"brokerId": 0, "brokerRole": "SYNC_MASTER", "inSyncReplicas": 2})
         self.slave = self._make("slave", {"brokerId": 1, "brokerRole": "SLAVE"})
-        # The same slave, told to follow a master that is not there: it answers and stays behind.
+        # The same slave with a master address where nothing listens: it answers and stays behind.
         lonely = {"brokerId": 1, "brokerRole": "SLAVE", "haMasterAddress": NOBODY}
         self.lonely_slave = self._make("lonely", lonely, store="slave")
 
@@ -39,7 +39,7 @@ class Brokers:
             admin.create_topic(topic, queue_count=QUEUE_COUNT)
 
     def message_count(self, topic: str) -> int:
-        """What the offsets of the queues say."""
+        """Returns the number of messages by the offsets of the queues."""
         with BlockingAdmin(self.namesrv) as admin:
             return sum(found.max_offset - found.min_offset for found in admin.topic_offsets(topic).values())
 
@@ -52,7 +52,7 @@ class Brokers:
             "listenPort": 0,
             "slaveReadEnable": "true",
             "mappedFileSizeCommitLog": 64 * MIB,
-            "scrubBytesPerSecond": 0,  # the slave would heal the bits that are planted
+            "scrubBytesPerSecond": 0,  # the slave would repair the planted bits
             "storePathRootDir": self.store(store or name),
         }
         conf = write_properties(self._directory / f"{name}.conf", {**common, **settings})

@@ -1,7 +1,7 @@
-"""A session of Spark Connect, in a process of its own: `proof_connect.py NAMESRV TOPIC COPY CHECKPOINT`.
+"""A Spark Connect session in a separate process: `proof_connect.py NAMESRV TOPIC COPY CHECKPOINT`.
 
-Reads a topic as a table and as a stream, sends the stream to another topic, and prints what it counted as
-one line of JSON. The server is Spark's own, started by the session; it finds the formats by their names.
+Reads a topic as a table and as a stream, sends the stream to another topic, and prints its counts as one line
+of JSON. The server is Spark's own, started by the session; it finds the formats by name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What arrived, counted three ways, and compared with what the outside was promised."""
+"""Counts the arrived messages in three ways, and compares them with the acknowledged ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLACES_PER_QUEUE = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Rows, and different places in queues, as each of them counts."""
+    """The numbers of rows and of distinct queue positions, by each counter."""
 
     arrow: int
     arrow_distinct: int
@@ -24,9 +24,9 @@ class Counts:
     spark_distinct: int
     broker: int
     lost: int
-    """Acknowledged and not in the lake, or in a queue and not in the lake."""
+    """The number of messages that were acknowledged, or are in a queue, but are missing from the lake."""
     duplicated: int
-    """Rows of a place or of a message that is there already."""
+    """The number of rows that repeat a queue position or a message."""
 
     @property
     def are_equal(self) -> bool:
@@ -39,7 +39,7 @@ class Counts:
 
 
 def count_lake(spark: Any, lake: Path, broker_count: int, acknowledged: bytes | bytearray) -> Counts:
-    """Every row of the lake looked at, by pyarrow and by Spark."""
+    """Counts every row of the lake, with pyarrow and with Spark."""
     table = pq.read_table(lake, columns=["queueId", "queueOffset", "body"])
     queues, offsets = table["queueId"].to_numpy(), table["queueOffset"].to_numpy()
     places = np.unique(queues.astype(np.int64) * PLACES_PER_QUEUE + offsets)
@@ -61,7 +61,7 @@ def count_lake(spark: Any, lake: Path, broker_count: int, acknowledged: bytes | 
 
 
 def read_numbers(table: Any) -> Any:
-    """The numbers that the publisher put at the front of the bodies."""
+    """Returns the numbers that the publisher put at the start of the bodies."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""The same source where Spark runs differently: in a Connect server, and in a declarative pipeline."""
+"""Runs the same source where Spark works differently: in a Connect server, and in a declarative pipeline."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def landed():
 
 
 class FormatFailed(Exception):
-    """A program ended with an error; the text is the end of what it said."""
+    """A program ended with an error; the text is the end of its output."""
 
 
 def run_connect(namesrv: str, topic: str, copy: str, directory: Path) -> dict[str, int]:
-    """What a Connect session counted.
+    """Returns the counts of a Connect session.
 
     Raises:  FormatFailed.
     """
@@ -78,7 +78,7 @@ class Declarative:
         (directory / "transformations" / "landed.py").write_text(text)
 
     def run(self) -> Any:
-        """Everything there is now goes into the table; the table.
+        """Reads all current messages into the table, and returns the table.
 
         Raises:  FormatFailed.
         """
@@ -89,7 +89,9 @@ class Declarative:
 
 
 def _run(command: list[str], **environment: str) -> str:
-    """The standard output; a start that Spark missed on a busy machine is tried again."""
+    """Runs the pipeline and returns its standard output; retries a start that Spark missed on a busy
+    machine.
+    """
     share_python_path()
     own = {"JAVA_HOME": str(find_java()), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])

@@ -1,4 +1,4 @@
-"""The pipelines beside the landing are killed, and the broker under one of them: a rollup, a history, a
+"""Kills the pipelines other than the landing, and the broker under one of them: a rollup, a history, a
 replay, and a resending of dead letters.
 """
 
@@ -23,13 +23,15 @@ ROLLED, RESENT, GROUP = "ProofRolled", "ProofResent", "proof-billing"
 ROLLED_PER_SECOND = 1000.0
 BATCH_ROWS = 1000
 DEAD_LETTERS = 1200
-"""More than one round of sending."""
+"""The number of dead letters, more than one round of sending."""
 REPLAYED, AGAIN, REPLAYED_ROWS = "ProofReplayed", "ProofAgain", 3000
 WAIT_S = 240.0
 
 
 class PipelineProof:
-    """`start` begins a pipeline that nothing else ends; each check yields what it did, and what is wrong."""
+    """The checks of the pipelines. `start` starts a pipeline, which the proof must end; each check yields a
+    text on its progress, and its faults.
+    """
 
     def __init__(self, brokers: Brokers, start: Callable[..., Pipeline], directory: Path) -> None:
         self._brokers = brokers
@@ -38,7 +40,7 @@ class PipelineProof:
         self._common = ("--namesrv", brokers.namesrv, "--master", "local[2]")
 
     def roll_up(self) -> Iterator[tuple[str, list[str]]]:
-        """Java dies, the master dies and comes again, everything dies; each message is counted once."""
+        """Kills Java, then the master, then everything, under a rollup; each message must be counted once."""
         out = self._directory / "rollup"
         self._brokers.create_topic(ROLLED)
         options = ("--topic", ROLLED, "--out", str(out), *self._common)
@@ -54,7 +56,7 @@ class PipelineProof:
                     elif what == "broker":
                         self._brokers.master.kill()
                         self._brokers.master.start()
-                        # The rollup waits for the master, and goes on by itself.
+                        # The rollup waits for the master, and resumes by itself.
                         reached, more = self._go_on(rollup, reached)
                         reasons += more
                     rollup.kill_all()
@@ -70,7 +72,9 @@ class PipelineProof:
     def write_history(
         self, lake: Path, topic: str, acknowledged: bytearray
     ) -> Iterator[tuple[str, list[str]]]:
-        """A history that is killed while it writes leaves nothing; the next one has each message once."""
+        """Kills a history while it writes: it must leave nothing, and the next one must contain each message
+        once.
+        """
         out = self._directory / "export"
         options = ("--lake", str(lake), "--out", str(out), *self._common)
         killed = self._start("history", *options)
@@ -99,7 +103,7 @@ class PipelineProof:
         yield text, [] if table.num_rows == distinct == total and not lost else [text]
 
     def resend(self) -> Iterator[tuple[str, list[str]]]:
-        """A resending that is killed between its rounds goes on: each dead letter comes, with one key."""
+        """Kills a resending between its rounds and resumes it: each dead letter must arrive, with one key."""
         make_dead_letters(self._brokers.namesrv, GROUP, "ProofOrders", DEAD_LETTERS)
         self._brokers.create_topic(RESENT)
         state = self._directory / "resent.json"
@@ -117,7 +121,7 @@ class PipelineProof:
         yield text, [] if is_good else [f"{text}; exit code {code}: {again.events[-2:]}"]
 
     def replay(self) -> Iterator[tuple[str, list[str]]]:
-        """A replay that is killed between its batches, twice, goes on: each message comes, with one key."""
+        """Kills a replay twice between its batches and resumes it: each message must arrive, with one key."""
         lake = self._directory / "replayed"
         self._brokers.create_topic(REPLAYED)
         self._brokers.create_topic(AGAIN)
@@ -145,7 +149,7 @@ class PipelineProof:
         yield text, [] if is_good else [f"{text}; exit code {code}: {again.events[-2:]}"]
 
     def _consume(self, topic: str, count: int) -> tuple[set[bytes], set[str]]:
-        """The different bodies and unique keys of so many messages."""
+        """Consumes `count` messages; returns their distinct bodies and unique keys."""
         bodies: set[bytes] = set()
         keys: set[str] = set()
         seen = 0
@@ -165,7 +169,7 @@ class PipelineProof:
         return bodies, keys
 
     def _go_on(self, rollup: Pipeline, after: int) -> tuple[int, list[str]]:
-        """The number of a later batch, and what is wrong if none comes."""
+        """Waits for a later batch; returns its number, and the fault if none arrives."""
         begun = [after, *(event["batch"] for event in rollup.events if _is_batch(event))]
         wanted = max(begun) + 1
         found = rollup.wait_for(lambda event: _is_batch(event) and event["batch"] >= wanted)

@@ -1,4 +1,4 @@
-"""Faults planted in copies of a topic: each is small, and must be found and named by the audit."""
+"""Faults planted in copies of a topic: each is small, and the audit must find and report it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proof_processes import Event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plant:
-    """What the audit has to say about a side: its counts, and the first differences."""
+    """The audit's expected report on a side: its counts, and the first differences."""
 
     side: str
     problem: str
@@ -23,10 +23,10 @@ class Plant:
     repeated: int = 0
     differing: int = 0
     place: tuple[int, int] | None = None
-    """Queue and offset that must be named."""
+    """The queue and offset that must be reported."""
 
     def check(self, events: list[Event]) -> list[str]:
-        """What the audit did not find, or found too much."""
+        """Returns the deviations of the audit's report from the planted fault."""
         verdict = next((e for e in events if e["event"] == "verdict" and e["side"] == self.side), None)
         if verdict is None:
             return [f"{self.side}: no verdict"]
@@ -47,7 +47,7 @@ class Plant:
 
 
 def find_middle(log: Path, body: bytes) -> tuple[Path, int]:
-    """Where the middle of a body lies in the files of a CommitLog."""
+    """Returns the file of a CommitLog and the position in it of the middle of a body."""
     for path in sorted(log.iterdir()):
         at = path.read_bytes().find(body)
         if at >= 0:
@@ -56,7 +56,7 @@ def find_middle(log: Path, body: bytes) -> tuple[Path, int]:
 
 
 def flip_bit(path: Path, at: int) -> None:
-    """Changes one bit of a file; a second time changes it back."""
+    """Flips one bit of a file; a second call flips it back."""
     with path.open("r+b") as file:
         file.seek(at)
         (old,) = file.read(1)
@@ -65,7 +65,7 @@ def flip_bit(path: Path, at: int) -> None:
 
 
 def copy_lake(lake: Path, target: Path) -> Path:
-    """The lake again; unchanged files are the same files."""
+    """Copies a lake; the files are hard links."""
     for file in lake.glob("batch=*/**/*.parquet"):
         copy = target / file.relative_to(lake)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def copy_lake(lake: Path, target: Path) -> Path:
 
 
 def cut_record(lake: Path) -> tuple[int, int]:
-    """Removes one record from the middle of the largest file; its queue and offset."""
+    """Removes one record from the middle of the largest file; returns its queue and offset."""
     file = _largest(lake)
     table = pq.ParquetFile(file).read()
     at = table.num_rows // 2
@@ -85,7 +85,7 @@ def cut_record(lake: Path) -> tuple[int, int]:
 
 
 def double_file(lake: Path) -> int:
-    """Puts one file there twice; the rows of it."""
+    """Duplicates one file in the lake; returns its number of rows."""
     file = min(lake.glob("batch=*/**/*.parquet"), key=lambda path: (path.stat().st_size, path))
     shutil.copy(file, file.with_name("part-again.parquet"))
     return int(pq.ParquetFile(file).metadata.num_rows)

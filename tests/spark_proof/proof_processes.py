@@ -1,4 +1,4 @@
-"""Pipelines and Spark's own servers as processes that can be killed, with everything that they started."""
+"""Pipelines and Spark's own servers as processes that can be killed, with all their children."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Event = dict[str, Any]
 
 
 class Process:
-    """A process with a session of its own, so that everything under it can be found."""
+    """A process with its own session, so that all its descendants can be found."""
 
     def __init__(self, command: list[str], log: Path, *, has_output: bool) -> None:
         environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "JAVA_HOME": str(find_java())}
@@ -44,7 +44,7 @@ class Process:
             )
 
     def children(self, word: str) -> list[int]:
-        """Processes of the session whose command has the word in it."""
+        """Returns the processes of the session whose command contains the word."""
         found = []
         for pid in list_session(self.popen.pid):
             with suppress(OSError):
@@ -53,9 +53,9 @@ class Process:
         return found
 
     def kill_java(self, seconds: float = WAIT_S) -> None:
-        """Kills the Java of a driver, as soon as there is one.
+        """Kills the Java of a driver as soon as it exists.
 
-        Raises:  AssertionError when there is none in time.
+        Raises:  AssertionError if it does not start in time.
         """
         pids: list[int] = []
         until_blocking(
@@ -67,7 +67,7 @@ class Process:
             kill(pid)
 
     def kill_all(self) -> None:
-        """Nothing of the session is left afterwards."""
+        """Kills everything of the session."""
 
         def is_gone() -> bool:
             pids = list_session(self.popen.pid)
@@ -81,7 +81,7 @@ class Process:
 
 
 class Pipeline(Process):
-    """A running `tandemmq pipeline ...`; its events as they come."""
+    """A running `tandemmq pipeline ...`, with its events as they arrive."""
 
     def __init__(self, name: str, *arguments: str, log: Path) -> None:
         command = [sys.executable, "-m", "tandemmq", "pipeline", name, *arguments, "--progress", "json"]
@@ -93,12 +93,12 @@ class Pipeline(Process):
     def _follow(self) -> None:
         assert self.popen.stdout is not None
         for line in self.popen.stdout:
-            # A kill may cut the last line.
+            # A kill may truncate the last line.
             with suppress(ValueError):
                 self.events.append(json.loads(line))
 
     def wait_for(self, condition: Callable[[Event], bool], seconds: float = WAIT_S) -> Event | None:
-        """The first event that fits; None when the process ended or the time is over before."""
+        """Returns the first matching event; None if the process ends or the time is over before."""
         found: list[Event] = []
 
         def is_settled() -> bool:
@@ -111,7 +111,7 @@ class Pipeline(Process):
         return next(iter(found), None)
 
     def end(self, number: signal.Signals | None = None, seconds: float = WAIT_S) -> int | None:
-        """Its exit code, after a signal or by itself; None when it had to be killed."""
+        """Returns the exit code, after a signal or by itself; None if the process had to be killed."""
         if number is not None:
             self.popen.send_signal(number)
         code: int | None = None
@@ -139,7 +139,7 @@ class Standalone:
         return self._start("Worker", *more, "-d", str(self._directory / f"work-{number}"), self.url)
 
     def executors(self) -> list[int]:
-        """The processes of all executors that run now."""
+        """Returns the running executor processes."""
         return [pid for worker in self.workers for pid in worker.children("CoarseGrainedExecutorBackend")]
 
     def close(self) -> None:
@@ -176,12 +176,12 @@ def standalone(directory: Path) -> Iterator[Standalone]:
 
 
 def list_session(session: int) -> list[int]:
-    """The processes of a session that are not ended already."""
+    """Returns the processes of a session that have not ended."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with suppress(OSError, ValueError):
-                # After the name in brackets: state, parent, group, session.
+                # The fields after the name in brackets: state, parent, group, session.
                 fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
                 if fields[0] not in "ZX" and int(fields[3]) == session:
                     found.append(int(entry))

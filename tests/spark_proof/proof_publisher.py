@@ -1,4 +1,4 @@
-"""The client outside: it publishes all the time, and keeps the list of what was acknowledged."""
+"""The outside client: publishes all the time, and records which messages were acknowledged."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ FILLER_BYTES = 100
 
 
 class Publisher:
-    """Numbers its messages: the first DIGITS bytes of a body. Nothing is sent twice."""
+    """Publishes numbered messages: the number is the first DIGITS bytes of a body. Nothing is sent twice."""
 
     def __init__(self, namesrv: str, topic: str, *, rows_per_second: float, seed: int) -> None:
         self._topic = topic
         self._pause_s = PER_SEND / rows_per_second
         self._noise = random.Random(seed).randbytes(64 * 1024)
-        # A repeated send may be stored twice, which no pipeline could know.
+        # A repeated send may be stored twice, which no pipeline could detect.
         options = ProducerOptions(timeout_s=30.0, retry_count_max=0)
         self._producer = BlockingProducer("proof", namesrv, options=options)
         self._stop = threading.Event()
@@ -31,7 +31,7 @@ class Publisher:
         self.acknowledged = bytearray()
         """1 at the number of each message that was answered with SEND_OK."""
         self.unsure = 0
-        """Messages with any other answer, or none: stored or not."""
+        """The number of messages with another answer, or none, which may or may not be stored."""
 
     @property
     def sent(self) -> int:
@@ -39,7 +39,7 @@ class Publisher:
 
     @contextmanager
     def publishing(self) -> Iterator[None]:
-        """In the background for the time of the block."""
+        """Publishes in the background for the duration of the block."""
         self._thread.start()
         try:
             yield
@@ -48,7 +48,7 @@ class Publisher:
             self._thread.join()
 
     def publish(self, count: int) -> None:
-        """So many more, as fast as it goes. Only outside of the block."""
+        """Publishes `count` more messages at full speed. Only outside of the `publishing` block."""
         messages = [self._next() for _ in range(count)]
 
         def note(message: Message, outcome: SendResult | TandemError) -> None:

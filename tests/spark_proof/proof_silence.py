@@ -1,10 +1,10 @@
-"""What happens to messages behind a query's back, and whether the query says so.
+"""Removes messages under a running query, and checks whether the query reports it.
 
 Strategy:   for each hazard a stream lands a part of its topic and is stopped; more messages are acknowledged,
-            and the hazard takes some of them, or the whole topic. Then two queries go on from the same
-            checkpoint. A strict one must fail and name the topic whenever a message that it has not landed
-            is gone. A lenient one must land everything that the broker has, and tell of the rest in its log.
-            Every acknowledged message that neither is there nor was told of is skipped in silence.
+            and the hazard removes some of them, or the whole topic. Then two queries resume from the same
+            checkpoint. A strict one must fail and name the topic if a message that it has not landed is gone.
+            A lenient one must land everything that the broker has, and report the rest in its log. Every
+            acknowledged message that is neither present nor reported counts as skipped in silence.
 """
 
 from __future__ import annotations
@@ -44,23 +44,27 @@ _time, _time_ns, _later_s = time.time, time.time_ns, 80 * 3600
 time.time = lambda: _time() + _later_s
 time.time_ns = lambda: _time_ns() + _later_s * 10**9
 """
-"""Python runs it at its start: more than fileReservedTime has passed."""
+"""Code that Python runs at its start, so that fileReservedTime has passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """`act` does it; `sends_after`: so many messages are acknowledged afterwards."""
+    """A way to lose messages. `act` performs it; `sends_after` is the number of messages acknowledged
+    afterwards.
+    """
 
     name: str
     act: Callable[[SilenceProof, str], None]
     sends_after: int = 0
     is_running: bool = False
-    """The query runs meanwhile."""
+    """True if the query runs meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one hazard. `silent`: messages that are gone, or were passed over, without a word."""
+    """The result of one hazard. `silent`: the number of messages that are gone or were skipped without a
+    report.
+    """
 
     name: str
     acknowledged: int
@@ -77,7 +81,7 @@ class Verdict:
 
 
 class SilenceProof:
-    """A name server and a master of its own with small log files, and one Spark session."""
+    """A separate name server and master with small log files, and one Spark session."""
 
     def __init__(self, spark: Any, spark_log: Path, directory: Path) -> None:
         self._spark = spark
@@ -91,7 +95,7 @@ class SilenceProof:
 
     @contextmanager
     def cluster(self) -> Iterator[None]:
-        """Runs for the time of the block."""
+        """Runs the servers for the duration of the block."""
         self._name_server.start()
         self._namesrv = self._name_server.address
         settings = {
@@ -111,7 +115,7 @@ class SilenceProof:
             yield
 
     def run(self) -> Iterator[Verdict]:
-        """One verdict after the other."""
+        """Runs all hazards and yields a verdict for each."""
         for number, hazard in enumerate(HAZARDS):
             yield self._run_one(hazard, f"ProofSilence{number}")
 
@@ -151,7 +155,7 @@ class SilenceProof:
             reasons.append(f"{hazard.name}: the strict query did not fail")
         return Verdict(hazard.name, len(acknowledged), len(landed), len(told), silent, tuple(reasons))
 
-    # What the hazards do.
+    # The hazards.
 
     def create(self, topic: str, queue_count: int = QUEUE_COUNT) -> None:
         with BlockingAdmin(self._namesrv) as admin:
@@ -175,7 +179,7 @@ class SilenceProof:
         self.create(topic)
 
     def expire(self, topic: str) -> None:
-        """The oldest files of the log go, with messages that the query has not read."""
+        """Deletes the oldest files of the log, with messages that the query has not read."""
         self._send("ProofFiller", iter(range(1_000_000)), 600, FILLER)
         before = self._first_offset(topic)
         site = self._directory / "later"
@@ -196,10 +200,10 @@ class SilenceProof:
         with BlockingAdmin(self._namesrv) as admin:
             return min(found.min_offset for found in admin.topic_offsets(topic).values())
 
-    # What is sent, landed and told.
+    # Sending, landing and reading of reports.
 
     def _send(self, topic: str, numbers: Iterator[int], count: int, filler: bytes = b"") -> dict[int, int]:
-        """The queue of each message by its number."""
+        """Sends messages; returns the queue of each by its number."""
         sent: dict[int, int] = {}
         with BlockingProducer("proof", self._namesrv) as producer:
             for number in islice(numbers, count):
@@ -208,7 +212,7 @@ class SilenceProof:
         return sent
 
     def _there(self, topic: str) -> set[int]:
-        """What the broker has now."""
+        """Returns the numbers of the messages that the broker has now."""
         with BlockingAdmin(self._namesrv) as admin:
             if topic not in admin.topics():
                 return set()
@@ -225,7 +229,7 @@ class SilenceProof:
         return writer.trigger(**trigger).start(str(out))
 
     def _land(self, topic: str, out: Path, *, is_strict: bool) -> str | None:
-        """Everything that is there; what the query failed with."""
+        """Lands all current messages; returns the failure of the query."""
         query = self._start(topic, out, is_strict=is_strict, is_running=False)
         failure = _failure(query, WAIT_S)
         if query.isActive:
@@ -234,7 +238,7 @@ class SilenceProof:
         return failure
 
     def _queues_told(self, topic: str, wanted: set[int]) -> set[int]:
-        """The queues of whose losses a query told in the log; it may lag behind for a moment."""
+        """Returns the queues whose losses a query logged; the log may lag behind for a moment."""
         line = re.compile(rf"{re.escape(events.MESSAGES_LOST)} queue={topic}@[^ :]+:(\d+)")
         told: set[int] = set()
 
@@ -242,7 +246,7 @@ class SilenceProof:
             told.update(map(int, line.findall(self._spark_log.read_text(errors="replace"))))
             return told >= wanted
 
-        with suppress(AssertionError):  # whatever is missing is counted
+        with suppress(AssertionError):  # missing reports are counted by the caller
             until_blocking(is_told, "each loss is told", LOG_S)
         return told
 
@@ -256,7 +260,7 @@ async def _clean(address: str) -> None:
 
 
 def _failure(query: Any, seconds: float) -> str | None:
-    """What a query ended with; None when it ended well or goes on."""
+    """Returns the failure of a query; None if it ended well or still runs."""
     try:
         query.awaitTermination(seconds)
     except StreamingQueryException as error:
@@ -265,7 +269,7 @@ def _failure(query: Any, seconds: float) -> str | None:
 
 
 def _read(lake: Path) -> set[int]:
-    """The messages of the batches that readers see."""
+    """Returns the messages of the visible batches."""
     if next(lake.glob("batch=*/*.parquet"), None) is None:
         return set()
     return {int(body.as_py()) for body in pq.read_table(lake, columns=["body"])["body"]}

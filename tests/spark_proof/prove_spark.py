@@ -1,17 +1,17 @@
 """The proof of the pipelines: `make spark KILLS=20 ROWS=1000000 SEED=1`.
 
-An outside client publishes all the time and keeps the list of what was acknowledged. Meanwhile the landing
-is killed again and again, first on its own (`local[2]`), then on a standalone cluster that loses an executor,
-a worker and the driver. In the end Spark, pyarrow and the brokers' offsets count the same rows, the audit
-finds all copies equal, and it finds each fault that is planted then. A rollup, a history, a replay and a
-resending of dead letters are killed, too, and the master under the rollup. Besides, topics of another
-cluster are deleted, made again, cut and aged under queries, which must tell of each message that they cannot
-get. Prints
+An outside client publishes all the time and records the acknowledged messages. Meanwhile the landing is
+killed repeatedly, first in local mode (`local[2]`), then on a standalone cluster that loses an executor, a
+worker and the driver. In the end Spark, pyarrow and the brokers' offsets must count the same rows, and the
+audit must find all copies equal, and then each planted fault. A rollup, a history, a replay and a resending
+of dead letters are killed, too, and the master under the rollup. In addition, topics of another cluster are
+deleted, re-created, shrunk and expired under queries, which must report each message that they cannot read.
+Prints
 
     SPARK OK landed=N distinct=N lost=0 duplicated=0 skipped_in_silence=0 audit=clean
 
-or SPARK FAILED with the reasons, exit code 1, and keeps the directory with the logs. The kills come from a
-seed; what they meet comes from the machine.
+or SPARK FAILED with the reasons, exits with code 1, and keeps the directory with the logs. The seed
+determines the kills; their effects depend on the machine.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tandemmq.spark.session import build_session
 TOPIC, BULK_TOPIC = "Proof", "ProofBulk"
 BEHIND = 1000
 START_KILL_SHARE = 0.25
-"""So many of the kills come while the landing still starts; the others around a batch."""
+"""The share of kills that happen while the landing still starts; the others happen around a batch."""
 START_S_MAX, BATCH_S_MAX = 12.0, 1.5
 CLUSTER_BATCHES = 3
 REST_BATCH_ROWS = 200_000
@@ -55,7 +55,7 @@ BULK_BODY_BYTES = 100
 
 
 class Proof:
-    """One run; `reasons` is empty when all is well."""
+    """One run; `reasons` is empty if it succeeded."""
 
     def __init__(self, directory: Path, brokers: Brokers, publisher: Publisher, options: argparse.Namespace):
         self._directory = directory
@@ -71,7 +71,7 @@ class Proof:
         self.counts: Counts | None = None
         self.is_clean = False
         self.skipped_in_silence: int | None = None
-        """None: not looked at."""
+        """The number of messages skipped in silence; None if not checked."""
 
     def run(self) -> None:
         self._prepare()
@@ -103,7 +103,7 @@ class Proof:
         return stage not in self._options.skip
 
     def _prepare(self) -> None:
-        """All sessions that follow map an archive of Java's classes."""
+        """Makes the archive of Java's classes for all later sessions."""
         os.environ["XDG_CACHE_HOME"] = str(self._directory / "cache")
         command = [sys.executable, "-m", "tandemmq", "pipeline", "prepare"]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -112,7 +112,7 @@ class Proof:
             self._fail(f"prepare ended with {ended.returncode}: {ended.stderr}")
 
     def _kill_landings(self) -> None:
-        """SIGKILL for Python, for Java, or for all processes of the landing at once."""
+        """Kills Python, Java, or all processes of the landing, with SIGKILL."""
         batches = 0
         for number in range(self._options.kills):
             landing = self._land("local[2]")
@@ -136,12 +136,12 @@ class Proof:
             kill(landing.popen.pid)
         elif what == "java":
             landing.kill_java()
-            # Its Python side must not hang, or end as if all were well.
+            # Its Python side must neither hang nor report success.
             code = landing.end(seconds=60.0)
             if code == 0 or code is None:
                 self._fail(f"the landing ended with {code} after its Java was killed")
             return
-        # What was started by a killed driver has to end by itself before long, and may write until then.
+        # The children of a killed driver must end by themselves soon, and may write until then.
         if what == "driver" and self._chance.random() < 0.5:
             return
         landing.kill_all()
@@ -168,7 +168,7 @@ class Proof:
         self._end(landing)
 
     def _wait_batches(self, landing: Pipeline, after: int, when: str) -> int:
-        """The number of the batch that is reached."""
+        """Waits for further batches; returns the number of the last one."""
         begun = [e["batch"] for e in landing.events if e["event"] == "batch"]
         wanted = max([after, *begun]) + CLUSTER_BATCHES
         found = landing.wait_for(lambda event: _is_batch(event, wanted))
@@ -206,7 +206,7 @@ class Proof:
             self._fail("nothing was acknowledged")
 
     def _run_elsewhere(self) -> None:
-        """The formats in a Connect session, and in a declarative pipeline that runs twice."""
+        """Runs the formats in a Connect session, and in a declarative pipeline that runs twice."""
         brokers, topic, begun_with, added = self._brokers, "ProofElsewhere", 2000, 500
         brokers.create_topic(topic)
         with Publisher(brokers.namesrv, topic, rows_per_second=1.0, seed=2) as publisher:
@@ -224,7 +224,7 @@ class Proof:
                     self._fail(f"a declarative pipeline has {len(numbers)} rows of {wanted} messages")
 
     def _harm_pipelines(self) -> None:
-        """A rollup, a history, a replay and a resending of dead letters, each killed while it works."""
+        """Kills a rollup, a history, a replay and a resending of dead letters while they work."""
         proof = PipelineProof(self._brokers, self._start, self._directory)
         for check in (
             proof.roll_up(),
@@ -239,7 +239,7 @@ class Proof:
 
     def _harm_topics(self) -> None:
         self.skipped_in_silence = 0
-        # Java is the one of the session before, and goes on writing where that one said.
+        # Java is that of the previous session, and still writes to that session's log.
         spark = build_session("silence", "local[2]", shuffle_partitions=2)
         try:
             register_formats(spark)
@@ -268,7 +268,7 @@ class Proof:
         cut = copy_lake(self.lake, self._directory / "cut")
         doubled = copy_lake(self.lake, self._directory / "doubled")
         number = self._chance.randrange(self._publisher.sent)
-        # The file of the running slave, whose pages it shares.
+        # The file of the running slave, which maps the same pages.
         place = find_middle(self._brokers.store("slave") / "commitlog", b"%012d" % number)
         flip_bit(*place)
         plants = [
@@ -291,7 +291,9 @@ class Proof:
         self._check_plants([], plants, healthy={"master"})
 
     def _land_past_slow_slave(self) -> None:
-        """A landing that prefers slaves, but not ones that far behind, has what the master has."""
+        """Checks that a landing that prefers slaves, but none that is far behind, has all messages of the
+        master.
+        """
         slave = f"{BROKER}:1"
         options = ("--option", "maxSlaveLag=1k", "--option", "explain=true")
         out = self._directory / "past-slow-slave"
@@ -315,7 +317,7 @@ class Proof:
             self._fail(f"the audit ended with {code}, equal are {sorted(equal)}, not {sorted(healthy)}")
 
     def _audit_bulk(self, rows: int) -> None:
-        """A large healthy topic: master, slave and lake."""
+        """Audits a large healthy topic: master, slave and lake."""
         brokers = self._brokers
         brokers.lonely_slave.stop()
         brokers.slave.start()
@@ -357,7 +359,7 @@ class Proof:
         return pipeline
 
     def close(self) -> None:
-        """Nothing that was started is left, also after an error."""
+        """Kills everything that was started, also after an error."""
         for pipeline in self._started:
             pipeline.kill_all()
 
@@ -374,7 +376,7 @@ def _is_batch(event: Event, at_least: int) -> bool:
 
 
 def prove(directory: Path, options: argparse.Namespace) -> int:
-    """The exit code."""
+    """Runs the proof and returns the exit code."""
     with (
         running_brokers(directory) as brokers,
         Publisher(

@@ -1,11 +1,11 @@
-"""Two workers read nearly twice as fast as one, where something else than the processors is the limit.
+"""Proves that two workers read nearly twice as fast as one if the processors are not the limit.
 
     python -m pytest -s tests/spark_proof/prove_two_workers.py
 
-Both workers share this machine, and one alone can keep two cores busy. So the broker is behind links of
-LINK_BYTES per second and connection: a task waits for its link, and the processors are idle. That is
-measured, not assumed: all processes together must have used a small part of the processor time that there
-was. It takes minutes, so it is no part of the usual run: `make spark` runs it.
+Both workers share this machine, and one alone can keep two cores busy. The broker is therefore placed behind
+links of LINK_BYTES per second and connection: a task waits for its link, and the processors are idle. This is
+measured, not assumed: all processes together must have used a small part of the available processor time. It
+takes minutes, so it is not part of the usual run: `make spark` runs it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ BODY_BYTES = 4096
 ROWS = 24 * LINK_BYTES // BODY_BYTES
 BROKER, LINKS = "127.0.0.1", "127.0.0.2"
 SHARE_MAX = 0.5
-"""Of the time of one core, on a machine of two or more."""
+"""The maximum share of one core's time, on a machine with at least two cores."""
 
 
 class Read(NamedTuple):
-    """How long a read of the topic took, and the processor time of all processes meanwhile."""
+    """The duration of a read of the topic, and the processor time of all processes meanwhile."""
 
     seconds: float
     processor_seconds: float
@@ -50,7 +50,7 @@ class Read(NamedTuple):
 
 @pytest.fixture
 def name_server(tmp_path: Path) -> Iterator[str]:
-    """The address of a name server; its broker says that it lives where the slow links are."""
+    """Yields the address of a name server whose broker is registered with the address of the slow links."""
     server = Server("name server", ["namesrv", "--set", "listenPort=0"], tmp_path / "namesrv.log")
     with stopping([server]):
         address = server.start().replace("0.0.0.0", BROKER)
@@ -87,7 +87,7 @@ def _read(cluster: Standalone, name_server: str, workers: int, log: Path) -> Rea
         assert driver.stdout is not None
         before = 0.0
         for line in driver.stdout:
-            # The relay runs in this process, everything else is started by it.
+            # The relay runs in this process; its children are everything else.
             used = tree_seconds(os.getpid()) + time.process_time()
             if line.startswith("begun"):
                 before = used

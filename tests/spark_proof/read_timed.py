@@ -1,5 +1,4 @@
-"""Reads a topic on a standalone cluster with so many workers, and says on standard output when it begins and
-ends.
+"""Reads a topic on a standalone cluster with WORKERS workers, and reports begin and end on standard output.
 
 Usage: read_timed.py MASTER NAME_SERVER TOPIC WORKERS
 """
@@ -35,7 +34,7 @@ def read(topic: str) -> None:
     source.option("columns", "queueId,body").load().write.format("noop").mode("overwrite").save()
 
 
-# Every executor has its Python, its classes and its connection before the clock runs.
+# Every executor has started its Python, classes and connection before the clock runs.
 read(f"{TOPIC}Small")
 print("begun", flush=True)
 begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""A relay in front of a broker whose connections carry so many bytes per second each, like slow links."""
+"""A relay in front of a broker that limits the bytes per second of each connection, like slow links."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHUNK_BYTES = 64 * 1024
 def slow_links(
     listen: tuple[str, int], target: tuple[str, int], *, bytes_per_second: float
 ) -> Iterator[None]:
-    """Relays connections until the end of the block; answers of `target` come at that rate on each."""
+    """Relays connections until the end of the block; answers of `target` arrive at this rate on each."""
     ends: list[socket.socket] = []
     threads: list[threading.Thread] = []
 
@@ -50,12 +50,12 @@ def slow_links(
 
 
 def _pump(source: socket.socket, sink: socket.socket, rate: float) -> None:
-    """Copies until one side ends; at most `rate` bytes per second, 0 for as fast as can be."""
+    """Copies until one side ends; at most `rate` bytes per second, 0 for no limit."""
     free_at = time.monotonic()
     with suppress(OSError):
         while chunk := source.recv(CHUNK_BYTES):
             if rate:
-                # The link is busy for as long as the bytes take, whatever came when.
+                # The link is busy for the duration of the bytes, however they arrived.
                 free_at = max(free_at, time.monotonic()) + len(chunk) / rate
                 time.sleep(max(0.0, free_at - time.monotonic()))
             sink.sendall(chunk)

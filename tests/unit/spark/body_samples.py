@@ -1,4 +1,4 @@
-"""An Avro schema, a Protobuf descriptor, bodies of both, and a schema registry, for tests."""
+"""Samples for tests: an Avro schema, a Protobuf descriptor, bodies of both, and a schema registry."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ AVRO = {
     ],
 }
 OLD_AVRO = {**AVRO, "fields": [one for one in AVRO["fields"] if one["name"] not in ("name", "at")]}
-"""What earlier writers used."""
+"""The schema that earlier writers used."""
 
 
 def write_avro(value: dict[str, Any], schema: dict[str, Any], number: int | None = None) -> bytes:
-    """A body; with the header of a registry if a number is given."""
+    """Returns a body, with the header of a registry if a schema id is given."""
     import fastavro
 
     stream = io.BytesIO()
@@ -48,8 +48,8 @@ def write_avro(value: dict[str, Any], schema: dict[str, Any], number: int | None
 
 
 def make_descriptors() -> bytes:
-    """`message Order { int64 id = 1; optional string name = 2; repeated Item items = 3; Kind kind = 4;
-    map<string, uint64> counts = 5; }` in the package `shop`.
+    """Returns the descriptors of `message Order { int64 id = 1; optional string name = 2; repeated Item items
+    = 3; Kind kind = 4; map<string, uint64> counts = 5; }` in the package `shop`.
     """
     from google.protobuf import descriptor_pb2 as pb
 
@@ -81,7 +81,7 @@ def make_descriptors() -> bytes:
 
 @contextmanager
 def registry(schemas: dict[int, dict[str, Any]]) -> Iterator[str]:
-    """The address of a registry that knows these schemas."""
+    """Yields the address of a registry that knows these schemas."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

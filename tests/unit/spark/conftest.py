@@ -1,4 +1,4 @@
-"""Every test of this folder runs without Spark, Java and network."""
+"""Fixtures of the tests in this folder, which run without Spark, Java and network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ import tandemmq.spark.wire
 
 @pytest.fixture
 def net(monkeypatch: pytest.MonkeyPatch) -> FakeNet:
-    """A network in memory instead of the connection pool; pauses between attempts take no time."""
+    """Replaces the connection pool with an in-memory network, and makes pauses between attempts
+    instantaneous.
+    """
     fake = FakeNet()
     monkeypatch.setattr(tandemmq.spark.metadata, "POOL", fake)
     monkeypatch.setattr(tandemmq.spark.wire, "POOL", fake)

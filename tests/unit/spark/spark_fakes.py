@@ -1,4 +1,4 @@
-"""Stand-ins for name servers, brokers and Spark, all in memory."""
+"""In-memory fakes of name servers, brokers and Spark."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def make_record(
     tag: str = "",
     stored_at_ms: int | None = None,
 ) -> bytes:
-    """A stored record whose body says its queue and offset."""
+    """Returns a stored record whose body contains its queue and offset."""
     properties = {"KEYS": f"k{offset}", **({"TAGS": tag} if tag else {})}
     new = NewRecord(
         topic=topic,
@@ -77,7 +77,9 @@ def make_record(
 
 @dataclass
 class FakeQueue:
-    """Offsets [`begin`, `end`) of a queue; `tag_of` gives the tag of an offset, `time_of` its store time."""
+    """The offsets `[begin, end)` of a queue; `tag_of` returns the tag of an offset, `time_of` its store
+    time.
+    """
 
     begin: int = 0
     end: int = 0
@@ -95,7 +97,7 @@ class SentBatch:
 
 @dataclass
 class FakeBroker:
-    """Answers as a broker would; `pull_count_max` cuts every pull short, as real ones do."""
+    """Answers like a broker; `pull_count_max` limits every pull, as real brokers do."""
 
     queues: dict[tuple[str, int], FakeQueue] = field(default_factory=dict)
     is_slave: bool = False
@@ -103,21 +105,23 @@ class FakeBroker:
     suggested_id: int = 0
     is_down: bool = False
     dies_after: int | None = None
-    """The connection breaks after so many further answers."""
+    """The number of further answers after which the connection breaks."""
     committed: dict[tuple[str, str, int], int] = field(default_factory=dict)
     pulls: list[tuple[int, int]] = field(default_factory=list)
     refuse_pulls_with: int | None = None
     log_end: int = 0
     runtime_info: dict[str, str] = field(default_factory=dict)
     is_ours: bool = False
-    """Tells the sizes of records when asked, as our brokers do."""
+    """True to return the sizes of records on request, as TandemMQ brokers do."""
     is_lying: bool = False
-    """The sizes are wrong."""
+    """True to return wrong sizes."""
     indexed_until_ms: int = 0
     key_queries: list[str] = field(default_factory=list)
     sent: list[SentBatch] = field(default_factory=list)
     send_codes: list[int] = field(default_factory=list)
-    """Response codes of the next sends; 0 when there are none left. Refused ones are stored all the same."""
+    """The response codes of the next sends; 0 if the list is empty. Messages of rejected sends are stored all
+    the same.
+    """
 
     def answer(self, command: Command) -> Command:
         if self.dies_after is not None:
@@ -200,7 +204,7 @@ class FakeBroker:
         return command.reply(0, GetMaxOffsetResponse(offset=queue.end))
 
     def _unknown(self, command: Command, topic: str) -> Command:
-        """As a broker refuses a queue that it has not got."""
+        """Rejects a request for a queue that this broker lacks."""
         has_topic = any(name == topic for name, _ in self.queues)
         return command.reply(ResponseCode.INVALID_PARAMETER if has_topic else ResponseCode.TOPIC_NOT_EXIST)
 
@@ -222,7 +226,7 @@ class FakeBroker:
         )
 
     def _find_key(self, command: Command) -> Command:
-        """All messages `kN` have the offset N as their key."""
+        """Finds messages by key; the key `kN` belongs to all messages with the offset N."""
         request = command.decode(QueryMessageRequest)
         self.key_queries.append(request.key)
         offset = int(request.key[1:]) if request.key[1:].isdecimal() else -1
@@ -273,26 +277,26 @@ def _with_next(header: PullResponse, next_offset: int) -> PullResponse:
 
 @dataclass
 class FakeNet:
-    """A name server at `ns:1` and brokers by address; stands in for the connection pool."""
+    """A name server at `ns:1` and brokers by address; replaces the connection pool."""
 
     brokers: dict[str, FakeBroker] = field(default_factory=dict)
     replicas: dict[str, dict[int, str]] = field(default_factory=dict)
     queue_counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Topic -> broker name -> number of queues."""
+    """The number of queues by topic and broker name."""
     is_name_server_down: bool = False
     suspects: set[str] = field(default_factory=set)
     asked: set[str] = field(default_factory=set)
-    """The addresses to which there was a connection, or an attempt."""
+    """The addresses to which a connection was made or attempted."""
 
     def is_suspect(self, address: str) -> bool:
         return address in self.suspects
 
     def add_master(self, name: str = "b", **queues: FakeQueue) -> FakeBroker:
-        """A master at `NAME-0:1`; queues are given as `T_0=FakeQueue(...)`."""
+        """Adds a master at `NAME-0:1`; queues are given as `T_0=FakeQueue(...)`."""
         return self._add(name, 0, queues)
 
     def add_slave(self, name: str = "b", **queues: FakeQueue) -> FakeBroker:
-        """A slave at `NAME-1:1`."""
+        """Adds a slave at `NAME-1:1`."""
         broker = self._add(name, 1, queues)
         broker.is_slave = True
         return broker
@@ -338,7 +342,7 @@ class FakeNet:
         return command.reply(0, body=encode_topic_route(route))
 
     def _cluster_info(self) -> ClusterInfo:
-        """Name servers forget a broker that is down."""
+        """Returns the cluster without brokers that are down, which name servers forget."""
         alive = {
             name: {at: address for at, address in known.items() if not self.brokers[address].is_down}
             for name, known in self.replicas.items()
@@ -352,14 +356,14 @@ class FakeNet:
         )
 
     def delete_topic(self, topic: str) -> None:
-        """As an administrator does, on all brokers and name servers."""
+        """Deletes a topic on all brokers and name servers, as an administrator does."""
         del self.queue_counts[topic]
         for broker in self.brokers.values():
             broker.queues = {key: queue for key, queue in broker.queues.items() if key[0] != topic}
 
 
 class FakeConnection:
-    """Answers each request at once, in the thread of the caller."""
+    """Answers each request at once, in the caller's thread."""
 
     def __init__(self, net: FakeNet, broker: FakeBroker | None) -> None:
         self._net = net

@@ -1,4 +1,4 @@
-"""Which archive of Java's classes a session maps."""
+"""Tests the choice of the archive of Java classes that a session maps."""
 
 from __future__ import annotations
 

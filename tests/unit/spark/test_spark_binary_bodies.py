@@ -1,4 +1,4 @@
-"""Bodies in Avro and Protobuf: their columns, their values, and why one is bad."""
+"""Tests Avro and Protobuf bodies: their columns, their values, and the reasons for bad ones."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_avro_of_a_registry_is_read_with_the_schema_of_its_writer() -> None:
         for bad, why in ((b"\x01\0\0\0\x04", "no header"), (b"\0\0\0\0\x09x", "has no schema 9")):
             with pytest.raises(BodyUnreadable, match=why):
                 reader.read(bad)
-    # What was fetched is kept; a registry that is away is not the body's fault.
+    # Fetched schemas are cached; an unreachable registry is not the body's fault.
     assert reader.read(body)["id"] == 1
     with pytest.raises(NoRoute, match="schema registry"):
         reader.read(write_avro(ORDER, AVRO, 5))
-    # Without a registry all writers used the schema that is given.
+    # Without a registry all writers are assumed to use the given schema.
     assert AvroReader(json.dumps(AVRO), is_framed=True).read(write_avro(ORDER, AVRO, 99)) == ORDER
 
 

@@ -1,4 +1,4 @@
-"""Charts of reports: what they show, whatever they are given, and that they leave nothing behind."""
+"""Tests the charts of reports: their content for any input, and that drawing has no side effects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DAY_S = 86_400.0
 
 
 class Picture:
-    """A chart as it is seen: its `texts`, and the corners of each shape by the name that it tells."""
+    """A drawn chart: its `texts`, and the corners of each shape by the shape's title."""
 
     def __init__(self, drawn: str) -> None:
         svg = ElementTree.fromstring(f"<div>{drawn}</div>")[0]
@@ -48,7 +48,7 @@ class Picture:
             self.corners[name] = list(zip(numbers[::2], numbers[1::2], strict=True))
 
     def measure(self, name: str) -> float:
-        """How wide the shape is."""
+        """Returns the width of the shape."""
         xs = [x for x, _ in self.corners[name]]
         return max(xs) - min(xs)
 
@@ -70,7 +70,7 @@ def test_lines_stand_where_their_values_are() -> None:
     assert picture.texts == [*("0 s", "30 s", "1:00", "1:30"), *("0", "1M", "2M", "3M", "4M")]
     (late, end), (start, other_end) = picture.corners["line 0"], picture.corners["line 1"]
     assert end == other_end
-    # The run begins at 0 s, though the first point of this line is of a later moment.
+    # The axis begins at 0 s although the first point of this line is later.
     assert late[0] == pytest.approx((start[0] + end[0]) / 2, abs=1)
     assert late[1] == pytest.approx(start[1] * 3 / 4 + end[1] / 4, abs=1)
     assert picture.styles["line 0"] != picture.styles["line 1"]
@@ -145,7 +145,7 @@ def test_long_labels_are_cut_and_leave_room() -> None:
     for letter in "il订":
         picture = Picture(draw_bars(_bars((letter * 900, 2.0), ("other", 1.0))))
         assert picture.texts[0] == letter * (LABEL_CHARS_MAX - 1) + "…"
-        # What was cut is told where one points at the bar.
+        # A truncated label is shown in full by the bar's tooltip.
         left = min(x for x, _ in picture.corners[letter * 900])
         assert left > LABEL_CHARS_MAX * (12 if letter == "订" else 3)
         assert picture.measure(letter * 900) > WIDTH / 8
@@ -168,7 +168,7 @@ def test_a_chart_is_the_same_each_time_and_holds_nothing_that_could_clash(
     points = tuple((float(n), float(n * 7 % 13)) for n in range(200))
     charts = [_lines(points), _lines(points[:1]), _lines(points, points[::2], is_clock=True)]
     first = [*map(draw_lines, charts), draw_lines(charts[0], is_half=True), draw_bars(_bars(("a", 1.0)))]
-    # A user's settings change nothing, and stay.
+    # A user's settings have no effect, and are preserved.
     monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "path")
     monkeypatch.setitem(matplotlib.rcParams, "grid.linewidth", 9.0)
     with ThreadPoolExecutor(4) as pool:

@@ -1,4 +1,4 @@
-"""Each flag of `tandemmq pipeline` arrives at its pipeline, and changes nothing else."""
+"""Tests that each option of `tandemmq pipeline` reaches its pipeline and changes nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LANDING = ["landing", "--namesrv", "ns:1", "--topic", "T", "--out", "/lake"]
 
 @pytest.fixture
 def arrived(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the pipelines were started with."""
+    """Records the options with which the pipelines are started."""
     found: list[Any] = []
 
     def note(options: object, _reporter: object) -> int:

@@ -1,4 +1,4 @@
-"""CommitLog files read in pieces: every record once, every damage named."""
+"""Tests reading CommitLog files in pieces: every record once, all damage reported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILE_BYTES = 8192
 
 
 def write_log(root: Path, count: int) -> list[int]:
-    """A log of `count` records in files of 8 KiB; returns where each record begins."""
+    """Writes a log of `count` records in files of 8 KiB; returns the start of each record."""
     directory = root / "commitlog"
     directory.mkdir(parents=True)
     places: list[int] = []

@@ -1,4 +1,4 @@
-"""Record bytes to Arrow: every column equals what the one-at-a-time decoder says."""
+"""Tests record bytes to Arrow: every column equals the result of the one-at-a-time decoder."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_compressed_bodies_can_be_left_as_they_are() -> None:
 def test_a_body_that_is_not_what_its_flag_says_stays_as_it_is_with_a_mark(
     body: bytes, kind: int, fault: str
 ) -> None:
-    """Its neighbours are read as ever."""
+    """Tests that the neighbours of such a body are unaffected."""
     new = NewRecord(
         topic="T",
         queue_id=3,

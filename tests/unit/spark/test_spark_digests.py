@@ -1,4 +1,4 @@
-"""Digests: what makes a range suspicious, and what only makes a side late."""
+"""Tests digests: the differences that make a range suspect, and those that only mean a side is behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a range: in order and whole, whatever the brokers do in between."""
+"""Tests reading a range: complete and in order, despite any behaviour of the brokers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_task_tells_what_it_took_if_asked(net: FakeNet, caplog: pytest.LogCapt
     assert (told.queues, told.messages) == ("T@b:0", 90)
     assert told.bytes > 90 * 90
     assert told.answers >= 4
-    # The slave has not got the last messages.
+    # The slave lacks the last messages.
     assert told.retries == 1
 
 
@@ -227,7 +227,7 @@ def test_a_refusal_by_the_master_is_final(net: FakeNet) -> None:
 def test_a_topic_that_is_deleted_under_a_task_is_a_loss(
     net: FakeNet, caplog: pytest.LogCaptureFixture, is_listed: bool
 ) -> None:
-    """Also while a name server still lists the topic."""
+    """Also holds while a name server still lists the topic."""
     net.add_master(U_0=FakeQueue())
     net.add_master(T_0=FakeQueue(0, 100))
     strict, lenient = _reader(net, 10, 100), _reader(net, 10, 100, failOnDataLoss="false")

@@ -1,4 +1,6 @@
-"""Frames come out whole however the socket cuts them; what is no frame is refused before room is made."""
+"""Tests that frames are read whole however the socket splits them, and that invalid ones are rejected before
+memory is allocated.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from tandemmq.spark.wire import READ_BYTES, FrameReader
 
 
 class Source:
-    """Bytes that come in pieces of at most `step`."""
+    """A source of bytes that arrive in pieces of at most `step`."""
 
     def __init__(self, data: bytes, step: int) -> None:
         self._data = data

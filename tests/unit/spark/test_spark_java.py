@@ -1,4 +1,4 @@
-"""Finding Java: one clear sentence when it is missing or too old."""
+"""Tests finding Java: one clear sentence if it is missing or too old."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How JSON bodies are read: which names a schema gets, and why a body does not fit."""
+"""Tests JSON bodies: the names in an inferred schema, and the reasons why a body does not fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pyspark_types = pytest.importorskip("pyspark.sql.types")
 
 
 def _schema(**types: str) -> Any:
-    """Without a session there is no DDL."""
+    """Builds the schema by hand, because DDL needs a session."""
     fields = [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in types.items()]
     return parse_schema(json.dumps({"type": "struct", "fields": fields}))
 
@@ -153,7 +153,7 @@ def test_more_than_one_object_is_no_json() -> None:
     assert find_more('{"n": 1}{"n": 2}') == "no JSON: Extra data: line 1 column 9 (char 8)"
     assert find_more('{"n": 1}\n{"n": 2}\n') == "no JSON: Extra data: line 2 column 1 (char 9)"
     assert find_more('{"n": 1} x') == "no JSON: Extra data: line 1 column 10 (char 9)"
-    # What Spark reads though it is no JSON stays good.
+    # Bodies that Spark can read although they are not JSON remain good.
     for text in ('{"n": "}{"}', " {} \n", "{'n': 1}", None):
         assert find_more(text) is None
 

@@ -1,4 +1,4 @@
-"""The lake's directory: a batch is there or it is not, whatever happens in between."""
+"""Tests the lake's directory: a batch is either complete or absent, whatever fails in between."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUERY = "query-1"
 
 
 class Crash(BaseException):
-    """Stands for SIGKILL: nothing catches it."""
+    """A stand-in for SIGKILL: no handler catches it."""
 
 
 def _stage(root: Path, batch_id: int, rows: int = 3, parts: int = 2) -> list[StagedFile]:
@@ -45,7 +45,7 @@ def _stage(root: Path, batch_id: int, rows: int = 3, parts: int = 2) -> list[Sta
 
 
 def _read(root: Path) -> list[int]:
-    """What plain readers of the directory see: both must agree."""
+    """Returns the rows that plain readers see; the readers must agree."""
     if not list_batches(root):
         return []
     found = pq.read_table(root)["id"].to_pylist()

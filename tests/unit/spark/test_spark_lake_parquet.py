@@ -1,4 +1,4 @@
-"""Parquet files of one task: complete, partitioned as asked, named by the task alone."""
+"""Tests the Parquet files of one task: complete, partitioned as requested, named by the task alone."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_directories_are_spelled_as_spark_reads_them(tmp_path: Path) -> None:
     stager = ParquetStager(tmp_path, batch_id=7, partition_id=3, schema=batch.schema, options=options)
     stager.write(batch)
     files = stager.finish()
-    # Spark's own names: the bytes of "ü" as %C3%BC would be two characters to it.
+    # These are Spark's own names: it would read the bytes of "ü" as %C3%BC as two characters.
     assert {file.target.split("/")[0] for file in files} == {
         "tags=über%2Fx",
         "tags=日本",

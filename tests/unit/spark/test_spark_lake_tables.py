@@ -1,4 +1,4 @@
-"""Delta and Iceberg lakes: each batch once whatever is killed where, new columns, counts that agree."""
+"""Tests Delta and Iceberg lakes: each batch once wherever a kill happens, new columns, equal counts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TOPICS = ("Orders", "%RETRY%g")
 
 
 class Killed(Exception):
-    """Stands for a process that ends at this step."""
+    """A stand-in for a process that ends at this step."""
 
 
 def make_rows(first: int, count: int, *, more: bool = False, parsed: Any = None) -> Any:
@@ -108,7 +108,7 @@ def test_a_batch_is_there_once_whatever_was_killed(
     root = tmp_path / "lake"
     commit_files(kind, root, 0, "q", stage(kind, root, 0, make_rows(0, 10)))
     _kill(kind, root, killed_at, stage(kind, root, 1, make_rows(10, 10)))
-    # Spark runs the batch again: other files, the same rows.
+    # Spark repeats the batch with other files and the same rows.
     outcome = commit_files(kind, root, 1, "q", stage(kind, root, 1, make_rows(10, 10)))
     is_there = killed_at == "after commit"
     assert outcome is (CommitOutcome.ALREADY_COMMITTED if is_there else CommitOutcome.COMMITTED)
@@ -140,7 +140,7 @@ def test_the_first_batch_may_be_killed_too(kind: LakeFormat, tmp_path: Path) -> 
         files = stage(kind, tmp_path, 0, make_rows(0, 10))
         commit_files(kind, tmp_path, 0, "q", files)
     assert offsets(kind, tmp_path) == list(range(10))
-    # What the replays wrote for nothing is gone, but for the attempt that was killed before its commit.
+    # The files of the replays are removed, except those of the attempt killed before its commit.
     left = {str(path.relative_to(tmp_path)) for path in (tmp_path / "data").rglob("*.parquet")}
     assert list_live_files(kind, tmp_path) <= left
 
@@ -251,13 +251,13 @@ def test_a_kind_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A catalog with the name `shop` in the settings of pyiceberg, and what others see in it."""
+    """A catalog named `shop` in the settings of pyiceberg, and the view of its other readers."""
     catalogs = pytest.importorskip("pyiceberg.catalog")
     from pyiceberg.utils.config import Config
 
     monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__TYPE", "sql")
     monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__URI", f"sqlite:///{tmp_path}/shop.db")
-    # pyiceberg reads its settings once, when it is imported.
+    # pyiceberg reads its settings once, on import.
     monkeypatch.setattr(catalogs, "_ENV_CONFIG", Config())
     catalog = catalogs.load_catalog("shop")
     yield catalog
@@ -265,7 +265,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def land(root: Path, home: TableHome, batch_id: int, rows: Any, query: str = "q") -> CommitOutcome:
-    """One batch, as the sink writes and commits it."""
+    """Writes and commits one batch, like the sink."""
     kind = LakeFormat(home.kind)
     files = stage(kind, root, batch_id, rows, address=home.address)
     check_table(root, home)
@@ -292,7 +292,7 @@ def test_a_table_may_lie_at_an_address(kind: LakeFormat, tmp_path: Path) -> None
 
 
 def check_place(kind: LakeFormat, root: Path, place: Path, wanted: range) -> None:
-    """The rows lie at the place, all of them once, and nothing of the table beside the lake's own files."""
+    """Checks that all rows are at the place exactly once, and no table files in the lake's directory."""
     assert not (root / "data").exists()
     assert not (root / "_delta_log").exists()
     files = [str(file) for piece in view_lake(root).pieces for file in piece.places]
@@ -309,7 +309,7 @@ def test_an_iceberg_table_may_belong_to_a_catalog(shop: Any, tmp_path: Path) -> 
         make_home("iceberg", "", "shop", "eu.orders")
     home = make_home("iceberg", place, "shop", "eu.orders")
     assert land(root, home, 0, make_rows(0, 10)) is CommitOutcome.COMMITTED
-    # Now the catalog says where it lies.
+    # The catalog now supplies the location.
     assert make_home("iceberg", "", "shop", "eu.orders") == home
     assert land(root, home, 1, make_rows(10, 5)) is CommitOutcome.COMMITTED
     assert land(root, home, 1, make_rows(10, 5)) is CommitOutcome.ALREADY_COMMITTED
@@ -384,7 +384,7 @@ for batch in range(int(done.read_text()), 12):
     print(batch, flush=True)
     done.write_text(str(batch + 1))
 """
-"""Commits batches as Spark does: its own log of them is written after each commit."""
+"""Commits batches like Spark, which writes its own log of a batch after each commit."""
 
 
 @pytest.mark.long
@@ -402,9 +402,9 @@ def test_a_writer_that_is_killed_again_and_again_writes_every_row_once(
             assert writer.stdout is not None
             for _ in range(lines):
                 writer.stdout.readline()
-            # It may be anywhere between this commit and the next one.
+            # The batch number may be anywhere between this commit and the next one.
             writer.kill()
-        # As if the log of the last batch had been lost as well: it is replayed.
+        # Simulates the loss of the last batch's log: the batch is replayed.
         done.write_text(str(max(0, int(done.read_text() or 0) - 1)))
     subprocess.run(command, stdout=subprocess.DEVNULL, env=environment, check=True)
     assert offsets(kind, root) == list(range(120))

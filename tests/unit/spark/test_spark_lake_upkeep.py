@@ -1,4 +1,4 @@
-"""Compaction, retention and checks of lakes: no row is missing or doubled at any moment."""
+"""Tests compaction, retention and checks of lakes: no row is ever missing or doubled."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ ALL = [_param(kind) for kind in LakeFormat]
 
 
 class Killed(Exception):
-    """Stands for a process that ends at this step."""
+    """A stand-in for a process that ends at this step."""
 
 
 def write_batch(
     kind: LakeFormat, root: Path, batch_id: int, count: int = 6, *, tasks: int = 2
 ) -> CommitOutcome:
-    """Rows of the last three days, numbered through all batches and tasks."""
+    """Returns rows of the last three days, numbered across all batches and tasks."""
     files = []
     for task in range(tasks):
         first = (batch_id * tasks + task) * count
@@ -89,7 +89,7 @@ def test_compaction_changes_files_and_no_row(kind: LakeFormat, tmp_path: Path) -
     assert after < before == 24
     assert offsets(kind, root) == list(range(48))
     assert check_lake(root).faults == ()
-    # The landing goes on, and a replay of the newest batch is known.
+    # The landing continues, and a replay of the newest batch is recognised.
     assert write_batch(kind, root, 3) is CommitOutcome.ALREADY_COMMITTED
     assert write_batch(kind, root, 4) is CommitOutcome.COMMITTED
     compact_lake(root)
@@ -111,7 +111,8 @@ def test_what_others_write_while_a_table_is_compacted_stays(
         merge(*args)
         if is_first:
             is_first.clear()
-            # A stream of one's own into the sink takes no lock, nor does who shares a table of a catalog.
+            # A user's own stream into the sink takes no lock, and neither does another writer in a shared
+            # catalog.
             write_batch(LakeFormat.ICEBERG, root, 3)
 
     monkeypatch.setattr(iceberg, "merge_files", merge_slowly)
@@ -129,7 +130,7 @@ def test_old_days_expire_and_the_rest_stays(kind: LakeFormat, tmp_path: Path) ->
         write_batch(kind, root, batch)
     assert expire_lake(root, 1, now=NOW) > 0
     left = offsets(kind, root)
-    # Of a Parquet lake the newest batch stays whole.
+    # The newest batch of a Parquet lake stays complete.
     kept = [n for n in range(36) if n % 3 < 2 or (kind is LakeFormat.PARQUET and n >= 24)]
     assert left == kept
     compact_lake(root)

@@ -1,4 +1,4 @@
-"""What the landing refuses before it starts anything."""
+"""Tests the options that the landing rejects before it starts anything."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_the_meter_counts_each_batch_once(tmp_path: Path) -> None:
         (directory / "_summary.json").write_text('{"rows": 5, "bytes": 7}')
         assert meter.measure_all() == Totals(rows=5 * (batch_id + 1), size_bytes=7 * (batch_id + 1))
     assert meter.measure_batch(1) == Totals(rows=5, size_bytes=7)
-    # Bad records count as far as their batch is committed, whatever a compaction has made of the lake.
+    # Bad records count up to the last committed batch, whatever a compaction did to the lake.
     for batch_id in (0, 1, 2):
         directory = tmp_path / "_bad_records" / f"batch={batch_id:08d}"
         directory.mkdir(parents=True)

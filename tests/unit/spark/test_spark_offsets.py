@@ -1,4 +1,4 @@
-"""Offsets of the stream: one spelling, a pinned start, fair shares."""
+"""Tests the offsets of a stream: one spelling, a pinned start, fair shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options: refused when unknown or senseless, with a text that helps."""
+"""Tests options: unknown or invalid ones are rejected with a helpful text."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_option_names_are_unique() -> None:
 
 
 def test_a_table_of_sql_says_that_spark_drops_its_options() -> None:
-    """Spark gives `option.nameserver` when the table is made, and nothing when it is read or written."""
+    """Spark passes `option.nameserver` when the table is created, and nothing when it is read or written."""
     for raw in ({"option.nameserver": "h:1", "option.topic": "T"}, {}):
         for parse in (lambda raw: parse_options(raw, is_streaming=None), parse_sink_options):
             with pytest.raises(ConfigError, match="CREATE TEMPORARY VIEW"):

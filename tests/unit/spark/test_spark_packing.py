@@ -1,4 +1,4 @@
-"""Which task reads which range: everything once, big ones cut, small ones together."""
+"""Tests the division of ranges into tasks: everything once, large ranges split, small ones packed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_nothing_to_read_is_no_task() -> None:
 
 
 def _name_rows(tasks: list[PlannedTask]) -> dict[tuple[int, int], tuple[QueueKey, int]]:
-    """The message of each row, by task and row as sinks name them."""
+    """Returns the message of each row, by task and row number, as sinks name rows."""
     return {
         (number, row): message
         for number, task in enumerate(tasks)

@@ -1,4 +1,4 @@
-"""Vectorised properties say what the one-at-a-time decoder says."""
+"""Tests that vectorised properties equal the results of the one-at-a-time decoder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def _scan(blobs: list[bytes]):  # type: ignore[no-untyped-def]
 @given(st.lists(any_form, max_size=8))
 def test_maps_and_values_equal_those_of_the_plain_decoder(blobs: list[bytes]) -> None:
     spans = _scan(blobs)
-    # Undecodable bytes are replaced per value here and per blob there: the number of marks may differ.
+    # Undecodable bytes are replaced per value in one and per blob in the other, so the counts of U+FFFD may
+    # differ.
     readable = [row for row, raw in enumerate(blobs) if _is_text(raw)]
     expected = [decode_properties(raw) for raw in blobs]
     found = [dict(pairs) for pairs in build_map(spans).to_pylist()]

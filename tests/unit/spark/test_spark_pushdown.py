@@ -1,4 +1,4 @@
-"""Pushed conditions: fewer messages are read, and every query gives the rows that it gives without them."""
+"""Tests pushed conditions: fewer messages are read, and every query returns the same rows as without them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _time(offset: float) -> datetime:
 
 
 def _holds(condition: Any, row: dict[str, Any]) -> bool | None:
-    """SQL's answer: None where a null makes it unknown."""
+    """Returns SQL's answer: None if a null makes it unknown."""
     if isinstance(condition, Not):
         inner = _holds(condition.child, row)
         return None if inner is None else not inner
@@ -92,7 +92,7 @@ def _fill(net: FakeNet) -> list[FakeBroker]:
 
 
 def _rows(filters: list[Any] | None, **raw: str) -> tuple[list[dict[str, Any]], list[Any]]:
-    """The rows that the reader gives, and the filters that it leaves to Spark."""
+    """Returns the rows of the reader, and the filters that it leaves to Spark."""
     options = parse_options({"nameserver": "ns:1", "topic": "T,U", **raw}, is_streaming=False)
     reader = PushdownTopicReader(options, COLUMNS)
     rest = [] if filters is None else list(reader.pushFilters(filters))
@@ -166,7 +166,7 @@ def test_tags_are_asked_of_the_broker(net: FakeNet) -> None:
     assert len(rest) == 1
     assert {row["tags"] for row in rows} == {"a"}
     assert {row["tags"] for row in _rows([In(("tags",), ("a", "b"))], tags="b || c")[0]} == {"b"}
-    # A condition that no wanted tag fulfils must not take the option's place: Spark would keep its rows.
+    # A condition that no wanted tag satisfies must not replace the option: Spark would keep its rows.
     assert {row["tags"] for row in _rows([EqualTo(("tags",), "a")], tags="b || c")[0]} <= {"b", "c"}
 
 

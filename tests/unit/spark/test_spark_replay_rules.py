@@ -1,4 +1,4 @@
-"""What a replay remembers, and how its times and rates are read."""
+"""Tests the stored progress of a replay, and the parsing of its times and rates."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_compaction_in_the_middle_of_a_replay_is_not_passed_over(
         state.mark(str(batch), 1, 1)
     send_all((0, 0), (1, 1), (2, 2))
     assert sent == ["2"]
-    # What was sent as a whole may become one; batches without rows have no directory.
+    # Completely sent batches may be merged; batches without rows have no directory.
     rmtree(batch_dir(tmp_path, 1))
     send_all((0, 1), (2, 2))
     with pytest.raises(ConfigError, match="batch 0, which is sent, now holds those up to 2"):
@@ -91,7 +91,7 @@ def test_another_lake_or_cluster_has_nothing_done(tmp_path: Path) -> None:
         load_state(state, replace(base, lake=other).plan())
     with pytest.raises(ConfigError, match="belongs to the cluster of h:1;i:1, this is k:1"):
         load_state(state, replace(base, lake=moved, name_servers="k:1").plan())
-    # A file of a version that did not write them down.
+    # A file of a version that did not store these options.
     document = json.loads(state.read_text())
     del document["plan"]["lake"], document["plan"]["namesrv"]
     state.write_text(json.dumps(document))
@@ -118,7 +118,7 @@ def new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("new_york")
 def test_when_a_letter_died_is_told_in_utc() -> None:
     row = dict.fromkeys(("origin", "originId", "keys", "error", "body", "reconsumeTimes"))
-    # As Spark's rows tell it.
+    # The form of a time in Spark's rows.
     row["storeTimestamp"] = datetime.fromtimestamp(1_700_000_000)  # type: ignore[assignment]
     assert _tell(row).stored_at == "2023-11-14 22:13:20"
 

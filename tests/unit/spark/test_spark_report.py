@@ -1,4 +1,4 @@
-"""Reports and metrics of pipelines: complete, self-contained, and safe with any text."""
+"""Tests reports and metrics of pipelines: complete, self-contained, and safe with any text."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_report_is_one_file_with_everything_in_it(tmp_path: Path) -> None:
         assert f"<h2>{text}" in page, text
     assert "no &lt;name&gt; server" in page
     assert 'class="verdict"' in page
-    # The body is well-formed: browsers need not guess.
+    # The body is well-formed, so browsers need not guess.
     body = page[page.index("<main>") : page.index("</main>") + len("</main>")]
     ElementTree.fromstring(body)
 
@@ -86,7 +86,7 @@ def test_curves_begin_with_the_run_and_long_lines_are_wrapped(tmp_path: Path) ->
     report.close()
     page = path.read_text()
     total = page[page.index("<h2>Total") :]
-    # A line from what was there at the start: without it one batch is a dot.
+    # The line starts at the initial total; without that point a single batch would be a dot.
     (path,) = re.findall(r' d="([^"]+)"[^>]*><title>Total<', total)
     start, end = re.findall(r"[ML] ([\d.]+ [\d.]+)", path)
     assert start != end

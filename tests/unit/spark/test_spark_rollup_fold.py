@@ -1,4 +1,4 @@
-"""Sums of a rollup: the same whatever the batches were, percentiles within their promise, bounded."""
+"""Tests the sums of a rollup: independent of the batches, accurate percentiles, bounded size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The runner: tells each batch once, stops between batches, starts again only after faults that pass."""
+"""Tests the runner: it reports each batch once, stops between batches, and restarts only after transient
+faults.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ LASTING = "pages of Java\ntandemmq.errors.OffsetOutOfRange: messages were delete
 
 @dataclass
 class FakeQuery:
-    """Finishes one batch per look, then ends, with a failure or without."""
+    """Finishes one batch per poll, then ends, with or without a failure."""
 
     batches: list[int]
     failure: str | None = None
@@ -296,7 +298,7 @@ def test_json_lines_for_programs() -> None:
 
 
 def test_results_and_errors_are_told_without_progress_too() -> None:
-    """An audit that says nothing but its exit code names no difference."""
+    """An audit that reports only its exit code lists no difference."""
     stream, errors = io.StringIO(), io.StringIO()
     reporter = ResultReporter(stream, errors)
     reporter.report(SideReading(side="slave 1", tasks_done=1, tasks=2, seconds=1.0))

@@ -1,4 +1,4 @@
-"""Where a lake ends and its topic goes on."""
+"""Tests the boundary between a lake and its live topic."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_seam_is_the_end_of_the_last_batch_in_the_lake(tmp_path: Path) -> No
     for batch in (0, 1):
         _land(tmp_path, batch)
     seam = find_seam(tmp_path)
-    # Batch 2 is planned, perhaps running: its messages come from the brokers.
+    # Batch 2 is planned and perhaps running: its messages come from the brokers.
     assert [piece.name for piece in seam.view.pieces] == ["0", "1"]
     assert seam.positions == {QueueKey("T", "b", 0): 20}
 
@@ -66,7 +66,7 @@ def test_bad_records_count_as_far_as_the_lake_has_their_batch(tmp_path: Path) ->
     _land(tmp_path, 0)
     for batch in (0, 1, 2, 4):
         _land(bad, batch)
-    # Of a batch with bad records only the note of its commit says that it is whole.
+    # If a batch has only bad records, the record of its commit alone shows that it is complete.
     note_summary(tmp_path, 2, [])
     seam = find_seam(tmp_path)
     assert [(piece.name, len(piece.places), len(piece.bad_places)) for piece in seam.view.pieces] == [
@@ -75,7 +75,7 @@ def test_bad_records_count_as_far_as_the_lake_has_their_batch(tmp_path: Path) ->
         ("2", 0, 1),
     ]
     assert seam.positions == {QueueKey("T", "b", 0): 30}
-    # Compaction puts neighbours together under the first number; their bad records go with them.
+    # Compaction merges neighbouring batches under the first number, together with their bad records.
     (batch_dir(tmp_path, 0) / SUMMARY_FILE).write_text('{"rows": 1, "bytes": 1, "batches": [0, 1]}')
     (first, second) = view_lake(tmp_path).pieces
     assert (first.name, len(first.bad_places), second.name) == ("0", 2, "2")

@@ -1,4 +1,4 @@
-"""Signatures as a server checks them, and TLS with certificates that fit or do not."""
+"""Tests signatures as a server checks them, and TLS with valid and invalid certificates."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_options_keep_secrets_to_themselves() -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that it signed itself, and its key."""
+    """Returns a self-signed certificate for 127.0.0.1, and its key."""
     folder = tmp_path_factory.mktemp("tls")
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
     command += ["-nodes", "-days", "2", "-subj", "/CN=broker", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -71,8 +71,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(params=["asks nobody"])
 def server(certificate: tuple[Path, Path], request: pytest.FixtureRequest) -> Iterator[str]:
-    """A TLS server that answers every request with the offset 7; with "asks all", of those who show a
-    certificate that it trusts.
+    """Yields the address of a TLS server that answers every request with the offset 7; with "asks all", it
+    requires a client certificate that it trusts.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
@@ -128,7 +128,7 @@ def test_tls_connections_are_checked_pooled_and_kept_apart(
 
 
 def _tls(**values: str) -> Security:
-    """As the options say it."""
+    """Returns the security settings parsed from options."""
     raw = {"nameserver": "a:1", "topic": "T", "tls": "true", **values}
     return parse_options(raw, is_streaming=False).security
 

@@ -1,4 +1,4 @@
-"""Rows to batch bodies: what a broker splits again is what the rows said."""
+"""Tests rows to batch bodies: splitting a body like a broker yields the content of the rows."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_rows_without_a_body_are_skipped_or_diverted_and_counted() -> None:
         )
         shipments = list(encoder.encode(batch))
         assert (encoder.row_count, encoder.empty_count) == (5, 2)
-        # Whatever becomes of the others, a row keeps its number, and so its key.
+        # Whatever happens to the other rows, a row keeps its number and therefore its key.
         return {s.topic: [(body, p["UNIQ_KEY"][-1]) for _, body, p in unpack(s)] for s in shipments}
 
     kept = {"T": [(b"0", "0"), (b"4", "4")], "S": [(b"2", "2")]}

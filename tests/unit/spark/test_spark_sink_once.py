@@ -1,4 +1,4 @@
-"""Numbered sends of the sink: queues that stay, numbers that rise, brokers that can (decision 010)."""
+"""Tests numbered sends of the sink: fixed queues, ascending numbers, capable brokers (decision 010)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def send_rows(net: FakeNet, count: int, *, epoch: int = 0, batch_bytes: int = 10
 
 
 def claims(net: FakeNet) -> list[tuple[int, list[str]]]:
-    """Queue and claim of each send."""
+    """Returns queue and claim of each send."""
     return [
         (sent.header.queue_id, str(sent.header.properties).partition("\x01")[2].rstrip("\x02").split(","))
         for sent in net.brokers["b-0:1"].sent
@@ -65,7 +65,7 @@ def test_each_send_names_the_one_before_it_in_its_queue(net: FakeNet) -> None:
         assert after.startswith(before.get(queue_id, "-")) or after > before[queue_id]
         before[queue_id] = after
     assert set(before) == {0, 1}
-    # Neighbouring rows share a queue, whatever the size of the sends is.
+    # Neighbouring rows share a queue, whatever the size of the sends.
     assert [queue for queue, claim in claims(net) if claim[3] == "-"] == [1, 0]
 
 
@@ -137,7 +137,7 @@ def test_a_query_that_would_name_its_rows_anew_is_refused(
         write(**harmless)
     with pytest.raises(ConfigError, match=text):
         write(**changed)
-    # A directory that writes may share says nothing about one query.
+    # A state directory that several writes may share says nothing about one query.
     write(stateDir=str(tmp_path / "shared"))
     write(stateDir=str(tmp_path / "shared"), topic="U")
 

@@ -1,4 +1,4 @@
-"""Sends: several under way, tried again where that may help, never side by side to one given queue."""
+"""Tests sends: several in flight, retried where useful, never two at once to one fixed queue."""
 
 from __future__ import annotations
 

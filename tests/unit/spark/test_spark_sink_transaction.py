@@ -1,4 +1,4 @@
-"""Transactional writes: half messages, the decision on disk, ends that are repeated only if they must be."""
+"""Tests transactional writes: half messages, the stored decision, ends repeated only if necessary."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class HalfBroker(FakeBroker):
-    """Stores half messages and commits them as RocketMQ does: twice when it is told twice."""
+    """Stores half messages and commits them like RocketMQ: twice if requested twice."""
 
     halves: list[SendRequestV2] = field(default_factory=list)
     visible: list[int] = field(default_factory=list)
-    """Log offsets of the half messages, in the order of their commits."""
+    """The log offsets of the half messages, in the order of their commits."""
     rolled_back: list[int] = field(default_factory=list)
     on_end: Callable[[int], int | None] = lambda number: None
-    """The number of an end -> a response code instead of doing it; it may raise."""
+    """A function that maps the number of an end to a response code, which replaces the end; it may raise."""
     after_end: Callable[[int], None] = lambda number: None
-    """After an end was done and before it is answered."""
+    """A function called after an end has taken effect and before it is answered."""
     end_count: int = 0
     query_count: int = 0
 
@@ -137,7 +137,7 @@ def make_options(state_dir: Path | None, **more: Any) -> SinkOptions:
 
 
 def send_task(options: SinkOptions, count: int, *, task: int = 0, **columns: list[Any]) -> TaskHalves:
-    """What the task of a batch hands to the driver."""
+    """Returns the commit message that a task of a batch passes to the driver."""
     rows = {"body": [f"row {n}" for n in range(count)], **columns}
     fields = [(name, "map<string,string>" if name == "properties" else "string") for name in rows]
     types = {"properties": pa.map_(pa.string(), pa.string())}
@@ -171,7 +171,7 @@ def test_rows_become_half_messages_and_a_commit_ends_all_of_them(net: FakeNet, t
     for broker in brokers:
         assert sorted(broker.visible) == all_offsets(broker)
         assert broker.query_count == 0
-    # The decision stays, so that a replay of the batch sends nothing; the half messages go.
+    # The decision is kept, so that a replay of the batch sends nothing; the half messages are removed.
     assert read_decided(str(tmp_path)) == {(NAME, 4)}
     left = {path.name for path in DecisionFiles(str(tmp_path), NAME).directory.iterdir()}
     assert left == {DECISION_FILE, "lock"}
@@ -231,7 +231,7 @@ def test_a_driver_that_died_between_two_ends_is_followed_by_one_that_ends_the_re
     with pytest.raises(KeyboardInterrupt):
         transaction.commit(options, 9, [task])
     assert len(broker.visible) == dies_at
-    # Spark aborts with the same messages: what is decided stays.
+    # Spark aborts with the same messages; the decided batch is kept.
     transaction.abort(options, 9, [task])
     assert broker.rolled_back == []
     broker.after_end = lambda number: None
@@ -239,7 +239,7 @@ def test_a_driver_that_died_between_two_ends_is_followed_by_one_that_ends_the_re
     transaction.commit(options, 9, [TaskHalves(name=NAME, parts=(), is_decided=True)])
     assert sorted(broker.visible) == all_offsets(broker)
     assert broker.query_count == 2 * WINDOW
-    # Once more, as after a crash before Spark's own log of the batch: there is nothing left to do.
+    # Repeated as after a crash before Spark's own log of the batch: nothing is left to do.
     transaction.commit(options, 9, [TaskHalves(name=NAME, parts=(), is_decided=True)])
     transaction.abort(options, 9, [task])
     assert len(broker.visible) == 2 * WINDOW

@@ -1,4 +1,4 @@
-"""How far a stream over slaves plans: with a slave that keeps up, and past one that does not."""
+"""Tests the planned ends of a stream over slaves, with slaves that keep up and slaves that do not."""
 
 from __future__ import annotations
 

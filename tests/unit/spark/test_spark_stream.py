@@ -1,4 +1,4 @@
-"""The streaming reader as Spark calls it: twice for the start, and again for replays."""
+"""Tests the streaming reader with Spark's call sequences: two calls for the start, and replays."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _batch(**raw: str) -> TopicReader:
 
 
 def _store(offset: dict[str, Any]) -> dict[str, Any]:
-    """The offset as Spark's checkpoint gives it back."""
+    """Returns the offset after a round trip through Spark's checkpoint."""
     stored: dict[str, Any] = json.loads(json.dumps(offset))
     return stored
 
@@ -227,12 +227,12 @@ def test_lost_messages_are_found_when_the_batch_is_planned(net: FakeNet) -> None
 
 
 def _later(offset: int) -> int:
-    """Store times of a topic that was made again."""
+    """Returns the store time of a message in a re-created topic."""
     return 500_000 + offset
 
 
 def _read_50(net: FakeNet, **raw: str) -> tuple[FakeQueue, dict[str, Any]]:
-    """A queue, and the offset of a stream that has read its 50 messages."""
+    """Returns a queue, and the offset of a stream that has read its 50 messages."""
     queue = FakeQueue(0, 50)
     net.add_master(T_0=queue)
     reader = _stream(startingOffsets="earliest", **raw)
@@ -282,10 +282,10 @@ def test_a_batch_of_an_earlier_run_is_not_read_from_another_life(net: FakeNet, i
 
 def test_what_is_no_other_life_raises_no_alarm(net: FakeNet) -> None:
     queue, start = _read_50(net)
-    # Retention deleted the message of the mark, and all before it.
+    # Retention deleted the marked message and all before it.
     queue.begin, queue.end, queue.time_of = 50, 60, lambda at: 2_000 + at if at >= 50 else _later(at)
     assert _stream().latestOffset(start, ALL)["o"] == {"T": {"b": {"0": 60}}}
-    # A checkpoint of a version that knew no marks.
+    # The checkpoint of a version without marks.
     del start["m"]
     queue.begin, queue.time_of = 0, _later
     assert _stream().latestOffset(start, ALL)["o"] == {"T": {"b": {"0": 60}}}
@@ -306,7 +306,7 @@ def test_the_lost_end_of_a_log_costs_at_most_a_minute_of_repeats(net: FakeNet) -
     net.add_master(T_0=queue)
     reader = _stream(startingOffsets="earliest")
     start = _store(reader.latestOffset(reader.initialOffset(), ALL))
-    # A slave without the last 5 messages was promoted; others are at their places.
+    # A slave without the last 5 messages was promoted, and other messages have their offsets.
     queue.end, queue.time_of = 70, lambda at: 10_000 * at + (at >= 45)
     reader = _stream(failOnDataLoss="false")
     end = reader.latestOffset(start, ALL)
@@ -327,7 +327,7 @@ def test_a_deleted_topic_is_an_error_and_not_the_end(net: FakeNet, caplog: pytes
     end = _store(reader.latestOffset(start, ALL))
     assert reader.partitions(start, end) == []
     assert [(record.queue, record.from_offset) for record in caplog.records] == [("T@b:0", 50)]
-    # Made again, it is a new topic.
+    # After its re-creation it is a new topic.
     net.brokers["b-0:1"].queues["T", 0] = FakeQueue(0, 60, time_of=_later)
     net.queue_counts["T"] = {"b": 1}
     again = reader.latestOffset(end, ALL)
@@ -351,7 +351,7 @@ def test_a_run_over_what_is_there_now_needs_the_brokers_of_its_queues(net: FakeN
     reader.prepareForTriggerAvailableNow()
     with pytest.raises(BrokerUnreachable, match="T@b:0"):
         reader.latestOffset(start, ALL)
-    # Not for queues that the query does not ask for any more.
+    # Queues that the query no longer selects are not missed.
     other = _stream(topic="U")
     other.prepareForTriggerAvailableNow()
     assert other.latestOffset(start, ALL) == start
@@ -365,7 +365,7 @@ def test_a_loss_that_is_allowed_moves_the_position_and_is_told(
     queue.begin, queue.end = 60, 70
     end = _store(reader.latestOffset(start, ALL))
     assert _rows(reader, reader.partitions(start, end)) == [(0, n) for n in range(60, 70)]
-    # Made again, and not yet as long as before: all of it is new.
+    # The re-created topic is still shorter than before: all of it is new.
     queue.begin, queue.end, queue.time_of = 0, 5, _later
     again = _store(reader.latestOffset(end, ALL))
     assert _rows(reader, reader.partitions(end, again)) == [(0, n) for n in range(5)]
@@ -400,12 +400,12 @@ def test_tasks_depend_on_the_offsets_only(net: FakeNet) -> None:
 
 
 def _replayed(reader: TopicStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
-    """The ranges of each task of a batch that an earlier run planned."""
+    """Returns the ranges of each task of a batch that an earlier run planned."""
     return [task.ranges for task in reader.partitions(_store(start), _store(end))]
 
 
 def _plan(net: FakeNet, **raw: str) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
-    """The offsets of a batch of three queues, and the ranges of its tasks."""
+    """Returns the offsets of a batch of three queues, and the ranges of its tasks."""
     net.add_master(T_0=FakeQueue(0, 900), T_1=FakeQueue(0, 10), T_2=FakeQueue(0, 10))
     reader = _stream(startingOffsets="earliest", **raw)
     start = reader.initialOffset()
@@ -433,7 +433,7 @@ HARMLESS: list[dict[str, str]] = [
     {"decompress": "false", "verifyCrc": "true", "propertiesAs": "none"},
     {"arrowRows": "3", "arrowBytes": "1k", "pullBatchSize": "2"},
 ]
-"""What a restart may change without changing the rows of a batch that it repeats."""
+"""Options that may change on a restart without changing the rows of a repeated batch."""
 
 
 @pytest.mark.parametrize("changed", HARMLESS, ids=lambda raw: ",".join(raw))
@@ -464,10 +464,10 @@ def test_a_batch_of_a_release_that_kept_no_plan_is_cut_as_that_release_did(net: 
     start, end, planned = _plan(net)
     del end["plan"]
     options = parse_options({"nameserver": "ns:1", "topic": "T"}, is_streaming=True)
-    # A release whose defaults are others.
+    # The defaults of a later release.
     options = replace(options, packing=PackingOptions(pack_records=0))
     assert _replayed(TopicStreamReader(options, COLUMNS), start, end) == planned
-    # What the user gave is what the user had given.
+    # The user's options are assumed to be unchanged.
     given = _stream(maxRecordsPerPartition="450")
     assert [sum(item.size for item in task) for task in _replayed(given, start, end)] == [450, 450, 20]
 
@@ -481,7 +481,7 @@ def test_a_plan_by_an_unknown_rule_is_refused(net: FakeNet) -> None:
 
 @pytest.mark.parametrize("changed", [{"tags": "b"}, {"filter": "a = 1"}, {"tags": "*"}])
 def test_a_batch_is_not_repeated_with_another_filter(net: FakeNet, changed: dict[str, str]) -> None:
-    """Its rows would be others, under the names of those that a sink has already."""
+    """Another filter would return other rows, under names of rows that a sink may already have."""
     start, end, _ = _plan(net, tags="a")
     with pytest.raises(
         ConfigError, match=f"tags or filter differs .* now it is .{re.escape(changed_to(changed))}"
@@ -491,7 +491,7 @@ def test_a_batch_is_not_repeated_with_another_filter(net: FakeNet, changed: dict
 
 
 def changed_to(raw: dict[str, str]) -> str:
-    """The only value."""
+    """Returns the only value."""
     (value,) = raw.values()
     return value
 
@@ -503,7 +503,9 @@ Piece = tuple[str, int, int, int]
 def _replay_after(
     net: FakeNet, change: Callable[[FakeNet], None], pack: int, **raw: str
 ) -> list[list[Piece]]:
-    """What each task of a replay reads of four queues of ten messages, packed into tasks, after a change."""
+    """Returns the ranges per task of a replay of four queues of ten messages each, packed into tasks, after a
+    change.
+    """
     for name in ("b", "c"):
         net.add_master(name, T_0=FakeQueue(0, 10), T_1=FakeQueue(0, 10))
     reader = _stream(startingOffsets="earliest", packRecords=str(pack))
@@ -558,7 +560,7 @@ def test_a_replay_goes_on_without_what_is_gone_and_names_the_other_rows_as_befor
     tasks: list[list[Piece]],
     lost: dict[str, int],
 ) -> None:
-    """Rows behind a gap get names that no row had."""
+    """Tests that rows behind a gap get new names."""
     assert _replay_after(net, change, pack, failOnDataLoss="false") == tasks
     told = [record for record in caplog.records if record.getMessage() == events.MESSAGES_LOST]
     assert {record.queue: record.messages for record in told} == lost
@@ -581,7 +583,9 @@ def test_a_strict_replay_says_what_is_gone_and_what_to_do(
 
 
 def _replay_beside_a_silent_broker(net: FakeNet, **raw: str) -> tuple[TopicStreamReader, dict[str, Any]]:
-    """A run over what is there now that repeats a batch of broker b while c does not answer; and the end."""
+    """Starts a run up to the current ends, which repeats a batch of broker b while c does not answer; returns
+    its reader and the end of the batch.
+    """
     net.add_master("b", T_0=FakeQueue(0, 10))
     net.add_master("c", T_0=FakeQueue(0, 10))
     reader = _stream(startingOffsets="earliest")

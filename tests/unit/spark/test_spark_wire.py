@@ -1,4 +1,4 @@
-"""The blocking connection and its pool, over a socket pair instead of a network."""
+"""Tests the blocking connection and its pool, over a socket pair instead of a network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tandemmq.spark.wire import ConnectionPool, WireConnection
 
 @dataclass
 class Peers:
-    """The far ends of all connections made, oldest first."""
+    """The far ends of all connections, oldest first."""
 
     ends: list[socket.socket] = field(default_factory=list)
     is_refusing: bool = False
