@@ -204,8 +204,8 @@ _STORE: Final = (
     Plant(
         name="a key index without entries hides the one before it from a cut",
         path="store/key_indexes.py",
-        sound="                continue  # its header says nothing",
-        bug="                break  # its header says nothing",
+        sound="if index.header.next_entry <= 1:\n                continue",
+        bug="if index.header.next_entry <= 1:\n                break",
         proofs=("unit/store/test_store_keys.py",),
     ),
     Plant(
@@ -551,9 +551,8 @@ _REPLICATION: Final = (
     Plant(
         name="a slave calls flushed what it has only written",
         path="store/message_store.py",
-        sound="a master's bytes cannot be.\n        self.appended.raise_to(end)",
-        bug="a master's bytes cannot be.\n"
-        "        self.appended.raise_to(end)\n        self.flushed.raise_to(end)",
+        sound="\n        self.appended.raise_to(end)",
+        bug="\n        self.appended.raise_to(end)\n        self.flushed.raise_to(end)",
         proofs=("unit/store/test_store_replica.py", "sim"),
     ),
     Plant(
@@ -580,8 +579,8 @@ _REPLICATION: Final = (
     Plant(
         name="a refused head decides over damage in front of it",
         path="replication/core/slave.py",
-        sound="if bad is not None:  # it lies",
-        bug="if bad is not None and refusal is None:  # it lies",
+        sound="if bad is not None:",
+        bug="if bad is not None and refusal is None:",
         proofs=("unit/replication/test_slave_session.py",),
     ),
     Plant(
@@ -636,8 +635,8 @@ _REPLICATION: Final = (
     Plant(
         name="a person's decision holds though there was another master",
         path="broker/replica/tail_check.py",
-        sound="        self._is_accepted = False  # who decided so",
-        bug="        pass  # who decided so",
+        sound='            return ""\n        self._is_accepted = False',
+        bug='            return ""\n        pass',
         proofs=("unit/replication/test_slaves_asked.py",),
     ),
     Plant(
@@ -933,8 +932,8 @@ _TRANSACTIONS: Final = (
     Plant(
         name="the end of a transaction counts before it is stored",
         path="broker/transaction/checks.py",
-        sound="return False  # a failed end leaves it open: the next round sees",
-        bug="return True",
+        sound="is_pending(root):\n            return False",
+        bug="is_pending(root):\n            return True",
         proofs=("scenario/test_transactions.py",),
     ),
     Plant(
@@ -2130,8 +2129,8 @@ _ELECTED: Final = (
     Plant(
         name="a round of the copy before lets the next one skip what is deleted",
         path="broker/replica/config_sync.py",
-        sound="if copy != self._copy_count:  # what",
-        bug="if copy > self._copy_count:  # what",
+        sound="if copy != self._copy_count:",
+        bug="if copy > self._copy_count:",
         proofs=("unit/replication/test_config_sync.py", "elected"),
     ),
     Plant(
@@ -2207,8 +2206,8 @@ _ELECTED: Final = (
     Plant(
         name="who is replaced while its disk stalls takes office",
         path="broker/autoswitch/elected.py",
-        sound="        if self._is_replaced(facts.master_epoch):\n            # Its disk",
-        bug="        if False:\n            # Its disk",
+        sound="        if self._is_replaced(facts.master_epoch):\n            #",
+        bug="        if False:\n            #",
         proofs=("scenario/test_elected_brokers.py",),
     ),
     Plant(
