@@ -1,11 +1,11 @@
-"""Bits that turn over on the platter: whatever recovery and reading give back must be what was sent.
+"""Bit flips on the platter: recovery and reads must return only data that was sent.
 
-A record's checksum covers its body only (spec store 3), so bits are flipped where damage can be noticed: in
-bodies, in what says how long a record is, and in the number that it has in its queue. What was on disk before
-a power cut, or written before a clean stop or the death of the process, is kept and readable but for the
-damaged record, which is never given out. Then the bit is turned back, as a heal does it: the record is there
-again, and sends are taken. A bit of a queue's entry that turns over after a stop in order costs nothing: the
-start mends it, or the search for damage does.
+A record's checksum covers its body only (spec store 3), so bits are flipped where damage can be detected: in
+bodies, in the fields that hold lengths, and in the queue offset. Records that were on disk before a power
+cut, or written before a clean stop or a kill, stay readable, except for the damaged record, which is never
+returned. Then the bit is flipped back, as a repair does: the record is readable again, and sends are
+accepted. A bit flip in a queue's entry after a clean stop loses nothing: the start repairs it, or the scrub
+does.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ THOROUGH_FLUSH_S = 61
 RECORDS = 60
 ROUNDS = 6
 _NUMBER = slice(20, 28)
-_HEAD_FIELDS = ((0, 8), (84, 88), (_NUMBER.start, _NUMBER.stop))  # size, magic; body length; number
+_HEAD_FIELDS = ((0, 8), (84, 88), (_NUMBER.start, _NUMBER.stop))  # size, magic; body length; queue offset
 
 
 @dataclass(slots=True)
 class FlipResult:
-    """What one seed flipped; `returned` and `lost` must be empty."""
+    """The flips and findings of one seed; `returned` and `lost` must be empty."""
 
     seed: int
     flipped_count: int = 0
-    cut_count: int = 0  # recovery took the damage for a torn tail, which a power cut allows
-    refused_count: int = 0  # a reader's checksum noticed it
+    cut_count: int = 0  # recovery mistook the damage for a torn tail, which is allowed after a power cut
+    refused_count: int = 0  # detected by a reader's checksum
     entry_count: int = 0  # bits of queue entries
-    fenced_count: int = 0  # recovery noticed it, and sends are refused
+    fenced_count: int = 0  # detected by recovery, and sends are refused
     returned: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A bit of one record; `below_mark`: the checkpoint said that the record was on disk."""
+    """A bit flip in one record; `below_mark`: the checkpoint recorded that the record was on disk."""
 
     send: Send
     at: int
@@ -56,7 +56,7 @@ class Flip:
 
     @property
     def number(self) -> int | None:
-        """The number that the record has now; None when the bit is elsewhere."""
+        """The queue offset that the record has now; None if the flip is elsewhere."""
         place = self.at - self.send.log_offset
         if not _NUMBER.start <= place < _NUMBER.stop:
             return None
@@ -66,7 +66,7 @@ class Flip:
 
 
 def run_flips(seed: int) -> FlipResult:
-    """One seed: fill, flip a bit, start, read everything; several times over."""
+    """Runs one seed: fills the store, flips a bit, starts it and reads everything, several times."""
     return asyncio.run(_FlipRun(seed).run())
 
 
@@ -99,8 +99,8 @@ class _FlipRun:
             await self._start()
             if is_of_entry:
                 await self._store.scrub(self._store.min_log_offset, self._store.max_log_offset)
-                # What was mended is on disk then; a power cut before that brings the wrong entry back, and
-                # the next search mends it again.
+                # The repair is on disk then. A power cut before that brings the wrong entry back, and the
+                # next scrub repairs it again.
                 await self.machine.pass_time(THOROUGH_FLUSH_S)
             found = self._read(flip)
             self._check_kept(kept_end, flip, found)
@@ -111,7 +111,7 @@ class _FlipRun:
         return self.result
 
     async def _end_life(self) -> int:
-        """Stop, kill or cut the power; up to where the log must be there afterwards."""
+        """Stops, kills or cuts the power; returns the offset up to which the log must survive."""
         machine, store = self.machine, self._store
         way = self.dice.below(3)
         self._was_stopped, self._was_power_cut = way == 0, way == 1
@@ -133,7 +133,9 @@ class _FlipRun:
         self.ledger.is_frozen = False
 
     def _check_kept(self, kept_end: int, flip: Flip | None, found: set[Send]) -> None:
-        """A bit above the mark may look like the tear of a power cut, and end the log."""
+        """Checks that undamaged records are there. A flip beyond the mark may look like the tear of a power
+        cut, and end the log.
+        """
         store, result = self._store, self.result
         damaged = None if flip is None else flip.send
         if flip is not None and store.max_log_offset <= flip.send.log_offset:
@@ -148,7 +150,7 @@ class _FlipRun:
         ]
 
     async def _heal(self, flip: Flip) -> None:
-        """Turn the bit back while nothing runs, and have the queues built from the log."""
+        """Flips the bit back while nothing runs, and lets the queues be rebuilt from the log."""
         await self.machine.stop()
         await self.machine.replace()
         self._turn(flip)
@@ -181,7 +183,7 @@ class _FlipRun:
         await self.machine.pass_time(1)
 
     def _flip(self, kept_end: int) -> Flip | None:
-        """Turn one bit of one record over; None when there was no record."""
+        """Flips one bit of one record; returns None if there is no record."""
         sends = [send for send in self._sends if send.end <= kept_end]
         if not sends:
             return None
@@ -190,7 +192,7 @@ class _FlipRun:
         if send.record.body and self.dice.happens(60):
             begin, stop = 88, 88 + len(send.record.body)
         elif begin == _NUMBER.start:
-            send = self.dice.pick(sends[-RECORDS:])  # a start believes the entries of older ones
+            send = self.dice.pick(sends[-RECORDS:])  # a start trusts the entries of older ones
         checkpoint = self.machine.disk.image.files.get(self.options.root / "checkpoint")
         times = CheckpointTimes() if checkpoint is None else decode_checkpoint(bytes(checkpoint.data))
         flip = Flip(
@@ -200,20 +202,21 @@ class _FlipRun:
             below_mark=send.end <= (times.durable_log_offset or 0),
         )
         if flip.number == 0 or (flip.number is not None and self._is_last(send)):
-            # A topic that was made again begins with 0, and after the last record of a queue nothing tells.
+            # A topic that was created again begins with 0, and after the last record of a queue nothing
+            # reveals it.
             flip = replace(flip, at=send.log_offset)
         self._turn(flip)
         self.result.flipped_count += 1
         return flip
 
     def _is_last(self, send: Send) -> bool:
-        """True for the last record of its queue."""
+        """Returns True for the last record of its queue."""
         key = send.record.topic, send.record.queue_id
         others = (one for one in self._sends if (one.record.topic, one.record.queue_id) == key)
         return all(one.log_offset <= send.log_offset for one in others)
 
     def _flip_entry(self) -> bool:
-        """Turn one bit of one entry of a queue over, while nothing runs; False when there is no entry."""
+        """Flips one bit of one queue entry while nothing runs; returns False if there is no entry."""
         files = self.machine.disk.image.files
         queues = sorted(path for path in files if "consumequeue" in path.parts)
         entries = [
@@ -235,7 +238,9 @@ class _FlipRun:
         self.machine.disk.image.files[self.options.log_dir / name].data[flip.at % size] ^= flip.mask
 
     def _read(self, flip: Flip | None) -> set[Send]:
-        """Read every queue as a consumer does; whatever passes the checksum must be what was sent."""
+        """Reads every queue as a consumer does; a record that passes the checksum must be one that
+        was sent.
+        """
         store = self._store
         found: set[Send] = set()
         for topic, queue_id in store.queue_keys():
@@ -261,7 +266,7 @@ class _FlipRun:
             if send.data == data:
                 return send
             if flip is not None and send is flip.send and flip.number == record.queue_offset:
-                # Where its entry was on disk, the record is given out as it is: its number is of no use.
+                # If its entry was on disk, the record is served as it is: its queue offset is not used.
                 raw = bytearray(data)
                 raw[_NUMBER] = send.data[_NUMBER]
                 if raw == send.data:

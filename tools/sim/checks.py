@@ -1,10 +1,11 @@
-"""What must hold of a store that was just opened: nothing acknowledged lost, nothing invented, tables true.
+"""Checks of a store that was just opened: nothing acknowledged is lost, nothing is invented, and the tables
+match the log.
 
-Strategy:   the log is read through the store and decoded record by record; each must be, byte for byte, a
-            send of the ledger. The tables that the log implies, ConsumeQueues and key index, are built anew
-            and compared with the files. They are written from the format (spec store 5, 8) without the
-            store's own code, so that both must err alike to agree. What differs is told in words; nothing
-            told means equal.
+Strategy: the log is read through the store and decoded record by record; each record must equal, byte for
+          byte, a send of the ledger. The tables implied by the log, ConsumeQueues and key index, are rebuilt
+          and compared with the files. This code is written from the format (spec store 5, 8), independently
+          of the store's own code, so that both must have the same bug to agree. Differences are reported as
+          texts; no text means equal.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ QueueKey = tuple[str, int]
 
 
 def queued_records(records: Sequence[Record]) -> dict[QueueKey, list[Record]]:
-    """The records of each queue in the order of the log; prepared and rolled back ones are in none."""
+    """Returns the records of each queue in log order; prepared and rolled back ones are in none."""
     queues: dict[QueueKey, list[Record]] = {}
     for record in records:
         if not record.sys_flag & _UNQUEUED:
@@ -48,9 +49,9 @@ def queued_records(records: Sequence[Record]) -> dict[QueueKey, list[Record]]:
 
 
 def queue_faults(key: QueueKey, records: Sequence[Record], files: Mapping[int, bytes]) -> list[str]:
-    """What is wrong with one queue's files, given as first byte -> content.
+    """Returns the faults in one queue's files, which are given as first byte -> content.
 
-    Entries of records that the log dropped may stand before the first record.
+    Entries of records that the log dropped may precede the first record.
     """
     name = f"ConsumeQueue {key[0]}/{key[1]}"
     offsets = [record.queue_offset for record in records]
@@ -76,7 +77,7 @@ def queue_faults(key: QueueKey, records: Sequence[Record], files: Mapping[int, b
 
 
 def index_keys(records: Sequence[Record]) -> list[tuple[int, int]]:
-    """(hash, log offset) of every key, in the order in which the index has them."""
+    """Returns (hash, log offset) of every key, in index order."""
     found = []
     for record in records:
         if record.sys_flag & _ROLLBACK == _ROLLBACK:
@@ -100,11 +101,13 @@ def index_faults(
     file_bytes: int,
     log_begin: int,
 ) -> list[str]:
-    """What is wrong with the key index files, given by name; entries below `log_begin` may be left over."""
+    """Returns the faults in the key index files, given by name; entries below `log_begin` may be left
+    over.
+    """
     faults: list[str] = []
     found: list[tuple[int, int]] = []
     for path in sorted(files):
-        if len(files[path]) == file_bytes:  # shorter: its creation was cut short, nobody uses it
+        if len(files[path]) == file_bytes:  # shorter: its creation was interrupted, and it is unused
             found += _file_entries(path, files[path], slot_count, faults)
     found = [entry for entry in found if entry[1] >= log_begin]
     wanted = index_keys(records)
@@ -119,7 +122,7 @@ def index_faults(
 
 
 def _file_entries(path: Path, content: bytes, slot_count: int, faults: list[str]) -> list[tuple[int, int]]:
-    """The (hash, log offset) pairs of one file; its chains are checked on the way."""
+    """Returns the (hash, log offset) pairs of one file, and checks its chains."""
     next_entry = max(1, _INDEX_HEADER.unpack_from(content)[5])
     first = _INDEX_HEADER.size + _SLOT.size * slot_count
     newest = [0] * slot_count
@@ -144,18 +147,18 @@ GET_COUNT = 32
 
 @dataclass(slots=True)
 class Faults:
-    """What a run found, in words; the kinds are those of the last line that a run prints."""
+    """The faults found by a run, as texts; the kinds are those of the last line that a run prints."""
 
     lost: list[str] = field(default_factory=list)
     phantom: list[str] = field(default_factory=list)
     divergent: list[str] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)  # anything else: a promise about failures, an exception
+    broken: list[str] = field(default_factory=list)  # anything else: a wrong failure guarantee, an exception
 
     def __bool__(self) -> bool:
         return bool(self.lost or self.phantom or self.divergent or self.broken)
 
     def lines(self) -> list[str]:
-        """One per fault."""
+        """Returns one line per fault."""
         kinds = (("lost", self.lost), ("phantom", self.phantom))
         more = (("divergent", self.divergent), ("broken", self.broken))
         return [f"{kind}: {text}" for kind, texts in (*kinds, *more) for text in texts]
@@ -163,7 +166,7 @@ class Faults:
 
 @dataclass(slots=True)
 class StoreCheck:
-    """One look at a store that was opened on `disk`. `is_index_complete` False: index writes had failed."""
+    """One check of a store that was opened on `disk`. `is_index_complete` False: index writes had failed."""
 
     store: MessageStore
     disk: SimDisk
@@ -173,12 +176,12 @@ class StoreCheck:
     is_index_complete: bool = True
 
     def run(self) -> list[Send]:
-        """The sends that the log holds, oldest first."""
+        """Runs all checks and returns the sends that the log holds, oldest first."""
         records = self._decode_log()
         kept = self._match(records)
         self._check_required(kept)
         self._check_tail()
-        # Files that were deleted on purpose may be back; the tables need not know them any more.
+        # Deliberately deleted files may be back; the tables need not cover them any more.
         records = [record for record in records if record.log_offset >= self.ledger.begin]
         self._check_queues(self._without_deleted(records, kept))
         self._check_index(records)
@@ -224,7 +227,9 @@ class StoreCheck:
         self.faults.lost += [str(send) for send in required if id(send) not in present]
 
     def _check_tail(self) -> None:
-        """Zeros from the end on (spec store 21.11), in files of full length."""
+        """Checks that the files have their full length, and hold zeros from the log end on (spec store
+        21.11).
+        """
         store = self.store
         size, end = store.options.commit_log_file_bytes, store.max_log_offset
         for path, content in self._files(store.options.log_dir).items():
@@ -240,7 +245,9 @@ class StoreCheck:
         }
 
     def _without_deleted(self, records: list[Record], kept: list[Send]) -> list[Record]:
-        """What the queues must have. A deletion that the machine was lost in is done, or not at all."""
+        """Returns the records that the queues must have. A deletion during which the machine was lost has
+        happened, or not at all.
+        """
         deleted = self.store.deleted_topics
         for send in kept:
             if send.is_deleted is None:

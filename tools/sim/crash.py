@@ -1,8 +1,8 @@
-"""`python -m sim.crash`: many random lives of a store, and what of them was lost.
+"""`python -m sim.crash`: runs many random lives of a store, and reports what was lost.
 
-The last line is `CRASH OK seeds=N acknowledged=N lost=0 phantom=0 divergent=0`, or `CRASH FAILED ...`; then
-the lines before it have the commands that replay the failed seeds, and the exit code is 1. With --seed K
---trace one life is told operation by operation.
+The last line is `CRASH OK seeds=N acknowledged=N lost=0 phantom=0 divergent=0`, or `CRASH FAILED ...`. After
+a failure the lines before it contain the commands that replay the failed seeds, and the exit code is 1. With
+--seed K --trace one run is printed operation by operation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FAULTS_SHOWN = 3
 
 @dataclass(slots=True)
 class Summary:
-    """What all seeds did together."""
+    """The combined results of all seeds."""
 
     seed_count: int = 0
     acknowledged_count: int = 0
@@ -52,12 +52,12 @@ class Summary:
 
     @property
     def returned(self) -> list[str]:
-        """Damaged records that were given out as intact."""
+        """The damaged records that were returned as intact."""
         return [text for result in self.flips for text in result.returned]
 
     @property
     def lost_by_damage(self) -> list[str]:
-        """Intact records that were gone because another one was damaged."""
+        """The intact records that were lost because another one was damaged."""
         return [text for result in self.flips for text in result.lost]
 
     @property
@@ -65,7 +65,7 @@ class Summary:
         return not self.failed and not self.returned and not self.lost_by_damage
 
     def lines(self) -> Iterator[str]:
-        """The report; the verdict last."""
+        """Yields the lines of the report; the verdict is last."""
         flipped = sum(result.flipped_count for result in self.flips)
         cut = sum(result.cut_count for result in self.flips)
         refused = sum(result.refused_count for result in self.flips)
@@ -107,7 +107,7 @@ def _flip_quietly(seed: int) -> FlipResult:
 
 
 def run_many(seeds: range, console: Console) -> Summary:
-    """All seeds, and flipped bits with some of them."""
+    """Runs all seeds, and bit flips for some of them."""
     summary = Summary()
     flip_seeds = seeds[::SEEDS_PER_FLIP_SEED]
     with progress_on(console) as progress, new_processes() as processes:
@@ -123,7 +123,7 @@ def run_many(seeds: range, console: Console) -> Summary:
 
 
 def run_one(seed: int) -> Life:
-    """One seed, without flipped bits."""
+    """Runs one seed, without bit flips."""
     with without_logging():
         result = run_seed(seed)
     summary = Summary()
@@ -132,7 +132,7 @@ def run_one(seed: int) -> Life:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit code."""
+    """Runs the command and returns the exit code."""
     return run_command(
         arguments,
         module="sim.crash",

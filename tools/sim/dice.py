@@ -1,4 +1,4 @@
-"""Chance of a simulation: the same seed throws the same numbers, on every machine."""
+"""The randomness of a simulation: the same seed yields the same numbers on every machine."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ T = TypeVar("T")
 
 
 class Dice(SeededRandom):
-    """A `runtime.ports.Random` with the questions that simulations ask."""
+    """A `runtime.ports.Random` with the draws that simulations need."""
 
     def happens(self, percent: float) -> bool:
-        """True in `percent` of 100 throws."""
+        """Returns True in `percent` of 100 draws."""
         return self.below(10_000) < percent * 100
 
     def between(self, low: int, high: int) -> int:
-        """An integer in low .. high, both included."""
+        """Returns an integer in `[low, high]`."""
         return low + self.below(high - low + 1)
 
     def pick(self, choices: Sequence[T]) -> T:
-        """One of the choices."""
+        """Returns one of the choices."""
         return choices[self.below(len(choices))]
 
     def pick_weighted(self, choices: Sequence[tuple[int, T]]) -> T:
-        """One of the choices, each as often as its weight says."""
+        """Returns one of the choices, with a probability proportional to its weight."""
         throw = self.below(sum(weight for weight, _ in choices))
         for weight, choice in choices:
             if throw < weight:

@@ -1,8 +1,8 @@
-"""A `runtime.ports.Disk` over an image: it fails when told to, and can lose the machine in any operation.
+"""A `runtime.ports.Disk` over an image: it fails on request, and can lose the machine in any operation.
 
-Strategy:   a crash takes a copy of the image at that very moment and lets the old one go on: whatever the
-            dying store still does is done to a world that nobody looks at again.
-Knows not:  what the files hold.
+Strategy:  a crash copies the image at that moment and lets the old one continue: what the dying store still
+           does has no effect on the copy.
+Knows not: the content of the files.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from tandemmq.units import Buffer, align_down
 
 TOTAL_BYTES = 1 << 40
 SLOW_MS_MAX = 40
-"""What runs off the loop takes so long at most."""
+"""The longest duration of an offloaded call."""
 
 
 @dataclass(slots=True)
 class Faults:
-    """What goes wrong from now on; percentages of operations, 0: never."""
+    """The faults from now on, as percentages of operations; 0: never."""
 
     write_error_percent: int = 0
     create_error_percent: int = 0
     slow_sync_percent: int = 0
-    sync_errors: int = 0  # so many of the next fsyncs fail
+    sync_errors: int = 0  # the next N fsyncs fail
     is_dropping_pages: bool = False  # a failed fsync drops pages
-    stalled_until_s: float = 0.0  # nothing that runs off the loop ends before
+    stalled_until_s: float = 0.0  # no offloaded call ends before
 
 
 @dataclass(slots=True)
 class Crash:
-    """When and how the machine is lost: in the operation after `operations` more ones."""
+    """The time and kind of a crash: the machine is lost in the operation after `operations` more ones."""
 
     operations: int
     is_power_cut: bool
@@ -112,7 +112,7 @@ class SimLock:
 
 
 class SimDisk:
-    """The disk of one machine from its start to its loss; `left` is what the next machine finds."""
+    """The disk of one machine from its start to its loss; `left` is the state for the next machine."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class SimDisk:
         self.lost_by: Crash | None = None
         self.lost_at_s = 0.0
         self.total_bytes = TOTAL_BYTES
-        self.failed_paths: set[Path] = set()  # files of which an operation failed
+        self.failed_paths: set[Path] = set()  # files with a failed operation
         self.sync_failed = False
         self.write_count = 0
         self.last_written = ""
@@ -139,17 +139,17 @@ class SimDisk:
         self._note = note
         self._on_lost = on_lost
         self._locks: set[Path] = set()
-        self._covered: tuple[int, int] | None = None  # of the fsyncs of an offloaded call
+        self._covered: tuple[int, int] | None = None  # the writes covered by the fsyncs of an offloaded call
 
     @property
     def is_lost(self) -> bool:
         """True from the crash on."""
         return self.left is not None
 
-    # The end.
+    # The crash.
 
     def lose(self, crash: Crash) -> None:
-        """The machine stops now: the process is killed, or the power is cut."""
+        """Stops the machine now: the process is killed, or the power is cut."""
         if self.left is not None:
             return
         self.lost_by = crash
@@ -161,7 +161,7 @@ class SimDisk:
         self._note(f"  lost: {'power cut, ' + crash.tear.value if crash.is_power_cut else 'process killed'}")
 
     def _is_due(self) -> bool:
-        """Count one operation; True when the machine is lost in it."""
+        """Counts one operation; returns True if the machine is lost in it."""
         crash = self.crash
         if crash is None or self.left is not None:
             return False
@@ -173,7 +173,7 @@ class SimDisk:
             assert self.crash is not None
             self.lose(self.crash)
 
-    # What open files ask for.
+    # Calls from open files.
 
     def write(self, path: Path, node: Node, offset: int, data: bytes) -> None:
         self.write_count += 1
@@ -209,7 +209,7 @@ class SimDisk:
             return OSError(errno.ENOSPC, "no space left on device", str(path))
         return OSError(errno.EIO, "input/output error", str(path))
 
-    # The door.
+    # The `Disk` port.
 
     def open(self, path: Path) -> SimFile:
         return SimFile(path, self._node(path), self)
@@ -228,7 +228,7 @@ class SimDisk:
         return SimFile(path, self.image.create(path, size), self)
 
     def list(self, directory: Path) -> list[str]:
-        prefix = f"{directory}/"  # texts, because comparing paths took half the time of a run
+        prefix = f"{directory}/"  # strings, because comparing paths took half the time of a run
         size = len(prefix)
         texts = map(str, (*self.image.files, *self.image.directories))
         return sorted({text[size:].partition("/")[0] for text in texts if text.startswith(prefix)})
@@ -278,7 +278,9 @@ class SimDisk:
         return f"boot-{self.image.boot_count}"
 
     async def offload(self, fn: Callable[..., T], *args: Any) -> T:
-        """As with a thread: other work happens meanwhile, and an fsync covers only what came before it."""
+        """Runs `fn` as if in a thread: other work happens meanwhile, and an fsync covers only the writes
+        before it.
+        """
         limit = self.image.write_number
         if self._dice.happens(self.faults.slow_sync_percent):
             await self._clock.sleep(self._dice.between(1, SLOW_MS_MAX) / 1000)

@@ -1,15 +1,15 @@
-"""What a disk and its page cache hold, and what is left of it after a power cut.
+"""The content of a disk and its page cache, and the part of it that survives a power cut.
 
-Owns: file contents with every version that a sector had since it was last made durable, and the changes of
-      directories that are not durable yet.
+Owns:    the file contents, with every version of a sector since it was last made durable, and the directory
+         changes that are not durable yet.
 Rules of the model:
-      - a sector of 512 bytes is never torn; a write of many sectors may arrive in any part and any order;
-      - an fsync vouches for the writes made before it was asked for, not for those made while it ran;
+      - a sector of 512 bytes is never torn; of a write of many sectors, any part may arrive, in any order;
+      - an fsync covers the writes made before it was requested, not those made while it runs;
       - an fsync that fails may drop pages: readers still see them, no later fsync ever writes them (Linux);
-      - changes of one directory become durable in their order, as journaling file systems do it; an fsync
-        of any file says nothing about its directory entry;
+      - changes of one directory become durable in order, as in journaling file systems; an fsync of a file
+        does not cover its directory entry;
       - a created file whose entry is not durable may come back short, and then it is empty.
-Knows not: faults, time, who writes.
+Knows not: faults, time, which component writes.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ SECTOR_BYTES = 512
 PAGE_BYTES = 4096
 
 WriteNumber = int
-"""Writes are counted over the whole disk; what arrived of a sector is "all writes up to number n"."""
+"""Writes are numbered across the whole disk; the state of a sector is "all writes up to number n"."""
 
 
 class Node:
-    """The content of one file. `dirty`: per sector, what each write that is not durable replaced."""
+    """The content of one file. `dirty`: for each sector, the content that each write replaced, if it is not
+    durable.
+    """
 
     __slots__ = ("data", "dirty", "is_synced", "stale")
 
     def __init__(self, data: bytearray, *, is_synced: bool = False) -> None:
         self.data = data
-        self.is_synced = is_synced  # the length at least is durable
+        self.is_synced = is_synced  # at least the length is durable
         self.dirty: dict[int, list[tuple[WriteNumber, bytes]]] = {}
-        self.stale: dict[int, bytes] = {}  # sectors that a failed fsync dropped: what the platter holds
+        self.stale: dict[int, bytes] = {}  # sectors that a failed fsync dropped: their content on the platter
 
     def clone(self) -> Node:
         twin = Node(bytearray(self.data), is_synced=self.is_synced)
@@ -56,14 +58,16 @@ class Node:
         self.data[offset : offset + len(data)] = data
 
     def sync(self, up_to: WriteNumber, since: WriteNumber) -> None:
-        """Durable are the writes up to `up_to`, and those after `since`, which the syncing thread made."""
+        """Makes writes durable: those up to `up_to`, and those after `since`, which the syncing thread itself
+        made.
+        """
         self.is_synced = True
         for sector, versions in list(self.dirty.items()):
             is_newest_ours = versions[-1][0] > since
             self._keep(sector, [] if is_newest_ours else [v for v in versions if v[0] > up_to])
 
     def drop(self, up_to: WriteNumber) -> None:
-        """An fsync failed: the kernel forgets that these writes are not on the platter."""
+        """Models a failed fsync: the kernel forgets that these writes are not on the platter."""
         for sector, versions in list(self.dirty.items()):
             if versions[0][0] > up_to:
                 continue
@@ -82,7 +86,7 @@ class Node:
             del self.dirty[sector]
 
     def cut(self, arrived: Callable[[int], WriteNumber]) -> None:
-        """Only the writes of a sector up to number `arrived(sector)` are left."""
+        """Keeps only the writes of each sector up to number `arrived(sector)`."""
         for sector in sorted(self.dirty):
             limit = arrived(sector)
             for number, before in self.dirty[sector]:
@@ -100,7 +104,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A file that appeared in a directory, or (`is_removal`) went away."""
+    """A file that was added to a directory, or removed from it (`is_removal`)."""
 
     path: Path
     node: Node
@@ -108,7 +112,7 @@ class Change:
 
 
 class Tear(Enum):
-    """What a power cut leaves of the writes that are not durable."""
+    """The part of the non-durable writes that survives a power cut."""
 
     NOTHING = "nothing"
     EVERYTHING = "everything"
@@ -128,7 +132,7 @@ class Image:
         self._changes: dict[Path, list[Change]] = {}
 
     def clone(self) -> Image:
-        """An independent copy."""
+        """Returns an independent copy."""
         nodes = [*self.files.values(), *(c.node for changes in self._changes.values() for c in changes)]
         twins = {id(node): node.clone() for node in nodes}
         copy = Image()
@@ -152,7 +156,9 @@ class Image:
         self._changes.setdefault(path.parent, []).append(Change(path, node, True))
 
     def replace(self, path: Path, data: bytes) -> None:
-        """A file written beside, synced and renamed, and its directory synced."""
+        """Replaces a file: the new one is written beside it, synced and renamed, and its directory is
+        synced.
+        """
         self.sync_directory(path.parent)
         self.files[path] = Node(bytearray(data), is_synced=True)
 
@@ -161,12 +167,14 @@ class Image:
         node.write(offset, data, self.write_number)
 
     def sync_directory(self, directory: Path) -> None:
-        """Its entries are durable, and the way to it."""
+        """Makes the directory's entries durable, and those of its parents."""
         for path in (directory, *directory.parents):
             self._changes.pop(path, None)
 
     def power_cut(self, dice: Dice, tear: Tear) -> None:
-        """Leave what survives on the platter; which part of the rest does, the dice say."""
+        """Reduces the image to what survives on the platter; the dice decide about everything that is not
+        durable.
+        """
         self.boot_count += 1
         for directory in sorted(self._changes):
             self._cut_directory(self._changes[directory], dice, tear)
@@ -190,7 +198,7 @@ class Image:
             self._shorten(changes[kept - 1].path, dice)
 
     def _shorten(self, path: Path, dice: Dice) -> None:
-        """The entry arrived, not all of its blocks: then none of its bytes can have."""
+        """Models an entry that arrived without all of its blocks: then none of its bytes can have arrived."""
         node = self.files.get(path)
         if node is not None and not node.is_synced:
             self.files[path] = Node(bytearray(dice.between(0, len(node.data))))
@@ -199,7 +207,7 @@ class Image:
 def _chooser(
     dice: Dice, tear: Tear, newest: WriteNumber, moment: WriteNumber
 ) -> Callable[[int], WriteNumber]:
-    """Up to which write each sector of one file arrived."""
+    """Returns a function that returns the last write of each sector of one file that arrived."""
     pages: dict[int, WriteNumber] = {}
 
     def by_page(sector: int) -> WriteNumber:
@@ -220,5 +228,5 @@ def _chooser(
 
 
 def _any_version(dice: Dice, newest: WriteNumber) -> WriteNumber:
-    """Mostly all or nothing, which is what leaves holes; sometimes a version in between."""
+    """Returns mostly all or nothing, which is what leaves holes; sometimes a version in between."""
     return dice.pick_weighted(((4, 0), (4, newest), (2, dice.between(0, newest))))

@@ -1,10 +1,10 @@
-"""What a simulated run sent and was promised; what of it must, may and must not be in the log.
+"""The sends of a simulated run and their outcomes; and the records that must, may and must not be in the log.
 
-Units:      offsets are log offsets in bytes; ends are exclusive.
-Strategy:   a send is known by the exact bytes that its record must have, at the offset that it was given.
-            The marks say how far the log must survive: `written_end` the death of the process, `durable_end`
-            a power cut.
-Knows not:  the store; how it was asked.
+Units:     offsets are log offsets in bytes; ends are exclusive.
+Strategy:  a send is identified by the exact bytes that its record must have, at the offset that it was
+           assigned. Two marks tell how much of the log must survive: `written_end` for a killed process,
+           `durable_end` for a power cut.
+Knows not: the store, or how it is called.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tandemmq.store import Appended, PutStatus
 
 
 class Fate(Enum):
-    """What became of a send so far."""
+    """The current outcome of a send."""
 
     PENDING = "pending"
     ACKNOWLEDGED = "acknowledged"
@@ -37,7 +37,9 @@ class Send:
     at_s: float = 0.0  # when it was accepted, by the machine's clock
     fate: Fate = Fate.PENDING
     is_deleted: bool | None = False
-    """With its topic; None while nobody knows, because the machine or the store failed on the way."""
+    """True if it was deleted with its topic; None if that is unknown, because the machine or the store failed
+    meanwhile.
+    """
 
     @property
     def end(self) -> int:
@@ -56,24 +58,26 @@ _FATES = {
 
 @dataclass(slots=True)
 class Ledger:
-    """All sends whose bytes may lie on the disk, by log offset."""
+    """All sends whose bytes may be on the disk, by log offset."""
 
     is_sync: bool
     is_pooled: bool
-    """An answer promises memory only; what the store calls appended survives it."""
+    """True if an answer only promises memory; bytes that the store calls appended survive a killed
+    process.
+    """
     store_host: bytes
     acknowledged_count: int = 0
     written_end: int = 0
     durable_end: int = 0
     begin: int = 0
-    """Files below were deleted on purpose; a power cut may bring them back."""
+    """The begin of the log: files below it were deleted on purpose, but may come back after a power cut."""
     is_frozen: bool = False
-    """True from a crash to the next start: what a dying store says was heard by nobody."""
+    """True from a crash to the next start: answers of the dying store are ignored."""
     by_offset: dict[int, list[Send]] = field(default_factory=dict)
     _count: int = 0
 
     def add(self, records: list[NewRecord], placed: Appended, at_s: float) -> list[Send]:
-        """The sends of an append that was accepted."""
+        """Adds the sends of an append that was accepted."""
         sends = []
         queue_offset = placed.queue_offset
         for record, log_offset in zip(records, placed.log_offsets, strict=True):
@@ -92,7 +96,7 @@ class Ledger:
         return sends
 
     def settle(self, sends: list[Send], status: PutStatus) -> None:
-        """The store's answer to an append."""
+        """Records the store's answer to an append."""
         if self.is_frozen:
             return
         fate = _FATES.get(status, Fate.UNKNOWN)
@@ -109,23 +113,25 @@ class Ledger:
             self.durable_end = max(self.durable_end, end)
 
     def note_written(self, end: int) -> None:
-        """The store says that it wrote everything below `end`."""
+        """Records that the store reported everything below `end` as written."""
         if not self.is_frozen:
             self.written_end = max(self.written_end, end)
 
     def note_durable(self, end: int) -> None:
-        """Everything below `end` is said to be flushed, or was shown to a reader who may rely on it."""
+        """Records that everything below `end` was reported as flushed, or was shown to a reader that may rely
+        on it.
+        """
         if not self.is_frozen:
             self.durable_end = max(self.durable_end, end)
 
     def note_clean_stop(self) -> None:
-        """The store says that it left nothing to recover: everything that was promised is on disk."""
+        """Records that the store stopped with nothing to recover: every acknowledged send is on disk."""
         ends = (s.end for s in self._all() if s.fate is Fate.ACKNOWLEDGED)
         self.written_end = max(self.written_end, *ends, 0)
         self.durable_end = max(self.durable_end, self.written_end)
 
     def oldest_unwritten(self) -> Send | None:
-        """The first send that was answered and is in memory only; None without one."""
+        """Returns the oldest send that was answered and is in memory only; None if there is none."""
         sends = (s for s in self._all() if s.fate is Fate.ACKNOWLEDGED and s.end > self.written_end)
         return min(sends, key=lambda send: send.at_s, default=None)
 
@@ -133,32 +139,34 @@ class Ledger:
         return (send for sends in self.by_offset.values() for send in sends)
 
     def candidates(self, log_offset: int) -> list[Send]:
-        """The sends that may lie at an offset: refused ones never come back."""
+        """Returns the sends that may be at an offset: refused ones never come back."""
         return [send for send in self.by_offset.get(log_offset, ()) if send.fate is not Fate.REFUSED]
 
     def begin_deletion(self, topic: str) -> list[Send]:
-        """All that was sent to the topic so far may be gone from its queues from now on."""
+        """Marks all sends to the topic as possibly gone from its queues, and returns them."""
         sends = [send for send in self._all() if send.record.topic == topic and not send.is_deleted]
         for send in sends:
             send.is_deleted = None
         return sends
 
     def end_deletion(self, sends: list[Send]) -> None:
-        """The store says that they are. One that was not confirmed may yet be found, as if sent later."""
+        """Records that the store has deleted them. An unconfirmed send may still be found, as if sent
+        later.
+        """
         if not self.is_frozen:
             for send in sends:
                 send.is_deleted = None if send.fate is Fate.UNKNOWN else True
 
     def freeze(self) -> None:
-        """The machine is lost: nobody hears the store any more."""
+        """Ignores the store from now on: the machine is lost."""
         self.is_frozen = True
 
     def note_cleaned(self, begin: int) -> None:
-        """The log begins at `begin` now, or does not yet, if the machine was lost meanwhile."""
+        """Records that the log now begins at `begin`; if the machine was lost meanwhile, it may not yet."""
         self.begin = max(self.begin, begin)
 
     def required(self, *, after_power_cut: bool) -> list[Send]:
-        """The sends that must be in the log, in its order."""
+        """Returns the sends that must be in the log, in log order."""
         end = self.durable_end if after_power_cut else self.written_end
         return [
             send
@@ -168,7 +176,9 @@ class Ledger:
         ]
 
     def begin_again(self, kept: list[Send], end: int) -> None:
-        """After a recovery: these records are the log now, durably, and nothing else can come back."""
+        """Starts again after a recovery: these records are the durable log now, and nothing else can come
+        back.
+        """
         self.by_offset = {at: sends for at, sends in self.by_offset.items() if at < self.begin}
         for send in kept:
             send.fate = Fate.ACKNOWLEDGED

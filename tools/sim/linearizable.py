@@ -1,12 +1,12 @@
-"""Whether what clients saw of a queue can have come from one list, which each operation changes or reads at
-one moment between its call and its answer. Pure.
+"""Checks whether the clients' view of a queue is linearizable: one list, which each operation changes or
+reads at one moment between its call and its answer. Pure.
 
-Invariants: the answer is exact: a search over all orders agrees in tests.
-Strategy:   an append's answer names its place. So the order of the appends is known, and with it the place
-            of a read that saw the end of the queue. The order fits time unless a later operation was
-            answered before an earlier one was called: one pass with the latest call so far finds that. What
-            was not answered may have happened, once, or never.
-Knows not:  who the clients are, losses, several queues: each queue is a history of its own.
+Invariants: the answer is exact: tests compare it with a search over all orders.
+Strategy:   an append's answer contains its offset. Thus the order of the appends is known, and so is the
+            position of a read that saw the end of the queue. The order is consistent with time unless a later
+            operation was answered before an earlier one was called; one pass with the latest call so far
+            detects that. An unanswered operation may have happened once, or never.
+Knows not:  the identity of clients, losses, several queues: each queue is a history of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 
 class Append(NamedTuple):
-    """One send; `offset` None and `end_s` inf: it was not answered."""
+    """One send. If it was not answered, `offset` is None and `end_s` is inf."""
 
     value: int
     begin_s: float
@@ -27,7 +27,7 @@ class Append(NamedTuple):
 
 
 class Read(NamedTuple):
-    """The values from `offset` on; `is_end`: it saw also that the queue ends behind them."""
+    """The values from `offset` on; `is_end`: it also saw that the queue ends after them."""
 
     offset: int
     values: tuple[int, ...]
@@ -37,8 +37,8 @@ class Read(NamedTuple):
 
 
 def contradiction(appends: Sequence[Append], reads: Sequence[Read]) -> str:
-    """Empty, or what no list can have shown: a place with two values, a value that was never sent, or an
-    operation that was answered before one was called that it follows.
+    """Returns "" if the history is linearizable, else a contradiction: an offset with two values, a value
+    that was never sent, or an operation that was answered before the call of one that it follows.
     """
     placed = _place(appends, reads)
     if isinstance(placed, str):
@@ -46,7 +46,7 @@ def contradiction(appends: Sequence[Append], reads: Sequence[Read]) -> str:
     at_length: defaultdict[int, list[Read]] = defaultdict(list)
     for read in reads:
         at_length[read.offset + len(read.values)].append(read)
-    latest: Append | Read | None = None  # what was called last of all that comes before
+    latest: Append | Read | None = None  # the latest call among all operations before this one
     for length in range(len(placed) + 1):
         here = at_length[length]
         for read in here:
@@ -69,7 +69,9 @@ def _later(latest: Append | Read | None, others: Iterable[Append | Read]) -> App
 
 
 def _place(appends: Sequence[Append], reads: Sequence[Read]) -> list[Append] | str:
-    """The append of each place, as far as any answer reaches; or why there is none."""
+    """Returns the append at each offset, up to the last one in any answer; or the reason why there is
+    none.
+    """
     values: dict[int, int] = {}
     owners: dict[int, Append] = {}
     length = 0
@@ -86,7 +88,7 @@ def _place(appends: Sequence[Append], reads: Sequence[Read]) -> list[Append] | s
             if values.setdefault(offset, value) != value:
                 return f"{read} saw {value} at {offset}, where {values[offset]} is"
         length = max(length, read.offset + len(read.values))
-    # Of equal values the one that was called first goes to the first place: nothing else fits better.
+    # Of equal values the one that was called first is placed first: no other choice fits better.
     unanswered: defaultdict[int, deque[Append]] = defaultdict(deque)
     for append in sorted((one for one in appends if one.offset is None), key=lambda one: one.begin_s):
         unanswered[append.value].append(append)

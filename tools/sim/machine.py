@@ -1,7 +1,7 @@
-"""One machine after the other around one image: starts stores, lets virtual time pass, loses machines.
+"""A sequence of machines around one image: starts stores, lets virtual time pass, loses machines.
 
-Strategy:   every start gets its own clock and disk door, so that timers and file handles of a lost machine
-            reach nothing. A coroutine of the store is driven by a task while the clock jumps.
+Strategy: every start gets its own clock and disk, so that timers and file handles of a lost machine affect
+          nothing. A coroutine of the store runs in a task while the clock jumps.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ T = TypeVar("T")
 STEP_S = 0.005
 HOUR_MS = 3_600_000
 STEPS_MAX = 20_000
-"""100 virtual seconds: a close or an open that takes longer hangs."""
+"""100 virtual seconds: a close or an open that takes longer counts as hung."""
 
 OpenStore = Callable[..., Coroutine[Any, Any, MessageStore]]
 
 
 class Hung(Exception):
-    """The store did not come to an end in STEPS_MAX steps."""
+    """The store did not finish within STEPS_MAX steps."""
 
 
 class Machine:
-    """What is left of the last machine, and the store that runs on the present one."""
+    """The state left by the previous machine, and the store that runs on the current one."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Machine:
         self._scope = TaskScope("machine")
 
     async def start(self) -> bool:
-        """True when a store is open; False when it could not be, for a fault of the disk.
+        """Starts a store. Returns True if it is open; False if a fault of the disk prevented it.
 
         The machine may be lost meanwhile. Raises any error that no fault explains.
         """
@@ -86,17 +86,17 @@ class Machine:
         return True
 
     async def stop(self) -> bool:
-        """Close the store in order; True when it says that it left nothing to recover."""
+        """Closes the store; returns True if it reports that nothing needs recovery."""
         assert self.store is not None
         await self.drive(self.store.close())
         return not self.disk.exists(self.options.root / "abort")
 
     def lose(self, *, is_power_cut: bool, tear: Tear) -> None:
-        """Kill the process or cut the power now."""
+        """Kills the process or cuts the power now."""
         self.disk.lose(Crash(0, is_power_cut, tear))
 
     async def replace(self) -> None:
-        """Go on with a new process, or a new machine, on what the old one left."""
+        """Continues with a new process, or a new machine, on the state left by the old one."""
         self._ledger.freeze()
         await self.end_tasks()
         lost_by = self.disk.lost_by
@@ -107,11 +107,11 @@ class Machine:
         self._power_on(self.disk.image if self.disk.left is None else self.disk.left)
 
     async def pass_time(self, seconds: float) -> None:
-        """Let timers and tasks run."""
+        """Lets timers and tasks run."""
         await self.clock.pass_time(seconds)
 
     async def drive(self, coro: Coroutine[Any, Any, T]) -> T:
-        """What the store's coroutine returns, or raises; meanwhile time passes."""
+        """Returns the result of the store's coroutine, or raises its error, while time passes."""
         task: asyncio.Task[T] = self._scope.start("drive", _wrap(coro))
         for _ in range(STEPS_MAX):
             if task.done():
@@ -126,7 +126,7 @@ class Machine:
         return value
 
     async def end_tasks(self) -> None:
-        """Whatever the lost process still runs ends, unheard."""
+        """Ends everything that the lost process still runs; the results are ignored."""
         await self._scope.close()
         mine = asyncio.current_task()
         while rest := [task for task in asyncio.all_tasks() if task is not mine]:
@@ -136,7 +136,7 @@ class Machine:
 
 
 async def _wrap(coro: Coroutine[Any, Any, T]) -> T | BaseException:
-    """Errors come back as values: a failed open is no failure of the scope."""
+    """Returns errors as values, so that a failed open is not a failure of the scope."""
     try:
         return await coro
     except (TandemError, OSError, AssertionError) as error:
@@ -144,5 +144,5 @@ async def _wrap(coro: Coroutine[Any, Any, T]) -> T | BaseException:
 
 
 def is_fail_stop(fatal: list[BaseException]) -> bool:
-    """True when the owner was told exactly once that the store cannot be trusted any more."""
+    """Returns True if the owner was notified exactly once that the store has failed."""
     return len(fatal) == 1 and isinstance(fatal[0], FlushFailed)

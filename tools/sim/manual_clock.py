@@ -1,4 +1,4 @@
-"""A clock that moves only when a test says so."""
+"""A clock that moves only when a test moves it."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class ManualTimer:
 
 
 class ManualClock:
-    """Time as a number: `advance` moves it and runs what became due, in order of due time, then of asking.
+    """Time as a number: `advance` moves it and runs the due calls, ordered by due time, then by request.
 
-    Calls of `call_soon` run at `run_soon` or `advance`, or by themselves in the next turn when a loop is
+    Calls of `call_soon` run at `run_soon` or `advance`, or by themselves in the next turn if a loop is
     running.
     """
 
     def __init__(self, now_ms: int = START_MS) -> None:
         self._start_ms = now_ms
         self.skew_ms = 0
-        """How far someone has set the wall clock; the monotonic one does not hear of it."""
+        """The offset by which the wall clock was set; it does not affect the monotonic clock."""
         self._now_s = 0.0
         self._soon: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._timers: list[tuple[float, int, ManualTimer]] = []
@@ -76,13 +76,13 @@ class ManualClock:
             timer.cancel()
 
     def run_soon(self) -> None:
-        """Runs all `call_soon` calls, and those that they ask for."""
+        """Runs all `call_soon` calls, including those that they request."""
         while self._soon:
             fn, args = self._soon.popleft()
             fn(*args)
 
     def advance(self, seconds: float) -> None:
-        """Moves time forward, running each timer at its own due time."""
+        """Moves time forward and runs each timer at its own due time."""
         end = self._now_s + seconds
         self.run_soon()
         while self._run_next_timer(end):
@@ -108,7 +108,7 @@ class ManualClock:
         return False
 
     def _drain_turn(self) -> None:
-        """One loop turn: what was asked for before it; later calls wait for the next turn."""
+        """Runs one loop turn: the calls requested before it; later calls wait for the next turn."""
         self._drain_loop = None
         for _ in range(len(self._soon)):
             if self._soon:

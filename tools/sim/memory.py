@@ -1,11 +1,11 @@
-"""In-memory twins of the real doors, for unit tests and simulated clusters: network and disk.
+"""In-memory implementations of the network and disk ports, for unit tests and simulated clusters.
 
-Connections behave as those of `runtime.network` as far as protocols can see. Bytes arrive in a later turn, in
-order, joined as a socket would join them; a reader that paused holds them up and its writer is told at the
-high-water mark. Delivery goes through the Clock's `call_soon` only, so a test clock orders it.
+Connections behave like those of `runtime.network` as far as protocols can see. Bytes arrive in a later turn,
+in order, joined as a socket would join them. A paused reader holds them up, and its writer is notified at the
+high-water mark. Delivery goes only through the Clock's `call_soon`, so a test clock orders it.
 
-Files behave as those of `runtime.disk`, including what a power cut may take away: a file remembers the bytes
-that each write replaced until it is synced; `power_cut` puts them back. A `DiskFault` given by a test decides
+Files behave like those of `runtime.disk`, including the losses in a power cut: until a file is synced, it
+remembers the bytes that each write replaced, and `power_cut` restores them. A `DiskFault` from a test decides
 how many bytes of a write arrive and whether a creation or a sync fails, so a fault-injecting disk is this one
 with its own `DiskFault`.
 """
@@ -31,13 +31,15 @@ ADVICE_KEPT = 1000
 
 
 class DiskFault(Protocol):
-    """What goes wrong on a `MemoryDisk`; each call comes before the operation takes effect."""
+    """The faults of a `MemoryDisk`; each method is called before the operation takes effect."""
 
     def on_create(self, path: Path, size: int) -> None:
         """May raise OSError, for example ENOSPC; then no file is left behind."""
 
     def on_write(self, path: Path, offset: int, size: int) -> int:
-        """How many bytes arrive. Fewer than `size`: the write fails with ENOSPC after that many."""
+        """Returns the number of bytes that arrive. If it is less than `size`, the write fails with ENOSPC
+        after them.
+        """
 
     def on_sync(self, path: Path) -> None:
         """May raise OSError; then nothing became durable."""
@@ -64,7 +66,7 @@ class _Node:
     def __init__(self, data: bytearray, *, is_entry_durable: bool) -> None:
         self.data = data
         self.is_entry_durable = is_entry_durable
-        self.unsynced: list[tuple[int, bytes]] = []  # (offset, the bytes that were there before)
+        self.unsynced: list[tuple[int, bytes]] = []  # (offset, the replaced bytes)
 
     def undo(self, write: tuple[int, bytes]) -> None:
         offset, before = write
@@ -142,9 +144,9 @@ class MemoryLock:
 
 
 class MemoryDisk:
-    """One machine's files. Directories exist as long as they were made or hold something.
+    """One machine's files. A directory exists while it was created or contains something.
 
-    `tracks_unsynced` False saves the memory of the undo log where no power is cut.
+    With `tracks_unsynced` False no undo log is kept, which saves memory if no power is cut.
     """
 
     def __init__(self, *, fault: DiskFault | None = None, tracks_unsynced: bool = True) -> None:
@@ -230,10 +232,10 @@ class MemoryDisk:
         return fn(*args)
 
     def power_cut(self, survives: Callable[[Path, int], bool] | None = None) -> None:
-        """Takes away what was not synced, and all locks; open files must not be used any more.
+        """Drops everything that was not synced, and all locks; open files must not be used any more.
 
-        `survives(path, index)` keeps single unsynced writes, as a real disk may; without it none survives.
-        A write that does not survive also takes back what a later one put on the same bytes.
+        `survives(path, index)` keeps individual unsynced writes, as a real disk may; without it none
+        survives. Undoing a write also undoes what a later one wrote to the same bytes.
         """
         for path, node in list(self._nodes.items()):
             for index, write in reversed(list(enumerate(node.unsynced))):
@@ -265,7 +267,7 @@ class MemoryTransport(asyncio.Transport):
         self._clock = clock
         self._protocol = protocol
         self._peer: MemoryTransport | None = None  # None: the connection is gone
-        self._unsent: list[bytes] = []  # on its way to the peer
+        self._unsent: list[bytes] = []  # in transit to the peer
         self._unsent_size = 0
         self._high, self._low = HIGH_WATER_BYTES, HIGH_WATER_BYTES // 4
         self._is_writer_paused = False
@@ -274,7 +276,7 @@ class MemoryTransport(asyncio.Transport):
         self._is_delivery_due = False
 
     def join(self, peer: MemoryTransport) -> None:
-        """Makes both ends of one connection; the accepting side hears of it first."""
+        """Connects both ends; the accepting side is notified first."""
         self._peer, peer._peer = peer, self
         peer._protocol.connection_made(peer)
         self._protocol.connection_made(self)
@@ -334,14 +336,14 @@ class MemoryTransport(asyncio.Transport):
             self._clock.call_soon(self._deliver)
 
     def _deliver(self) -> None:
-        """Hands what is unsent to the peer; when there is nothing left, a closing end goes away."""
+        """Passes unsent bytes to the peer; a closing end disconnects once nothing is left."""
         self._is_delivery_due = False
         peer = self._peer
         if peer is None:
             return
         if self._unsent and not peer._is_closing:
             if not peer._is_reading:
-                return  # its resume_reading asks again
+                return  # its resume_reading schedules a new delivery
             data = b"".join(self._unsent)
             self._unsent.clear()
             self._unsent_size = 0
@@ -353,7 +355,7 @@ class MemoryTransport(asyncio.Transport):
             self._drop(None, None)
 
     def _drop(self, our_error: Exception | None, their_error: Exception | None) -> None:
-        """Ends the connection for both; each protocol hears it in a later turn."""
+        """Ends the connection for both sides; each protocol is notified in a later turn."""
         peer, self._peer = self._peer, None
         if peer is None:
             return
@@ -389,7 +391,7 @@ class MemoryListener:
 
 
 class MemoryNetwork:
-    """All machines of a test; `host` is the address from which connections are seen to come."""
+    """All machines of a test; `host` is the source address of the connections."""
 
     def __init__(self, clock: Clock, *, host: str = "127.0.0.1") -> None:
         self._clock = clock

@@ -1,8 +1,9 @@
-"""The bugs that `sim.plants` plants: slips of one line that a good engineer makes, and what must find them.
+"""The bugs that `sim.plants` plants: one-line slips that a good engineer makes, with the proofs that must
+find them.
 
-A row names the file, a text that stands in it once, and what stands there instead. `proofs` are simulations
-(crash, flips, sim, elected, raft) or paths below tests/, the most telling one first; the first that fails
-ends the search.
+A row names the file, a text that occurs in it once, and its replacement. `proofs` are simulations (crash,
+flips, sim, elected, raft) or paths below tests/, the most specific one first; the first that fails ends the
+search.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plant:
-    """One bug. `path` is below src/tandemmq; `why_not` tells why nothing finds it, where nothing can."""
+    """One bug. `path` is below src/tandemmq; `why_not` is the reason why nothing finds it, if nothing can."""
 
     name: str
     path: str
@@ -2249,4 +2250,4 @@ ELECTION_BUGS: Final = (
     "the same term begins again",
     "tables of a master that was replaced are taken over",
 )
-"""Those that spec controller 11 asks for, in its order."""
+"""The bugs that spec controller 11 asks for, in its order."""

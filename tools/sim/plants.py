@@ -1,11 +1,10 @@
-"""`python -m sim.plants`: one-line bugs are planted, and the proofs must find each of them.
+"""`python -m sim.plants`: plants one-line bugs, each of which the proofs must find.
 
-A bug is planted into a copy of the sources, one at a time, and the proofs that its row names run on the copy
-until one of them fails; what failed must pass on the sources without the bug. The last line is `PLANTS OK
-planted=N found=N`, or `PLANTS FAILED ...` with exit code 1. The lines before it tell for each bug which proof
-found it, and after how many seeds and seconds.
-
-With --hunt a proof is run in this process on the sources that are imported: so a planted copy is searched.
+Each bug is planted into a copy of the sources, one at a time, and the proofs named in its row run on the copy
+until one of them fails. A proof that failed must pass on the sources without the bug. The last line is
+`PLANTS OK planted=N found=N`, or `PLANTS FAILED ...` with exit code 1. The lines before it name for each bug
+the proof that found it, and the number of seeds and seconds.
+With --hunt a proof runs in this process on the imported sources; this is how a planted copy is searched.
 """
 
 from __future__ import annotations
@@ -38,22 +37,24 @@ from sim.seeds import PROCESSES, progress_on, say, without_logging
 SOURCES = Path(tandemmq.__file__).parent
 CHECKOUT = SOURCES.parent.parent
 SEEDS = {"crash": 1000, "flips": 100, "sim": 1000, "elected": 500, "raft": 2000}
-"""How many seeds the default commands run; `make crash` flips bits with every tenth of its seeds."""
+"""The number of seeds that the default commands run; `make crash` flips bits with every tenth of its
+seeds.
+"""
 EXCUSED_SEEDS = 100
-"""As many for a bug that nothing can find, as its row tells: a look whether that is still so."""
+"""The number of seeds for a bug that its row declares undetectable: they check that it still is."""
 FOUND = "found by seed "
 PROOF_MINUTES_MAX = 45
 SEED_SECONDS_MAX = 180
-"""A seed that takes longer hangs, and whoever runs the proof sees it."""
+"""The time limit of a seed; a seed that takes longer hangs, which the user of the proof would notice."""
 TEST_SECONDS_MAX = 120
-"""The same for a test."""
+"""The time limit of a test."""
 TEST_MINUTES_MAX = 10
-"""A file of tests that takes longer hangs where no limit of a test reaches."""
+"""The time limit of a file of tests, for hangs that the limit of a test does not cover."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one planted bug; `proof` None: nothing found it."""
+    """The outcome of one planted bug; `proof` None: not found."""
 
     plant: Plant
     proof: str | None
@@ -61,7 +62,7 @@ class Outcome:
     seconds: float
 
     def line(self) -> str:
-        """One row of the report."""
+        """Returns one row of the report."""
         how = f"{self.proof}: {self.told}" if self.proof else f"NOT FOUND ({self.told})"
         return f"{self.plant.name} [{self.plant.path}] {how}, {self.seconds:.0f} s"
 
@@ -100,14 +101,16 @@ def _raise_hangs(*_: object) -> None:
 
 
 def hunt(proof: str, first_seed: int, seeds: int) -> int | None:
-    """The first seed that finds something in the sources that are imported, or raises, or hangs."""
+    """Returns the first seed that finds something in the imported sources, raises an exception, or hangs;
+    None if none does.
+    """
     signal.signal(signal.SIGALRM, _raise_hangs)
     for seed in range(first_seed, first_seed + seeds):
         with without_logging():
             signal.alarm(SEED_SECONDS_MAX)
             try:
                 is_found = HUNTS[proof](seed)
-            except Exception:  # noqa: BLE001  # whatever a planted bug raises, it is found
+            except Exception:  # noqa: BLE001  # any exception counts as found
                 is_found = True
             finally:
                 signal.alarm(0)
@@ -117,9 +120,10 @@ def hunt(proof: str, first_seed: int, seeds: int) -> int | None:
 
 
 def plant_into(directory: Path, plant: Plant) -> Path:
-    """A copy of the sources and the tests below `directory` that has the bug.
+    """Copies the sources and the tests below `directory`, with the bug, and returns `directory`.
 
-    Raises:  ValueError when the catalogue is out of date: the sound text must stand in the file once.
+    Raises:  ValueError if the catalogue is out of date: the original text must occur in the file exactly
+             once.
     """
     copy = directory / "src" / "tandemmq"
     shutil.copytree(SOURCES.parent, directory / "src", ignore=shutil.ignore_patterns("__pycache__"))
@@ -134,9 +138,10 @@ def plant_into(directory: Path, plant: Plant) -> Path:
 
 
 def try_plant(plant: Plant, *, only_proof: str = "", seeds: int = 0) -> Outcome:
-    """Plant the bug and run its proofs, one after the other, until one finds it.
+    """Plants the bug and runs its proofs, one after the other, until one finds it.
 
-    `only_proof`: no other than this one; `seeds`: of each simulation, 0 for as many as its command runs.
+    `only_proof`: run no other proof; `seeds`: the number for each simulation, 0 for the default of its
+    command.
     """
     begun_at = time.monotonic()
     told = ""
@@ -152,13 +157,15 @@ def try_plant(plant: Plant, *, only_proof: str = "", seeds: int = 0) -> Outcome:
 
 
 def _seeds_of(plant: Plant, proof: str) -> int:
-    """How many seeds look for the bug; 0 when the proof is a file of tests."""
+    """Returns the number of seeds that search for the bug; 0 if the proof is a file of tests."""
     seeds = SEEDS.get(proof, 0)
     return min(seeds, EXCUSED_SEEDS) if plant.why_not else seeds
 
 
 def _is_sound(proof: str, told: str) -> bool:
-    """Whether what found the bug finds nothing in the sources without it: the seed, or the file of tests."""
+    """Returns True if the seed, or the file of tests, that found the bug finds nothing in the sources without
+    it.
+    """
     if proof in HUNTS:
         is_found, _ = _run(CHECKOUT, proof, 1, first_seed=int(told.removeprefix(FOUND)))
         return not is_found
@@ -171,7 +178,7 @@ def _passes(tests: str) -> bool:
 
 
 def _run(root: Path, proof: str, seeds: int, *, first_seed: int = 0) -> tuple[bool, str]:
-    """Whether the proof fails on the sources below `root`, and what it tells."""
+    """Returns True if the proof fails on the sources below `root`, and its message."""
     environment = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     if proof in HUNTS:
         command = [sys.executable, "-m", "sim.plants", "--hunt", proof]
@@ -193,7 +200,7 @@ def _run(root: Path, proof: str, seeds: int, *, first_seed: int = 0) -> tuple[bo
 def _wait_for(
     command: Sequence[str], root: Path, environment: Mapping[str, str], minutes_max: int
 ) -> tuple[str, int | None]:
-    """What the command printed, and its exit code; None when it had to be ended, with all that it started."""
+    """Returns the output of the command and its exit code; None if it was killed, with all its processes."""
     with subprocess.Popen(
         command,
         cwd=root,
@@ -215,14 +222,14 @@ def _wait_for(
 
 
 def _test_of(line: str) -> str:
-    """The name in `FAILED tests/file.py::name[values] - reason`."""
+    """Returns the name in `FAILED tests/file.py::name[values] - reason`."""
     return line.split("::", 1)[-1].split(" - ")[0]
 
 
 def run_all(
     plants: Sequence[Plant], console: Console, *, jobs: int, only_proof: str = "", seeds: int = 0
 ) -> list[Outcome]:
-    """Every bug, `jobs` at a time."""
+    """Plants every bug, `jobs` at a time."""
     outcomes = []
     attempt = partial(try_plant, only_proof=only_proof, seeds=seeds)
     with progress_on(console) as progress, ThreadPoolExecutor(jobs) as threads:
@@ -235,7 +242,9 @@ def run_all(
 
 
 def verdict(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """The report's last lines. A bug of which its row says why nothing finds it is told apart."""
+    """Yields the last lines of the report. Bugs whose row explains why nothing finds them are counted
+    separately.
+    """
     missed = [outcome for outcome in outcomes if outcome.proof is None]
     excused = [outcome for outcome in missed if outcome.plant.why_not]
     for outcome in excused:
@@ -246,7 +255,7 @@ def verdict(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit code."""
+    """Runs the command and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m sim.plants", description=__doc__)
     parser.add_argument("--only", default="", help="bugs whose name or file has this text")
     parser.add_argument(

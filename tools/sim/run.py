@@ -1,4 +1,4 @@
-"""One seed: a random life of a store, with everything that disks do to it, checked after every start."""
+"""One seed: a random life of a store with all kinds of disk faults, checked after every start."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TEARS = (
 
 @dataclass(slots=True)
 class SeedResult:
-    """What one seed did and found; `trace` is the same for every run of the seed."""
+    """The actions and findings of one seed; `trace` is the same for every run of the seed."""
 
     seed: int
     acknowledged_count: int = 0
@@ -52,10 +52,10 @@ class SeedResult:
 
 
 def run_seed(seed: int, *, open_store: OpenStore = MessageStore.open) -> SeedResult:
-    """One run from its seed; tests pass another `open_store` to plant a bug.
+    """Runs one seed; tests pass another `open_store` to plant a bug.
 
-    The garbage collector rests meanwhile: when it runs depends on all that the process has done before, and
-    it decides when a view of a deleted file goes, hence what the store does with the file.
+    The garbage collector is disabled meanwhile. Its timing depends on everything that the process did before,
+    and it decides when a view of a deleted file is released, and hence what the store does with the file.
     """
     was_collecting = gc.isenabled()
     gc.disable()
@@ -116,7 +116,7 @@ class CrashRun:
         return store
 
     async def run(self) -> SeedResult:
-        """The whole life; a fault ends it."""
+        """Runs all operations; a fault ends the run."""
         asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
         try:
             await self._start()
@@ -127,7 +127,7 @@ class CrashRun:
                 await self._follow_crash()
             if not self.result.faults:
                 await self._restart()
-        except (Exception, Hung):  # noqa: BLE001 (whatever the store raised is a finding)
+        except (Exception, Hung):  # noqa: BLE001 (any error of the store is a finding)
             self.result.faults.broken.append(traceback.format_exc().strip())
         await self.machine.end_tasks()
         self.result.acknowledged_count = self.ledger.acknowledged_count
@@ -138,10 +138,10 @@ class CrashRun:
         if isinstance(error, Exception) and not self.machine.disk.is_lost:
             self.result.faults.broken.append("".join(traceback.format_exception(error)).strip())
 
-    # Starts and ends.
+    # Starts and stops.
 
     async def _start(self) -> None:
-        """Open a store, through as many crashes and faults as the dice want, and check it."""
+        """Opens a store, through as many crashes and faults as the dice decide, and checks it."""
         machine = self.machine
         for attempt in range(STARTS_MAX):
             if attempt < STARTS_MAX - 5:
@@ -156,7 +156,7 @@ class CrashRun:
                 self._check()
                 return
             if not machine.disk.is_lost:
-                # Tables may wait in memory for a disk that takes writes; a check of files needs a new start.
+                # Tables may wait in memory for a working disk; a check of files needs a new start.
                 machine.lose(is_power_cut=self.dice.happens(30), tear=self.dice.pick_weighted(TEARS))
             await machine.replace()
         raise Hung("the store did not come up without faults")
@@ -188,7 +188,7 @@ class CrashRun:
         self.machine.after_power_cut = False
 
     async def _follow_crash(self) -> None:
-        """After each operation: a lost machine is replaced, a store that must have stopped is looked at."""
+        """After each operation: replaces a lost machine, and checks a store that must have stopped."""
         machine = self.machine
         self._note_index_faults()
         self._note_failures()
@@ -202,7 +202,9 @@ class CrashRun:
             await self._start()
 
     def _check_loss_window(self) -> None:
-        """With the pool a death takes only what came in the last moments, unless the disk took no writes."""
+        """Checks that with the pool a kill loses only the most recent sends, unless the disk refused
+        writes.
+        """
         disk, options = self.machine.disk, self.options
         oldest = self.ledger.oldest_unwritten()
         if oldest is None or disk.failed_paths or disk.sync_failed:
@@ -214,12 +216,14 @@ class CrashRun:
             self.result.faults.lost.append(f"{oldest}: in memory only for {age_ms:.0f} ms")
 
     def _note_index_faults(self) -> None:
-        """The index gives up on write errors, as RocketMQ's does; from then on it may lack keys."""
+        """Records write errors of the index: it then gives up, as RocketMQ's does, and may lack keys from
+        then on.
+        """
         if any(path.parent.name == "index" for path in self.machine.disk.failed_paths):
             self._is_index_complete = False
 
     def _note_failures(self) -> None:
-        """A store may fail because of an fsync, not by itself."""
+        """Reports store failures other than a failed fsync."""
         if self.machine.disk.is_lost:
             return
         for error in self.machine.fatal:
@@ -228,7 +232,9 @@ class CrashRun:
                 self.result.faults.broken.append(text)
 
     async def _check_fail_stop(self) -> None:
-        """After a failed fsync the owner knows, no file is touched and no send is accepted."""
+        """Checks a store after a failed fsync: the owner was notified, no file is touched and no send is
+        accepted.
+        """
         machine = self.machine
         await machine.pass_time(0.1)
         if machine.disk.is_lost:
@@ -252,7 +258,7 @@ class CrashRun:
             self.result.faults.broken.append("a clean stop was claimed after a failed fsync")
 
     async def _restart(self) -> None:
-        """A clean stop, sometimes with the power cut right after it, and a start."""
+        """Stops the store cleanly, sometimes cuts the power right after it, and starts it."""
         machine = self.machine
         self._note("restart")
         is_clean = await machine.stop()
@@ -306,14 +312,14 @@ class CrashRun:
         faults.write_error_percent = faults.create_error_percent = 0
         self._note("writes work")
 
-    # Use.
+    # Operations.
 
     def _next_number(self) -> int:
         self._number += 1
         return self._number
 
     def _put(self, records: list[NewRecord]) -> None:
-        """Append. Raises RequestRejected."""
+        """Appends records. Raises RequestRejected."""
         sends: list[Send] = []
 
         def on_done(status: PutStatus) -> None:
@@ -361,7 +367,7 @@ class CrashRun:
         await self.machine.pass_time(61)
 
     async def _read(self) -> None:
-        """Read somewhere; what a reader saw under SYNC_FLUSH is on disk for good."""
+        """Reads at a random offset; a record that a reader saw under SYNC_FLUSH must stay on disk."""
         store = self._store
         topic, queue_id = self.dice.pick(TOPICS), self.dice.below(QUEUES_PER_TOPIC)
         low, high = store.queue_min(topic, queue_id), store.queue_max(topic, queue_id)
@@ -385,7 +391,7 @@ class CrashRun:
         self._store.query_keys(self.dice.pick(TOPICS), f"order{self.dice.below(20)}", 32, 0, now_ms)
 
     async def _delete_topic(self) -> None:
-        """All that was sent to it is gone from its queues; the next send makes it again."""
+        """Deletes a topic: all sends to it are gone from its queues; the next send creates it again."""
         topic = self.dice.pick(TOPICS)
         doomed = self.ledger.begin_deletion(topic)
         self._note(f"delete {topic}: {len(doomed)} messages")
@@ -397,7 +403,7 @@ class CrashRun:
             self.ledger.end_deletion(doomed)
 
     async def _clean(self) -> None:
-        """Delete log files that are an hour old."""
+        """Deletes log files that are an hour old."""
         count = self._store.clean()
         if count:
             self._note(f"cleaned {count} log files")

@@ -1,4 +1,4 @@
-"""What the commands of the simulations have in common: many seeds in two processes, or one and its trace."""
+"""The common part of the simulation commands: run many seeds in two processes, or one with its trace."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ PROCESSES = 2
 
 
 class Report(Protocol):
-    """What seeds did together."""
+    """The combined results of seeds."""
 
     @property
     def is_ok(self) -> bool:
-        """Whether nothing was found."""
+        """True if nothing was found."""
 
     def lines(self) -> Iterable[str]:
-        """The report; the verdict last."""
+        """Returns the lines of the report; the verdict is last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """What one seed did, event by event, what was found, and the report of this one."""
+    """The trace of one seed, event by event, its findings, and its report."""
 
     trace: Sequence[str]
     findings: Sequence[str]
@@ -46,7 +46,7 @@ def run_command(
     run_many: Callable[[range, Console], Report],
     run_one: Callable[[int], Life],
 ) -> int:
-    """The exit code of `python -m MODULE`; `seed_count` is how many seeds it runs unless told."""
+    """Runs `python -m MODULE` and returns its exit code; `seed_count` is the default number of seeds."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("--seeds", type=int, default=seed_count, help="how many seeds")
     parser.add_argument("--first-seed", type=int, default=0)
@@ -65,25 +65,25 @@ def run_command(
 
 
 def say(console: Console, *lines: str) -> None:
-    """Prints them as they are."""
+    """Prints the lines unchanged."""
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def progress_on(console: Console) -> Progress:
-    """Bars that are gone at the end; none when the output is no terminal."""
+    """Returns progress bars that disappear at the end; they are disabled if the output is not a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def new_processes() -> Executor:
-    """Processes of their own, not forks: this one may have threads."""
+    """Returns an executor with spawned processes, not forks, because this process may have threads."""
     return ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn"))
 
 
 @contextmanager
 def without_logging() -> Iterator[None]:
-    """For lives in which failing is the rule."""
+    """Disables logging in runs in which failures are expected."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -23,7 +23,9 @@ _ROLLBACK = 0xC
 
 
 def random_options(dice: Dice) -> StoreOptions:
-    """Files so small that everything rolls all the time; mostly SYNC_FLUSH, else often with the pool."""
+    """Returns options with files so small that they roll constantly; mostly SYNC_FLUSH, else often with the
+    pool.
+    """
     options = _random_files(dice)
     if options.flush_mode is FlushMode.SYNC_FLUSH or dice.happens(40):
         return options
@@ -53,14 +55,14 @@ def _random_files(dice: Dice) -> StoreOptions:
         queue_flush_least_pages=dice.pick((0, 2)),
         queue_flush_thorough_interval_ms=dice.pick((1_000, 5_000, 60_000)),
         file_reserved_hours=3,
-        delete_at_hours=tuple(range(24)),  # whatever the time zone of the machine that runs this
-        clean_first_delay_ms=10 * 24 * 3_600_000,  # cleaning only when a run asks for it
+        delete_at_hours=tuple(range(24)),  # in any time zone
+        clean_first_delay_ms=10 * 24 * 3_600_000,  # no cleaning unless a run requests it
         scrub_bytes_per_second=0,
     )
 
 
 def random_record(dice: Dice, options: StoreOptions, number: int) -> NewRecord:
-    """A record of any topic; `number` is in its body and its unique key."""
+    """Returns a record of any topic; `number` is in its body and its unique key."""
     topic = dice.pick(TOPICS)
     tags = dice.pick(("", "", "red", "blue", "red||blue"))
     keys = dice.pick(("", "", f"order{dice.below(20)}", f"order{dice.below(20)} customer{dice.below(5)}"))
@@ -72,7 +74,7 @@ def random_record(dice: Dice, options: StoreOptions, number: int) -> NewRecord:
         pairs["note"] = "x" * dice.between(1, min(1500, options.commit_log_file_bytes // 3))
     properties = encode_properties({name: value for name, value in pairs.items() if value})
     if dice.happens(30):
-        properties = properties[:-1]  # Java 4.9.1 to 5.1.4 leave the last separator out
+        properties = properties[:-1]  # Java 4.9.1 to 5.1.4 omit the last separator
     return NewRecord(
         topic=topic,
         queue_id=dice.below(QUEUES_PER_TOPIC),
@@ -102,12 +104,12 @@ def _random_body(dice: Dice, options: StoreOptions, number: int) -> bytes:
             (2, dice.between(file_bytes - 400, file_bytes + 10)),
         )
     )
-    filling = dice.pick((b"\0", b"abcdefgh", b"\xda\xa3\x20\xa7"))  # the last is a record's magic
+    filling = dice.pick((b"\0", b"abcdefgh", b"\xda\xa3\x20\xa7"))  # the last one is a record's magic
     return (head + filling * (size // len(filling) + 1))[:size] if size else b""
 
 
 def random_batch(dice: Dice, options: StoreOptions, number: int) -> list[NewRecord]:
-    """Records of one queue; of every other batch they can be a `NewBatch`."""
+    """Returns records of one queue; those of every second batch can form a `NewBatch`."""
     records = [random_record(dice, options, number + i) for i in range(dice.between(2, 6))]
     first = records[0]
     first.sys_flag = 0
@@ -120,7 +122,7 @@ def random_batch(dice: Dice, options: StoreOptions, number: int) -> list[NewReco
 
 
 def as_batch(records: Sequence[NewRecord]) -> NewBatch | None:
-    """The same messages as a batch; None where they differ in what those of a batch share, or are delayed."""
+    """Returns the messages as a batch; None if they differ in a field that a batch shares, or are delayed."""
     first = records[0]
     if first.topic == SCHEDULE_TOPIC:
         return None

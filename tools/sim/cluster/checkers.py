@@ -1,4 +1,4 @@
-"""What must hold at certain moments: after a loss, after a start, at the end."""
+"""Checks for certain moments: after a loss, after a start, at the end."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ FAR_FUTURE_MS = 1 << 60
 
 
 def check_replicas(world: World, master: BrokerNode, slaves: Sequence[BrokerNode]) -> None:
-    """The log of every slave that follows has the master's bytes, as far as both reach (spec replication 16,
-    I1).
+    """Checks that the log of every following slave has the master's bytes, as far as both reach (spec
+    replication 16, I1).
     """
     if master.store is None:
         return
@@ -40,7 +40,7 @@ def check_replicas(world: World, master: BrokerNode, slaves: Sequence[BrokerNode
 
 
 def is_halted(slave: BrokerNode) -> bool:
-    """Its replication says that a person must act."""
+    """Returns True if its replication needs an operator."""
     replica = None if slave.broker is None else slave.broker._replica
     return replica is not None and replica.slave.status().halt is not None
 
@@ -51,9 +51,11 @@ def _connections_at(source: BrokerNode) -> tuple[SlaveStatus, ...]:
 
 
 def is_following(slave: BrokerNode, sources: Iterable[BrokerNode]) -> bool:
-    """The slave copies from one of the sources, and both know it: before, it may hold what a master has lost.
+    """Returns True if the slave copies from one of the sources, and both know it; before that it may hold
+    bytes that a master has lost.
 
-    A source may be a slave itself: one that keeps dialling an address where a slave runs now copies from it.
+    A source may be a slave itself: a slave that keeps dialling an address where another slave now runs copies
+    from it.
     """
     replica = None if slave.broker is None else slave.broker._replica
     if replica is None or replica.slave.status().state is not SlaveState.TRANSFERRING:
@@ -67,7 +69,7 @@ def is_following(slave: BrokerNode, sources: Iterable[BrokerNode]) -> bool:
 
 
 def first_difference(one: MessageStore, other: MessageStore, begin: int, end: int) -> int | None:
-    """The first offset where the logs differ; None where they are equal."""
+    """Returns the first offset at which the logs differ; None if they are equal."""
     position = begin
     while position < end:
         ours, theirs = one.log_view(position, end - position), other.log_view(position, end - position)
@@ -81,7 +83,7 @@ def first_difference(one: MessageStore, other: MessageStore, begin: int, end: in
 
 
 def check_stored(world: World, ledger: Ledger, promises: Promises, master: BrokerNode) -> None:
-    """Everything that was stored is there, but for what a loss may have taken: that is forgotten."""
+    """Checks that everything stored is there. Messages that a loss may have taken are marked as gone."""
     shown = 0
     for sent in ledger.sent.values():
         if sent.fate not in (Fate.ACKNOWLEDGED, Fate.STORED) or holds(master, sent):
@@ -94,7 +96,7 @@ def check_stored(world: World, ledger: Ledger, promises: Promises, master: Broke
 
 
 def check_promised(world: World, ledger: Ledger, holders: Sequence[BrokerNode]) -> None:
-    """Everything that was acknowledged in time is held by one of `holders`."""
+    """Checks that everything acknowledged in time is held by one of `holders`."""
     names = ", ".join(node.name for node in holders)
     missing = (
         sent
@@ -107,7 +109,7 @@ def check_promised(world: World, ledger: Ledger, holders: Sequence[BrokerNode]) 
 
 
 def read_queue(store: MessageStore, place: Place) -> list[Record]:
-    """Everything that the queue gives out."""
+    """Returns all records that the queue serves."""
     records: list[Record] = []
     offset = store.queue_min(*place)
     while True:
@@ -119,7 +121,7 @@ def read_queue(store: MessageStore, place: Place) -> list[Record]:
 
 
 def check_queues(world: World, ledger: Ledger, node: BrokerNode) -> dict[Place, list[Sent]]:
-    """Queues are dense and hold nothing that was not sent; what they hold, by place."""
+    """Checks that queues are dense and hold only sent messages; returns their content, by place."""
     store = node.store
     assert store is not None
     found: dict[Place, list[Sent]] = {}
@@ -145,7 +147,7 @@ def check_queues(world: World, ledger: Ledger, node: BrokerNode) -> dict[Place, 
 
 
 def unfinished(ledger: Ledger, group: Group, queues: Mapping[Place, Sequence[Record]]) -> Iterator[str]:
-    """What the group has not finished of what these queues hold."""
+    """Yields the messages of these queues that the group has not acknowledged."""
     for place, records in queues.items():
         finished = ledger.progress_of(group.name, place).finished
         for record in records:
@@ -157,7 +159,7 @@ def unfinished(ledger: Ledger, group: Group, queues: Mapping[Place, Sequence[Rec
 
 
 def check_copies(world: World, ledger: Ledger, queues: dict[Place, list[Sent]]) -> None:
-    """A message is stored twice only when its send may have been repeated."""
+    """Checks that a message is stored twice only if its send may have been repeated."""
     seen: dict[int, int] = {}
     for held in queues.values():
         for sent in held:
@@ -171,11 +173,11 @@ def check_copies(world: World, ledger: Ledger, queues: dict[Place, list[Sent]]) 
 
 
 def check_history(ledger: Ledger, place: Place, reads: Sequence[Read], held: Sequence[Sent]) -> str:
-    """Empty, or why one list cannot have shown what producers and consumers saw of a queue that holds this in
-    the end.
+    """Returns "" if the history is linearizable, else the reason why it is not: what producers and consumers
+    saw of a queue with this final content cannot come from one list.
 
-    A send that asked for no copies, or was told that it has too few, promises nothing: it counts as one
-    without an answer. One that was sent again may be there once more, as if it had been another.
+    A send that requested no copies, or was answered with too few, promises nothing: it counts as unanswered.
+    A repeated send may be stored once more, like a separate message.
     """
     appends = []
     answered: dict[int, int] = {}
@@ -193,7 +195,9 @@ def check_history(ledger: Ledger, place: Place, reads: Sequence[Read], held: Seq
 
 
 def first_unequal_key(master: BrokerNode, slave: BrokerNode) -> str:
-    """Empty, or a key under which the slave finds something else than its master, in what both hold."""
+    """Returns "", or a key with which the slave finds other records than its master, in the range that both
+    hold.
+    """
     assert master.store is not None
     assert slave.store is not None
     begin = max(master.store.min_log_offset, slave.store.min_log_offset)
@@ -209,7 +213,7 @@ def _under_key(store: MessageStore, key: str, begin: int) -> list[int]:
 
 
 def behind_in(group: Group, master: BrokerNode) -> str:
-    """Empty, or a queue of which the group's committed offset is not the end."""
+    """Returns "", or a queue in which the group's committed offset is not the end."""
     assert master.store is not None
     assert master.broker is not None
     offsets = master.broker._tables.offsets
@@ -222,10 +226,10 @@ def behind_in(group: Group, master: BrokerNode) -> str:
 
 
 def check_tables_equal(master: BrokerNode, slave: BrokerNode) -> str:
-    """Empty, or which of the slave's tables differs from its master's.
+    """Returns "", or the slave's table that differs from its master's.
 
-    A slave whose copy begins late may have no entry of a queue: of progress it holds what its copy reaches,
-    or what it held before.
+    A slave whose copy begins late may lack entries of a queue: its progress is limited to the end of its
+    copy, or to the progress that it held before.
     """
     assert master.broker is not None
     assert slave.broker is not None

@@ -1,4 +1,4 @@
-"""Machines with applications on them: producers that send, consumers that finish what they get."""
+"""Machines with applications on them: producers that send, and consumers that acknowledge."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.runtime.tasks import TaskScope
 
 PROCESS_ID = 4242
-"""In unique keys; the real one would differ from run to run."""
+"""The process id in unique keys; the real one would differ from run to run."""
 CLIENT = ClientOptions(heartbeat_s=1.0, route_refresh_s=2.0, call_timeout_s=2.0)
 
 
@@ -57,7 +57,7 @@ class ClientNode(Node):
         assert life is not None
         try:
             await self.run()
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is a finding)
+        except Exception as error:  # noqa: BLE001 (any error is a finding)
             if life.is_alive:
                 self.on_fatal(error)
 
@@ -65,10 +65,10 @@ class ClientNode(Node):
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Drop what an earlier life left."""
+        """Drops the state of an earlier run."""
 
     async def connect(self) -> ClientInstance:
-        """A client instance, as soon as a name server can be reached."""
+        """Returns a client instance, as soon as a name server can be reached."""
         options = ClientOptions(
             instance_name=f"{PROCESS_ID}#{self.life}",
             heartbeat_s=CLIENT.heartbeat_s,
@@ -90,7 +90,7 @@ class ClientNode(Node):
 
 
 class ProducerNode(ClientNode):
-    """Sends until it is told to end; each worker has one request under way."""
+    """Sends until it is told to end; each worker has one request in flight."""
 
     def __init__(self, name: str, world: World, namesrv: str, ledger: Ledger, watch: Watch) -> None:
         super().__init__(name, world, namesrv, ledger, watch)
@@ -207,7 +207,7 @@ class ProducerNode(ClientNode):
 
 
 class ConsumerNode(ClientNode):
-    """A member of a group. A message is finished when the application has worked on it."""
+    """A member of a group. A message is finished once the application has processed it."""
 
     def __init__(
         self, name: str, world: World, namesrv: str, ledger: Ledger, watch: Watch, group: Group
@@ -257,7 +257,7 @@ class ConsumerNode(ClientNode):
         if dice.happens(30):
             await self.clock.sleep(dice.between(0, 200) / 1000)
         if self.is_ending and dice.happens(50):
-            return  # closed without having done its work: all of it must come again
+            return  # closed without having done its work: all of it must be delivered again
         for message in messages:
             is_given_back = (
                 dice.happens(1)
@@ -271,7 +271,7 @@ class ConsumerNode(ClientNode):
             consumer.ack(*dice_order)
 
     async def _give_back(self, consumer: Consumer, message: ReceivedMessage) -> bool:
-        """True when the broker will deliver it again."""
+        """Returns True if the broker will deliver the message again."""
         begin_s = self.world.loop.time()
         try:
             await consumer.retry_later(message, delay_level=self.world.dice.between(1, 2))
@@ -285,7 +285,7 @@ class ConsumerNode(ClientNode):
     def _note_handed_out(self, consumer: Consumer, messages: list[ReceivedMessage]) -> None:
         life = self.life
         assert life is not None
-        # Only here the reader of each message is known, and with it which time of owning the queue this is.
+        # Only here the reader of each message is known, and with it the assignment of the queue.
         sources = [delivery.source for delivery in consumer._handed_out]
         for index, message in enumerate(messages):
             source = sources[index] if len(sources) == len(messages) else None

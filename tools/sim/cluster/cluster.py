@@ -1,4 +1,4 @@
-"""A whole cluster: builds its nodes, starts them, does an operator's work, brings it to rest, checks it."""
+"""A whole cluster: builds its nodes, starts them, acts as the operator, brings it to rest and checks it."""
 
 from __future__ import annotations
 
@@ -31,15 +31,17 @@ AGED_PERCENT = 40
 AGED_MS = 80 * 3_600_000
 """More than fileReservedTime."""
 FLUSHED_S = 61.0
-"""Within this time every queue is flushed whole; until then the files of its records stay."""
+"""The time within which every queue is completely flushed; until then the files of its records stay."""
 CLEANED_S = 25.0
 """Two rounds of cleaning."""
 DIVERGENCES = (HaltReason.SLAVE_AHEAD, HaltReason.DIVERGED)
-"""Why a slave may halt: its master lost what neither a flush nor a second copy had promised."""
+"""The reasons for which a slave may halt: its master lost bytes that neither a flush nor a second copy had
+promised.
+"""
 
 
 class AdminNode(ClientNode):
-    """Creates the topic."""
+    """A client that creates the topic."""
 
     async def run(self) -> None:
         instance = await self.connect()
@@ -58,7 +60,7 @@ class AdminNode(ClientNode):
 
 
 class Cluster:
-    """The nodes, by what they do."""
+    """The nodes, by function."""
 
     def __init__(self, world: World) -> None:
         settings = world.settings
@@ -83,24 +85,24 @@ class Cluster:
         ]
         self.workers = make_workers(settings.work, *shared)
         self.has_operator = True
-        """Somebody replaces slaves that halt."""
+        """True while an operator replaces slaves that halt."""
         self._flushed: dict[BrokerNode, int] = {}
-        """What of a node's log survives a power cut, as of its last life that was open."""
+        """The end of a node's log that survives a power cut, as of its last run that was open."""
         self._emptied_at: dict[BrokerNode, float] = {}
-        """Since when a node's log is another one than before."""
+        """The time since when a node's log is not the previous one."""
         self._tables = TableHistory()
         self._read: dict[Place, tuple[int, list[Record]]] = {}
 
     def make_promises(self) -> Promises:
-        """What clients may count on."""
+        """Returns the promises that clients may rely on."""
         return Promises(self.world.settings)
 
     def make_watch(self) -> Watch:
-        """What looks at everything."""
+        """Returns the watch that checks everything."""
         return Watch(self.world, self.ledger, self.promises)
 
     def make_brokers(self, name_servers: tuple[str, ...]) -> list[BrokerNode]:
-        """The master first."""
+        """Returns the brokers, the master first."""
         world, settings = self.world, self.world.settings
         brokers = [BrokerNode("master", world, broker_id=0, name_servers=name_servers)]
         for n in range(1, settings.slave_count + 1):
@@ -120,10 +122,12 @@ class Cluster:
     def nodes(self) -> list[Node]:
         return [*self.name_servers, *self.brokers, *self.producers, *self.consumers, *self.workers]
 
-    # The beginning.
+    # The start.
 
     async def start(self) -> None:
-        """Servers, the topic, then clients. Slaves may come before their master."""
+        """Starts the servers, creates the topic, then starts the clients. Slaves may start before their
+        master.
+        """
         for name_server in self.name_servers:
             name_server.start()
         brokers = self.brokers if self.world.dice.happens(70) else self.brokers[::-1]
@@ -145,7 +149,7 @@ class Cluster:
         return False
 
     def is_level(self) -> bool:
-        """All brokers run, and every slave holds what the master holds now."""
+        """Returns True if all brokers run and every slave holds the master's whole current log."""
         master = self.master.store
         if master is None:
             return False
@@ -160,10 +164,12 @@ class Cluster:
         )
 
     def is_copied_whole(self) -> bool:
-        """Every slave has the log from its beginning: an empty one may have begun at the last file."""
+        """Returns True if every slave has the log from its beginning: an empty one may have started at the
+        last file.
+        """
         return all(slave.store is not None and slave.store.min_log_offset == 0 for slave in self.slaves)
 
-    # An operator's work.
+    # The operator's work.
 
     def _on_broker_lost(self, node: BrokerNode, is_power_cut: bool) -> None:
         store = None if node.broker is None else node.broker.store
@@ -188,11 +194,11 @@ class Cluster:
             self.world.findings.broken += self._tables.check_promoted(
                 node, self.world.moved_s, self.world.stepped_s
             )
-        if not node.is_rotten:  # else it is being healed; the end of the run looks again
+        if not node.is_rotten:  # otherwise it is being repaired; the end of the run checks again
             checkers.check_queues(self.world, self.ledger, node)
 
     async def tend(self) -> None:
-        """For ever: look at replicas and offsets, and replace slaves that say that a person must act."""
+        """Checks replicas and offsets, and replaces slaves that need an operator. Never returns."""
         while True:
             await self.world.clock.sleep(1.0)
             checkers.check_replicas(self.world, self.master, self.slaves)
@@ -207,12 +213,14 @@ class Cluster:
                 await self._replace(slave)
 
     def check_survivors(self) -> None:
-        """The master was lost: under synchronous double write a slave has every acknowledged message."""
+        """Checks after the loss of the master under synchronous double write that a slave has every
+        acknowledged message.
+        """
         if self.world.settings.is_sync_double_write and self.is_copied_whole():
             checkers.check_promised(self.world, self.ledger, self.slaves)
 
     def lose_disk(self, node: BrokerNode) -> None:
-        """All that it held is gone, and an empty disk is put in."""
+        """Replaces the disk of a node by an empty one."""
         assert not node.is_running
         self.ledger.counts["disks of the master lost"] += node is self.master
         self._emptied_at[node] = self.world.loop.time()
@@ -223,7 +231,9 @@ class Cluster:
         node.wipe()
 
     async def promote(self) -> None:
-        """The master is gone for good: the slave that holds most takes its place; it comes back empty."""
+        """Promotes the slave that holds most, after the permanent loss of the master; the old master comes
+        back empty.
+        """
         lost = self.master
         assert not lost.is_running
         chosen = max(self.slaves, key=lambda slave: slave.store.max_log_offset if slave.store else -1)
@@ -267,10 +277,10 @@ class Cluster:
         slave.wipe()
         slave.start()
 
-    # The end.
+    # The end of the run.
 
     async def settle(self) -> None:
-        """Everything runs and nothing goes wrong any more: now all must come level and be consumed."""
+        """Waits until everything is copied and consumed: all nodes run and no more faults occur."""
         world = self.world
         for node in self.nodes:
             if not node.is_running:
@@ -296,7 +306,7 @@ class Cluster:
                 )
 
     async def _expect_empty(self, check: Callable[[], str], what: str) -> None:
-        """What the check complains of goes away soon."""
+        """Waits for a short time until the check reports nothing."""
         if not await self.world.until(lambda: not check(), REST_TIMEOUT_S, 0.5):
             self.world.findings.broken.append(f"{what}: {check()}")
 
@@ -317,7 +327,7 @@ class Cluster:
             yield from worker.missing(self.master)
 
     async def check(self) -> None:
-        """What must hold of a cluster at rest."""
+        """Checks a cluster at rest."""
         if self.master.store is None:
             return
         checkers.check_replicas(self.world, self.master, self.slaves)
@@ -334,7 +344,7 @@ class Cluster:
             worker.check(self.master)
 
     async def age(self) -> None:
-        """Sometimes: days pass, all brokers delete their old files, and one is lost while it does."""
+        """Sometimes: days pass, all brokers delete their old files, and one is lost meanwhile."""
         world, master = self.world, self.master
         file_bytes = world.settings.commit_log_file_bytes
         if not world.dice.happens(AGED_PERCENT):
@@ -351,7 +361,7 @@ class Cluster:
             self.ledger.counts["power cuts of the master"] += is_power_cut and lost is master
             lost.arm_crash(world.dice.between(0, 30), is_power_cut=is_power_cut)
             if is_power_cut and lost is master:
-                # With ASYNC_FLUSH what was not flushed may go.
+                # With ASYNC_FLUSH unflushed records may be lost.
                 safe_end = master.store.flushed.value
         ends = self._queue_ends(master.store, safe_end)
         late_ms = max(node.clock.skew_ms for node in self.nodes) + AGED_MS
@@ -373,10 +383,11 @@ class Cluster:
             return all(store is not None and store.min_log_offset >= begin for store in stores)
 
         is_in_time = await world.until(lambda: is_clean(kept_from), FLUSHED_S + CLEANED_S + START_TIMEOUT_S)
-        # A file is as old as the second of three records behind it, which may have come after the days.
+        # A file is as old as the second of three records behind it, which may have been stored after these
+        # days.
         if not is_in_time and not (is_few and is_clean(kept_from - file_bytes)):
             world.findings.broken.append("old files are not deleted in time")
-        for _ in self.slaves:  # each may halt on its own, when another one was replaced already
+        for _ in self.slaves:  # each may halt on its own, after another one was replaced
             await world.until(
                 lambda: self.is_level() or any(map(checkers.is_halted, self.slaves)), START_TIMEOUT_S
             )
@@ -393,7 +404,7 @@ class Cluster:
 
     @staticmethod
     def _queue_ends(store: MessageStore, safe_end: int) -> dict[Place, int]:
-        """Where each queue ends, without the messages that lie behind `safe_end` in the log."""
+        """Returns the end of each queue, without the messages that are beyond `safe_end` in the log."""
         ends = {}
         for place in store.queue_keys():
             records = checkers.read_queue(store, place) if safe_end < store.max_log_offset else []
@@ -401,7 +412,7 @@ class Cluster:
         return ends
 
     async def stop(self) -> None:
-        """All in order; whatever is left is a leak."""
+        """Stops all nodes cleanly; anything left is a leak."""
         for node in (
             *self.workers,
             *self.consumers,
@@ -413,7 +424,9 @@ class Cluster:
             await node.end_in_order()
 
     async def restart_alone(self) -> None:
-        """Each broker once more from its disk, without the others: what was promised is still there."""
+        """Starts each broker once more from its disk, without the others: everything promised must still be
+        there.
+        """
         for node in self.brokers:
             node.start()
             await self._expect(partial(_is_open, node), START_TIMEOUT_S, f"{node.name} does not open again")

@@ -1,10 +1,10 @@
 """One simulated connection: two ends, and for each direction a pipe with its own queue and one timer.
 
 Rules of the model (TCP's):
-      - bytes of one direction arrive in order and whole, or the connection ends;
-      - a blocked direction holds bytes back until it opens again; nobody is told;
-      - a process that is killed has its sockets closed by its kernel; a host without power says nothing, and
-        its peers find out when their bytes are answered by a reset, or never;
+      - bytes of one direction arrive in order and completely, or the connection ends;
+      - a blocked direction holds bytes back until it opens again; neither end is notified;
+      - the kernel closes the sockets of a killed process; a host without power sends nothing, and its peers
+        notice when their bytes are answered by a reset, or never;
       - bytes for a connection that is gone are answered by a reset.
 """
 
@@ -23,7 +23,7 @@ from tandemmq.runtime.ports import Address, ProtocolFactory, StreamProtocol
 from tandemmq.units import Buffer
 
 KERNEL_BYTES = 65_536
-"""What a socket takes before its writer has to wait."""
+"""The number of bytes that a socket accepts before its writer must wait."""
 FIN, RESET = "fin", "reset"
 
 
@@ -37,7 +37,7 @@ class Host:
 
 
 class Weather(Protocol):
-    """What connections ask of the network that they run through."""
+    """The interface of the network that connections run through."""
 
     loop: SimLoop
     dice: Dice
@@ -57,7 +57,7 @@ class Weather(Protocol):
 
 
 class Pipe:
-    """One direction of one connection: from `source` to `target`. `port`: what the connection was made to."""
+    """One direction of one connection: from `source` to `target`. `port`: the port that was dialled."""
 
     def __init__(self, fabric: Weather, source: SimTransport, target: SimTransport, port: int) -> None:
         self._fabric = fabric
@@ -82,7 +82,7 @@ class Pipe:
         self.arm()
 
     def clear(self) -> None:
-        """What is on its way is lost."""
+        """Drops the bytes in transit."""
         self._items.clear()
         self.size = 0
 
@@ -91,7 +91,7 @@ class Pipe:
         return self.source.is_gone and self.target.is_gone
 
     def arm(self, delay_s: float = 0.0) -> None:
-        """See to it that what is queued moves; nothing happens while the way is blocked."""
+        """Schedules the transport of queued bytes; does nothing while the route is blocked."""
         if self._timer is None and self._items and self._fabric.is_open(*self.route, self.port):
             due = max(self._items[0][0], self._fabric.loop.time() + delay_s)
             self._timer = self._fabric.loop.call_at(due, self._run, context=self._fabric.context)
@@ -105,7 +105,7 @@ class Pipe:
             self._refuse()
             return
         if not target.wants_data:
-            return  # its resume_reading asks again
+            return  # its resume_reading schedules it again
         pieces: list[bytes] = []
         now = self._fabric.loop.time()
         while self._items and self._items[0][0] <= now and isinstance(self._items[0][1], bytes):
@@ -127,13 +127,15 @@ class Pipe:
         self.target.schedule(self.target.hear_data, data)
 
     def taken(self, size: int) -> None:
-        """The target's process has read so many bytes."""
+        """Handles a read of `size` bytes by the target's process."""
         self.size = max(0, self.size - size)
         if self.source.wants_room:
             self.source.schedule(self.source.on_room)
 
     def _refuse(self) -> None:
-        """Nobody is there any more; the host's kernel says so, unless that is about a reset or an end."""
+        """Answers bytes for an end that is gone: its host's kernel sends a reset, unless they are a reset or
+        an end.
+        """
         has_data = any(isinstance(item, bytes) for _, item in self._items)
         self.clear()
         back = self.target.out
@@ -154,22 +156,22 @@ class SimTransport(asyncio.Transport):
         self.out: Pipe | None = None
         self.inbound: Pipe | None = None
         self.wants_data = True
-        self.is_gone = False  # nothing is heard or said here any more
+        self.is_gone = False  # nothing is received or sent here any more
         self._is_closing = False
         self._is_writer_paused = False
         self._high, self._low = KERNEL_BYTES, KERNEL_BYTES // 4
 
     def begin(self, factory: ProtocolFactory) -> StreamProtocol:
-        """Runs inside the life that owns this end."""
+        """Creates the protocol; runs inside the process that owns this end."""
         self.protocol = factory()
         self.protocol.connection_made(self)
         return self.protocol
 
     def schedule(self, fn: Callable[..., None], *args: Any) -> None:
-        """In the next turn, as a callback of this end's process."""
+        """Runs `fn` in the next turn, as a callback of this end's process."""
         self._fabric.loop.call_soon(fn, *args, context=self.life.context)
 
-    # What the protocol calls.
+    # Calls from the protocol.
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         assert self.protocol is not None
@@ -225,7 +227,7 @@ class SimTransport(asyncio.Transport):
             self.out.push(RESET)
         self._go(None)
 
-    # What the network calls, inside the life of this end.
+    # Calls from the network, inside the process of this end.
 
     @property
     def wants_room(self) -> bool:
@@ -264,7 +266,9 @@ class SimTransport(asyncio.Transport):
             self._go(ConnectionResetError("the peer reset the connection"))
 
     def vanish(self, *, is_power_cut: bool) -> None:
-        """The process is gone; without a power cut its kernel sends what it has and ends the connection."""
+        """Ends this side because its process is gone; without a power cut its kernel sends pending bytes and
+        closes the connection.
+        """
         self.is_gone = True
         self._fabric.forget(self)
         if self.out is None:

@@ -1,4 +1,4 @@
-"""The disk of a node: the store's faulty disk, with the one operation more that a broker's tables need."""
+"""The disk of a node: the store's faulty disk, with the additional operation that a broker's tables need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandemmq.units import Buffer
 
 
 class NodeDisk(SimDisk):
-    """Keeps the old content of a table at its `.bak` (spec store 18); can be full."""
+    """A disk that keeps the old content of a table at its `.bak` (spec store 18), and that can be full."""
 
     is_full = False
 

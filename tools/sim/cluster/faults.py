@@ -1,7 +1,7 @@
-"""What goes wrong: brokers are lost, disks fail, ways are blocked, processes stall, clocks step.
+"""The faults: brokers are lost, disks fail, routes are blocked, processes stall, clocks step.
 
-Strategy: a fault has a kind. Two may come at once when their kinds differ, so that never more than one
-          copy of the log is at stake.
+Strategy: a fault has a kind. Two may occur at once if their kinds differ, so that never more than one copy of
+          the log is at risk.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tandemmq.protocol.record_layout import HEAD_V4_BYTES
 
 LEVEL_TIMEOUT_S = 30.0
 WORST_MOMENT_S = 3.0
-"""So long a fault waits for the moment that hurts most."""
+"""The time for which a fault waits for the most critical moment."""
 DISK_STALLS_MS = (500, 2_000, 6_000)
 STEPS_MS = (1_000, 60_000, 600_000, 3 * 3_600_000)
 
 
 class Kind(Enum):
-    """What a fault is about."""
+    """The subject of a fault."""
 
     COPY = "a copy of the log"
     DISK = "a disk that refuses"
@@ -41,7 +41,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One that may happen."""
+    """A fault that may occur."""
 
     name: str
     kind: Kind
@@ -49,7 +49,7 @@ class Fault:
 
 
 class Trouble:
-    """Random faults for as long as `run` runs; then what lasts is taken back."""
+    """Random faults for as long as `run` runs; afterwards lasting ones are reverted."""
 
     weights: ClassVar[Mapping[str, int]] = FAULTS
 
@@ -60,7 +60,7 @@ class Trouble:
         self._stalled: list[Node] = []
         self._blocked: list[Way] = []
         self._lead_ms: int | None = None
-        """How far ahead a clock ever was, once one was set."""
+        """The furthest that a clock was ever set ahead; None before one was set."""
         faults = self.faults()
         weights = self.weights
         assert {fault.name for fault in faults} == set(weights)
@@ -68,7 +68,7 @@ class Trouble:
         self._faults = [(weights[fault.name] or 1, fault) for fault in faults if fault.name in wanted]
 
     def faults(self) -> tuple[Fault, ...]:
-        """Everything that can be made to go wrong."""
+        """Returns all possible faults."""
         return (
             Fault("lose master", Kind.COPY, self._lose_master),
             Fault("lose slave", Kind.COPY, self._lose_slave),
@@ -91,7 +91,7 @@ class Trouble:
         )
 
     async def run(self, seconds: float) -> None:
-        """Throw faults; between them there is time to get into the next one's way."""
+        """Injects faults, with pauses in which the next one may still meet the effects of the last."""
         end = self._world.loop.time() + seconds
         while self._world.loop.time() < end and not self._world.findings:
             await self._pause(200, 5_000)
@@ -104,7 +104,9 @@ class Trouble:
         self._heal()
 
     async def _happen(self, faults: list[Fault]) -> None:
-        """One fault, or two that overlap. A copy is at stake only when the others are whole."""
+        """Injects one fault, or two that overlap. A copy is put at risk only while the others are
+        complete.
+        """
         if any(fault.kind is Kind.COPY for fault in faults) and not await self._is_levelled():
             return
         self._world.trouble()
@@ -125,7 +127,9 @@ class Trouble:
         return await self._world.until(self._cluster.is_level, LEVEL_TIMEOUT_S)
 
     def _heal(self) -> None:
-        """All ways are open, all processes run on, and no clock is behind where it has been."""
+        """Opens all routes, resumes all processes, and sets no clock behind the furthest that one has
+        been.
+        """
         self._unblock(self._blocked[:])
         for node in self._stalled:
             if node.life is not None:
@@ -142,7 +146,7 @@ class Trouble:
     # Copies of the log.
 
     async def _lose_master(self) -> None:
-        """By a kill or a power cut; the same machine comes back."""
+        """Loses the master by a kill or a power cut; the same machine comes back."""
         await self._lose_broker(self._cluster.master, is_power_cut=self._dice.happens(50))
 
     async def _lose_slave(self) -> None:
@@ -172,7 +176,7 @@ class Trouble:
             await self._lose_again(node, is_power_cut=is_power_cut)
 
     async def _lose_again(self, node: BrokerNode, *, is_power_cut: bool) -> None:
-        """While it starts."""
+        """Loses the broker again while it starts."""
         node.arm_crash(self._dice.between(0, 30), is_power_cut=is_power_cut)
         await self._pause(0, 1_000)
         node.disarm_crash()
@@ -181,12 +185,12 @@ class Trouble:
             node.start()
 
     async def _lose_master_for_good(self) -> None:
-        """Its host is lost; a slave takes its place."""
+        """Loses the master's host for good; a slave replaces it."""
         cluster = self._cluster
         if not cluster.is_copied_whole() or not cluster.master.is_running:
             return
         if self._dice.happens(50):
-            # The slaves have got its tables twice since: what was in them is known to be there.
+            # The slaves have since copied its tables twice: their earlier content must be there.
             await self._pause(3_000, 6_000)
         await self._until_worst_moment()
         cluster.master.cut_power()
@@ -196,9 +200,10 @@ class Trouble:
         await cluster.promote()
 
     async def _empty_master(self) -> None:
-        """Its disk is lost, and it starts with an empty one before somebody looks at it and takes a slave.
+        """Loses the master's disk; it starts with an empty one before an operator notices and promotes a
+        slave.
 
-        Only where nothing is promised that one copy alone has: what the empty one takes is thrown away.
+        Only where no promise depends on a single copy: what the empty master accepts is discarded.
         """
         world, cluster = self._world, self._cluster
         master = cluster.master
@@ -215,14 +220,15 @@ class Trouble:
         await cluster.promote()
         for slave in cluster.slaves:
             if slave.is_running and is_halted(slave):
-                # It refused the empty one, as it must; the new master is another matter.
+                # It refused the empty master, as it must; the new master is a different one.
                 slave.kill()
                 slave.start()
         cluster.has_operator = True
 
     async def _until_worst_moment(self) -> None:
-        """When one copy more, or less, decides: a slave has what the master has not flushed, the master has
-        acknowledged what it has not flushed, or what a slave has not got.
+        """Waits for a moment at which one more or less copy matters: a slave holds bytes that the master has
+        not flushed, or the master has acknowledged a message that it has not flushed, or that a slave does
+        not hold.
         """
         moments = (self._is_slave_ahead_of_flush, self._is_promise_unflushed, self._is_promise_not_everywhere)
         await self._world.until(self._dice.pick(moments), WORST_MOMENT_S, 0.001)
@@ -245,7 +251,7 @@ class Trouble:
         )
 
     def _newest_promise(self) -> int:
-        """Where the message begins that was acknowledged last."""
+        """Returns the start of the message that was acknowledged last."""
         acknowledged = self._cluster.ledger.acknowledged
         return acknowledged[-1].log_offset if acknowledged else -1
 
@@ -258,7 +264,7 @@ class Trouble:
     # Disks.
 
     async def _fail_sync(self) -> None:
-        """The next fsync fails, and the pages of the file may be dropped; the broker ends itself."""
+        """Makes the next fsyncs fail, possibly dropping pages of the file; the broker ends itself."""
         node = self._dice.pick(self._cluster.brokers)
         if not node.is_running:
             return
@@ -272,7 +278,7 @@ class Trouble:
         await self._start_again(node)
 
     async def _stall_disk(self) -> None:
-        """Fsyncs of a broker take seconds; what it writes meanwhile is in its page cache."""
+        """Makes fsyncs of a broker take seconds; its writes meanwhile are in its page cache."""
         node = self._dice.pick(self._cluster.brokers)
         if not node.is_running:
             return
@@ -282,15 +288,16 @@ class Trouble:
         await self._pause(stall_ms, stall_ms)
 
     async def _start_again(self, node: Node) -> None:
-        """If it is down."""
+        """Starts the node if it is down."""
         await self._pause(0, 3_000)
         if not node.is_running:
             node.start()
 
     async def _rot_on_slave(self) -> None:
-        """One bit of a body that a slave had on its disk is another one when it starts again.
+        """Flips one bit of a body on a slave's disk while it is down.
 
-        What else is in a record no checksum covers: there the slave finds out that its log is another one.
+        The other parts of a record are not covered by a checksum: there the slave would find that its log
+        differs.
         """
         node = self._dice.pick(self._cluster.slaves)
         store = node.store
@@ -313,7 +320,7 @@ class Trouble:
         await self._start_again(node)
 
     async def _fail_writes(self) -> None:
-        """Some writes fail, a part of their bytes written."""
+        """Makes some writes fail after a part of their bytes."""
         node = self._dice.pick(self._cluster.brokers)
         if not node.is_running:
             return
@@ -326,7 +333,7 @@ class Trouble:
         await self._start_if_given_up(node)
 
     async def _fill_disk(self) -> None:
-        """No file can be made."""
+        """Fills the disk: no file can be created."""
         node = self._dice.pick(self._cluster.brokers)
         if not node.is_running:
             return
@@ -339,12 +346,12 @@ class Trouble:
         await self._start_if_given_up(node)
 
     async def _start_if_given_up(self, node: BrokerNode) -> None:
-        """A person starts a broker again that could not start on its sick disk."""
+        """Starts a broker, as an operator would, that could not start on its failing disk."""
         if node.gave_up:
             await self._world.until(lambda: not node.is_ending, STOP_TIMEOUT_S)
             await self._start_again(node)
 
-    # Processes that hold no log.
+    # Processes without a log.
 
     async def _lose_name_server(self) -> None:
         await self._lose(self._dice.pick(self._cluster.name_servers))
@@ -364,20 +371,20 @@ class Trouble:
         else:
             await node.end_in_order()
         await self._pause(0, 10_000)
-        if not node.is_running:  # another fault may have lost it, too, and have started it
+        if not node.is_running:  # another fault may have lost and restarted it, too
             node.start()
 
     # The network.
 
     async def _partition(self) -> None:
-        """One host, or one way, cut off; both directions or one."""
+        """Cuts off one host, or one route; in both directions or one."""
         one, other = self._two_nodes()
         is_alone = self._dice.happens(30)
         others = [node for node in self._cluster.nodes if node.host is not one.host] if is_alone else [other]
         await self._block_for_a_while(one, others, "all" if is_alone else other.name, None)
 
     async def _cut_port(self) -> None:
-        """A broker's replication is cut and its clients are not, or the other way round."""
+        """Blocks a broker's replication but not its clients, or the other way round."""
         one = self._dice.pick(self._cluster.brokers)
         is_replication = self._dice.happens(60)
         port = one.ha_port if is_replication else one.port
@@ -445,7 +452,7 @@ class Trouble:
         self._world.note(f"{life} goes on")
 
     async def _step_clock(self) -> None:
-        """The wall clock of a host is set, ahead or back, and maybe set right later."""
+        """Steps the wall clock of a host, ahead or back, and sometimes corrects it later."""
         node = self._dice.pick(self._cluster.brokers if self._dice.happens(60) else self._cluster.nodes)
         clock = node.clock
         step_ms = self._dice.between(1, self._dice.pick(STEPS_MS)) * self._dice.pick((1, -1))

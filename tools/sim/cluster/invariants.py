@@ -1,6 +1,6 @@
-"""Which invariant of replication is checked where: the table, and nothing else.
+"""The table of replication invariants and their checks, and nothing else.
 
-Source: spec replication 16, I1 to I14 (the later ones are about elected masters, which are not served).
+Source:  spec replication 16, I1 to I14 (the later ones are about elected masters and are not covered here).
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 
 class Invariant(NamedTuple):
-    """`checkers`: functions of this folder, as "module.function", which every run of a seed calls or may be
-    stopped by; `tests`: tests of what a run cannot bring about, as "file::test" below `tests`.
+    """One invariant. `checkers`: functions of this folder, as "module.function", which every run of a seed
+    calls or may be stopped by; `tests`: tests of situations that a run cannot create, as "file::test" below
+    `tests`.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""What producers sent and were promised, and what consumers finished.
+"""The messages that producers sent, with their outcomes, and those that consumers acknowledged.
 
-A message is known by the number in its body. Knows not: brokers, the network.
+A message is identified by the number in its body. Knows not: brokers, the network.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Place = tuple[str, int]
 
 
 class Fate(Enum):
-    """What its producer knows of a message."""
+    """The outcome of a message as its producer knows it."""
 
     PENDING = "pending"
     ACKNOWLEDGED = "acknowledged"
@@ -47,12 +47,12 @@ class Sent:
 
 @dataclass(slots=True)
 class Progress:
-    """What one group has finished of one queue."""
+    """The progress of one group in one queue."""
 
     finished: set[tuple[int, int]] = field(default_factory=set)
     """(queue offset, message number)."""
     at_offset: dict[int, int] = field(default_factory=dict)
-    """The number that was finished last at each offset."""
+    """The number of the last acknowledged message at each offset."""
 
     def finish(self, offset: int, number: int) -> None:
         self.finished.add((offset, number))
@@ -61,13 +61,13 @@ class Progress:
 
 @dataclass(slots=True)
 class Ledger:
-    """Of a whole run."""
+    """The messages and progress of a whole run."""
 
     sent: dict[int, Sent] = field(default_factory=dict)
     acknowledged: list[Sent] = field(default_factory=list)
     progress: dict[tuple[str, Place], Progress] = field(default_factory=dict)
     owed: dict[tuple[str, int], float] = field(default_factory=dict)
-    """(group, message number) that consumers gave back for a later retry -> when."""
+    """(group, message number) that consumers returned for a later retry -> time."""
     counts: Counter[str] = field(default_factory=Counter)
 
     def new(self, filling: int, *, topic: str, tags: str, is_waiting: bool, now_s: float) -> Sent:
@@ -77,7 +77,7 @@ class Ledger:
         return sent
 
     def find(self, body: bytes) -> Sent | None:
-        """The message with exactly this body."""
+        """Returns the message with exactly this body."""
         head = body.partition(b"|")[0]
         sent = self.sent.get(int(head)) if head.isdigit() else None
         return sent if sent is not None and sent.body == body else None

@@ -1,9 +1,9 @@
-"""An event loop whose time jumps to the next timer, and processes that it can freeze or kill.
+"""An event loop whose time jumps to the next timer, with processes that it can freeze or kill.
 
-Owns: virtual time; which process (`Life`) a callback belongs to.
-Strategy: a life travels with the context of tasks and callbacks, so everything that a process starts
-          belongs to it. Callbacks of a dead life are put away, as if its process were gone; those of a
-          stalled one wait together and run, in their order, when the stall is over.
+Owns:      virtual time; the process (`Life`) to which each callback belongs.
+Strategy:  a life is carried by the context of tasks and callbacks, so everything that a process starts
+           belongs to it. Callbacks of a dead life are set aside, as if its process were gone; those of a
+           stalled one wait together and run, in order, when the stall is over.
 Knows not: what the processes do.
 """
 
@@ -22,12 +22,12 @@ from tandemmq.units import EpochMs
 Args = TypeVarTuple("Args")
 
 TURNS_MAX = 3_000_000
-"""A seed takes some 100,000; so many mean that something spins."""
+"""The limit of loop turns; a seed takes some 100,000, so this many mean an endless loop."""
 UNWIND_ROUNDS = 50
 
 
 class Stuck(Exception):
-    """The simulation cannot go on: nothing is left to happen, or far too much happened."""
+    """The simulation cannot continue: nothing is left to happen, or far too much has happened."""
 
 
 class Life:
@@ -48,12 +48,12 @@ class Life:
         return self.name
 
     def end(self) -> None:
-        """The process is gone."""
+        """Marks the process as gone."""
         self.is_alive = False
         self.is_frozen = True
 
     def note_task(self, task: asyncio.Task[Any]) -> None:
-        """Keep the task alive: a frozen one must not be unwound by the garbage collector."""
+        """Keeps the task alive: a frozen task must not be unwound by the garbage collector."""
         if len(self.tasks) % 256 == 255:
             self.tasks = self.running_tasks()
         self.tasks.append(task)
@@ -74,7 +74,7 @@ def _may_run(handle: Any) -> bool:
 
 
 class LifeHandle(asyncio.Handle):
-    """A callback that knows whose it is."""
+    """A callback that knows its process."""
 
     __slots__ = ()
 
@@ -84,7 +84,7 @@ class LifeHandle(asyncio.Handle):
 
 
 class LifeTimer(asyncio.TimerHandle):
-    """The same for a timer."""
+    """A timer that knows its process."""
 
     __slots__ = ()
 
@@ -94,7 +94,7 @@ class LifeTimer(asyncio.TimerHandle):
 
 
 class _Jump:
-    """In place of a selector: nothing comes from outside, so waiting only moves the time."""
+    """Replaces a selector: nothing comes from outside, so waiting only moves the time."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
@@ -105,7 +105,9 @@ class _Jump:
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """Runs callbacks in a fixed order. Its time begins at 0 and moves only when nothing is left to do."""
+    """An event loop that runs callbacks in a fixed order. Its time begins at 0 and moves only when nothing is
+    left to do.
+    """
 
     _scheduled: list[LifeTimer]
     _ready: Any
@@ -121,7 +123,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._now_s
 
     def jump(self, timeout: float | None) -> None:
-        """Move the time by `timeout`. Raises Stuck when there is nothing to wait for."""
+        """Moves the time by `timeout`. Raises Stuck if there is nothing to wait for."""
         self.turn_count += 1
         if timeout is None:
             raise Stuck("nothing is left to happen")
@@ -169,16 +171,16 @@ class SimLoop(asyncio.BaseEventLoop):
         return task
 
     def stall(self, life: Life) -> None:
-        """The process takes no step until `resume`, as under SIGSTOP."""
+        """Freezes the process until `resume`, as SIGSTOP does."""
         life.is_frozen = True
 
     def resume(self, life: Life) -> None:
-        """Everything that came due meanwhile happens now."""
+        """Resumes the process; everything that became due meanwhile happens now."""
         if life.is_alive:
             self.thaw(life)
 
     def thaw(self, life: Life) -> None:
-        """Let run what was put away, also of a dead process."""
+        """Runs the callbacks that were set aside, also of a dead process."""
         life.is_frozen = False
         self._ready.extend(handle for handle in life.stash if not handle.cancelled())
         life.stash = []
@@ -187,7 +189,7 @@ class SimLoop(asyncio.BaseEventLoop):
 class SimClock:
     """A `runtime.ports.Clock` of one machine: the loop's time, and a wall clock that is off by `skew_ms`.
 
-    The wall clock can be stepped, as an operator or a time service does it; the monotonic one only runs.
+    The wall clock can be stepped, as by an operator or a time service; the monotonic clock never jumps.
     """
 
     def __init__(self, loop: SimLoop, skew_ms: int = 0) -> None:
@@ -221,7 +223,7 @@ def _wake(done: asyncio.Future[None]) -> None:
 
 
 def run_simulated(make_main: Callable[[SimLoop], Coroutine[Any, Any, None]]) -> None:
-    """Run the coroutine to its end in a loop of its own."""
+    """Runs the coroutine to its end in a loop of its own."""
     loop = SimLoop()
     try:
         loop.run_until_complete(make_main(loop))
@@ -230,9 +232,9 @@ def run_simulated(make_main: Callable[[SimLoop], Coroutine[Any, Any, None]]) -> 
 
 
 async def unwind(loop: SimLoop, lives: list[Life]) -> list[str]:
-    """Let what ended processes still had running come to its end, unheard; only then may it be forgotten.
+    """Lets the remaining tasks of ended processes finish, without effect; only then may they be dropped.
 
-    The names of tasks that cannot be brought to an end.
+    Returns the names of tasks that cannot be ended.
     """
     for life in lives:
         life.end()

@@ -1,6 +1,6 @@
-"""A `runtime.ports.Network` between simulated hosts: late, split, joined, blocked, broken.
+"""A `runtime.ports.Network` between simulated hosts, whose bytes are delayed, split, joined, blocked or lost.
 
-Owns: hosts, open ports, which ways are blocked, and every connection.
+Owns:    hosts, open ports, blocked routes, and every connection.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from tandemmq.runtime.ports import Address, ProtocolFactory
 
 OnBytes = Callable[[bytes], None]
 Watcher = Callable[[Life, Life], tuple[OnBytes, OnBytes]]
-"""Told of a new connection between a client's process and a server's; gets what each of them writes."""
+"""Called for a new connection between a client's process and a server's; returns receivers for the bytes that
+each of them writes.
+"""
 
 Way = tuple[str, str, int | None]
-"""From a host to a host: connections to this port, or all."""
+"""A route from a host to a host: connections to this port, or all."""
 
 FIRST_EPHEMERAL_PORT = 40_000
 SYN_RETRY_S = 0.5
@@ -46,7 +48,7 @@ class SimListener:
 
 
 class WatchedPipe(Pipe):
-    """Tells somebody what is written into it."""
+    """A pipe that reports the bytes written to it."""
 
     def __init__(
         self, fabric: Fabric, source: SimTransport, target: SimTransport, port: int, on_bytes: OnBytes
@@ -61,7 +63,9 @@ class WatchedPipe(Pipe):
 
 
 class Fabric:
-    """All hosts and what is between them. `observers` are called after a host's process has read bytes."""
+    """All hosts and the network between them. `observers` are called after a host's process has read
+    bytes.
+    """
 
     def __init__(self, loop: SimLoop, dice: Dice) -> None:
         self.loop = loop
@@ -75,9 +79,9 @@ class Fabric:
         self.cut_percent = 10
         self.observers: list[Callable[[str], None]] = []
         self.watchers: dict[int, Watcher] = {}
-        """By the port that a connection is made to."""
+        """The watchers, by the port that a connection dials."""
         self.served_bytes: Counter[tuple[Address, str]] = Counter()
-        """From an open port to a host."""
+        """The number of bytes sent from an open port to a host."""
         self.digest = 0
         self.delivery_count = 0
         self._pipes: dict[Pipe, None] = {}
@@ -88,33 +92,33 @@ class Fabric:
         self.hosts[host.ip] = host
         return host
 
-    # Chance.
+    # Randomness.
 
     def latency_s(self) -> float:
         low, high = self.latency_ms
         return (low + (high - low) * self.dice.below(1_000) / 1_000) / 1_000
 
     def cut_of(self, size: int) -> int:
-        """How many of the bytes that have arrived are handed over together."""
+        """Returns the number of arrived bytes that are delivered together."""
         if size < 2 or not self.dice.happens(self.cut_percent):
             return size
         return self.dice.between(1, min(size - 1, 20) if self.dice.happens(40) else size - 1)
 
-    # Ways.
+    # Routes.
 
     def is_open(self, source_ip: str, target_ip: str, port: int) -> bool:
-        """Whether bytes of a connection that was made to `port` pass."""
+        """Returns True if bytes of a connection to `port` pass."""
         blocked = self.blocked
         return not blocked or (
             (source_ip, target_ip, None) not in blocked and (source_ip, target_ip, port) not in blocked
         )
 
     def block(self, source_ip: str, target_ip: str, port: int | None = None) -> None:
-        """In this direction; of all connections, or of those that are made to one port."""
+        """Blocks this direction for all connections, or for those to one port."""
         self.blocked[source_ip, target_ip, port] = None
 
     def unblock(self, source_ip: str, target_ip: str, port: int | None = None) -> None:
-        """What waited moves on after a retransmission."""
+        """Unblocks this direction; waiting bytes move after a retransmission."""
         self.blocked.pop((source_ip, target_ip, port), None)
         self._move()
 
@@ -129,17 +133,19 @@ class Fabric:
         for pipe in list(self._pipes):
             pipe.arm(self.dice.below(1_000) / 1_000)
 
-    # Lives.
+    # Processes.
 
     def end_life(self, life: Life, *, is_power_cut: bool) -> None:
-        """All sockets of the process end."""
+        """Ends all sockets of the process."""
         for address in [a for a, listener in self.listeners.items() if listener.life is life]:
             del self.listeners[address]
         for end in [end for end in self.ends if end.life is life]:
             end.vanish(is_power_cut=is_power_cut)
 
     def forget(self, end: SimTransport) -> None:
-        """Nothing is heard or said there any more; the connection is over when that holds of both ends."""
+        """Removes an end at which nothing is received or sent any more; the connection is gone once both ends
+        are removed.
+        """
         self.ends.pop(end, None)
         for pipe in (end.out, end.inbound):
             if pipe is not None and pipe.is_over:
@@ -149,7 +155,7 @@ class Fabric:
         return [end for end in self.ends if end.life is life]
 
     def break_connection(self, end: SimTransport) -> None:
-        """Something in between ends a connection: both ends are told that the other did it."""
+        """Breaks a connection in the network: each end is told that the other reset it."""
         assert end.out is not None
         for one in (end, end.out.target):
             if one.out is not None:
@@ -181,7 +187,7 @@ class Fabric:
         return listener
 
     def join(self, life: Life, host: Host, listener: SimListener) -> SimTransport:
-        """Both ends of a new connection; the accepting process hears of it first."""
+        """Creates both ends of a new connection; the accepting process is notified first."""
         local, remote = (host.ip, next(self._ports)), listener.address
         near = SimTransport(self, life, host, local, remote)
         far = SimTransport(self, listener.life, self.hosts[remote[0]], remote, local)
@@ -205,7 +211,7 @@ def _accept(end: SimTransport, factory: ProtocolFactory) -> None:
 
 
 class HostNetwork:
-    """The network as one process on one host sees it."""
+    """The network as seen by one process on one host."""
 
     def __init__(self, fabric: Fabric, host: Host, life: Life, clock: SimClock) -> None:
         self._fabric = fabric
@@ -240,7 +246,7 @@ class HostNetwork:
         return near
 
     async def _travel(self, source_ip: str, target_ip: str, port: int) -> None:
-        """A segment of the handshake arrives, or never does."""
+        """Waits until a segment of the handshake arrives, which may never happen."""
         fabric = self._fabric
         await self._clock.sleep(fabric.latency_s())
         while not (fabric.is_open(source_ip, target_ip, port) and fabric.is_up(target_ip)):

@@ -32,7 +32,7 @@ ROOT = Path("/store")
 LOG_DIR, KEY_INDEX_DIR = ROOT / "commitlog", ROOT / "index"
 NAME_SERVER_PORT, BROKER_PORT, HA_PORT = 9876, 10911, 10912
 PORTS_BETWEEN = 100
-"""Between the ports of two brokers on one host."""
+"""The distance between the ports of two brokers on one host."""
 STOP_TIMEOUT_S = 120.0
 WAIT_LOOK_S = 0.01
 TEARS = (
@@ -61,7 +61,7 @@ class Node:
         return self.life is not None and self.life.is_alive
 
     def start(self) -> None:
-        """Begin a new process."""
+        """Starts a new process."""
         raise NotImplementedError
 
     def begin_life(self) -> Life:
@@ -74,7 +74,7 @@ class Node:
         return life
 
     def end_life(self, *, is_power_cut: bool) -> None:
-        """Nothing of the process runs any more."""
+        """Ends the process at once."""
         life = self.life
         if life is None or not life.is_alive:
             return
@@ -85,7 +85,7 @@ class Node:
         self.host.is_up = not is_power_cut
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kills the process, as SIGKILL does."""
         self.world.note(f"{self.life} is killed")
         self.end_life(is_power_cut=False)
 
@@ -94,14 +94,14 @@ class Node:
         self.end_life(is_power_cut=True)
 
     def on_fatal(self, error: BaseException) -> None:
-        """The server says that it cannot be trusted any more; no fault here is a reason for that."""
+        """Handles a server that reports that it has failed; no fault here justifies that."""
         life = LIFE.get()
         if life is None or life.is_alive:
             text = "".join(traceback.format_exception(error)).strip()
             self.world.findings.broken.append(f"{life} failed: {text}")
 
     async def end_in_order(self) -> None:
-        """Stop the server and end its process."""
+        """Stops the server and ends its process."""
         life = self.life
         if life is None or not life.is_alive:
             return
@@ -120,7 +120,7 @@ class Node:
         self.end_life(is_power_cut=False)
 
     def check_left_nothing(self, life: Life) -> None:
-        """A stopped server leaves no task, socket or open port."""
+        """Checks that a stopped server leaves no task, socket or open port."""
         broken = self.world.findings.broken
         names = sorted(task.get_name() for task in life.running_tasks())
         if names:
@@ -176,10 +176,10 @@ class DiskNode(Node):
     """A process with a disk, which is lost with it or stays."""
 
     is_host_shared = False
-    """Another process with a disk of its own runs there: its power stays."""
+    """True if another process with a disk of its own runs on the host: its power is never cut."""
 
     def __init__(self, name: str, world: World, *, beside: DiskNode | None = None) -> None:
-        """`beside`: it runs on the same host as that one."""
+        """`beside`: the node on the same host."""
         super().__init__(name, world, beside=beside)
         self._image = Image()
         self._disk: NodeDisk | None = None
@@ -187,19 +187,19 @@ class DiskNode(Node):
 
     @property
     def image(self) -> Image:
-        """What its files hold now, or held when it was lost."""
+        """The current content of its files, or the content when it was lost."""
         if self._disk is None:
             return self._image
         return self._disk.image if self._disk.left is None else self._disk.left
 
     @property
     def disk(self) -> NodeDisk:
-        """Of its present or last life."""
+        """The disk of its current or last run."""
         assert self._disk is not None
         return self._disk
 
     def wipe(self) -> None:
-        """An operator deletes its files."""
+        """Deletes its files, as an operator would."""
         self.world.note(f"{self.name} is wiped")
         self.put_in(Image())
 
@@ -210,7 +210,7 @@ class DiskNode(Node):
         self._image, self._disk, self._failed_paths = image, None, set()
 
     def begin_disk(self) -> NodeDisk:
-        """The disk of a new life, with what the one before left."""
+        """Returns the disk of a new run, with the state left by the previous one."""
         disk = self._disk = NodeDisk(
             self._image,
             dice=self.world.dice,
@@ -224,17 +224,17 @@ class DiskNode(Node):
         return disk
 
     def kill(self) -> None:
-        """SIGKILL: what was written to files stays."""
+        """Kills the process, as SIGKILL does: bytes written to files stay."""
         self.world.note(f"{self.life} is killed")
         self._lose(is_power_cut=False)
 
     def cut_power(self, tear: Tear | None = None) -> None:
-        """What was not flushed may be gone; without `tear` chance says what of it."""
+        """Cuts the power: unflushed bytes may be lost; without `tear` it is random which."""
         self.world.note(f"{self.life} loses power")
         self._lose(is_power_cut=True, tear=tear)
 
     def arm_crash(self, operations: int, *, is_power_cut: bool) -> None:
-        """Lose it in the middle of one of its next operations on files."""
+        """Arranges its loss in the middle of one of its next file operations."""
         assert self._disk is not None
         is_power_cut = is_power_cut and not self.is_host_shared
         self.world.note(f"{self.life} will be lost in {operations} disk operations")
@@ -245,13 +245,13 @@ class DiskNode(Node):
             self._disk.crash = None
 
     def _lose(self, *, is_power_cut: bool, tear: Tear | None = None) -> None:
-        # The power of a host that is shared stays: no more than one copy may go at a time.
+        # The power of a shared host stays on: at most one copy may be lost at a time.
         is_power_cut = is_power_cut and not self.is_host_shared
         if self.is_running and self._disk is not None:
             self._disk.lose(Crash(0, is_power_cut, tear or self.world.dice.pick_weighted(TEARS)))
 
     def on_disk_lost(self) -> None:
-        """The process is gone, or its machine is."""
+        """Handles the loss of the process or its machine."""
         assert self._disk is not None
         assert self._disk.lost_by is not None
         self.end_life(is_power_cut=self._disk.lost_by.is_power_cut)
@@ -269,7 +269,7 @@ class BrokerNode(DiskNode):
         name_servers: tuple[str, ...],
         beside: BrokerNode | None = None,
     ) -> None:
-        """`beside`: it runs on the same host as that one."""
+        """`beside`: the node on the same host."""
         super().__init__(name, world, beside=beside)
         self.broker_id = broker_id
         self.role = BrokerRole.SLAVE if broker_id else world.settings.role
@@ -279,25 +279,27 @@ class BrokerNode(DiskNode):
             self.is_host_shared = beside.is_host_shared = True
         self._ending: asyncio.Task[None] | None = None
         self.gave_up = False
-        """Its disk refused what a start writes; whoever made the disk do so starts it again."""
+        """True if its disk refused the writes of a start; the fault that caused this starts it again."""
         self._name_servers = name_servers
         self._rotten: list[tuple[Path, int, int]] = []
         self._broker: Broker | None = None
         self.is_open = False
-        """It serves: its start is through."""
+        """True while it serves: its start is complete."""
         self.on_lost: Callable[[BrokerNode, bool], None] = lambda _node, _is_power_cut: None
         self.on_open: Callable[[BrokerNode], None] = lambda _node: None
 
-    # What is on its disk.
+    # The content of its disk.
 
     @property
     def has_all_keys(self) -> bool:
-        """A failed write of the key index ends the indexing until the next start, as documented."""
+        """True if the key index is complete. A failed write of the key index ends the indexing until the next
+        start, as documented.
+        """
         has_failed = any(KEY_INDEX_DIR in path.parents for path in self._failed_paths)
         return not has_failed and not self._rotten
 
     def record_at(self, log_offset: int) -> Record | None:
-        """The intact record that its log holds there."""
+        """Returns the intact record that its log holds at `log_offset`."""
         size = self.world.settings.commit_log_file_bytes
         node = self.image.files.get(LOG_DIR / f"{log_offset - log_offset % size:020d}")
         if node is None or log_offset < 0:
@@ -311,7 +313,7 @@ class BrokerNode(DiskNode):
             return None
 
     def flip_bit(self, log_offset: int, bit: int) -> None:
-        """What the platter holds of its log is not what was written."""
+        """Flips a bit of its log on the platter."""
         size = self.world.settings.commit_log_file_bytes
         path, at = LOG_DIR / f"{log_offset - log_offset % size:020d}", log_offset % size
         self.world.note(f"{self.name}: bit {bit} at {log_offset} of its log flips")
@@ -321,7 +323,7 @@ class BrokerNode(DiskNode):
 
     @property
     def is_rotten(self) -> bool:
-        """Some bit that flipped has not been put right."""
+        """True if a flipped bit has not been repaired."""
         files = self.image.files
         return any(path in files and files[path].data[at] != sound for path, at, sound in self._rotten)
 
@@ -329,16 +331,16 @@ class BrokerNode(DiskNode):
         super().wipe()
         self._rotten.clear()
 
-    # Life.
+    # Runs.
 
     @property
     def broker(self) -> Broker | None:
-        """Of its present or last life."""
+        """The broker of its current or last run."""
         return self._broker
 
     @property
     def store(self) -> MessageStore | None:
-        """Of the running broker, once it is open."""
+        """The store of the running broker, once it is open."""
         return self.broker.store if self.is_running and self.is_open and self.broker is not None else None
 
     def start(self) -> None:
@@ -364,14 +366,12 @@ class BrokerNode(DiskNode):
                 on_fatal=self.on_fatal,
             )
             await broker.start()
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is a finding)
+        except Exception as error:  # noqa: BLE001 (any error is a finding)
             if life.is_alive:
                 self.on_fatal(error)
             return
         while life.is_alive and broker.store is not None and broker.store.tail_doubt:
-            await self.clock.sleep(
-                WAIT_LOOK_S
-            )  # a master that takes over what its slaves hold serves nothing
+            await self.clock.sleep(WAIT_LOOK_S)  # a master that copies records from its slaves serves nothing
         if life.is_alive:
             self.is_open = True
             assert broker.store is not None
@@ -432,7 +432,9 @@ class BrokerNode(DiskNode):
         )
 
     def on_fatal(self, error: BaseException) -> None:
-        """After a failed fsync, or a start that could not write, it must not go on; its owner ends it."""
+        """Handles a fatal error: after a failed fsync, or a start that could not write, the broker must stop,
+        and its owner ends it.
+        """
         assert self._disk is not None
         cannot_start = not self.is_open and isinstance(error.__cause__ or error, OSError)
         cannot_start = cannot_start and bool(self._disk.failed_paths)
@@ -442,13 +444,13 @@ class BrokerNode(DiskNode):
             self.gave_up = cannot_start
             self.world.note(f"{self.life} ends: {error}")
             self.world.broker_losses.append(self.world.loop.time())
-            # Pages that are dropped were not flushed: they are gone as by a power cut.
+            # Dropped pages were not flushed: they are lost as in a power cut.
             self.on_lost(self, self._disk.faults.is_dropping_pages)
             self._ending = self.world.loop.create_task(self._end(), context=Context())
 
     @property
     def is_ending(self) -> bool:
-        """It ends itself."""
+        """True while it ends itself."""
         return self._ending is not None
 
     async def _end(self) -> None:

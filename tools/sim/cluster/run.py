@@ -1,8 +1,8 @@
-"""`python -m sim.cluster.run`: many random lives of a cluster, and what of its promises was broken.
+"""`python -m sim.cluster.run`: runs many random lives of a cluster, and reports broken promises.
 
-The last line is `SIM OK seeds=N acknowledged=N lost=0 order=0 skipped=0`, or `SIM FAILED ...`; then the lines
-before it have the commands that replay the failed seeds, and the exit code is 1. With --seed K --trace one
-life is told event by event.
+The last line is `SIM OK seeds=N acknowledged=N lost=0 order=0 skipped=0`, or `SIM FAILED ...`. After a
+failure the lines before it contain the commands that replay the failed seeds, and the exit code is 1. With
+--seed K --trace one run is printed event by event.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ TRACE_LINES_SHOWN = 30
 MODULE = "sim.cluster.run"
 EXTREMES_SHOWN = 3
 LINE_EVERY = 50
-"""Seeds, when the output is no terminal."""
+"""The number of seeds between two progress lines, if the output is not a terminal."""
 
 
 @dataclass(slots=True)
 class Summary:
-    """What all seeds did together. `module`: what replays one."""
+    """The combined results of all seeds. `module`: the module that replays one."""
 
     module: str = MODULE
     seed_count: int = 0
@@ -70,7 +70,7 @@ class Summary:
         return not self.failed
 
     def lines(self) -> Iterator[str]:
-        """The report; the verdict last."""
+        """Yields the lines of the report; the verdict is last."""
         counts = ", ".join(f"{name}: {count}" for name, count in sorted(self.counts.items()))
         yield f"virtual time: {self.virtual_s / 3600:.1f} h; {counts}"
         yield f"longest lives: {_longest(self.life_s)}"
@@ -106,7 +106,7 @@ def _run_without_trace(seed: int, kind: Kind) -> SeedResult:
 
 
 def run_many(seeds: range, console: Console, *, kind: Kind = CLASSIC, module: str = MODULE) -> Summary:
-    """All seeds."""
+    """Runs all seeds."""
     summary = Summary(module)
     with progress_on(console) as progress, new_processes() as processes:
         bar = progress.add_task("running clusters", total=len(seeds))
@@ -126,14 +126,14 @@ def _describe(summary: Summary) -> str:
 
 
 def _some(seeds: Iterable[int]) -> str:
-    """The first of them, so that a long run can be looked into before it ends."""
+    """Returns the first seeds, so that a long run can be investigated before it ends."""
     first = list(itertools.islice(seeds, FAILED_SEEDS_SHOWN + 1))
     rest = " ..." if len(first) > FAILED_SEEDS_SHOWN else ""
     return ",".join(map(str, first[:FAILED_SEEDS_SHOWN])) + rest
 
 
 def run_one(seed: int, *, kind: Kind = CLASSIC, module: str = MODULE) -> Life:
-    """One seed."""
+    """Runs one seed."""
     result = run_seed(seed, kind=kind)
     summary = Summary(module)
     summary.add(result)
@@ -141,7 +141,7 @@ def run_one(seed: int, *, kind: Kind = CLASSIC, module: str = MODULE) -> Life:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit code."""
+    """Runs the command and returns the exit code."""
     return run_command(
         arguments,
         module=MODULE,

@@ -1,4 +1,4 @@
-"""What one seed runs: the shape of the cluster, its guarantees, its load. Drawn once, then constant."""
+"""The settings of one seed: the shape of the cluster, its guarantees, its load. Drawn once, then constant."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BROKER_NAME = "sim"
 TOPIC = "Orders"
 TAGS = ("red", "blue", "")
 PASSING_TOPIC = "Passing"
-"""A topic that operators delete and make again."""
+"""A topic that operators delete and create again."""
 WORK_NAMES = ("timed", "transaction", "filter", "pop", "numbered", "ordered", "renewed", "moved")
 """The kinds of work in `work/kinds.py`."""
 WORK_COUNT_MAX = 3
@@ -39,12 +39,12 @@ FAULTS = {
     "stall": 6,
     "step a clock": 4,
 }
-"""What goes wrong, and how often in relation to the others (`faults.Trouble`); 0: only when it is named."""
+"""The faults, with their relative frequencies (`faults.Trouble`); 0: only if it is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A consumer group: its name, how many members, and the tags that it wants ("*": all)."""
+    """A consumer group: its name, its number of members, and the tags that it subscribes to ("*": all)."""
 
     name: str
     member_count: int
@@ -56,14 +56,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One seed's cluster."""
+    """The settings of one seed's cluster."""
 
     name_server_count: int
     slave_count: int
     role: BrokerRole
     flush_mode: FlushMode
     has_pool: bool
-    """The master answers who waits for nobody from its own memory (transientStorePoolEnable)."""
+    """True if the master answers sends that wait for nothing from its own memory
+    (transientStorePoolEnable).
+    """
     first_transfer: FirstTransfer
     commit_log_file_bytes: int
     transfer_bytes_max: int
@@ -81,28 +83,28 @@ class Settings:
     load_s: float
     pause_ms: tuple[int, int]
     in_sync_replicas: int = 2
-    """Copies that an acknowledgement of a SYNC_MASTER promises, the master's counted."""
+    """The number of copies that an acknowledgement of a SYNC_MASTER promises, including the master's."""
     is_host_shared: bool = False
-    """The slaves run on one machine, each with a disk of its own."""
+    """True if the slaves run on one machine, each with a disk of its own."""
     fault_names: tuple[str, ...] = ()
-    """Only these go wrong; empty: everything may."""
+    """The only faults that occur; empty: all."""
     work: tuple[str, ...] = ()
-    """What applications do besides sending and pulling."""
+    """The work of applications besides sending and pulling."""
     controller_count: int = 0
+    """The number of controllers that elect the master; 0: an operator chose it."""
     producer_refresh_s: float = 2.0
-    """How often producers look up routes."""
-    """Controllers that elect the master; none: a person chose it."""
+    """The interval at which producers look up routes."""
     pair_percent: int = 0
-    """How often a second fault of another kind comes while the first one lasts."""
+    """The probability of a second fault of another kind while the first one lasts."""
 
     @property
     def is_sync_double_write(self) -> bool:
-        """An acknowledgement promises two copies."""
+        """True if an acknowledgement promises two copies."""
         return self.role is BrokerRole.SYNC_MASTER
 
     @property
     def copy_count(self) -> int:
-        """Copies that an acknowledgement promises."""
+        """The number of copies that an acknowledgement promises."""
         return self.in_sync_replicas if self.is_sync_double_write else 1
 
     @property
@@ -110,7 +112,7 @@ class Settings:
         return self.flush_mode is FlushMode.SYNC_FLUSH
 
     def describe(self) -> str:
-        """In one line."""
+        """Returns the settings in one line."""
         controllers = f"{self.controller_count} controllers, " if self.controller_count else ""
         members = ", ".join(f"{group.name} x{group.member_count} {group.tags}" for group in self.groups)
         return (
@@ -127,7 +129,7 @@ class Settings:
 
 
 def draw_faults(dice: Dice, weights: Mapping[str, int] = FAULTS) -> tuple[str, ...]:
-    """Mostly some kinds of faults only: what is left comes often, and comes together. Empty: everything."""
+    """Draws mostly a few kinds of faults: these then occur often, and together. Empty: all kinds."""
     if dice.happens(20):
         return ()
     names = ["lose master"] if dice.happens(50) else []
@@ -137,7 +139,9 @@ def draw_faults(dice: Dice, weights: Mapping[str, int] = FAULTS) -> tuple[str, .
 
 
 def draw_settings(dice: Dice) -> Settings:
-    """Two thirds of the seeds write synchronously to several nodes: that promise matters most."""
+    """Draws settings. Two thirds of the seeds write synchronously to several nodes: that promise matters
+    most.
+    """
     role, flush_mode = dice.pick_weighted(
         (
             (4, (BrokerRole.SYNC_MASTER, FlushMode.ASYNC_FLUSH)),
@@ -183,6 +187,6 @@ def draw_settings(dice: Dice) -> Settings:
 
 
 def _draw_work(dice: Dice) -> tuple[str, ...]:
-    """Few kinds at a time: each then is done often, and in more surroundings."""
+    """Draws few kinds at a time: each then occurs often, and in more circumstances."""
     names = list(WORK_NAMES)
     return tuple(names.pop(dice.below(len(names))) for _ in range(dice.between(0, WORK_COUNT_MAX)))

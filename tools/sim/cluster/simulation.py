@@ -1,4 +1,4 @@
-"""One seed: a cluster's whole life, from its first start to its last stop."""
+"""One seed: a cluster's whole run, from its first start to its last stop."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from tandemmq.telemetry import events
 
 Adjust = Callable[[Settings], Settings]
 Script = Callable[[Cluster], Awaitable[None]]
-"""What happens to a cluster under load, in place of random faults."""
+"""The events for a cluster under load, in place of random faults."""
 
 RUN_S_MAX = 3_000.0
-"""Virtual time of a whole run; more means that something never ends."""
+"""The most virtual time of a whole run; more means that something never ends."""
 ANSWERED = frozenset({Fate.ACKNOWLEDGED, Fate.EXPIRED})
 ALARMS = frozenset({events.REQUEST_FAILED, events.TASK_FAILED})
 
 
 @dataclass(slots=True)
 class SeedResult:
-    """What one seed did and found; `trace` is the same for every run of the seed."""
+    """The actions and findings of one seed; `trace` is the same for every run of the seed."""
 
     seed: int
     findings: Findings = field(default_factory=Findings)
@@ -42,12 +42,12 @@ class SeedResult:
     trace: list[str] = field(default_factory=list)
     virtual_s: float = 0.0
     settle_s: float = 0.0
-    """Virtual time from the end of the trouble until everybody had everything."""
+    """The virtual time from the end of the faults until all consumers had everything."""
     digest: int = 0
 
 
 class _Alarms(logging.Handler):
-    """Exceptions that servers caught and only logged."""
+    """Collects exceptions that servers caught and only logged."""
 
     def __init__(self, findings: Findings) -> None:
         super().__init__(logging.ERROR)
@@ -63,16 +63,16 @@ class _Alarms(logging.Handler):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What sort of cluster is run: what is drawn for it, what it is made of, what goes wrong."""
+    """A kind of cluster: its settings, its construction and its faults."""
 
     draw_settings: Callable[[Dice], Settings]
     make_cluster: Callable[[World], Cluster]
     make_trouble: Callable[[Any], Trouble]
-    """Gets what `make_cluster` made."""
+    """Receives the result of `make_cluster`."""
 
 
 CLASSIC = Kind(draw_settings, Cluster, Trouble)
-"""A master that a person chose, and its slaves."""
+"""A master chosen by an operator, and its slaves."""
 
 
 class Simulation:
@@ -86,7 +86,7 @@ class Simulation:
         self._script = script
 
     def run(self) -> SeedResult:
-        """Everything, to the end."""
+        """Runs everything, to the end."""
         logger = logging.getLogger("tandemmq")
         alarms = _Alarms(self.result.findings)
         propagate, level = logger.propagate, logger.level
@@ -94,10 +94,10 @@ class Simulation:
         logger.propagate = False
         logger.setLevel(logging.ERROR)
         was_collecting = gc.isenabled()
-        gc.disable()  # when finalizers run must not depend on how much memory others use
+        gc.disable()  # the timing of finalizers must not depend on the memory use of other code
         try:
             run_simulated(self._main)
-        except Exception:  # noqa: BLE001 (whatever it is, it is a finding)
+        except Exception:  # noqa: BLE001 (any error is a finding)
             self.result.findings.broken.append(traceback.format_exc().strip())
         finally:
             logger.removeHandler(alarms)
@@ -121,7 +121,7 @@ class Simulation:
         try:
             async with asyncio.timeout(RUN_S_MAX):
                 await self._live(world, cluster, scope)
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is a finding)
+        except Exception as error:  # noqa: BLE001 (any error is a finding)
             self._note_error(error)
         await scope.close()
         lives = [*world.dead, *(node.life for node in (*cluster.nodes, cluster.admin) if node.life)]
@@ -135,7 +135,7 @@ class Simulation:
         world.note(f"digest {world.fabric.digest:08x} of {world.fabric.delivery_count} deliveries")
 
     async def _live(self, world: World, cluster: Cluster, scope: TaskScope) -> None:
-        """The phases; a finding ends them, so that the first one is what is seen."""
+        """Runs the phases; a finding ends them, so that the first one is reported."""
         await cluster.start()
         tending = scope.start("tend", cluster.tend())
         trouble = partial(self._kind.make_trouble(cluster).run, world.settings.load_s)
@@ -174,5 +174,5 @@ def run_seed(
     script: Script | None = None,
     kind: Kind = CLASSIC,
 ) -> SeedResult:
-    """One run of one seed; `adjust` may change what was drawn for it, `script` says what goes wrong."""
+    """Runs one seed; `adjust` may change the drawn settings, `script` replaces the random faults."""
     return Simulation(seed, adjust, script, kind).run()

@@ -1,13 +1,14 @@
-"""What a promoted slave must know: the tables that its master had when a whole copy of them began.
+"""The tables that a promoted slave must know: those that its master had when a complete copy of them began.
 
-Strategy: the master's tables are noted every second with how many copies each slave had finished. When two
-          more are finished the second has begun after the note, so the slave has what was noted, or newer.
-          What the master itself had changed until its end is expected of nobody, and neither is it of a
-          slave that is killed before it has saved what it copied. Offsets that an operator has moved since
-          say nothing: they may have been copied while they were low. So it is with a queue of which a
-          consumer has committed less since, at the master or, without its master, at a slave, because it did
-          not know that the queue is another's now. And a slave whose log is not copied, while its tables are,
-          takes progress only up to the end of its copy.
+Strategy: the master's tables are recorded every second, with the number of copies that each slave had
+          completed. When two more are complete, the second began after the record was made, so the slave has
+          the recorded tables, or newer ones.
+          Not expected are: changes that the master itself has reverted by its end; and anything from a slave
+          that is killed before it has saved its copy. Offsets that an operator has moved since prove nothing:
+          they may have been copied while they were low. The same holds for a queue of which a consumer has
+          committed a lower offset since, at the master or, without its master, at a slave, because it did not
+          know that the queue had been reassigned. And a slave whose log is not copied, while its tables are,
+          accepts progress only up to the end of its copy.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from tandemmq.store import MessageStore
 NOTES_MAX = 60
 ROUNDS = 2
 SAVED_S = 15.0
-"""A slave has saved by then what it copied: the delays of its files, and a full disk meanwhile."""
+"""The time after which a slave has saved its copy: the delays of its files, and a full disk meanwhile."""
 
 Offsets = Mapping[str, Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class SlaveNote:
-    """One slave at one moment: how many copies of the tables it had finished, where its queues ended."""
+    """One slave at one moment: the number of table copies that it had completed, and the ends of its
+    queues.
+    """
 
     finished: int
     ends: Mapping[tuple[str, int], int]
@@ -54,7 +57,7 @@ class TableNote:
     offsets: Offsets
     levels: Mapping[int, int]
     deleted: Mapping[str, int]
-    """Where the log ended when a topic was deleted."""
+    """The end of the log when each topic was deleted."""
 
     @classmethod
     def of(cls, node: BrokerNode) -> TableNote:
@@ -70,14 +73,14 @@ class TableNote:
 
 
 class TableHistory:
-    """The notes of the present master."""
+    """The recorded tables of the current master."""
 
     def __init__(self) -> None:
         self._notes: deque[tuple[float, Life, TableNote, SlaveNotes]] = deque(maxlen=NOTES_MAX)
         self._expected: tuple[float, TableNote, SlaveNote, TableNote] | None = None
 
     def note(self, master: BrokerNode, slaves: Sequence[BrokerNode], now_s: float) -> None:
-        """Both are asked while they run."""
+        """Records the tables of the master and the progress of its slaves; all of them must be running."""
         assert master.life is not None
         held = {
             slave.life: SlaveNote.of(slave, slave.store) for slave in slaves if slave.life and slave.store
@@ -85,8 +88,8 @@ class TableHistory:
         self._notes.append((now_s, master.life, TableNote.of(master), held))
 
     def note_promotion(self, lost: BrokerNode, chosen: BrokerNode, *, now_s: float, saves_now: bool) -> None:
-        """The master is gone; its slave still runs. What the slave must know as a master is now known.
-        `saves_now`: it ends in order, on a disk that takes its tables.
+        """Computes what the slave must know as a master. The master is gone; the slave still runs.
+        `saves_now`: it stops cleanly, on a disk that accepts its tables.
         """
         self._expected = None
         if chosen.life is not None and chosen.store is not None:
@@ -105,8 +108,8 @@ class TableHistory:
     def check_promoted(
         self, master: BrokerNode, moved_s: Mapping[str, float], stepped_s: Mapping[tuple[str, int], float]
     ) -> Iterator[str]:
-        """What is wrong with the tables of a master that was a slave. `moved_s`: when offsets of a group were
-        last moved on purpose. `stepped_s`: when less was last committed of a topic@group and queue.
+        """Yields the faults in the tables of a promoted slave. `moved_s`: when offsets of a group were last
+        moved on purpose. `stepped_s`: when a lower offset was last committed for a topic@group and queue.
         """
         assert master.store is not None
         held = TableNote.of(master)
@@ -120,7 +123,7 @@ class TableHistory:
         ):
             for name, config in theirs.items():
                 if what == "topic" and noted.deleted.get(name) != last.deleted.get(name):
-                    continue  # it was made again as it had been: the slave may know of the deletion only
+                    continue  # it was created again as before: the slave may know the deletion only
                 if newest.get(name) == config and ours.get(name) != config:
                     yield f"{master.life} has {what} {name} as {ours.get(name)}, its master had {config}"
         moved = {group for group, end_s in moved_s.items() if end_s >= at_s}
@@ -134,7 +137,7 @@ def _copies_of(slave: BrokerNode) -> int:
 
 
 def _beyond_queues(master: BrokerNode, held: TableNote, store: MessageStore) -> Iterator[str]:
-    """No progress is ahead of what is there."""
+    """Yields progress that is beyond the end of its queue."""
     for key, queues in held.offsets.items():
         topic = key.partition("@")[0]
         for queue_id, offset in queues.items():
@@ -156,9 +159,9 @@ def _lower_offsets(
     moved: Set[str],
     stepped: Set[tuple[str, int]],
 ) -> Iterator[str]:
-    """Progress that was copied does not step back, but to the end of a queue, now or when it was copied; in a
-    topic that was deleted since, all begins anew. A group that was `moved`, or a queue that `stepped` back
-    since, may have been copied while it was behind.
+    """Yields copied progress that went back. It may go back to the end of a queue, at present or when it was
+    copied; in a topic that was deleted since, everything starts anew. A group that was `moved`, or a queue
+    that `stepped` back since, may have been copied while its offset was low.
     """
     assert master.store is not None
     for key, queues in noted.offsets.items():

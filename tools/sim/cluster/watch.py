@@ -1,7 +1,7 @@
-"""What must hold at every moment, looked at as it happens.
+"""Checks of invariants that must hold at every moment, made as events happen.
 
-Owns: where acknowledged messages are, what each group was handed, what the tables of slaves have had.
-Strategy: the watch sees all nodes at once, as no member of a cluster can.
+Owns:     where acknowledged messages are, what each group was delivered, what the tables of slaves have held.
+Strategy: the watch sees all nodes at once, which no member of a cluster can.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.store import MessageStore
 
 EXCUSE_S = 25.0
-"""So long after something went wrong, repeats and offsets that step back are expected."""
+"""The time after a fault during which repeats and offsets that step back are expected."""
 
 
 LATE_S = 1.0
-"""How late a master that is not stalled may answer a send whose time is up."""
+"""The delay with which a master that is not stalled may answer a send that timed out."""
 
 
 class Watch:
-    """Told by clients and the network; tells `world.findings`."""
+    """Receives events from clients and the network; adds to `world.findings`."""
 
     def __init__(self, world: World, ledger: Ledger, promises: Promises) -> None:
         self._world = world
@@ -35,7 +35,7 @@ class Watch:
         self.brokers: list[BrokerNode] = []
         self._at_place: dict[tuple[int, int], Sent] = {}
         self._handed: dict[tuple[str, Place, int, int], float] = {}
-        """When each was handed out first, by group, place, offset and number."""
+        """The time of the first delivery, by group, place, offset and number."""
         self._retried_at: dict[tuple[str, int], float] = {}
         self._sessions: dict[object, int] = {}
         self._topics_seen: dict[Life, tuple[int, bool, int]] = {}
@@ -43,20 +43,24 @@ class Watch:
         self._committed: dict[tuple[Life, str, int], int] = {}
         self._commits_seen: dict[str, tuple[Life, int]] = {}
         self._last_commits: dict[str, dict[tuple[str, int], int]] = {}
-        """By who was told: the master, whichever it is, or a slave by its name."""
+        """The last committed offsets, by the broker that received them: the master, whichever it is, or a
+        slave by its name.
+        """
         self._given_twice: dict[int, set[int]] = {}
-        """By queue: offsets that a log lost, and gave out again."""
+        """For each queue, the offsets that a log lost and assigned again."""
         self.copies_lost_at = -1.0
-        """When a copy of the log was last cut by a power failure, or wiped."""
+        """The time at which a copy of the log was last cut by a power failure, or wiped."""
         self._ack_floor = 0
         self.queue_high: dict[int, int] = {}
-        """Per queue the end that any replica ever had, as of the losses of nodes."""
+        """For each queue, the highest end that any replica had, recorded at losses of nodes."""
         world.fabric.observers.append(self._after_delivery)
 
     # Producers.
 
     def on_answered(self, sent: Sent, previous: Sent | None) -> None:
-        """A send has its answer; `previous` is what its sender had sent to that queue before."""
+        """Handles the answer to a send; `previous` is the message that its sender had sent to that queue
+        before.
+        """
         world, settings = self._world, self._world.settings
         may_wait = sent.is_waiting and (settings.is_sync_double_write or settings.is_sync_flush)
         if sent.fate is Fate.STORED and not may_wait:
@@ -95,7 +99,7 @@ class Watch:
     def on_handed_out(
         self, group: Group, life: Life, session: object | None, message: ReceivedMessage
     ) -> None:
-        """`session` stands for one time of one consumer owning a queue; None when it is not known."""
+        """`session` identifies one assignment of a queue to one consumer; None if it is unknown."""
         world = self._world
         sent = self._ledger.find(message.body)
         offset, place = message.queue_offset, (message.record.topic, message.queue_id)
@@ -119,8 +123,8 @@ class Watch:
                 world.findings.broken.append(f"{where} at {first_s:.3f} and again without a reason")
 
     def reads_of(self, place: Place) -> list[Read]:
-        """What consumers got of a queue, each message as soon as the first member of each group had it. When
-        they asked is not known: it is said to have been long ago, which accuses nobody.
+        """Returns the messages that consumers got of a queue, each with the time of the first delivery in its
+        group. The times of the requests are unknown and set to 0, which cannot cause a false finding.
         """
         return [
             Read(offset, (number,), 0.0, at_s)
@@ -129,7 +133,7 @@ class Watch:
         ]
 
     def on_finished(self, group: Group, message: ReceivedMessage) -> None:
-        """The application is done with a message."""
+        """Handles a message that the application has processed."""
         sent = self._ledger.find(message.body)
         if sent is None:
             return
@@ -148,9 +152,10 @@ class Watch:
         progress.finish(offset, sent.number)
 
     def on_handed_back(self, group: Group, message: ReceivedMessage, begin_s: float) -> None:
-        """The broker has taken a message back: it owes it to the group once more.
+        """Handles a message that the broker has accepted for a retry: it must deliver it to the group once
+        more.
 
-        `begin_s`: when it was asked to. Its answer waits for the slaves, and may come after the retry.
+        `begin_s`: the time of the request. Its answer waits for the slaves, and may arrive after the retry.
         """
         sent = self._ledger.find(message.body)
         assert sent is not None
@@ -162,7 +167,7 @@ class Watch:
     # Losses.
 
     def on_broker_lost(self, node: BrokerNode, *, is_power_cut: bool) -> None:
-        """A broker's process is gone; called while its store can still be asked."""
+        """Handles the loss of a broker's process; called while its store can still be read."""
         if is_power_cut:
             self.on_copy_lost(node)
         for broker in self.brokers:
@@ -170,7 +175,7 @@ class Watch:
         self._note_high(node)
 
     def on_copy_lost(self, node: BrokerNode) -> None:
-        """What this node acknowledged may no longer be there; its master need not know yet."""
+        """Records that bytes which this node acknowledged may be lost; its master need not know yet."""
         self.copies_lost_at = self._world.loop.time()
         if node.broker is not None and node.broker.store is not None:
             self._ack_floor = max(self._ack_floor, node.broker.store.appended.value)
@@ -185,14 +190,17 @@ class Watch:
                 self.queue_high[queue_id] = max(high, self.queue_high.get(queue_id, 0))
 
     def on_master_open(self, node: BrokerNode) -> None:
-        """A master serves again. Where its queues end earlier than before, offsets are given a second time:
-        two messages at one place are then no finding. What a group must finish stays as it is.
+        """Handles a master that serves again. If its queues end earlier than before, offsets are assigned a
+        second time, and two messages at one place are then not a finding. The messages that a group must
+        acknowledge stay the same.
         """
         assert node.store is not None
         self._note_given_again(node.store)
 
     def _is_given_twice(self, queue_id: int, offset: int) -> bool:
-        """A master serves already while it tries to reach a name server that is away: it is not open yet."""
+        """Returns True if the offset was assigned twice. A master already serves while it tries to reach an
+        unavailable name server; it does not count as open yet.
+        """
         for node in self.brokers:
             broker = node.broker
             if node.broker_id or node.is_open or not node.is_running:
@@ -204,10 +212,10 @@ class Watch:
 
     def _note_given_again(self, store: MessageStore) -> None:
         for broker in self.brokers:
-            # A slave may have got more after its master's death, and have given it out.
+            # A slave may have received more after its master's death, and have served it.
             self._note_high(broker)
         for queue_id, high in self.queue_high.items():
-            # Not where it ends: sends may have been taken since.
+            # Not its current end: sends may have been accepted since.
             low = store.queue_life_start(TOPIC, queue_id)
             if low >= high:
                 continue
@@ -228,8 +236,8 @@ class Watch:
                     self._check_waits(node)
 
     def _note_steps(self, node: BrokerNode) -> None:
-        """What was committed last is not always what was committed most. Consumers without their master
-        commit at its slave; what one master was told is compared with what the next one is told.
+        """Records offsets that step back: the last commit is not always the highest. Consumers without their
+        master commit at its slave; the commits at one master are compared with those at the next.
         """
         assert node.broker is not None
         assert node.life is not None
@@ -246,8 +254,8 @@ class Watch:
                 last_commits[key, queue_id] = offset
 
     def _check_topics(self, node: BrokerNode) -> None:
-        """A table is never seen half replaced: a topic that was there stays. One that a lost master told to
-        this slave only goes when another slave has taken its place, once for each promotion.
+        """Checks that a table is never seen half replaced: a topic stays. A topic that a lost master reported
+        only to this slave may go when another slave is promoted, once for each promotion.
         """
         assert node.life is not None
         assert node.broker is not None
@@ -263,7 +271,7 @@ class Watch:
         self._topics_seen[node.life] = lasting, has_ours, taken
 
     def _check_acks(self, master: BrokerNode) -> None:
-        """No acknowledgement is ahead of what its slave holds."""
+        """Checks that no acknowledgement exceeds what its slave holds."""
         assert master.store is not None
         positions = master.store.acks.positions()
         slaves = [node for node in self.brokers if node.broker_id]
@@ -277,7 +285,9 @@ class Watch:
             )
 
     def _check_waits(self, master: BrokerNode) -> None:
-        """What slaves hold only grows in the eyes of a master, and no send waits past its time."""
+        """Checks that the acknowledgements known to a master only grow, and that no send waits beyond its
+        time limit.
+        """
         assert master.life is not None
         assert master.store is not None
         assert master.broker is not None
@@ -295,7 +305,7 @@ class Watch:
             )
 
     def check_committed(self, master: BrokerNode) -> None:
-        """Committed offsets step back only after something went wrong."""
+        """Checks that committed offsets step back only after a fault."""
         assert master.life is not None
         assert master.broker is not None
         for key, queues in master.broker._tables.offsets.snapshot().offsets.items():
@@ -313,6 +323,6 @@ class Watch:
 
 
 def holds(node: BrokerNode, sent: Sent) -> bool:
-    """The node's log has the message where its acknowledgement says."""
+    """Returns True if the node's log has the message at its acknowledged offset."""
     record = node.record_at(sent.log_offset)
     return record is not None and record.content == sent.body and record.queue_offset == sent.queue_offset

@@ -1,6 +1,6 @@
-"""What masters and slaves write on replication connections, checked byte by byte (I2, I3).
+"""Checks the bytes that masters and slaves write on replication connections (I2, I3).
 
-Knows not: how either side makes its frames; the shape of frames is read here anew from spec replication 4.2.
+Knows not: how either side builds its frames; their format is parsed independently, from spec replication 4.2.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ReplicationWire:
         self._brokers = brokers
 
     def watch(self, client: Life, server: Life) -> tuple[OnBytes, OnBytes]:
-        """The slave's bytes, the master's bytes."""
+        """Returns the checkers of the slave's bytes and of the master's bytes."""
         reports = _Reports(self._world, self._node_of(client))
         return reports.feed, _Frames(self._world, server.name).feed
 
@@ -62,7 +62,9 @@ class _Reports:
 
 
 class _Frames:
-    """I3: each frame begins where the one before ended, is no larger than a batch, and stays in one file."""
+    """I3: each frame begins where the previous one ended, is no larger than a batch, and stays in one
+    file.
+    """
 
     def __init__(self, world: World, master: str) -> None:
         self._world = world
@@ -88,7 +90,7 @@ class _Frames:
     def _take_head(self, offset: int, size: int) -> None:
         settings = self._world.settings
         file_bytes = settings.commit_log_file_bytes
-        batch_bytes = max(settings.transfer_bytes_max, TANDEM_BODY_BYTES_MAX)  # all slaves here are ours
+        batch_bytes = max(settings.transfer_bytes_max, TANDEM_BODY_BYTES_MAX)  # TandemMQ slaves only
         wrong = ""
         if self._next is not None and offset != self._next:
             wrong = f"the one before ended at {self._next}"

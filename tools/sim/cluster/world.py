@@ -1,4 +1,4 @@
-"""What every part of a running simulation shares: loop, network, chance, trace, and what was found wrong."""
+"""The shared state of a running simulation: loop, network, randomness, trace and findings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sim.dice import Dice
 
 @dataclass(slots=True)
 class Findings:
-    """What a run found, in words; the kinds are those of the last line that a run prints."""
+    """The findings of a run, as texts; the kinds are those of the last line that a run prints."""
 
     lost: list[str] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
@@ -25,14 +25,14 @@ class Findings:
         return bool(self.lost or self.order or self.skipped or self.broken)
 
     def lines(self) -> list[str]:
-        """One per finding."""
+        """Returns one line per finding."""
         kinds = (("lost", self.lost), ("order", self.order))
         more = (("skipped", self.skipped), ("broken", self.broken))
         return [f"{kind}: {text}" for kind, texts in (*kinds, *more) for text in texts]
 
 
 class World:
-    """One per run."""
+    """The shared state of one run."""
 
     def __init__(self, loop: SimLoop, seed: int, settings: Settings, dice: Dice) -> None:
         self.loop = loop
@@ -48,41 +48,45 @@ class World:
         self.dead: list[Life] = []
         self.troubles: list[float] = [0.0]
         self.is_clock_set = False
-        """A wall clock was stepped: times that different moments gave cannot be compared any more."""
+        """True once a wall clock was stepped: times from different moments can no longer be compared."""
         self.broker_losses: list[float] = []
-        """When a broker's process or machine was lost."""
+        """The times at which a broker's process or machine was lost."""
         self.master_opened_s = 0.0
-        """When a master last opened its log."""
+        """The time at which a master last opened its log."""
         self.discards: list[tuple[float, float]] = []
-        """When slaves took a master's place, and since when their master's work is thrown away with it."""
+        """The times at which slaves replaced a master, each with the time since when its master's work is
+        discarded.
+        """
         self.moved_s: dict[str, float] = {}
-        """By group, until when its offsets were last moved on purpose; infinity while they are."""
+        """For each group, the time at which its offsets were last moved on purpose; infinity while that is in
+        progress.
+        """
         self.stepped_s: dict[tuple[str, int], float] = {}
-        """By topic@group and queue, when less was last committed at a master than before, such as by one
-        that does not know yet that the queue is another consumer's now.
+        """For each topic@group and queue, the time at which a lower offset was last committed at a master,
+        for example by a consumer that does not know yet that the queue was reassigned.
         """
 
     def note(self, text: str) -> None:
         self.trace.append(f"{self.loop.time():9.3f}  {text}")
 
     def trouble(self) -> None:
-        """Something went wrong on purpose; what follows soon may be its consequence."""
+        """Records a fault; anything that follows soon may be its consequence."""
         self.troubles.append(self.loop.time())
 
     def is_quiet_since(self, at_s: float) -> bool:
-        """Nothing has gone wrong on purpose since then."""
+        """Returns True if no fault was injected since then."""
         return self.troubles[-1] < at_s
 
     def had_trouble(self, begin_s: float, end_s: float) -> bool:
-        """Something went wrong on purpose within that time."""
+        """Returns True if a fault was injected within that time."""
         return any(begin_s <= at_s <= end_s for at_s in self.troubles)
 
     def spawn(self, life: Life, coro: Coroutine[Any, Any, Any], name: str) -> Any:
-        """Run as a task of that life."""
+        """Runs a coroutine as a task of that process."""
         return self.loop.create_task(coro, name=name, context=life.context)
 
     async def until(self, is_met: Callable[[], object], timeout_s: float, step_s: float = 0.1) -> bool:
-        """True as soon as it is met; False when the time is over."""
+        """Waits for a condition; returns True as soon as it is met, False at the time limit."""
         end = self.loop.time() + timeout_s
         while not is_met():
             if self.loop.time() >= end:

@@ -1,1 +1,1 @@
-"""The simulated cluster whose brokers are elected by controllers, and change their role."""
+"""The simulated cluster whose brokers are elected by controllers, and change their roles."""

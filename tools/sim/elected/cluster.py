@@ -1,9 +1,10 @@
-"""A cluster of elected brokers: nobody works on it, and still nothing acknowledged may be lost.
+"""A cluster of elected brokers: no operator intervenes, and no acknowledged message may be lost.
 
-Owns:       who leads, as is seen from outside: the broker that took office in the newest term.
-Invariants: no two brokers take messages at one moment; the confirmed part of the log never changes, so no
-            message that was acknowledged or handed out is ever another one; who takes office has all that was
-            acknowledged, without a person's help; logs and lists of terms are equal in the end.
+Owns:       the current leader as seen from outside: the broker that became master in the newest term.
+Invariants: no two brokers accept messages at the same time; the confirmed part of the log never changes, so a
+            message that was acknowledged or delivered is never replaced by another one; a new master has
+            every acknowledged message, without an operator's help; logs and lists of terms are equal in the
+            end.
 Source:     spec controller 11.
 """
 
@@ -27,29 +28,33 @@ from tandemmq.replication.core.progress import SlaveState
 from tandemmq.store import MessageStore
 
 SWITCH_S_STEPS = (1, 3, 10)
-"""Within so many seconds after the loss of a master the next message was acknowledged: counted."""
+"""The limits, in seconds, by which failovers are counted: the time from the loss of a master to the next
+acknowledged message.
+"""
 
 
 class ElectedPromises(Promises):
-    """Whoever takes office has what was acknowledged. One loss is forgiven: ASYNC_FLUSH, and the power of a
+    """A new master has every acknowledged message. One loss is permitted: with ASYNC_FLUSH, a power cut of a
     master that was alone in its set.
     """
 
     def on_switched(self, now_s: float) -> None:
-        """What nobody was promised may have been cut."""
+        """Handles a change of master: unacknowledged messages may have been cut."""
         self._losses.append(Loss(0.0, now_s, 0, spares_promised=True))
 
     def on_old_record(self, now_s: float) -> None:
-        """A master that was alone in its set is gone, and the controllers have an older record."""
+        """Handles the loss of a master that was alone in its set, while the controllers have an older
+        record.
+        """
         self._losses.append(Loss(0.0, now_s, 0, spares_promised=False))
 
     def on_power_cut_alone(self, now_s: float, flushed: int) -> None:
-        """Nobody else counted, and the page cache is gone."""
+        """Handles a power cut of a master that was alone in its set: the page cache is lost."""
         self._losses.append(Loss(0.0, now_s, flushed, spares_promised=self._settings.is_sync_flush))
 
 
 class ElectedWatch(Watch):
-    """Looks who leads after each delivery."""
+    """Checks after each delivery which broker leads."""
 
     cluster: ElectedCluster
 
@@ -59,7 +64,7 @@ class ElectedWatch(Watch):
         self._with_topic: set[Life] = set()
 
     def _check_copies(self, sent: Sent) -> None:
-        """While nothing goes wrong every member of the set has it."""
+        """Checks that every member of the set has the message, if no fault occurred since it was sent."""
         holders = [node.name for node in self.brokers if holds(node, sent)]
         is_quiet = self._world.is_quiet_since(sent.sent_at)
         wanted = len(self.cluster.leader.members) if is_quiet and self.cluster.leader.leads else 1
@@ -70,8 +75,9 @@ class ElectedWatch(Watch):
         self.cluster.note_acknowledged()
 
     def _check_topics(self, node: BrokerNode) -> None:
-        """What was created and answered stays. What a lost master made by itself, such as the topic of a
-        group's retries, may have reached this slave and not the next master: it is made again there.
+        """Checks that a topic whose creation was answered stays. A topic that a lost master created by
+        itself, such as that of a group's retries, may have reached this slave and not the next master, which
+        creates it again.
         """
         assert node.life is not None
         assert node.broker is not None
@@ -92,7 +98,7 @@ class ElectedWatch(Watch):
 
 
 class ElectedCluster(Cluster):
-    """Its master is whoever leads last."""
+    """A cluster whose master is the last broker that became leader."""
 
     watch: ElectedWatch
     promises: ElectedPromises
@@ -120,7 +126,7 @@ class ElectedCluster(Cluster):
         self._was_alone = False
         self._is_record_old = False
         self._may_part = False
-        """Two masters may have acknowledged messages alone: an operator gives the log of one up."""
+        """True if two masters may have acknowledged messages alone: an operator discards the log of one."""
         self._met: dict[ElectedNode, object] = {}
         wanted = settings.fault_names
         self._foreign: ForeignGroup | None = None
@@ -130,7 +136,7 @@ class ElectedCluster(Cluster):
 
     @property
     def leader(self) -> ElectedNode:
-        """Who took office last."""
+        """The broker that became master last."""
         assert isinstance(self.master, ElectedNode)
         return self.master
 
@@ -146,7 +152,7 @@ class ElectedCluster(Cluster):
         await super().start()
 
     def is_level(self) -> bool:
-        """A master writes, all brokers are in its set, and hold what it holds now."""
+        """Returns True if a master writes and all brokers are in its set and hold its whole current log."""
         leader = self.leader
         store = leader.store
         if store is None or not leader.may_write or len(leader.members) != len(self.brokers):
@@ -161,10 +167,10 @@ class ElectedCluster(Cluster):
             for node in self.brokers_made
         )
 
-    # Who leads.
+    # The leader.
 
     def note_roles(self) -> None:
-        """Called after each delivery of the network."""
+        """Checks the roles of all brokers; called after each delivery of the network."""
         writers = [node for node in self.brokers_made if node.may_write]
         if len(writers) > 1:
             names = " and ".join(f"{node.life} in term {node.epoch}" for node in writers)
@@ -186,13 +192,13 @@ class ElectedCluster(Cluster):
             one.broker_id = 0 if one is node else one.number
         self.world.master_opened_s = now_s
         if self._was_alone:
-            # Only then offsets may be given again that somebody has seen.
+            # Only then may offsets be reassigned that a client has seen.
             self._was_alone = False
             self.watch.on_master_open(node)
         checkers.check_stored(self.world, self.ledger, self.promises, node)
 
     def note_acknowledged(self) -> None:
-        """A message was taken: whoever was lost is replaced."""
+        """Handles an accepted message: a lost master has been replaced."""
         lost_at_s, self._lost_at_s = self._lost_at_s, math.nan
         if math.isnan(lost_at_s):
             return
@@ -200,25 +206,25 @@ class ElectedCluster(Cluster):
         step = next((step for step in SWITCH_S_STEPS if took_s <= step), None)
         self.ledger.counts["replaced later" if step is None else f"replaced within {step} s"] += 1
 
-    # Disks.
+    # The disks.
 
     def find_foreign(self, broker_id: int) -> Image | None:
-        """The disk of the broker with this id in another cluster."""
+        """Returns the disk of the broker with this id in the other cluster."""
         return None if self._foreign is None else self._foreign.find(broker_id)
 
     def put_back(self, node: ElectedNode, image: Image) -> None:
-        """A broker has another disk than the one it left."""
+        """Replaces the disk of a broker."""
         self.watch.on_copy_lost(node)
         self._flushed.pop(node, None)
         node.put_in(image)
         self.world.note(f"{node.name} has another disk")
 
     def note_old_record(self) -> None:
-        """The disk of a controller is one of an earlier moment, or empty."""
+        """Handles a controller's disk that was rolled back or emptied."""
         self._is_record_old = True
 
     def _note_record(self) -> None:
-        """The controllers' record is what the brokers know, again or still."""
+        """Checks whether the controllers' record matches the brokers again."""
         for controller in self.controllers:
             if not controller.is_leader or controller.server is None:
                 continue
@@ -250,12 +256,12 @@ class ElectedCluster(Cluster):
         self.watch.on_broker_lost(node, is_power_cut=is_power_cut)
 
     def _on_broker_open(self, node: BrokerNode) -> None:
-        # Its queues are looked at in the end: before it follows a master it shows what is confirmed only.
+        # Its queues are checked at the end: before it follows a master it shows only confirmed records.
         assert node.store is not None
         self._flushed[node] = node.store.flushed.value
 
     def check_survivors(self) -> None:
-        """Somebody else has every acknowledged message, unless the master was alone."""
+        """Checks that another broker has every acknowledged message, unless the master was alone."""
         if len(self.leader.members) > 1:
             checkers.check_promised(self.world, self.ledger, self.slaves)
 
@@ -277,7 +283,9 @@ class ElectedCluster(Cluster):
                 self.watch.check_committed(self.leader)
 
     def check_meetings(self, host_name: str) -> None:
-        """A slave that begins to copy, or enters the set, has the bytes of its master at that moment."""
+        """Checks that a slave that starts to copy, or enters the set, has its master's bytes at that
+        moment.
+        """
         leader = self.leader
         if leader.store is None or not leader.leads:
             return
@@ -303,7 +311,7 @@ class ElectedCluster(Cluster):
             self.world.findings.broken.append(f"{node.life} differs from {self.leader.life} at {difference}")
 
     def _check_logs(self) -> None:
-        """Who copies has the bytes of the master that it copies from."""
+        """Checks that every copying slave has the bytes of its master."""
         store = self.leader.store
         if store is None or not self.leader.leads:
             return
@@ -315,7 +323,7 @@ class ElectedCluster(Cluster):
                 continue
             self._compare(store, node)
 
-    # The end.
+    # The end of the run.
 
     async def check(self) -> None:
         self._check_logs()
@@ -326,8 +334,8 @@ class ElectedCluster(Cluster):
         self._check_histories()
 
     def _check_histories(self) -> None:
-        """Each queue was one list for all who used it, whoever led. Not told when its master was alone and
-        lost its power: then it may have shown what nobody has.
+        """Checks that each queue was one list for all clients, across masters. Skipped if its master was
+        alone and lost power: it may have shown records that no other broker has.
         """
         alone = ("power cuts of a master alone", "losses of a master alone with an old record")
         if any(self.ledger.counts[name] for name in alone) or self.master.store is None:
@@ -343,7 +351,7 @@ class ElectedCluster(Cluster):
                 self.world.findings.order.append(f"{place} is not linearizable: {why}")
 
     async def age(self) -> None:
-        """Nothing: retention is the store's, and the other simulation has it."""
+        """Does nothing: retention belongs to the store, and the other simulation covers it."""
 
     async def stop(self) -> None:
         clients: list[Node] = [*self.workers, *self.consumers, *self.producers]
@@ -351,7 +359,9 @@ class ElectedCluster(Cluster):
             await node.end_in_order()
 
     async def restart_alone(self) -> None:
-        """All once more, controllers first: the group finds a master that has everything."""
+        """Starts everything once more, controllers first: the group must find a master that has
+        everything.
+        """
         self._term = 0
         for node in (*self.controllers, *self.brokers_made):
             node.start()

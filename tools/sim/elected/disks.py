@@ -1,7 +1,7 @@
-"""Disks that are not the ones that their machines left: of an earlier moment, or of another cluster.
+"""Disks other than those that the machines left: of an earlier moment, or of another cluster.
 
 `Backups` keeps images of earlier moments. `ForeignGroup` is a second group of brokers with the same names and
-the same ids, which lives before the load begins; its disks end up in machines of the cluster under test.
+ids, which runs before the load begins; its disks are later put into machines of the cluster under test.
 """
 
 from __future__ import annotations
@@ -23,27 +23,29 @@ FOREIGN_TIMEOUT_S = 120.0
 
 
 class Backups:
-    """The newest image of each machine that was taken for later."""
+    """The latest saved image of each machine."""
 
     def __init__(self, dice: Dice) -> None:
         self._dice = dice
         self._images: dict[DiskNode, Image] = {}
 
     def take(self, node: DiskNode) -> None:
-        """Copies the files of a machine. A running one is copied with its page cache or without it."""
+        """Saves a copy of a machine's files. A running machine is copied with its page cache or
+        without it.
+        """
         image = node.image.clone()
         if node.is_running and self._dice.happens(50):
             image.power_cut(self._dice, self._dice.pick_weighted(TEARS))
         self._images[node] = image
 
     def find(self, node: DiskNode) -> Image | None:
-        """A copy of the image; None when none was taken."""
+        """Returns a copy of the saved image; None if there is none."""
         image = self._images.get(node)
         return None if image is None else image.clone()
 
 
 class ForeignWriter(ClientNode):
-    """Fills the topic of the foreign group."""
+    """A client that fills the topic of the foreign group."""
 
     async def run(self) -> None:
         instance = await self.connect()
@@ -73,11 +75,11 @@ class ForeignWriter(ClientNode):
     has_written = False
 
     async def stop_server(self) -> None:
-        """Nothing: `run` closes what it opened."""
+        """Does nothing: `run` closes what it opened."""
 
 
 class ForeignGroup:
-    """As many brokers as the cluster has, elected by a controller of their own."""
+    """A group with as many brokers as the cluster, elected by a controller of its own."""
 
     def __init__(self, world: World, ledger: Ledger, watch: Watch, broker_count: int) -> None:
         self._world = world
@@ -97,13 +99,13 @@ class ForeignGroup:
         self._images: dict[int, Image] = {}
 
     async def live(self) -> None:
-        """Runs from the first start to the last stop; the disks stay."""
+        """Runs the group from its first start to its last stop, and keeps the disks."""
         world = self._world
         self._name_server.start()
         self._controller.start()
         for broker in self._brokers:
             broker.start()
-            # One after the other: each has the id that its number says.
+            # One after the other, so that each gets the id that equals its number.
             await world.until(lambda one=broker: one.is_open, FOREIGN_TIMEOUT_S)  # type: ignore[misc]
         self._writer.start()
         if not await world.until(lambda: self._writer.has_written, FOREIGN_TIMEOUT_S):
@@ -115,6 +117,6 @@ class ForeignGroup:
                 self._images[broker.server.broker_id] = broker.image
 
     def find(self, broker_id: int) -> Image | None:
-        """A copy of the disk of the broker with this id; None when there is none."""
+        """Returns a copy of the disk of the broker with this id; None if there is none."""
         image = self._images.get(broker_id)
         return None if image is None else image.clone()

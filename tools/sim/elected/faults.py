@@ -1,4 +1,4 @@
-"""What goes wrong around elected brokers, besides what goes wrong everywhere."""
+"""Faults of elected brokers and their controllers, in addition to the common ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REFUSAL_S_MAX = 10.0
 
 
 class OperatorNode(ClientNode):
-    """Asks a master to give its office away."""
+    """An operator who asks a master to hand over to another broker."""
 
     address = ""
     target = 0
@@ -34,7 +34,7 @@ class OperatorNode(ClientNode):
             self.world.note(f"{self.life}: nothing is handed over to {self.target}: {error}")
             self._ledger.counts["hand-overs refused"] += 1
         except TandemError as error:
-            # The old master closes its connections when it takes the other role.
+            # The old master closes its connections when its role changes.
             self.world.note(f"{self.life}: no answer about {self.target}: {error}")
             self._ledger.counts["hand-overs without an answer"] += 1
         else:
@@ -102,7 +102,7 @@ class ElectedTrouble(Trouble):
         await self._lose(node)
 
     async def _lose_controller_and_master(self) -> None:
-        """The one that would replace the master is gone with it."""
+        """Loses the master together with the controller that would replace it."""
         leaders: list[ControllerNode] = [one for one in self._cluster.controllers if one.is_leader]
         node = leaders[0] if leaders else self._cluster.controllers[0]
         node.kill() if self._dice.happens(50) else node.cut_power()
@@ -110,10 +110,10 @@ class ElectedTrouble(Trouble):
         if not node.is_running:  # another fault was quicker
             node.start()
 
-    # Disks that are put back, lost or mistaken.
+    # Disks that are restored, lost or swapped.
 
     async def _restore_controller(self) -> None:
-        """Its directory is put back from an earlier moment."""
+        """Restores the directory of a controller from an earlier moment."""
         node = self._dice.pick(self._cluster.controllers)
         image = self._backups.find(node)
         if image is None:
@@ -129,8 +129,8 @@ class ElectedTrouble(Trouble):
         node.start()
 
     async def _old_record_of_lone_master(self) -> None:
-        """The record says that all were in the set; the master has acknowledged messages alone since. Then
-        the others come back, or first the master goes.
+        """Restores a record that says that all were in the set, after the master has acknowledged messages
+        alone. Then the others come back, or the master is lost first.
         """
         cluster, world = self._cluster, self._world
         leader, controllers = cluster.leader, cluster.controllers
@@ -168,7 +168,9 @@ class ElectedTrouble(Trouble):
         node.start()
 
     async def _swap_controllers(self) -> None:
-        """A controller is started with the directory of another one, refuses it, and gets its own back."""
+        """Starts a controller with the directory of another one, which it must refuse; then restores
+        its own.
+        """
         controllers = self._cluster.controllers
         if len(controllers) < 2:
             return
@@ -188,7 +190,7 @@ class ElectedTrouble(Trouble):
         node.start()
 
     async def _restore_broker(self) -> None:
-        """A broker comes back with the log and the tables of an earlier moment; the others have all."""
+        """Restores a broker's log and tables from an earlier moment; the others have everything."""
         node = self._dice.pick(self._cluster.brokers_made)
         image = self._backups.find(node)
         if image is None or not node.is_running:
@@ -200,7 +202,7 @@ class ElectedTrouble(Trouble):
         node.start()
 
     async def _restore_one_of_all(self) -> None:
-        """All brokers are lost, and the one with an old disk starts first."""
+        """Stops all brokers, and starts the one with an old disk first."""
         brokers = self._cluster.brokers_made
         node = self._dice.pick(brokers)
         image = self._backups.find(node)
@@ -216,8 +218,9 @@ class ElectedTrouble(Trouble):
                 one.start()
 
     async def _foreign_disk(self) -> None:
-        """A broker is started with the disk of the broker with its id in another cluster: nobody takes it in.
-        Then it gets its own disk back."""
+        """Starts a broker with the disk of the broker with its id in another cluster: no broker may accept
+        it. Then restores its own disk.
+        """
         cluster, world = self._cluster, self._world
         node = self._dice.pick(cluster.brokers_made)
         image = None if node.server is None else cluster.find_foreign(node.server.broker_id)

@@ -1,4 +1,4 @@
-"""The machines of an elected group: controllers, and brokers whose role they decide."""
+"""The machines of an elected group: controllers, and brokers whose roles they decide."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class ControllerNode(DiskNode):
     def __init__(self, name: str, world: World) -> None:
         super().__init__(name, world)
         self.peers: tuple[ControllerNode, ...] = (self,)
-        """All of the group."""
+        """All controllers of the group."""
         self.server: Controller | None = None
         self.has_foreign_disk = False
-        """Its disk is another controller's: it must refuse to start."""
+        """True if its disk is another controller's: it must refuse to start."""
         self.refusal = ""
 
     @property
@@ -67,7 +67,7 @@ class ControllerNode(DiskNode):
                 self.on_fatal(error)
             self.refusal = str(error)
             await self.stop_server()
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is a finding)
+        except Exception as error:  # noqa: BLE001 (any error is a finding)
             if life.is_alive:
                 self.on_fatal(error)
 
@@ -77,8 +77,8 @@ class ControllerNode(DiskNode):
 
 
 class ElectedNode(BrokerNode):
-    """A broker that is what the controllers decide. `broker_id` is 0 while it leads, as far as is known here,
-    else `number`, which need not be the id that it was given.
+    """A broker whose role is decided by the controllers. `broker_id` is 0 while it leads, as far as is known
+    here; else `number`, which may differ from the id that it was assigned.
     """
 
     def __init__(
@@ -94,27 +94,27 @@ class ElectedNode(BrokerNode):
         self.number = number
         self._controllers = controllers
         self.has_foreign_disk = False
-        """Its disk is of another cluster."""
+        """True if its disk is of another cluster."""
         self.server: ElectedBroker | None = None
 
     @property
     def broker(self) -> Broker | None:
-        """What it is composed of for its present role."""
+        """The composition for its current role."""
         return None if self.server is None else self.server._broker
 
     @property
     def epoch(self) -> int:
-        """Of the term that it knows."""
+        """The epoch of the term that it knows."""
         return 0 if self.server is None else self.server._epoch
 
     @property
     def leads(self) -> bool:
-        """It is the master of its term, as it thinks."""
+        """True if it considers itself the master of its term."""
         return self.is_running and self.server is not None and self.server.is_master
 
     @property
     def may_write(self) -> bool:
-        """It would take a message now."""
+        """True if it would accept a message now."""
         return self.leads and self.server is not None and self.server.may_write()
 
     @property
@@ -126,7 +126,7 @@ class ElectedNode(BrokerNode):
 
     @property
     def copy_connection(self) -> object:
-        """The connection over which it copies its master's log now; None while it copies nothing."""
+        """The connection over which it currently copies its master's log; None if it copies nothing."""
         replication = None if self.server is None or not self.is_running else self.server._replication
         slave = getattr(replication, "_slave", None)
         if slave is None or slave._session.state is not SlaveState.TRANSFERRING:
@@ -135,7 +135,7 @@ class ElectedNode(BrokerNode):
 
     @property
     def halt_reason(self) -> str:
-        """Why its copy stands still until a person acts."""
+        """The reason why its copy is halted until an operator acts."""
         replication = None if self.server is None or not self.is_running else self.server._replication
         return "" if replication is None else replication.halt_reason
 
@@ -157,7 +157,7 @@ class ElectedNode(BrokerNode):
                 on_fatal=self.on_fatal,
             )
             await server.start()
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is a finding)
+        except Exception as error:  # noqa: BLE001 (any error is a finding)
             if life.is_alive:
                 self.on_fatal(error)
             return

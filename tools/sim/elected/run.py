@@ -1,6 +1,6 @@
-"""`python -m sim.elected.run`: many random lives of a cluster whose brokers are elected.
+"""`python -m sim.elected.run`: runs many random lives of a cluster whose brokers are elected.
 
-The last line is `SIM OK seeds=N ...` or `SIM FAILED ...`, as of `sim.cluster.run`.
+The last line is `SIM OK seeds=N ...` or `SIM FAILED ...`, as in `sim.cluster.run`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ELECTED = Kind(draw_elected, ElectedCluster, ElectedTrouble)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit code."""
+    """Runs the command and returns the exit code."""
     return run_command(
         arguments,
         module=MODULE,

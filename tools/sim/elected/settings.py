@@ -1,4 +1,4 @@
-"""What one seed of elected brokers runs."""
+"""The settings of one seed of elected brokers."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ FAULTS = {
     "stall": 8,
     "step a clock": 3,
 }
-"""What goes wrong, and how often in relation to the others."""
+"""The faults, with their relative frequencies."""
 
 
 FAR_MS = (90.0, 110.0)
-"""Each way, between places far from each other."""
+"""The latency in each direction between distant sites."""
 
 
 def draw_elected(dice: Dice) -> Settings:
-    """Mostly the set-ups that are recommended: two or three brokers, one controller or three."""
+    """Draws settings, mostly recommended set-ups: two or three brokers, one controller or three."""
     settings = draw_settings(dice)
     return replace(
         settings,
@@ -56,6 +56,6 @@ def draw_elected(dice: Dice) -> Settings:
         slave_count=dice.pick_weighted(((2, 1), (3, 2))),
         controller_count=dice.pick_weighted(((1, 1), (3, 3))),
         fault_names=draw_faults(dice, FAULTS),
-        producer_refresh_s=dice.pick_weighted(((1, 2.0), (1, 30.0))),  # as ours in a hurry, as Java's
+        producer_refresh_s=dice.pick_weighted(((1, 2.0), (1, 30.0))),  # a hurried TandemMQ client, or Java's
         latency_ms=dice.pick_weighted(((3, settings.latency_ms), (1, FAR_MS))),
     )

@@ -1,1 +1,1 @@
-"""Mutated real frames against real processes: what a stranger on the network can and cannot do."""
+"""Fuzzing: mutated real frames against real processes, showing what a stranger on the network can do."""

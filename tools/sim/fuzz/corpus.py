@@ -1,7 +1,7 @@
-"""Real requests, one or more for every code that a role serves; what the fuzzer starts from.
+"""The fuzzer's corpus: real requests, one or more for every code that a role serves.
 
-They are made from the catalogue, so a new request is fuzzed from the day it is served. The values are such
-that most requests succeed on a server that has the topic and the group.
+They are made from the catalogue, so a new request is fuzzed from the day it is served. The values are chosen
+so that most requests succeed on a server that has the topic and the group.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ _NUMBERS = {
 
 @cache
 def requests_of(role: ServingRole) -> list[Command]:
-    """Good requests for every code that a server of the role answers, in both header forms."""
+    """Returns valid requests for every code that a server of the role answers, in both header forms."""
     codes = {code: entry for code, entry in CATALOGUE.items() if entry.served_by is role}
     found: list[Command] = []
     for entry in codes.values():
@@ -112,7 +112,9 @@ def requests_of(role: ServingRole) -> list[Command]:
 
 @cache
 def prologue_of(role: ServingRole) -> list[Command]:
-    """What makes the other requests meet a topic, a group with members, and a registered broker."""
+    """Returns the requests that create the topic, a group with members, and a registered broker for the
+    others.
+    """
     wanted = (
         RequestCode.UPDATE_AND_CREATE_TOPIC,
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
@@ -137,8 +139,8 @@ def _request(entry: RequestRow, body: bytes, form: int) -> Command:
 
 
 def _fields_of(kind: type[Header]) -> dict[str, str]:
-    """A text for every field of a header, by its wire name."""
-    codec_of(kind)  # refuses what is no header
+    """Returns a text for every field of a header, by its wire name."""
+    codec_of(kind)  # raises if it is not a header
     fields = {}
     for info in msgspec.structs.fields(kind):
         name = info.encode_name
@@ -160,7 +162,7 @@ def _extra_fields(code: int, body: bytes) -> dict[str, str]:
 
 
 def _bodies(entry: RequestRow) -> list[bytes]:
-    """The bodies that this request is sent with."""
+    """Returns the bodies for this request."""
     make = _BODIES.get(entry.code)
     return [make()] if make is not None else [b""]
 
@@ -244,5 +246,5 @@ HA_REPORT = struct.Struct(">q")
 
 
 def reports() -> list[bytes]:
-    """What a slave says on the HA port: where it is; twice the same when it is one of ours."""
+    """Returns the reports that a slave sends to the HA port: its offset, twice if it is a TandemMQ slave."""
     return [HA_REPORT.pack(0), HA_REPORT.pack(0) * 2, HA_REPORT.pack(1 << 20)]

@@ -1,7 +1,7 @@
-"""From a good request to the bytes of a bad one.
+"""Mutates a valid request into the bytes of an invalid one.
 
-Some mutations keep the frame readable and put nonsense into its fields or body: those reach the handlers.
-The others damage the frame itself: those meet the decoder. Same dice, same bytes.
+Some mutations keep the frame readable and put nonsense into its fields or body; those reach the handlers. The
+others damage the frame itself and reach the decoder. The same dice yield the same bytes.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ NASTY_TEXTS = (
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Bytes to send. `is_last`: nothing can be read behind them, the connection is to end."""
+    """Bytes to send. `is_last`: nothing can be read after them, and the connection is to end."""
 
     data: bytes
     is_last: bool = False
 
 
 def mutate(command: Command, corpus: list[Command], dice: Dice) -> Sent:
-    """The bytes of a mutation of `command`; `corpus` lends it bodies and codes."""
+    """Returns the bytes of a mutation of `command`; `corpus` provides other bodies and codes."""
     change = dice.pick_weighted(_MUTATIONS)
     return change(_copy(command), corpus, dice)
 
@@ -95,7 +95,7 @@ def _nothing(command: Command, corpus: list[Command], dice: Dice) -> Sent:
 
 
 def _fields(command: Command, corpus: list[Command], dice: Dice) -> Sent:
-    """One to three fields hold nonsense, are missing, or are those of another request."""
+    """Fills one to three fields with nonsense, removes them, or adds those of another request."""
     fields = dict(command.extra_fields or {})
     for _ in range(dice.between(1, 3)):
         if not fields:
@@ -114,7 +114,7 @@ def _fields(command: Command, corpus: list[Command], dice: Dice) -> Sent:
 
 
 def _body(command: Command, corpus: list[Command], dice: Dice) -> Sent:
-    """The body is damaged, cut, doubled, or another request's."""
+    """Damages, cuts or doubles the body, or takes another request's."""
     body = bytes(command.body)
     kind = dice.below(5)
     if kind == 0 or not body:
@@ -130,7 +130,7 @@ def _body(command: Command, corpus: list[Command], dice: Dice) -> Sent:
 
 
 def _head_values(command: Command, corpus: list[Command], dice: Dice) -> Sent:
-    """Another code, flag, version, language or remark."""
+    """Changes the code, flag, version, language or remark."""
     command.code = dice.pick(corpus).code if dice.happens(60) else dice.between(-5, 1000)
     command.flag = dice.pick((0, 1, 2, 3, 0x7FFFFFFF))
     command.version = dice.pick((0, 1, 399, 475, 2**31 - 1))
@@ -139,7 +139,7 @@ def _head_values(command: Command, corpus: list[Command], dice: Dice) -> Sent:
 
 
 def _header_bytes(command: Command, corpus: list[Command], dice: Dice) -> Sent:
-    """Bits of the header are flipped; the frame's lengths stay right."""
+    """Flips bits of the header; the frame's lengths stay valid."""
     frame = encode_frame(command)
     header_end = HEAD_BYTES + int.from_bytes(frame[5:8], "big")
     data = frame[:HEAD_BYTES] + flip(frame[HEAD_BYTES:header_end], dice) + frame[header_end:]
@@ -147,7 +147,7 @@ def _header_bytes(command: Command, corpus: list[Command], dice: Dice) -> Sent:
 
 
 def _lengths(command: Command, corpus: list[Command], dice: Dice) -> Sent:
-    """The frame lies about its lengths or its form."""
+    """Falsifies the frame's lengths or its form."""
     frame = bytearray(encode_frame(command))
     kind = dice.below(4)
     if kind == 0:
@@ -166,7 +166,7 @@ def _noise(command: Command, corpus: list[Command], dice: Dice) -> Sent:
 
 
 def _is_readable(data: bytes) -> bool:
-    """Whether a server can read on behind it."""
+    """Returns True if a server can continue to read after these bytes."""
     try:
         FrameDecoder().feed(data)
     except RemoteProtocolError:
@@ -175,7 +175,7 @@ def _is_readable(data: bytes) -> bool:
 
 
 def _encoded(command: Command) -> Sent:
-    """The frame; what our own encoder refuses to write is left out."""
+    """Returns the frame; nothing if this library's encoder refuses it."""
     try:
         return Sent(encode_frame(command))
     except LocalProtocolError:
@@ -183,7 +183,7 @@ def _encoded(command: Command) -> Sent:
 
 
 def flip(data: bytes, dice: Dice) -> bytes:
-    """The data with a few bits flipped, bytes put in or taken out."""
+    """Returns the data with a few bits flipped, and bytes inserted or removed."""
     changed = bytearray(data)
     for _ in range(dice.between(1, 4)):
         position = dice.below(len(changed) + 1)
@@ -196,7 +196,7 @@ def flip(data: bytes, dice: Dice) -> bytes:
             else:
                 changed[position] ^= 1 << dice.below(8)
     length = len(data)
-    # The same length again, because the frame around it tells it.
+    # The length stays, because the surrounding frame contains it.
     return bytes(changed[:length]).ljust(length, b"\x00")
 
 
@@ -213,9 +213,9 @@ _MUTATIONS: tuple[tuple[int, Mutation], ...] = (
 )
 
 FENCE_CODE = 32_001
-"""No server serves it: its refusal says that everything before it was handled."""
+"""A code that no server supports: its refusal shows that everything before it was handled."""
 
 
 def fence(opaque: int) -> bytes:
-    """A request whose answer ends a batch."""
+    """Returns a request whose answer ends a batch."""
     return encode_frame(Command(code=FENCE_CODE, opaque=opaque, serialize_type=SERIALIZE_ROCKETMQ))

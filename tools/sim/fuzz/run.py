@@ -1,9 +1,9 @@
-"""`python -m sim.fuzz.run`: mutated real frames against a name server, a broker and its HA port.
+"""`python -m sim.fuzz.run`: sends mutated real frames to a name server, a broker and its HA port.
 
 The last line is `FUZZ OK frames=N crashes=0`, or `FUZZ FAILED ...` with exit code 1; then the lines before it
-show what was logged and the commands that send the same bytes again. A crash is a process that ends, logs an
-error, or leaves a request without an answer. Memory that keeps growing counts as one, too. A session is one
-batch of mutated frames over one connection, up to the answer that says all of it was handled.
+show the log excerpts and the commands that send the same bytes again. A crash is a process that exits, logs
+an error, or leaves a request without an answer. Unbounded memory growth counts as one, too. A session is one
+batch of mutated frames over one connection, up to the answer that shows that all of it was handled.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ HA_REPORT_BYTES = HA_REPORT.size
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a batch went: frames sent, and whether the server hung up or stayed silent."""
+    """The end of a batch: the number of frames sent, and whether the server closed the connection or did not
+    answer.
+    """
 
     frame_count: int
     is_closed_by_server: bool = False
@@ -48,8 +50,8 @@ class Ended:
 
 
 async def run_remoting_batch(victim: Victim, role: ServingRole, dice: Dice) -> Ended:
-    """Mutated requests, sent in random pieces. Returns when the fence behind them is answered, or the
-    connection ends. What nothing can follow is sent behind the fence, and the connection closed.
+    """Sends mutated requests in random pieces. Returns when the fence after them is answered, or the
+    connection ends. A frame that nothing can follow is sent after the fence, and the connection is closed.
     """
     data, tail, frame_count = _make_stream(role, dice)
     reader, writer = await asyncio.open_connection(victim.host, victim.port)
@@ -65,7 +67,7 @@ async def run_remoting_batch(victim: Victim, role: ServingRole, dice: Dice) -> E
         return Ended(frame_count, is_closed_by_server=not is_fenced)
     except TimeoutError:
         return Ended(frame_count, is_silent=True)
-    except OSError:  # it hung up while we wrote
+    except OSError:  # the server closed the connection during a write
         return Ended(frame_count, is_closed_by_server=True)
     finally:
         reading.cancel()
@@ -74,7 +76,9 @@ async def run_remoting_batch(victim: Victim, role: ServingRole, dice: Dice) -> E
 
 
 async def run_ha_batch(victim: Victim, dice: Dice) -> Ended:
-    """Mutated reports of a slave; the master hangs up or keeps sending, both are right."""
+    """Sends mutated reports of a slave; the master closes the connection or continues to send, both are
+    valid.
+    """
     frame_count, pieces = 0, []
     for _ in range(dice.between(1, HA_REPORTS_PER_BATCH)):
         report = dice.pick(reports())
@@ -94,14 +98,14 @@ async def run_ha_batch(victim: Victim, dice: Dice) -> Ended:
         return Ended(frame_count, is_closed_by_server=True)
     except TimeoutError:
         return Ended(frame_count, is_silent=True)
-    except OSError:  # it hung up while we wrote
+    except OSError:  # the server closed the connection during a write
         return Ended(frame_count, is_closed_by_server=True)
     finally:
         writer.close()
 
 
 def _make_stream(role: ServingRole, dice: Dice) -> tuple[bytes, bytes, int]:
-    """The readable frames of a batch with a fence, an unreadable one or nothing, and how many they are."""
+    """Returns the readable frames of a batch with a fence, an unreadable one or b"", and their number."""
     corpus = requests_of(role)
     parts = [encode_frame(command) for command in prologue_of(role)]
     tail = b""
@@ -130,7 +134,7 @@ async def _read_to_end(reader: asyncio.StreamReader) -> None:
 
 
 async def _read_to_fence(reader: asyncio.StreamReader) -> bool:
-    """True at the fence's answer, False when the server ends the connection first."""
+    """Returns True at the fence's answer, False if the server ends the connection first."""
     decoder = FrameDecoder()
     while data := await reader.read(262_144):
         for command in decoder.feed(data):
@@ -141,7 +145,9 @@ async def _read_to_fence(reader: asyncio.StreamReader) -> bool:
 
 CRASHES_SHOWN = 10
 GROWTH_MIB_MAX = 64
-"""How much a process may grow from a quarter of the way on; names that were made up are kept, so a little."""
+"""The most MiB that a process may grow after the first quarter; invented names are kept, so some growth is
+normal.
+"""
 
 RunBatch = Callable[[Dice], Coroutine[Any, Any, Ended]]
 Advance = Callable[[int], None]
@@ -149,7 +155,7 @@ Advance = Callable[[int], None]
 
 @dataclass(slots=True)
 class Target:
-    """One port, its share of the frames in percent, and what came of them."""
+    """One port, its share of the frames in percent, and the results."""
 
     name: str
     victim: Victim
@@ -162,7 +168,7 @@ class Target:
     crashes: list[str] = field(default_factory=list)
 
     async def run(self, seed: int, frame_count: int, advance: Advance) -> None:
-        """Sends so many frames, batch by batch; stops when the process is gone."""
+        """Sends `frame_count` frames, batch by batch; stops if the process has exited."""
         while self.frame_count < frame_count:
             await self.run_one(seed, self.batch_count)
             advance(self.frame_count)
@@ -172,7 +178,7 @@ class Target:
                 return
 
     async def run_one(self, seed: int, batch: int) -> None:
-        """One batch; the same seed and number give the same bytes."""
+        """Runs one batch; the same seed and number yield the same bytes."""
         self.batch_count += 1
         try:
             ended = await self.run_batch(Dice(crc32(f"{seed}/{self.name}/{batch}".encode())))
@@ -188,7 +194,7 @@ class Target:
             self._note(batch, fault)
 
     def check_memory(self) -> str:
-        """How much it grew; too much is a crash."""
+        """Returns a line with the memory growth; too much counts as a crash."""
         if not self.victim.server.is_alive:
             return f"{self.name}: gone"
         now_mib = self.victim.resident_mib()
@@ -218,7 +224,7 @@ def make_targets(three: Victims) -> list[Target]:
 
 
 async def fuzz(seed: int, frame_count: int, directory: Path, console: Console) -> list[Target]:
-    """The targets, after all their frames."""
+    """Sends all frames and returns the targets."""
     with victims(directory) as three, progress_on(console) as progress:
         targets = make_targets(three)
         async with asyncio.TaskGroup() as group:
@@ -236,7 +242,7 @@ def _show(progress: Progress, bar: TaskID, done: int) -> None:
 
 
 async def replay(seed: int, name: str, batch: int, directory: Path) -> list[Target]:
-    """One batch alone, against fresh servers."""
+    """Runs one batch alone, against fresh servers."""
     with victims(directory) as three:
         (target,) = (target for target in make_targets(three) if target.name == name)
         await target.run_one(seed, batch)
@@ -244,7 +250,7 @@ async def replay(seed: int, name: str, batch: int, directory: Path) -> list[Targ
 
 
 def report(targets: list[Target], seed: int, console: Console) -> int:
-    """The exit code, after the verdict was printed."""
+    """Prints the verdict and returns the exit code."""
     crashes = [text for target in targets for text in target.crashes]
     for text in crashes[:CRASHES_SHOWN]:
         say(console, text)
@@ -254,7 +260,7 @@ def report(targets: list[Target], seed: int, console: Console) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit code."""
+    """Runs the command and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m sim.fuzz.run", description=__doc__)
     parser.add_argument("--frames", type=int, default=1_000_000, help="how many frames in all")
     parser.add_argument("--seed", type=int, default=0)

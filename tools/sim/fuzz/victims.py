@@ -1,5 +1,5 @@
-"""The processes that are fuzzed, and how a fault of theirs is noticed: they end, they log an exception, they
-do not answer, or their memory grows and grows.
+"""The processes that are fuzzed, and the detection of their faults: they exit, log an exception, do not
+answer, or grow without bound.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXCERPT_LINES = 12
 
 @dataclass(slots=True)
 class Victim:
-    """One server: where it is spoken to, and what it has logged."""
+    """One server: its address and its log."""
 
     server: Server
     log_path: Path
@@ -32,7 +32,7 @@ class Victim:
     log_bytes_read: int = 0
 
     def fault(self) -> str | None:
-        """What is wrong since the last look; None when nothing is."""
+        """Returns the fault since the last call; None if there is none."""
         try:
             self.server.check_alive()
         except ProcessFailed as error:
@@ -66,7 +66,7 @@ class Victims:
 
 @contextmanager
 def victims(directory: Path) -> Iterator[Victims]:
-    """Both processes, ready; stopped at the end. Default settings, but small files."""
+    """Starts both processes and stops them at the end. Default settings, but small files."""
     with ExitStack() as stack:
         settings: dict[str, object] = {
             "bindAddress": HOST,

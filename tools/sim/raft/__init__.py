@@ -1,2 +1,1 @@
-"""Groups of Raft servers in a world without a machine: their real core and files, simulated everything
-else."""
+"""Groups of Raft servers without machines: their core and files are real, everything else is simulated."""

@@ -1,8 +1,8 @@
-"""`python -m sim.raft.run`: many random lives of a Raft group, and what of its rules was broken.
+"""`python -m sim.raft.run`: runs many random lives of a Raft group, and reports violated rules.
 
-The last line is `RAFT OK seeds=N confirmed=N leaders=N`, or `RAFT FAILED ...`; then the lines before it have
-the commands that replay the failed seeds, and the exit code is 1. With --seed K --trace one life is told
-event by event.
+The last line is `RAFT OK seeds=N confirmed=N leaders=N`, or `RAFT FAILED ...`. After a failure the lines
+before it contain the commands that replay the failed seeds, and the exit code is 1. With --seed K --trace one
+run is printed event by event.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FAILED_SEEDS_SHOWN = 10
 
 @dataclass(slots=True)
 class Summary:
-    """What all seeds did together."""
+    """The combined results of all seeds."""
 
     seed_count: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -39,7 +39,7 @@ class Summary:
         return not self.failed
 
     def lines(self) -> Iterator[str]:
-        """The report; the verdict last."""
+        """Yields the lines of the report; the verdict is last."""
         yield ", ".join(f"{name}: {count}" for name, count in sorted(self.counts.items()))
         for seed, findings in list(self.failed.items())[:FAILED_SEEDS_SHOWN]:
             for text in findings:
@@ -63,7 +63,7 @@ def _run_quietly(seed: int) -> SeedResult:
 
 
 def run_many(seeds: range, console: Console) -> Summary:
-    """All seeds."""
+    """Runs all seeds."""
     summary = Summary()
     with progress_on(console) as progress, new_processes() as processes:
         bar = progress.add_task("running groups", total=len(seeds))
@@ -75,7 +75,7 @@ def run_many(seeds: range, console: Console) -> Summary:
 
 
 def run_one(seed: int) -> Life:
-    """One seed."""
+    """Runs one seed."""
     with without_logging():
         result = run_seed(seed)
     summary = Summary()
@@ -84,7 +84,7 @@ def run_one(seed: int) -> Life:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit code."""
+    """Runs the command and returns the exit code."""
     return run_command(
         arguments,
         module="sim.raft.run",

@@ -1,14 +1,14 @@
-"""One life of a Raft group: servers crash, links fail, clients ask; and what must never happen.
+"""One run of a Raft group: servers crash, links fail, clients send requests; and the invariants are checked.
 
 Strategy:   a queue of events in virtual time. Each server has the real core and the real files on a simulated
-            disk; its shell is played here: one step at a time, what is persisted takes time, and whatever
-            comes meanwhile waits. At the end everything is healed and the group has to agree again.
-Checked:    one leader a term; a vote is not changed; equal places and terms mean equal entries; every leader
-            has what was confirmed; everybody applies the same; a read shows every write that was answered
-            before it began; who grants leases is not outdated; the healed group makes progress; no server
-            finds that another one contradicts it. All of that holds, too, when the disk of one server is put
-            back from an earlier moment or is lost, if the others run until that server has caught up. Its
-            own votes are then the only promise that it may forget.
+            disk; its shell is simulated: one step at a time, persisting takes time, and events that arrive
+            meanwhile wait. At the end all faults are removed and the group has to agree again.
+Checked:    one leader per term; a vote is not changed; equal indexes and terms mean equal entries; every
+            leader has all confirmed entries; all servers apply the same entries; a read shows every write
+            that was answered before it began; a server that grants leases is not outdated; the healed group
+            makes progress; no server is contradicted by another one. All of this also holds if the disk of
+            one server is restored from an earlier moment or lost, if the others run until that server has
+            caught up. Its own votes are then the only promise that it may forget.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ from tandemmq.protocol.hashes import crc32
 
 FAULTY_MS = 7_000
 HEALED_MS = 6_000
-"""So long at most until the healed group has agreed on something new."""
+"""The time within which the healed group must have agreed on something new."""
 LEASE_MS = 400
-"""As the controllers grant leases; their election timeout is 500."""
+"""The lease that the controllers grant; their election timeout is 500."""
 SERVERS_MAX = 7
 BACKUPS_MAX = 4
 CATCH_UP_MS = 5_000
-"""So long at most until a server with an old disk takes part again; no other fault comes meanwhile."""
+"""The time within which a server with an old disk must take part again; no other fault occurs meanwhile."""
 DIRECTORY = Path("/controller")
 OPTIONS = RaftOptions(entries_per_request_max=8, unconfirmed_entries_max=64)
 
 
 class State(msgspec.Struct, frozen=True):
-    """What the machine of a server shows: how far it is, and a sum over everything so far."""
+    """The state machine of a server: the last applied index, and a checksum over all entries so far."""
 
     index: int = 0
     checksum: int = 0
@@ -75,7 +75,7 @@ class State(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class SeedResult:
-    """What one life did, and what was found."""
+    """The actions and findings of one run."""
 
     seed: int
     counts: Counter[str] = field(default_factory=Counter)
@@ -84,7 +84,7 @@ class SeedResult:
 
 
 class Broken(Exception):
-    """Something that must never happen; the life ends here."""
+    """An invariant was violated; the run ends here."""
 
 
 @dataclass(slots=True)
@@ -98,21 +98,21 @@ class _Link:
 
 
 class Server:
-    """One server over all its lives."""
+    """One server, over all its processes."""
 
     def __init__(self, name: str, world: World, first: Saved) -> None:
         self.name = name
         self.is_replaced = False
-        """Its disk was replaced since it ran last."""
+        """True if its disk was replaced since it last ran."""
         self._backups: list[Image] = []
         self.node: RaftNode | None = None
         self.state = State()
         self.paused_until_ms = 0.0
         self.disk_ms_max = 4
         self.writes: dict[int, tuple[int, int]] = {}
-        """Index -> (term, number of the write) of clients that wait."""
+        """Index -> (term, number of the write) of waiting clients."""
         self.reads: dict[int, int] = {}
-        """Token -> what it must show at least."""
+        """Token -> the index that the read must show at least."""
         self._world = world
         self._first = first
         self._image = Image()
@@ -156,25 +156,25 @@ class Server:
         self._plan_tick()
 
     def crash(self, *, is_power_cut: bool, back_in_ms: int | None = None) -> None:
-        """The process ends now."""
+        """Ends the process now."""
         assert self._disk is not None
         self._disk.lose(Crash(0, is_power_cut, self._world.dice.pick(tuple(Tear))))
         self._die(back_in_ms)
 
     def crash_soon(self, *, is_power_cut: bool) -> None:
-        """In the middle of something that is written."""
+        """Arranges a crash in the middle of a write."""
         assert self._disk is not None
         dice = self._world.dice
         self._disk.crash = Crash(dice.below(3), is_power_cut, dice.pick(tuple(Tear)))
 
     def back_up(self) -> None:
-        """Keeps a copy of the disk as it is now."""
+        """Saves a copy of the current disk."""
         if self._disk is not None and not self._disk.is_lost:
             self._backups.append(self._disk.image.clone())
             del self._backups[:-BACKUPS_MAX]
 
     def replace_disk(self, *, is_lost: bool) -> None:
-        """The process ends, and the next one finds an earlier disk, or an empty one."""
+        """Ends the process; the next one starts with an earlier disk, or an empty one."""
         dice = self._world.dice
         self.crash(is_power_cut=False, back_in_ms=dice.between(1, 800))
         self._image = Image() if is_lost or not self._backups else dice.pick(self._backups).clone()
@@ -182,14 +182,14 @@ class Server:
         self.is_replaced = True
 
     def spare(self) -> None:
-        """No fault that was planned for it comes."""
+        """Cancels the faults that were planned for it."""
         self.paused_until_ms = min(self.paused_until_ms, self._world.now_ms)
         if self._disk is not None:
             self._disk.crash = None
             self._disk.faults.sync_errors = 0
 
     def fail_sync(self, *, drops_pages: bool) -> None:
-        """The next fsync fails; with it the process ends."""
+        """Makes the next fsync fail, which ends the process."""
         assert self._disk is not None
         self._disk.faults.sync_errors = 1
         self._disk.faults.is_dropping_pages = drops_pages
@@ -210,7 +210,7 @@ class Server:
             self.start()
 
     def do(self, step: Callable[[RaftNode], list[Effect]]) -> None:
-        """Takes the step, or later when the server is not ready."""
+        """Runs the step, or queues it while the server is not ready."""
         if self.node is None:
             return
         self._inbox.append(step)
@@ -296,7 +296,7 @@ class Server:
         self._world.on_applied(self, entry)
 
     def _plan_tick(self) -> None:
-        """One timer, for what the node asks for now."""
+        """Arms one timer for the node's current deadline."""
         if self.node is None or self._is_busy:
             return
         world = self._world
@@ -331,7 +331,7 @@ class World:
         self._client_ms_max = self.dice.pick((120, 120, 2500))
         self._writes_sent = 0
         self._reads_sent = 0
-        self._acknowledged_index = 0  # the highest that any client was answered
+        self._acknowledged_index = 0  # the highest index that any client was answered
         self._confirmed: list[tuple[int, int]] = [(0, 0)]  # by index: term, checksum so far
         self._confirmed_in: list[int] = [0]  # by index: a term in which it was known to be confirmed
         self._entries: dict[tuple[int, int], tuple[int, int]] = {}
@@ -410,14 +410,14 @@ class World:
                 self.later(at_ms + self.dice.below(300), self._back_up_one)
 
     def _strike(self, fault: Callable[[World], None]) -> None:
-        """The fault comes now, or when the server with an old disk takes part again."""
+        """Injects the fault now, or once the server with an old disk takes part again."""
         if self._catching_up is None:
             fault(self)
         elif self.now_ms < FAULTY_MS:
             self.later(100, partial(self._strike, fault))
 
     def _later_fault(self, delay_ms: float, fault: Callable[[], None]) -> None:
-        """A fault that belongs to an earlier one; it does not come if a disk is replaced before."""
+        """Schedules a fault that follows an earlier one; it is dropped if a disk is replaced before."""
         fault_round = self._fault_round
 
         def strike() -> None:
@@ -430,7 +430,7 @@ class World:
         self.dice.pick(list(self.servers.values())).back_up()
 
     def _replace_disk(self) -> None:
-        """One server gets its disk of an earlier moment back, or an empty one, while all others run."""
+        """Gives one server an earlier disk, or an empty one, while all others run."""
         server = self._someone()
         others = [one for one in self.servers.values() if one is not server]
         is_spared = not server.is_up or any(not one.is_up for one in others)
@@ -461,7 +461,7 @@ class World:
             self.later(20, self._look_at_catching_up)
 
     def _someone(self) -> Server:
-        """Any server; the leader more often."""
+        """Returns any server, more often the leader."""
         servers = list(self.servers.values())
         leaders = [server for server in servers if server.node and server.node.role is RaftRole.LEADER]
         return self.dice.pick(leaders if leaders and self.dice.happens(50) else servers)
@@ -513,7 +513,7 @@ class World:
             link.is_cut = False
 
     def _depose(self) -> None:
-        """The leader is cut off with writes that nobody else gets; it comes back when its successor goes."""
+        """Cuts off the leader with writes that no other server gets; it returns when its successor goes."""
         leader = self._leader()
         if leader is None:
             return
@@ -542,7 +542,9 @@ class World:
                 link.lost_percent, link.doubled_percent, link.delay_ms_max = lost, doubled, delay
 
     def _blind_hand_over(self) -> None:
-        """The leader does not learn that somebody followed it, and goes on answering."""
+        """Hands over in such a way that the leader does not learn of its successor, and continues to
+        answer.
+        """
         leader = self._leader()
         if leader is not None:
             old = self.servers[leader.name]
@@ -559,7 +561,7 @@ class World:
         self.later(self.dice.between(600, 2500), self._join)
 
     def _take_voters(self) -> None:
-        """One cannot hear the leader; others are started again where they cannot either."""
+        """Cuts one server off from the leader, and restarts others that are cut off, too."""
         leader = self._leader()
         if leader is None:
             return
@@ -636,7 +638,7 @@ class World:
         self._healed_ms = self.now_ms
 
     def _has_agreed(self) -> bool:
-        """Whether, healed, a client got an answer and every voter has applied it."""
+        """Returns True if, after healing, a client got an answer and every voter has applied it."""
         if self.now_ms > self._healed_ms + HEALED_MS:
             raise Broken("the healed group makes no progress")
         if self._acknowledged_index < self._goal:
@@ -654,7 +656,7 @@ class World:
     # Clients.
 
     def _client(self) -> None:
-        """Asks any server that thinks that it leads, and sometimes one that does not."""
+        """Sends requests to a server, which need not be the leader."""
         server = self._someone()
         if self.dice.happens(60):
             self._write(server)
@@ -687,10 +689,10 @@ class World:
 
         server.do(step)
 
-    # What must never happen.
+    # Invariants.
 
     def after_step(self, server: Server) -> None:
-        """Who grants leases is not outdated."""
+        """Checks that a server which grants leases is not outdated."""
         node = server.node
         assert node is not None
         if (
@@ -736,7 +738,8 @@ class World:
         node = server.node
         assert node is not None
         for index in range(node.log.snapshot.index, len(self._confirmed)):
-            # A late one may still win an older term: it needs only what was confirmed before that.
+            # A delayed server may still win an older term: it only needs the entries confirmed before that
+            # term.
             is_owed = self._confirmed_in[index] < change.term
             if is_owed and node.log.term_at(index) != self._confirmed[index][0]:
                 raise Broken(f"{server.name} leads term {change.term} without the confirmed entry {index}")
@@ -796,5 +799,5 @@ _FAULTS: tuple[Callable[[World], None], ...] = (
 
 
 def run_seed(seed: int) -> SeedResult:
-    """One life; the same seed lives the same life."""
+    """Runs one seed; the same seed yields the same run."""
     return World(seed).run()

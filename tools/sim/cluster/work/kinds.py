@@ -1,4 +1,4 @@
-"""Every kind of work, by name."""
+"""All kinds of work, by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS: dict[str, type[WorkNode]] = {
 def make_workers(
     names: tuple[str, ...], world: World, namesrv: str, ledger: Ledger, watch: Watch
 ) -> list[WorkNode]:
-    """The processes of these kinds."""
+    """Returns the processes of these kinds."""
     shared = (world, namesrv, ledger, watch)
     workers = [KINDS[name](f"{name}-work", *shared) for name in names]
     second = [

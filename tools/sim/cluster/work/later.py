@@ -1,4 +1,4 @@
-"""Messages that a broker holds back: for a time, until a transaction ends, from who does not want them."""
+"""Messages that a broker holds back: for some time, until a transaction ends, or by a filter."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TimedWork(WorkNode):
 
     def _message(self, item: Item) -> Message:
         dice = self.world.dice
-        # The broker adds to its own clock; which one that is shows only afterwards.
+        # The broker uses its own clock; which broker it was is known only afterwards.
         earliest_ms = min(node.clock.now_ms() for node in self._watch.brokers)
         how = dice.pick(("level", "delay", "time"))
         if how == "level":
@@ -72,7 +72,7 @@ class TimedWork(WorkNode):
 
 
 class TransactionWork(WorkNode):
-    """Half messages: committed ones come, rolled back ones never, undecided ones are asked about."""
+    """Half messages: committed ones are delivered, rolled back ones never, and undecided ones are checked."""
 
     kind = "transaction"
     topic = "Paid"
@@ -80,9 +80,11 @@ class TransactionWork(WorkNode):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._is_booked: dict[int, bool] = {}
-        """The application's own data, which is safe: message number -> its work was done, or undone."""
+        """The application's own data, which cannot be lost: message number -> True if its work was done,
+        False if undone.
+        """
         self._doubts: dict[int, int] = {}
-        """How often a check is to be told that nothing is known yet."""
+        """The number of checks that are still to be answered with "unknown"."""
         self._under_way: set[int] = set()
         """Half messages whose send has no answer yet."""
 
@@ -113,7 +115,7 @@ class TransactionWork(WorkNode):
             await self.pause()
 
     def _book(self, message: Message) -> TransactionState:
-        """The half message is stored as safely as was promised: do the work, or do not."""
+        """Handles a half message that is stored as safely as promised: does the work, or does not."""
         dice = self.world.dice
         item = self.book.find(bytes(message.body))
         assert item is not None
@@ -149,7 +151,7 @@ class TransactionWork(WorkNode):
             self.world.findings.broken.append(f"{self.life} got {item}, which was not committed")
 
     def missing(self, master: BrokerNode) -> list[str]:
-        """Also what is undecided: the walk of the half topic has to come to its end."""
+        """Returns also undecided messages: the scan of the half topic must reach its end."""
         missing = self.unfinished("paid", self.book.items)
         assert master.broker is not None
         assert master.store is not None
@@ -159,7 +161,7 @@ class TransactionWork(WorkNode):
 
 
 class FilterWork(WorkNode):
-    """Groups that want some messages: exactly those come."""
+    """Groups with filters: exactly the matching messages are delivered."""
 
     kind = "filter"
     topic = "Sorted"
@@ -168,7 +170,7 @@ class FilterWork(WorkNode):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._facts: dict[int, tuple[str, int, str]] = {}
-        """Tag, price and region of each message; a region may be missing."""
+        """The tag, price and region of each message; a region may be missing."""
 
     async def load(self) -> None:
         producer = await self.producer()

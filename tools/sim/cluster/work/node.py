@@ -1,9 +1,9 @@
-"""An application that does one kind of work, and the book in which it keeps what it was promised.
+"""An application that does one kind of work, and the book that records its promises.
 
-Owns:       the book: it outlives the application's process, as the notes of a witness.
-Strategy:   the load ends when the faults do (`rest`); consumers go on until everything owed has come, and the
-            process is stopped only then.
-Invariants: a kind owes its groups only what was acknowledged and what no fault since may have taken.
+Owns:       the book, which outlives the application's process, like the notes of an observer.
+Strategy:   the load ends when the faults do (`rest`); consumers continue until everything owed has arrived,
+            and only then the process is stopped.
+Invariants: a kind owes its groups only messages that were acknowledged and that no later fault may have lost.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ STOP_S_MAX = 30.0
 class Item:
     """One message of a kind of work.
 
-    `place`: queue and queue offset of its acknowledgement. `finished`: group -> when it last worked on it.
+    `place`: queue and queue offset of its acknowledgement. `finished`: group -> the time at which it last
+    processed the message.
     """
 
     number: int
@@ -56,7 +57,7 @@ class Item:
 
 
 class Book:
-    """What one kind has sent."""
+    """The messages sent by one kind."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
@@ -70,7 +71,7 @@ class Book:
         return item
 
     def find(self, body: bytes) -> Item | None:
-        """The message with exactly this body."""
+        """Returns the message with exactly this body."""
         digits = body.removeprefix(self._head).partition(b"|")[0]
         number = int(digits) if digits.isdigit() else -1
         item = self.items[number] if 0 <= number < len(self.items) else None
@@ -78,7 +79,7 @@ class Book:
 
 
 class Subscribe(Protocol):
-    """Tells a consumer what it is to get."""
+    """Subscribes a consumer."""
 
     def __call__(self, consumer: Consumer) -> None: ...
 
@@ -90,7 +91,7 @@ class OnMessage(Protocol):
 
 
 class WorkNode(ClientNode):
-    """Base of all kinds. `load` runs while things go wrong, all of `serve` until the process ends."""
+    """The base of all kinds. `load` runs while faults occur, `serve` until the process ends."""
 
     kind: ClassVar[str]
     topic: ClassVar[str]
@@ -101,12 +102,12 @@ class WorkNode(ClientNode):
         super().__init__(name, world, namesrv, ledger, watch)
         self.book = Book(self.topic)
         self.is_resting = False
-        """The load is to end."""
+        """True once the load is to end."""
         self.is_load_over = False
         self._open: list[Consumer | Producer] = []
         self._scope: TaskScope | None = None
 
-    # Life.
+    # The process.
 
     def forget(self) -> None:
         self.is_load_over = False
@@ -133,34 +134,34 @@ class WorkNode(ClientNode):
             await self._instance.close()
 
     def rest(self) -> None:
-        """No more load."""
+        """Ends the load."""
         self.is_resting = True
 
-    # What a kind says of itself.
+    # Overridden by the kinds.
 
     async def prepare(self) -> None:
-        """What must be there before the work begins; called again until it does not fail."""
+        """Prepares what the work needs; called again until it succeeds."""
         await self.admin.ensure_topic(self.topic, queue_count=self.queue_count)
 
     async def load(self) -> None:
-        """Returns soon after `is_resting`."""
+        """Runs the load; returns soon after `is_resting`."""
         raise NotImplementedError
 
     def serve(self) -> Iterable[Coroutine[Any, Any, None]]:
-        """Each returns soon after `is_ending`."""
+        """Returns coroutines; each returns soon after `is_ending`."""
         raise NotImplementedError
 
     def missing(self, master: BrokerNode) -> list[str]:
-        """What is owed and has not come."""
+        """Returns the messages that are owed and have not arrived."""
         raise NotImplementedError
 
     def check(self, master: BrokerNode) -> None:
-        """What else must hold at the end."""
+        """Checks further conditions at the end."""
 
-    # Tools.
+    # Helpers.
 
     async def insist(self, action: Any) -> None:
-        """Again and again until it succeeds, or the process is to end."""
+        """Repeats the action until it succeeds, or the process is to end."""
         while not self.is_ending:
             try:
                 await action()
@@ -173,7 +174,7 @@ class WorkNode(ClientNode):
         await self.clock.sleep(self.world.dice.between(*self.pause_ms) / 1000)
 
     async def producer(self) -> Producer:
-        """A producer of this process."""
+        """Returns a producer of this process."""
         producer = Producer(
             f"producers-{self.name}", options=ProducerOptions(timeout_s=4.0), instance=self.instance
         )
@@ -186,7 +187,7 @@ class WorkNode(ClientNode):
         return self.book.new(self.world.loop.time(), filling)
 
     async def send(self, producer: Producer, item: Item, message: Message) -> SendResult | None:
-        """None when it failed; what became of it is then not known."""
+        """Sends a message; returns None if that failed, in which case the outcome is unknown."""
         try:
             result = await producer.send(message)
         except TandemError as error:
@@ -196,7 +197,7 @@ class WorkNode(ClientNode):
         return result
 
     def settle(self, item: Item, result: SendResult) -> None:
-        """The answer to its send is here."""
+        """Records the answer to a send."""
         item.end_s = self.world.loop.time()
         item.is_acknowledged = result.is_ok
         item.place = result.queue.queue_id, result.queue_offset
@@ -207,13 +208,13 @@ class WorkNode(ClientNode):
         self._ledger.counts[f"{self.kind}: {what}"] += 1
 
     async def consume(self, group: str, subscribe: Subscribe, on_message: OnMessage, **options: Any) -> None:
-        """As a member of the group, until the process ends."""
+        """Consumes as a member of the group, until the process ends."""
         consumer = await self.open_consumer(group, subscribe, **options)
         while not self.is_ending:
             await self.poll(consumer, on_message)
 
     async def open_consumer(self, group: str, subscribe: Subscribe, **options: Any) -> Consumer:
-        """Started; closed with the process."""
+        """Returns a started consumer, which is closed with the process."""
         dice = self.world.dice
         chosen = ConsumerOptions(
             start_from=StartFrom.FIRST,
@@ -229,21 +230,23 @@ class WorkNode(ClientNode):
             subscribe(consumer)
             try:
                 await consumer.start()
-            except TandemError:  # a filter is asked about before the start
+            except TandemError:  # a filter is checked before the start
                 await self.clock.sleep(RETRY_S)
                 continue
             self._open.append(consumer)
             return consumer
 
     async def poll(self, consumer: Consumer, on_message: OnMessage) -> None:
-        """Work on what is there; a message is finished here before the consumer knows it."""
+        """Processes available messages; a message is finished here before the consumer acknowledges it."""
         for message in await consumer.poll(self.world.dice.between(1, 40), 0.5):
             item = self.finish(consumer.group, message)
             if item is not None:
                 on_message(item, message)
 
     def finish(self, group: str, message: ReceivedMessage) -> Item | None:
-        """The group has worked on it. None, and a finding, for what nobody has sent."""
+        """Records that the group has processed a message. Adds a finding and returns None for an unknown
+        message.
+        """
         world = self.world
         item = self.book.find(message.body)
         where = f"{self.life} got {message.record.topic}/{message.queue_id}:{message.queue_offset}"
@@ -261,15 +264,15 @@ class WorkNode(ClientNode):
         return item
 
     def may_repeat(self, item: Item, before_s: float, now_s: float) -> bool:
-        """A message may come twice only when something went wrong since it was sent, or shortly before."""
+        """Returns True if a repeated delivery has a reason: a fault since it was sent, or shortly before."""
         return self.world.had_trouble(min(item.begin_s, before_s) - EXCUSE_S, now_s)
 
     def is_owed(self, item: Item) -> bool:
-        """Acknowledged, and on a copy that no fault since may have taken."""
+        """Returns True if the message was acknowledged and is on a copy that no later fault may have lost."""
         return item.is_acknowledged and self._watch.promises.is_kept_since(item.begin_s)
 
     def unfinished(self, group: str, items: Iterable[Item]) -> list[str]:
-        """What is owed of these to the group."""
+        """Returns those of the items that are owed to the group and were not processed."""
         return [
             f"{group} never got {self.kind} {item}"
             for item in items

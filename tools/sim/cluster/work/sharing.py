@@ -1,4 +1,6 @@
-"""Work whose point is who gets a message, or how often: pops, numbered sends, orderly groups."""
+"""Work in which it matters which client gets a message, or how often: pops, numbered sends, orderly
+groups.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,16 @@ from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC
 
 CALL_S = 4.0
-"""Above the 3 s that a synchronous master waits for its slaves."""
+"""More than the 3 s that a synchronous master waits for its slaves."""
 ONCE = ProducerOptions(timeout_s=4.0, retry_count_max=0)
-"""A send that is not repeated leaves one copy at most."""
+"""A send that is not repeated leaves at most one copy."""
 
 
 class DirectWork(WorkNode):
-    """Base of kinds that send the broker's requests themselves."""
+    """The base of kinds that send the broker's requests themselves."""
 
     def master_address(self) -> str:
-        """Raises NoRoute while there is none."""
+        """Returns the master's address. Raises NoRoute while there is none."""
         view = self.instance.routes.get(self.topic)
         address = None if view is None else view.master_address(BROKER_NAME)
         if address is None:
@@ -48,13 +50,13 @@ class DirectWork(WorkNode):
         return address
 
     async def ask(self, code: RequestCode, header: Any) -> Command:
-        """The master's answer, whatever its code. Raises TandemError when there is none."""
+        """Returns the master's answer, whatever its code. Raises TandemError if there is none."""
         return await ask(self.instance.remoting, self.master_address(), code, header, timeout_s=CALL_S)
 
 
 @dataclass(slots=True)
 class Popped:
-    """A message that this application has for some time: until `ends_ms` by its broker's clock."""
+    """A message that this application holds until `ends_ms` by its broker's clock."""
 
     item: Item
     record: Record
@@ -64,7 +66,7 @@ class Popped:
 
 
 class PopWork(DirectWork):
-    """Pops as clients of RocketMQ 5 send them: acknowledged, put off, or let go without a word."""
+    """Pops as sent by RocketMQ 5 clients: acknowledged, postponed, or abandoned."""
 
     kind = "pop"
     topic = "Popped"
@@ -73,15 +75,17 @@ class PopWork(DirectWork):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._leases: dict[int, tuple[float, int]] = {}
-        """Message number -> since when somebody has it, and until when by the broker's clock."""
+        """Message number -> the time since when a client holds it, and until when by the broker's clock."""
         self._first_at: dict[int, tuple[float, tuple[str, int, int]]] = {}
-        """Message number -> when and where it was popped first."""
+        """Message number -> the time and place of the first pop."""
         self._lead_ms = 0
-        """How far ahead a master's clock ever was."""
+        """The furthest that a master's clock was ever ahead."""
         self._done_at: dict[int, tuple[float, tuple[str, int, int]]] = {}
-        """When the broker has taken its acknowledgement, and of which place."""
+        """The time at which the broker accepted the acknowledgement, and its place."""
         self._doubtful: set[int] = set()
-        """An acknowledgement was sent, and whether the broker has taken it in time is not known."""
+        """The messages for which an acknowledgement was sent, without knowing if the broker accepted it in
+        time.
+        """
 
     async def prepare(self) -> None:
         await super().prepare()
@@ -156,17 +160,19 @@ class PopWork(DirectWork):
         return found
 
     def _broker_now_ms(self) -> int:
-        """A broker refuses a pop whose time is over by its own clock, so clocks must agree about it."""
+        """Returns the master's time. A broker refuses a pop that has timed out by its own clock, so clocks
+        must agree.
+        """
         return next(node.clock.now_ms() for node in self._watch.brokers if not node.broker_id)
 
     def _is_over(self, ends_ms: int) -> bool:
-        """Some master may have thought so by now."""
+        """Returns True if some master may consider the lease as expired by now."""
         time_ms = int(self.world.loop.time() * 1000)
         self._lead_ms = max(self._lead_ms, self._broker_now_ms() - time_ms)
         return self._lead_ms + time_ms >= ends_ms
 
     def _is_kept(self, at_s: float) -> bool:
-        """What a broker said then is true for all that come after it."""
+        """Returns True if an answer of a broker at that time still holds for all later brokers."""
         is_discarded = any(begin_s <= at_s <= end_s for begin_s, end_s in self.world.discards)
         return not is_discarded and self._watch.promises.is_kept_since(at_s)
 
@@ -181,7 +187,7 @@ class PopWork(DirectWork):
         world.note(f"{where}: {item}")
         place = topic, record.queue_id, record.queue_offset
         first_s, first_place = self._first_at.setdefault(item.number, (now_s, place))
-        # Lost progress of who brings messages back makes a second copy of one that he had brought back.
+        # If the progress of the revive was lost, a message that it had already revived gets a second copy.
         may_be_copied = not self._is_kept(first_s)
         done_s, done_place = self._done_at.get(item.number, (None, place))
         if done_s is not None and self._is_kept(done_s) and not (may_be_copied and place != done_place):
@@ -209,7 +215,7 @@ class PopWork(DirectWork):
         except TandemError:
             return
         now_s = self.world.loop.time()
-        # Later it may have come back before the acknowledgement was there.
+        # After its end it may have been revived before the acknowledgement arrived.
         if answer.code == ResponseCode.SUCCESS and not self._is_over(one.ends_ms):
             self._doubtful.discard(one.item.number)
             place = one.topic, one.record.queue_id, one.record.queue_offset
@@ -228,7 +234,7 @@ class PopWork(DirectWork):
             offset=one.record.queue_offset,
             invisible_ms=invisible_ms,
         )
-        # Whether it is put off is not known before the answer: until then nothing is promised.
+        # It is unknown whether it was postponed until the answer arrives: nothing is promised until then.
         since_s, _ = self._leases.pop(one.item.number, (0.0, 0))
         try:
             answer = await self.ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
@@ -256,13 +262,13 @@ class PopWork(DirectWork):
 
 
 def _end_of(handle: str) -> int:
-    """When the lease of a handle is over: pop time and invisible time."""
+    """Returns the end of a handle's lease: pop time plus invisible time."""
     _, pop_time_ms, invisible_ms, *_ = handle.split(" ")
     return int(pop_time_ms) + int(invisible_ms)
 
 
 def _start(text: str) -> tuple[tuple[str, str], str]:
-    """One item of startOffsetInfo: flag and queue, and where the check point begins."""
+    """Parses one item of startOffsetInfo: flag and queue, and the offset at which the check point begins."""
     flag, queue_id, offset = text.split(" ")
     return (flag, queue_id), offset
 
@@ -277,11 +283,11 @@ class NumberedWork(DirectWork):
         super().__init__(*args)
         self._epoch = 0
         self._run = 0
-        """Which run of numbers: a new one begins where an old one cannot go on."""
+        """The current run of numbers: a new one begins where an old one cannot continue."""
         self._first = 0
-        """Number of the first message of the run."""
+        """The number of the first message of the run."""
         self._safe = 0
-        """All messages below are answered."""
+        """The number below which all messages are answered."""
         self._keys: dict[str, Item] = {}
 
     async def prepare(self) -> None:
@@ -292,7 +298,7 @@ class NumberedWork(DirectWork):
     async def load(self) -> None:
         dice = self.world.dice
         self._epoch += dice.between(0, 1)
-        # As a job does that begins again at its last check point.
+        # Like a job that restarts at its last check point.
         at = self._safe = max(self._first, self._safe - dice.between(0, 6))
         while not self.is_resting:
             end = at + dice.between(1, 6)
@@ -309,7 +315,7 @@ class NumberedWork(DirectWork):
         return f"{self._run:020X}{number:012X}"
 
     async def _send(self, begin: int, end: int) -> bool:
-        """True when all of them are stored as safely as was promised."""
+        """Returns True if all of them are stored as safely as promised."""
         items = self.book.items[begin:end]
         claim = render_claim("numberer", self._epoch, self._key(begin - 1) if begin > self._first else "")
         header = SendRequestV2(
@@ -352,10 +358,11 @@ class NumberedWork(DirectWork):
         return True
 
     def _on_illegal(self, begin: int, begin_s: float, error: RequestRejected) -> None:
-        """The broker cannot go on from what it has; only that what went before is not there is a reason.
+        """Handles a broker that cannot continue from its state; the only valid reason is that the preceding
+        message is missing.
 
-        Where it is only hidden the run is tried again, as by a job that fails until an operator has looked:
-        the master that comes next must know the end of the run.
+        If that message is only hidden, the run is retried, like a job that fails until an operator has
+        intervened: the next master must know the end of the run.
         """
         is_first = begin == self._first
         if not is_first and self._watch.promises.may_be_hidden(begin_s):
@@ -374,7 +381,7 @@ class NumberedWork(DirectWork):
         return []
 
     def check(self, master: BrokerNode) -> None:
-        """The queue has every message once, in the order of the numbers."""
+        """Checks that the queue has every message once, in the order of the numbers."""
         assert master.store is not None
         findings = self.world.findings
         held: set[Item] = set()
@@ -397,16 +404,16 @@ class NumberedWork(DirectWork):
 
 @dataclass(slots=True)
 class Turns:
-    """What the members of an orderly group have done together."""
+    """The common progress of the members of an orderly group."""
 
     highest: dict[int, int] = field(default_factory=dict)
-    """Queue -> the last offset that was worked on."""
+    """Queue -> the last offset that was processed."""
     busy: dict[int, tuple[OrderedWork, object, float]] = field(default_factory=dict)
-    """Queue -> member, its life, and since when it has work of the queue in its hands."""
+    """Queue -> the member, its process, and the time since when it holds work of the queue."""
 
 
 class OrderedWork(WorkNode):
-    """A member of a group that works on each queue strictly in order, one member at a time."""
+    """A member of a group that processes each queue strictly in order, one member at a time."""
 
     kind = "ordered"
     topic = "Ordered"
@@ -476,7 +483,7 @@ class OrderedWork(WorkNode):
         other, life, since_s = self._turns.busy.get(queue_id, (self, self.life, 0.0))
         now_s = self.world.loop.time()
         is_working = other is not self and other.is_running and other.life is life
-        # A master that was lost has forgotten who holds its locks.
+        # A lost master has forgotten the holders of its locks.
         if is_working and not self.world.had_trouble(since_s - 60.0, now_s):
             self.world.findings.order.append(
                 f"{self.life} has {self.topic}/{queue_id} while {life} works on it"

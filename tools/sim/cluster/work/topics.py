@@ -1,4 +1,6 @@
-"""Work of operators under load: topics that are deleted and made again, groups that are moved and deleted."""
+"""Operators' work under load: topics that are deleted and created again, groups that are reset and
+deleted.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,20 @@ from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.units import MASTER_ID
 
 TABLES_S = 15.0
-"""So long before its loss a master may have changed tables without a slave or its own disk knowing it."""
+"""The time before its loss in which a master may have changed tables without a slave or its own disk having
+the change.
+"""
 ON_ITS_WAY_S = 0.1
 ON_ITS_WAY_TIMES = 5
-"""So long after its loss a master's last answer may come, and its author be told: this, or so many times the
-longest way.
+"""The time after its loss within which a master's last answer may arrive: this, or this many times the
+longest latency.
 """
 HEARD_S = 3.0
-"""So long after a master is back its slaves have its tables."""
+"""The time after a master's return within which its slaves have its tables."""
 
 
 class OperatedWork(WorkNode):
-    """Base: a load, one consumer of a group, and an operator who does something from time to time."""
+    """The base: a load, one consumer of a group, and an operator who acts from time to time."""
 
     group = ""
     between_s = (2, 8)
@@ -77,37 +81,37 @@ class OperatedWork(WorkNode):
                 await self.poll(self._consumer, self.on_message)
 
     async def start_consumer(self) -> None:
-        """The group works."""
+        """Starts the group's consumer."""
         if self._consumer is None and not self.is_ending:
             self._consumer = await self.open_consumer(
                 self.group, lambda consumer: consumer.subscribe(self.topic)
             )
 
     async def stop_consumer(self) -> None:
-        """The group has no member any more."""
+        """Stops the group's only member."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             self._open.remove(consumer)
             await consumer.close()
 
     def on_send(self, item: Item) -> None:
-        """A send begins."""
+        """Handles the start of a send."""
 
     def on_sent(self, item: Item) -> None:
-        """It has ended."""
+        """Handles the end of a send."""
 
     def on_message(self, item: Item, message: ReceivedMessage) -> None:
-        """The group got a message."""
+        """Handles a message delivered to the group."""
 
     async def operate(self) -> None:
-        """One thing that operators do."""
+        """Performs one operator action."""
         raise NotImplementedError
 
     async def operate_last(self) -> None:
-        """When nothing goes wrong any more."""
+        """Acts once more after the last fault."""
 
     async def master_address(self) -> str:
-        """Raises NoRoute while there is none."""
+        """Returns the master's address. Raises NoRoute while there is none."""
         info = await self.admin.cluster_info()
         broker = info.brokers.get(BROKER_NAME)
         address = None if broker is None else broker.addresses.get(MASTER_ID)
@@ -116,19 +120,19 @@ class OperatedWork(WorkNode):
         return address
 
     def had_loss(self, begin_s: float, end_s: float) -> bool:
-        """A broker was lost within that time, and what it had not written with it."""
+        """Returns True if a broker was lost within that time, with everything that it had not written."""
         return any(begin_s <= at_s <= end_s for at_s in self.world.broker_losses) or self.is_discarded(
             begin_s
         )
 
     def is_discarded(self, at_s: float) -> bool:
-        """What a master did then to its tables may have been thrown away with it."""
+        """Returns True if a master's changes of its tables at that time may have been discarded with it."""
         way_s = max(ON_ITS_WAY_S, ON_ITS_WAY_TIMES * self.world.settings.latency_ms[1] / 1000)
         return any(begin_s - TABLES_S <= at_s <= end_s + way_s for begin_s, end_s in self.world.discards)
 
 
 class RenewedWork(OperatedWork):
-    """A topic that gets more queues, and that is deleted and made again while it is sent to."""
+    """A topic that gets more queues, and that is deleted and created again while it receives messages."""
 
     kind = "renewed"
     topic = PASSING_TOPIC
@@ -138,12 +142,12 @@ class RenewedWork(OperatedWork):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._turn = 0
-        """Even: the topic's lives 0, 2, 4, ...; odd: it is being deleted."""
+        """Even: the topic's incarnations 0, 2, 4, ...; odd: it is being deleted."""
         self._queue_count = self.queue_count
         self._turns: dict[int, tuple[int, int]] = {}
         """Message number -> the turns in which its send began and ended."""
         self._deleted_s: dict[int, float] = {}
-        """Turn -> when its deletion was answered."""
+        """Turn -> the time at which its deletion was answered."""
         self._subscribed_turn = 0
 
     async def prepare(self) -> None:
@@ -171,7 +175,9 @@ class RenewedWork(OperatedWork):
             await self._renew()
 
     async def _renew(self) -> None:
-        """Its consumers stop before: one that goes on would take its old place for one in the new topic."""
+        """Recreates the topic. Its consumers stop before: one that continued would apply its old offset to
+        the new topic.
+        """
         dice, world = self.world.dice, self.world
         await self.stop_consumer()
         self._turn |= 1
@@ -192,12 +198,12 @@ class RenewedWork(OperatedWork):
         await self.start_consumer()
 
     def _life_of(self, item: Item) -> int | None:
-        """The turn to which a message belongs; None when its send met a deletion."""
+        """Returns the turn to which a message belongs; None if its send overlapped with a deletion."""
         begin, end = self._turns[item.number]
         return begin if begin == end and begin % 2 == 0 else None
 
     def _is_gone(self, item: Item) -> bool:
-        """It was sent and answered before a deletion that nothing has taken back."""
+        """Returns True if it was sent and answered before a deletion that was not undone."""
         life = self._life_of(item)
         return life is not None and any(
             turn > life and not self.is_discarded(at_s) for turn, at_s in self._deleted_s.items()
@@ -216,8 +222,8 @@ class RenewedWork(OperatedWork):
             )
 
     def _is_unheard(self, at_s: float) -> bool:
-        """The master went before its slaves could hear of it, and is away or hardly back: they are read. Or
-        one of them has halted: it hears nothing and is read.
+        """Returns True if slaves may serve reads without knowing the deletion: the master was lost before
+        they could learn it, and is away or just back; or a slave has halted.
         """
         world = self.world
         if any(is_halted(node) for node in self._watch.brokers if node.store is not None and node.broker_id):
@@ -228,14 +234,14 @@ class RenewedWork(OperatedWork):
         return is_lost and (is_away or is_new)
 
     def missing(self, master: BrokerNode) -> list[str]:
-        # Progress in a topic whose deletion was lost is still there.
+        # Progress in a topic whose deletion was lost still exists.
         if any(map(self.is_discarded, self._deleted_s.values())):
             return []
         items = [item for item in self.book.items if self._life_of(item) == self._turn]
         return self.unfinished(self.group, items)
 
     def check(self, master: BrokerNode) -> None:
-        """Replicas hold the last life of the topic, and of those before nothing."""
+        """Checks that replicas hold the last incarnation of the topic, and nothing of earlier ones."""
         for node in self._watch.brokers:
             store = node.store
             for place in [] if store is None else sorted(store.queue_keys()):
@@ -253,7 +259,7 @@ class RenewedWork(OperatedWork):
 
 @dataclass(slots=True)
 class Move:
-    """What an operator told a group: begin at these offsets. `begin_s`, `end_s`: of the request."""
+    """An operator's reset of a group to these offsets. `begin_s`, `end_s`: times of the request."""
 
     begin_s: float
     end_s: float
@@ -262,7 +268,7 @@ class Move:
 
 
 class MovedWork(OperatedWork):
-    """A group that is moved to and fro, running and stopped, and deleted and made again."""
+    """A group that is reset back and forth, running and stopped, and deleted and created again."""
 
     kind = "moved"
     topic = "Moved"
@@ -271,11 +277,11 @@ class MovedWork(OperatedWork):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._moves: list[Move] = []
-        self._is_deleted = False  # and nobody has made it again but by use
+        self._is_deleted = False  # and not recreated, except by use
 
     async def load(self) -> None:
         if self._moves and not self._moves[-1].offsets:
-            # What the process before began may have come through, be it the deletion of the group.
+            # The request of the previous process may have succeeded, even the deletion of the group.
             await self.insist(self._create_group)
             await self._move(lambda: self._reset(0))
         await self.start_consumer()
@@ -289,13 +295,13 @@ class MovedWork(OperatedWork):
         await how()
 
     async def operate_last(self) -> None:
-        """Once more, where no fault can excuse what is missing."""
+        """Resets once more, when no fault can excuse a missing message."""
         await self._move_running(is_last=True)
 
     async def _move_running(self, *, is_last: bool = False) -> None:
         dice = self.world.dice
         back_ms = dice.between(0, 20_000)
-        # By the master's clock, which is the one that messages carry.
+        # By the master's clock, which is the one in the messages.
         time_ms = -1 if dice.happens(20) and not is_last else self._broker_now_ms() - back_ms
         await self._move(lambda: self._reset(time_ms), is_last=is_last)
 
@@ -343,7 +349,7 @@ class MovedWork(OperatedWork):
         try:
             offsets = await self.admin.reset_offsets(self.group, self.topic, time_ms)
         except GroupNotFound:
-            if self._is_deleted:  # it was made by use, of a master that was lost before it had saved it
+            if self._is_deleted:  # it was created by use, at a master that was lost before it saved it
                 await self._create_group()
             raise
         return {queue.queue_id: offset for queue, offset in offsets.items()}
@@ -357,7 +363,7 @@ class MovedWork(OperatedWork):
             self._moves.append(Move(begin_s, self.world.loop.time(), offsets, is_last))
             self.world.note(f"{self.life} has moved {self.group} to {offsets}")
 
-        # Offsets of an attempt that got no answer may count all the same.
+        # The offsets of an unanswered attempt may apply all the same.
         unknown = Move(self.world.loop.time(), self.world.loop.time(), {}, is_last)
         self._moves.append(unknown)
         self.world.moved_s[self.group] = math.inf
@@ -374,7 +380,9 @@ class MovedWork(OperatedWork):
         )
 
     def _is_done(self, item: Item) -> bool:
-        """The group has worked on it since it was last moved before it, or was moved behind it."""
+        """Returns True if the group has processed it since it was last reset to before it, or was reset to
+        after it.
+        """
         queue_id, offset = item.place
         since_s, is_passed = 0.0, False
         for move in self._moves:
