@@ -1,6 +1,6 @@
-"""The compatibility page, made from the catalogue: `python -m compatibility`.
+"""Generates the compatibility page from the catalogue: `python -m compatibility`.
 
-Source: spec decisions 5, 6 and 8; the notes beside each difference say where it lies in the code.
+Source: spec decisions 5, 6 and 8; the notes beside each difference name its place in the code.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ BODIES: Final[dict[int, tuple[str, str]]] = {
     Code.GET_CONSUMER_RUNNING_INFO: ("", "ConsumerRunningInfo"),
     Code.CONSUME_MESSAGE_DIRECTLY: ("stored message", "ConsumeMessageDirectlyResult"),
 }
-"""Code -> body of the request, body of the answer, by RocketMQ's names; nothing where there is none."""
+"""The request and answer bodies by code, under RocketMQ's names; empty if there is none."""
 
 NOT_SERVED: Final = (
     ("static topics", "the queues of a topic belong to the brokers that have them"),
@@ -454,7 +454,7 @@ DIFFERENCES: Final = {
         ),
     ),
 }
-"""What differs on purpose, and where, by area."""
+"""The deliberate differences, with their places in the code, by area."""
 
 CLIENTS: Final = (
     (
@@ -510,7 +510,7 @@ CLIENTS: Final = (
         "python",
     ),
 )
-"""Who runs against us, and how that is checked."""
+"""The programs that run against us: language, program, what is checked, and by which tests."""
 
 _SECTIONS: Final = (
     ((10, 310, 320, 36), "spec remoting 9.2, 9.6"),
@@ -537,7 +537,7 @@ _SECTIONS: Final = (
     ((*range(1001, 1014), 30_001, 30_002), "spec controller 2"),
 )
 SECTION_OF: Final = {code: section for codes, section in _SECTIONS for code in codes}
-"""Where the specification has a code; what is not here is in spec remoting 8.6."""
+"""The section of the specification for each code; all other codes are in spec remoting 8.6."""
 
 _AREAS: Final = (
     (ServingRole.BROKER, "Brokers"),
@@ -548,7 +548,7 @@ _AREAS: Final = (
 
 
 def render() -> str:
-    """The page, as Markdown."""
+    """Returns the page in Markdown."""
     return "\n".join(_lines()) + "\n"
 
 
@@ -631,7 +631,7 @@ def _notes(entry: RequestRow) -> str:
 
 
 def _fields(header: type[Header] | None) -> str:
-    """Wire names; the required ones with an exclamation mark."""
+    """Returns the wire names; required ones with an exclamation mark."""
     if header is None:
         return ""
     infos = msgspec.structs.fields(header)

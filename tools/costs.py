@@ -1,13 +1,13 @@
-"""`python -m costs`: how many steps a broker takes per message, beside what it took when this was written.
+"""`python -m costs`: the number of steps that a broker takes per message, beside the recorded number.
 
 A step is one bytecode instruction of the package that the event loop's thread executes. A broker runs in this
-process over connections in memory, so that the same requests take the same steps on a busy machine and on a
-fast one; other versions of Python differ by some percent. What the steps call (checksums, copies, the kernel)
-is seen in the second figure: the thread's processor time, in rounds of a fixed loop that is timed in turns
-with it; the least of many counts.
+process over in-memory connections, so the same requests take the same steps on a busy machine and on a fast
+one; other versions of Python differ by some percent. The second figure includes the code that the steps call
+(checksums, copies, the kernel): the thread's processor time, in rounds of a fixed loop that is timed
+alternately with it; the minimum of many measurements.
 
-The last line is `COSTS OK` or, when a case takes far more than it did, `COSTS FAILED` with exit code 1. Both
-limits leave room for other versions of Python and for noise: `tandemmq bench` tells small differences.
+The last line is `COSTS OK` or, if a case takes far more than before, `COSTS FAILED` with exit code 1. Both
+limits leave room for other versions of Python and for noise: `tandemmq bench` shows small differences.
 """
 
 from __future__ import annotations
@@ -69,15 +69,16 @@ _SENT: Final = re.compile(rb'"msgId":"([0-9A-F]{32,})".*"queueOffset":"(\d+)"')
 
 
 End: TypeAlias = "Callable[[Asker], Awaitable[None]]"
-"""What follows the answers to a case's frames."""
+"""The work that follows the answers to a case's frames."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One way to use a broker: `frames` are written at once, and `messages` are what their answers are about.
+    """One way to use a broker: `frames` are written together, and `messages` is the number of messages in
+    their answers.
 
-    `steps` and `loops`, per message, are from Python 3.11. `loops` None: its time says nothing, because most
-    of it is the event loop that falls asleep and wakes up. `then`: what follows the answers and counts, too.
+    `steps` and `loops` are per message, from Python 3.11. `loops` None: the time is meaningless, because the
+    event loop mostly sleeps and wakes up. `then`: work after the answers, which counts too.
     """
 
     name: str
@@ -89,7 +90,7 @@ class Case:
     then: End | None = None
 
     async def run(self, asker: Asker) -> int:
-        """Once; how many bytes the answers have."""
+        """Runs the case once and returns the bytes of its answers."""
         size = await asker.ask(b"".join(self.frames), len(self.frames))
         if self.then is not None:
             await self.then(asker)
@@ -98,8 +99,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a case takes now, per message: steps, and processor time in rounds of the fixed loop, and in
-    microseconds, by which one Python compares with another on the same machine.
+    """The current cost of a case per message: steps, and processor time in rounds of the fixed loop and in
+    microseconds. Microseconds allow comparing Python versions on one machine.
     """
 
     case: Case
@@ -110,14 +111,14 @@ class Cost:
 
     @property
     def is_far_more(self) -> bool:
-        """Whether it is a large regression."""
+        """True for a large regression."""
         if self.steps > self.case.steps * STEPS_RISE_MAX:
             return True
         return self.case.loops is not None and self.loops > self.case.loops * TIME_RISE_MAX
 
 
 def cases() -> list[Case]:
-    """In this order: what is pulled was sent before."""
+    """Returns the cases in a fixed order: sends precede the pulls of their messages."""
     sends, pulled = send_frames(TOPIC, 1, BODY_BYTES, 64), PULLED * BODY_BYTES
     return [
         Case(name="send a batch of 16", frames=[_batch_frame(16)], messages=16, steps=295, loops=84),
@@ -162,8 +163,8 @@ def cases() -> list[Case]:
 
 
 def cases_with_an_end(deliver: End, commit: End) -> list[Case]:
-    """What is not over with the answer to a send. `deliver`: ends the delay of all that waits; `commit`: ends
-    the transactions of the half messages whose answers came last.
+    """Returns the cases that continue after the answers to their sends. `deliver` ends the delay of all
+    waiting messages; `commit` ends the transactions of the last answered half messages.
     """
     half = {"TRAN_MSG": "true", "PGROUP": "costs"}
     return [
@@ -216,7 +217,7 @@ def send_header(
     is_batch: bool = False,
     sys_flag: int = 0,
 ) -> SendRequestV2:
-    """As a producer writes it."""
+    """Returns properties as a producer writes them."""
     return SendRequestV2(
         producer_group="costs",
         topic=topic,
@@ -232,8 +233,8 @@ def send_header(
 
 
 def _batch_frame(count: int, topic: str = TOPIC, user: Mapping[str, str] | None = None) -> bytes:
-    """Messages as those of the single sends are; each tag in turn. Beside `user` properties stands `b`, which
-    has one of four values in turn.
+    """Returns a batch of messages like those of the single sends, with alternating tags. With `user`
+    properties there is also `b`, which has four alternating values.
     """
     body = b"x" * BODY_BYTES
     items = []
@@ -250,7 +251,7 @@ def _batch_frame(count: int, topic: str = TOPIC, user: Mapping[str, str] | None 
 def pull_frame(
     subscription: str = "*", expression_type: str = "TAG", *, topic: str = TOPIC, queue_offset: int = 0
 ) -> bytes:
-    """Asks for `PULLED` messages of queue 0; the answer does not wait for any."""
+    """Returns a pull of `PULLED` messages of queue 0, which the broker must not hold."""
     header = PullRequest(
         consumer_group="costs",
         topic=topic,
@@ -268,11 +269,11 @@ def pull_frame(
 
 
 class Asker(asyncio.Protocol):
-    """The client's end of a connection: it counts answers, with nothing of the package."""
+    """The client's end of a connection: it counts answers without using the package's code."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, int]] = []
-        """The message id and queue offset of each send that was answered last."""
+        """The message id and queue offset of each send in the last `ask`."""
         self._received = bytearray()
         self._wanted = self._answer_bytes = 0
         self._answered: asyncio.Future[None] | None = None
@@ -291,8 +292,8 @@ class Asker(asyncio.Protocol):
             size = 4 + int.from_bytes(self._received[:4], "big")
             if len(self._received) < size:
                 return
-            # The header alone: what a message holds is no answer, and to look through it would take longer
-            # than the broker takes to give it.
+            # Only the header is searched: a message body is not an answer, and searching it would take longer
+            # than the broker's work.
             header = bytes(self._received[8 : 8 + int.from_bytes(self._received[5:8], "big")])
             if self._wanted > 0 and b'"code":0,' not in header:
                 self._fail(f"the broker refuses: {bytes(self._received[8:size])!r}")
@@ -310,7 +311,7 @@ class Asker(asyncio.Protocol):
             self._answered.set_exception(RuntimeError(reason))
 
     def tell(self, frames: bytes) -> None:
-        """Sends requests whose answers nobody waits for."""
+        """Sends requests without waiting for answers."""
         self._transport.write(frames)
 
     def end(self) -> None:
@@ -318,9 +319,9 @@ class Asker(asyncio.Protocol):
         self._transport.close()
 
     async def ask(self, frames: bytes, count: int) -> int:
-        """How many bytes the answers have to `count` requests that are sent in one piece.
+        """Sends `count` requests at once and returns the bytes of their answers.
 
-        Raises:  RuntimeError when one is refused, TimeoutError.
+        Raises:  RuntimeError if one is rejected, TimeoutError.
         """
         self._wanted, self._answer_bytes = count, 0
         self.sent = []
@@ -333,7 +334,7 @@ class Asker(asyncio.Protocol):
 
 @contextmanager
 def counting_steps() -> Iterator[Counter[CodeType]]:
-    """Grows with each instruction of the package that this thread executes, by function."""
+    """Yields a counter of the package's instructions that this thread executes, by function."""
     steps: Counter[CodeType] = Counter()
     with _monitoring(steps) if sys.version_info >= (3, 12) else _tracing(steps):
         yield steps
@@ -362,7 +363,7 @@ def _tracing(steps: Counter[CodeType]) -> Iterator[None]:
 
 @contextmanager
 def _monitoring(steps: Counter[CodeType]) -> Iterator[None]:
-    """As `_tracing`, which misses most instructions from Python 3.12 on."""
+    """Counts like `_tracing`, which misses most instructions from Python 3.12 on."""
     monitoring: Any = vars(sys)["monitoring"]  # Python 3.11, for which types are checked, lacks it
     tool, thread = monitoring.PROFILER_ID, threading.get_ident()
 
@@ -385,7 +386,7 @@ def _monitoring(steps: Counter[CodeType]) -> Iterator[None]:
 
 
 def fixed_loop() -> int:
-    """What a round of the loop does is what a broker does most: look up, compare, add, make bytes."""
+    """Runs the fixed loop, whose operations are those of a broker: look up, compare, add, make bytes."""
     table, total = {number: number for number in range(8)}, 0
     for number in range(FIXED_LOOP_ROUNDS):
         total += len(table[number & 7].to_bytes(8, "big"))
@@ -399,9 +400,10 @@ def _loop_seconds() -> float:
 
 
 async def measure(case: Case, asker: Asker) -> Cost:
-    """Both figures. The case runs a few times first: tables and caches are as in a running broker.
+    """Measures steps and time. The case first runs a few times, so that tables and caches are as in a running
+    broker.
 
-    Raises:  RuntimeError when the broker does not do what the case is about.
+    Raises:  RuntimeError if the broker does not return the expected answers.
     """
     for _ in range(3):
         size = await case.run(asker)
@@ -428,7 +430,7 @@ async def measure(case: Case, asker: Asker) -> Cost:
 
 
 async def _time(case: Case, asker: Asker) -> tuple[float, float]:
-    """Processor time of this thread, in rounds of the fixed loop and in microseconds."""
+    """Returns the processor time of this thread, in rounds of the fixed loop and in microseconds."""
     seconds, loop_seconds = [], []
     gc.collect()
     gc.disable()
@@ -445,7 +447,7 @@ async def _time(case: Case, asker: Asker) -> tuple[float, float]:
 
 
 class JumpingClock(LoopClock):
-    """The loop's clock until it is set ahead: what was to run by then runs at once."""
+    """The loop's clock, which can be set ahead: timers that become due by that run at once."""
 
     def __init__(self) -> None:
         self._ahead_s = 0.0
@@ -465,7 +467,7 @@ class JumpingClock(LoopClock):
         return timer
 
     def jump(self, seconds: float) -> None:
-        """Set it ahead."""
+        """Sets the clock ahead."""
         self._ahead_s += seconds
         now = self.monotonic()
         self._timers = {timer: call for timer, call in self._timers.items() if not timer.cancelled()}
@@ -484,7 +486,9 @@ Connect = Callable[[], Awaitable[Asker]]
 
 @asynccontextmanager
 async def running_broker(root: Path) -> AsyncIterator[Connect]:
-    """A broker in this process whose store lies below `root`; gives what connects to it."""
+    """Runs a broker in this process with its store below `root`, and yields a function that connects to
+    it.
+    """
     async with _running(root, LoopClock()) as (_, connect):
         yield connect
 
@@ -515,8 +519,8 @@ async def _running(root: Path, clock: LoopClock) -> AsyncIterator[tuple[Broker, 
 
 @asynccontextmanager
 async def _running_ahead(root: Path) -> AsyncIterator[tuple[End, End, Connect]]:
-    """As `running_broker`; gives also the ends of `cases_with_an_end`. With each end time passes: what the
-    broker does now and then, as to build the key index, counts always.
+    """Runs a broker like `running_broker`; also yields the ends of `cases_with_an_end`. Each end advances the
+    time: the broker's periodic work, such as building the key index, is always counted.
     """
     clock = JumpingClock()
     async with _running(root, clock) as (broker, connect):
@@ -545,7 +549,7 @@ async def _running_ahead(root: Path) -> AsyncIterator[tuple[End, End, Connect]]:
 
 
 async def measure_all(root: Path) -> list[Cost]:
-    """Of all cases, on one broker whose store lies below `root`."""
+    """Measures all cases, with stores below `root`."""
     async with running_broker(root / "1") as connect:
         asker = await connect()
         found = [await measure(case, asker) for case in cases()]
@@ -555,7 +559,7 @@ async def measure_all(root: Path) -> list[Cost]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit code."""
+    """Runs the command and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m costs", description=__doc__)
     parser.add_argument("--where", default="", help="print which functions take the steps of this case")
     options = parser.parse_args(arguments)
@@ -577,7 +581,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def report(found: Sequence[Cost]) -> Table:
-    """What each case takes, and took."""
+    """Returns the current and recorded cost of each case."""
     table = Table(title="per message")
     table.add_column("case")
     for name in ("steps", "before", "fixed loops", "before", "us"):
@@ -595,7 +599,7 @@ def report(found: Sequence[Cost]) -> Table:
 
 
 def where(cost: Cost) -> Table:
-    """The functions that take the most."""
+    """Returns the functions with the most steps."""
     table = Table(title=f"steps per message: {cost.case.name}")
     table.add_column("function")
     table.add_column("steps", justify="right")

@@ -1,12 +1,13 @@
-"""`python -m growth`: what one operation costs a broker or a name server while there is more and more.
+"""`python -m growth`: the cost of one operation of a broker or a name server as other numbers grow.
 
-Both run in this process over connections in memory, on a real disk. What is measured is the processor time of
-the event loop's thread per operation, the least of three looks, and the private memory of the process: so a
-curve says how the work grows, on a busy machine too. Throughput and latency of real processes are in
-`tandemmq bench`. Two curves compare with Java's name server: there both are processes, asked over sockets.
+Both run in this process over in-memory connections, on a real disk. The figures are the processor time of the
+event loop's thread per operation, the minimum of three measurements, and the private memory of the process. A
+curve therefore shows how the work grows, on a busy machine too. For throughput and latency of real processes,
+see `tandemmq bench`. Two curves compare our name server with Java's: for these both are processes with real
+sockets.
 
 Writes `docs/growth.md` and its picture with `--out docs`. With `--only text` it measures the curves whose
-title has the text; what the page has of the others stays.
+title has the text, and keeps the page's other curves.
 """
 
 from __future__ import annotations
@@ -67,17 +68,17 @@ QUEUES_PER_TOPIC: Final = 50_000
 TOPICS_PER_BROKER: Final = 50
 COLD_MESSAGES: Final = 256 * KIB
 SUSPEND, SUBSCRIPTION = 0x2, 0x4
-"""Bits of a pull's sysFlag: the broker may hold it; it says itself what it subscribes to."""
+"""Bits of a pull's sysFlag: the broker may hold the pull; the pull contains its subscription."""
 DAY_MS: Final = 86_400_000
 ROUTES_S: Final = 2.0
 WARM_UP_S: Final = 12.0
-"""Of the process's own time, so that it gets as much on a busy machine."""
+"""The warm-up in processor seconds of the process, so that it is equally long on a busy machine."""
 FORGETTING_S: Final = 0.3
 DEATHS: Final = 5
 JAVA_CACHE: Final = Path(".interop-cache")
 
 OF_JAVA: Final = ", Java"
-"""What the names of Java's figures end with."""
+"""The suffix of the names of Java's figures."""
 MEMORY: Final = "private MiB"
 PLOTS_PER_ROW: Final = 3
 INTRODUCTION: Final = """# How the costs grow
@@ -102,9 +103,9 @@ Points = AsyncIterator[tuple[int, Figures]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """How figures change with the number or size of something. `says`: what a reader takes from it.
+    """The change of figures with the number or size of something. `says`: the conclusion for the reader.
 
-    `has_java`: there are figures of Java's, too, where Java and Maven are.
+    `has_java`: True if Java's figures are measured too, if Java and Maven exist.
     """
 
     title: str
@@ -117,7 +118,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What was measured at one size."""
+    """The figures at one size."""
 
     size: int
     figures: Figures
@@ -125,7 +126,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A curve with its points. `machine`: where and when that was, as `describe_machine` says it."""
+    """A curve with its points. `machine`: machine and date of the measurement, from `describe_machine`."""
 
     curve: Curve
     points: Sequence[Point]
@@ -178,7 +179,7 @@ def _topic(name: str, queues: int = 1) -> bytes:
 
 
 async def _ask_all(asker: Asker, frames: Iterable[bytes], in_flight: int = IN_FLIGHT) -> int:
-    """How many bytes the answers have to all of them, `in_flight` at a time."""
+    """Sends all frames, `in_flight` at a time, and returns the bytes of their answers."""
     together: list[bytes] = []
     size = 0
     for frame in frames:
@@ -194,7 +195,7 @@ async def _ask_all(asker: Asker, frames: Iterable[bytes], in_flight: int = IN_FL
 async def _microseconds(
     asker: Asker, frames: Sequence[bytes], in_flight: int = IN_FLIGHT, looks_wanted: int = LOOKS
 ) -> float:
-    """Of the loop's thread, per frame; the same frames at each look."""
+    """Returns the processor time of the loop's thread per frame, with the same frames in each measurement."""
     joined = [b"".join(frames[at : at + in_flight]) for at in range(0, len(frames), in_flight)]
     counts = [len(frames[at : at + in_flight]) for at in range(0, len(frames), in_flight)]
     looks = []
@@ -213,7 +214,7 @@ def _private_mib() -> float:
 
 
 def _spread(count: int, wanted: int = OPERATIONS) -> Iterator[int]:
-    """`wanted` numbers below `count`, all over it and in turns."""
+    """Yields `wanted` numbers below `count`, spread over the whole range."""
     step = max(1, count // wanted)
     return (number * step % count for number in range(wanted))
 
@@ -229,7 +230,7 @@ async def _broker() -> AsyncIterator[Connect]:
 
 
 async def by_message_size(sizes: Sequence[int]) -> Points:
-    """A topic for each size of the body."""
+    """Varies the body size, with one topic per size."""
     async with _broker() as connect:
         asker = await connect()
         for size in sizes:
@@ -244,7 +245,7 @@ async def by_message_size(sizes: Sequence[int]) -> Points:
 
 
 async def by_queues(sizes: Sequence[int]) -> Points:
-    """Every queue has messages, and sends go to all of them in turns."""
+    """Varies the number of queues; every queue has messages, and sends alternate between them."""
     for size in sizes:
         async with _broker() as connect:
             asker = await connect()
@@ -260,7 +261,7 @@ async def by_queues(sizes: Sequence[int]) -> Points:
 
 
 async def by_topics(sizes: Sequence[int]) -> Points:
-    """Topics of one queue, made one by one."""
+    """Varies the number of topics of one queue each, created one by one."""
     async with _broker() as connect:
         asker = await connect()
         made = 0
@@ -276,7 +277,7 @@ async def by_topics(sizes: Sequence[int]) -> Points:
 
 
 async def by_connections(sizes: Sequence[int]) -> Points:
-    """One send is in flight, of each connection in turn."""
+    """Varies the number of connections; one send is in flight, on each connection in turn."""
     async with _broker() as connect:
         askers: list[Asker] = []
         frame = _send("Connections")
@@ -293,7 +294,7 @@ async def by_connections(sizes: Sequence[int]) -> Points:
 
 
 async def by_backlog(sizes: Sequence[int]) -> Points:
-    """Messages of 64 KiB that nobody has read fill the log; those that are measured have 1 KiB."""
+    """Varies the size of the log, filled by unread messages of 64 KiB; the measured messages have 1 KiB."""
     async with _broker() as connect:
         asker = await connect()
         body = b"x" * (64 * KIB)
@@ -312,7 +313,7 @@ async def by_backlog(sizes: Sequence[int]) -> Points:
 
 
 async def by_held_pulls(sizes: Sequence[int]) -> Points:
-    """Pulls that wait for messages of as many topics as there are hundreds of them; sends go elsewhere."""
+    """Varies the number of held pulls, a hundred per topic; the measured sends go to another topic."""
     async with _broker() as connect:
         asker, holder = await connect(), await connect()
         held = 0
@@ -329,7 +330,7 @@ async def by_held_pulls(sizes: Sequence[int]) -> Points:
 
 
 async def by_groups(sizes: Sequence[int]) -> Points:
-    """Groups that have progress in one queue."""
+    """Varies the number of groups with a committed offset in one queue."""
     async with _broker() as connect:
         asker = await connect()
         await asker.ask(_send("Groups"), 1)
@@ -350,7 +351,7 @@ async def by_groups(sizes: Sequence[int]) -> Points:
 
 
 async def by_delayed(sizes: Sequence[int]) -> Points:
-    """Messages of 64 bytes that are due within the second day from now."""
+    """Varies the number of delayed messages of 64 bytes, due within the second day from now."""
     async with _broker() as connect:
         asker = await connect()
         due_ms, waiting = int(time.time() * 1000) + DAY_MS, 0
@@ -368,7 +369,9 @@ async def by_delayed(sizes: Sequence[int]) -> Points:
 
 
 async def by_cold_readers(sizes: Sequence[int]) -> Points:
-    """Each cold reader has a pull of old messages under way at any time; the tail is read beside them."""
+    """Varies the number of cold readers, each always with a pull of old messages in flight; the tail is read
+    beside them.
+    """
     async with _broker() as connect:
         asker = await connect()
         await _ask_all(asker, (_send("Cold", number=number) for number in range(COLD_MESSAGES)))
@@ -406,7 +409,7 @@ async def by_cold_readers(sizes: Sequence[int]) -> Points:
 
 
 async def by_brokers(sizes: Sequence[int]) -> Points:
-    """Each broker has a connection and `TOPICS_PER_BROKER` topics of its own."""
+    """Varies the number of brokers, each with a connection and `TOPICS_PER_BROKER` topics of its own."""
     network = MemoryNetwork(LoopClock())
     with tempfile.TemporaryDirectory(prefix="tandemmq-growth-") as directory:
         root = Path(directory)
@@ -467,7 +470,7 @@ async def _name_server_figures(brokers: list[Asker]) -> Figures:
 
 @dataclass(slots=True)
 class ComparedNameServer:
-    """One side: its process, and the connections of its brokers, which are numbered by their place."""
+    """One side: its process, and the connections of its brokers, which are numbered by position."""
 
     process: MeasuredCluster
     brokers: list[Asker]
@@ -486,7 +489,7 @@ class ComparedNameServer:
         return processor_seconds(self.process.pids["name server"])
 
     async def register(self) -> Figures:
-        """One registration after the other, each over the connection of its broker."""
+        """Measures consecutive registrations, each over the connection of its broker."""
         numbers = list(_spread(len(self.brokers), max(8, OPERATIONS // 4)))
         registrations = [_registration(number) for number in numbers]
         looks = []
@@ -499,7 +502,9 @@ class ComparedNameServer:
         return {"registration, us": min(looks) / len(numbers) * 1e6, MEMORY: memory}
 
     async def route(self) -> Figures:
-        """Queries of topics of all brokers over one connection; then brokers die, one after the other."""
+        """Measures route queries for topics of all brokers over one connection, and then the deaths of
+        brokers, one by one.
+        """
         frames = [
             _route_query(_topic_of(number, at % TOPICS_PER_BROKER))
             for at, number in enumerate(_spread(len(self.brokers)))
@@ -523,9 +528,9 @@ class ComparedNameServer:
         }
 
     async def bury_broker(self) -> tuple[float, float]:
-        """Microseconds until the last broker's route is gone, and of processor time for that.
+        """Returns the microseconds until the last broker's route is gone, and the processor time for that.
 
-        The broker dies twice: a question about its route takes processor time, too.
+        The broker dies twice, because querying its route takes processor time, too.
         """
         number = len(self.brokers) - 1
         begun_s = self.spent_s()
@@ -549,7 +554,7 @@ class ComparedNameServer:
         return True
 
     async def warm_up(self) -> None:
-        """All that is measured, until Java's compiler has seen enough of it."""
+        """Runs all measurements until Java's compiler has had enough time."""
         enough_s = self.spent_s() + WARM_UP_S
         while self.spent_s() < enough_s:
             await self.register()
@@ -559,7 +564,7 @@ class ComparedNameServer:
 async def by_compared_brokers(
     sizes: Sequence[int], measure: Callable[[ComparedNameServer], Awaitable[Figures]]
 ) -> Points:
-    """Each side is a process; both have the same brokers, with connections over the loopback."""
+    """Runs each side as a process; both have the same brokers, with connections over the loopback."""
     async with AsyncExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandemmq-growth-")))
         processes = [stack.enter_context(running_our_name_server(root / OURS))]
@@ -728,10 +733,10 @@ CURVES: Final = (
 
 
 def render_page(found: Sequence[Measured]) -> str:
-    """The page in Markdown: a table and a sentence for each curve.
+    """Returns the page in Markdown: a table and a sentence for each curve.
 
-    The head tells of the machine of the first curve; others that were measured elsewhere or on another day
-    tell of theirs.
+    The head describes the machine of the first curve; a curve measured elsewhere or on another day describes
+    its own.
     """
     lines = [INTRODUCTION, found[0].machine, "", "![all curves](images/growth.png)"]
     for one in found:
@@ -754,7 +759,7 @@ def _heading(curve: Curve) -> str:
 
 
 def read_page(text: str) -> dict[str, Measured]:
-    """What a page tells, by the title of the curve: what `render_page` was given, as far as it is shown."""
+    """Parses a page into the curves by title, the inverse of `render_page` as far as the page shows them."""
     head, *sections = text.split("\n## ")
     (of_first,) = _MACHINE.findall(head)
     found = {}
@@ -774,8 +779,8 @@ _MACHINE: Final = re.compile(r"^\d{4}-\d\d-\d\d: .*$", re.MULTILINE)
 
 
 def draw(found: Sequence[Measured], path: Path) -> None:
-    """A plot for each curve, both axes logarithmic: what does not grow is level, what is linear rises by one
-    for one. Java's figures have the colours of ours, with dots.
+    """Draws a plot for each curve with logarithmic axes: constant costs are level, and linear ones rise with
+    slope one. Java's figures have the same colours as ours, dotted.
     """
     from matplotlib.figure import Figure as Picture
 
@@ -806,7 +811,7 @@ def draw(found: Sequence[Measured], path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit code."""
+    """Runs the command and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m growth", description=__doc__)
     parser.add_argument("--only", default="", help="the curves whose title has this text")
     parser.add_argument("--out", type=Path, help="write growth.md and its picture into this folder")
@@ -819,14 +824,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     every: dict[str, Measured] = {}
     if options.out is not None:
-        # Before anything is measured: a page that cannot be read or written costs no figures then.
+        # Checked before anything is measured: an unreadable or unwritable page must not lose figures.
         page, picture = options.out / "growth.md", options.out / "images" / "growth.png"
         picture.parent.mkdir(parents=True, exist_ok=True)
         every = read_page(page.read_text(encoding="utf-8")) if page.exists() else {}
     for curve in chosen:
         every[curve.title] = Measured(curve, _measure_alone(curve), " ".join(describe_machine()))
         if options.out is not None:
-            # At once: one that fails costs no figures of those before it.
+            # Written at once: a later failure must not lose the previous curves.
             found = [every[curve.title] for curve in CURVES if curve.title in every]
             page.write_text(render_page(found), encoding="utf-8")
             draw(found, picture)
@@ -834,7 +839,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _measure_alone(curve: Curve) -> list[Point]:
-    """In a process of its own: memory that another curve has used is not this one's."""
+    """Measures a curve in a separate process, so that its memory does not include that of another curve."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(_run, curve.title).result()
 

@@ -2,11 +2,11 @@
 
 - `open`: opening a store after its broker was killed;
 - `catchup`: an empty slave copies its master;
-- `client`: the rates of the Python client, with our broker or any other, and beside the Java client;
+- `client`: the rates of the Python client, with our broker or another one, and beside the Java client;
 - `spark`, `kafka`: reading with Spark, alone and beside Kafka;
 - `java`: our servers beside Java RocketMQ's under the same loads, and beside Kafka and NATS under others.
 
-The cost of one message is measured by `tandemmq bench`, which is part of the package.
+The command `tandemmq bench`, which is part of the package, measures the cost of one message.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def open_store(
     body_bytes: Annotated[int, typer.Option(help="Body of each message.", min=0, max=4 * 2**20)] = BODY_BYTES,
     directory: Annotated[Path | None, typer.Option(help="Where to put the store, for its disk.")] = None,
 ) -> None:
-    """Fill a store, kill its process under load, open it again and print what that costs."""
+    """Fill a store, kill its process under load, reopen it, and print the time and memory that this takes."""
     with tempfile.TemporaryDirectory(prefix="tandemmq-bench-", dir=directory) as name:
         found = measure_reopening(Path(name) / "store", gib, body_bytes)
     typer.echo(tell_reopened(found))
@@ -69,7 +69,7 @@ def catchup(
     ] = BODY_BYTES,
     directory: Annotated[Path | None, typer.Option(help="Where to put the stores, for its disk.")] = None,
 ) -> None:
-    """Let an empty slave copy a master's whole log; print how fast it was, beside the bare loopback."""
+    """Let an empty slave copy a master's whole log; print its speed beside that of the bare loopback."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with (
         tempfile.TemporaryDirectory(prefix="tandemmq-bench-", dir=directory) as name,
@@ -102,7 +102,7 @@ def client_rates(
     ] = False,
     cache: Annotated[Path, typer.Option(help="Where Java's jars are kept.")] = Path(".interop-cache"),
 ) -> None:
-    """Send and read with the Python client and print how many messages per second that makes."""
+    """Send and read with the Python client, and print the messages per second."""
     of_java: dict[str, CaseFigures] = {}
     with ExitStack() as stack:
         if not namesrv:
@@ -135,7 +135,7 @@ def spark_read(
     runs: Annotated[int, typer.Option(help="Reads of each kind; the best is told.", min=1)] = 3,
     has_idle: Annotated[bool, typer.Option("--idle/--no-idle", help="Measure micro-batches too.")] = True,
 ) -> None:
-    """Fill a topic, read it with Spark on the same machine and print what that costs."""
+    """Fill a topic, read it with Spark on the same machine, and print the cost."""
     from bench.spark_read import run_spark_bench
 
     for line in run_spark_bench(
@@ -154,9 +154,9 @@ def kafka(
     has_idle: Annotated[bool, typer.Option("--idle/--no-idle", help="Measure micro-batches too.")] = True,
     cache: Annotated[Path, typer.Option(help="Where Kafka's jars are kept.")] = Path(".interop-cache"),
 ) -> None:
-    """Read the same messages from a Kafka broker with Spark's Kafka source, and from ours with ours.
+    """Read the same messages from a Kafka broker with Spark's Kafka source, and from ours with our source.
 
-    Needs Maven, which fetches Kafka and the source at the first run (about 60 MB).
+    Needs Maven, which downloads Kafka and the source at the first run (about 60 MB).
     """
     from bench.kafka.compare import run_kafka_bench
 
@@ -185,12 +185,12 @@ def java(
     cache: Annotated[Path, typer.Option(help="Where Java's jars are kept.")] = Path(".interop-cache"),
     directory: Annotated[Path | None, typer.Option(help="Where to put the stores, for its disk.")] = None,
 ) -> None:
-    """Measure our servers and Java RocketMQ's in turns, pair by pair, and print medians and ratios.
+    """Measure our servers and Java RocketMQ's alternately, pair by pair, and print medians and ratios.
 
-    Then Apache Kafka and NATS JetStream are measured beside ours (`--case Kafka`: only that, printed); with
-    --out also what `bench catchup`, `open` and `client --java` measure, which is printed by those alone.
-    Needs a JDK and Maven, which fetches RocketMQ and Kafka at the first run, nats-server for NATS, and about
-    40 GB of disk for all cases.
+    Then Apache Kafka and NATS JetStream are measured beside ours (`--case Kafka`: only that, printed). With
+    --out, the figures of `bench catchup`, `open` and `client --java` are added, which otherwise only those
+    commands print. Needs a JDK and Maven, which downloads RocketMQ and Kafka at the first run, nats-server
+    for NATS, and about 40 GB of disk for all cases.
     """
     from bench.java.measure import measure_pairs
     from bench.java.report import render_page, write_report
@@ -217,7 +217,7 @@ def java(
             )
             typer.echo(render_page(readings, machine))
             if out is not None:
-                # At once: what is measured after it must not cost these figures.
+                # Written at once: a later failure must not lose these figures.
                 write_report(readings, machine, out)
         if has_others:
             others = measure_others(

@@ -1,5 +1,5 @@
-"""What surrounds the loads of a broker: a slave that catches up, a store that opens after a kill, and the
-Python client beside RocketMQ's. How each is told on a screen, and together as a chapter of the page.
+"""The measurements around a broker's loads: a slave that catches up, a store that opens after a kill, and the
+Python client beside RocketMQ's. Renders each for the screen, and all as a chapter of the page.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLIENT_S: Final = 3.0
 
 
 def tell_catchup(found: CatchUp) -> list[str]:
-    """Four lines: the loopback, the log, the tables, the processes."""
+    """Returns four lines: the loopback, the log, the tables, the processes."""
     size, count = found.log_bytes, found.message_count
     lines = [
         f"bare loopback {found.loopback_rate / 1e6:,.0f} MB/s,"
@@ -49,7 +49,7 @@ def tell_catchup(found: CatchUp) -> list[str]:
 
 
 def tell_reopened(found: Reopened) -> str:
-    """One line: what opening took, and the memory."""
+    """Returns one line: the time to open, and the memory."""
     return (
         f"{found.log_bytes / 2**30:.1f} GiB, {found.message_count:,} messages: open in {found.seconds:.1f} s"
         f" ({found.processor_seconds:.1f} s of processor time),"
@@ -58,7 +58,9 @@ def tell_reopened(found: Reopened) -> str:
 
 
 def measure_python_client(namesrv: str, *, body_bytes: int, seconds: float) -> list[ClientFigures]:
-    """Every case of the Python client with a cluster that runs. Raises what `measure_client` raises."""
+    """Runs every case of the Python client against a running cluster. Raises the errors of
+    `measure_client`.
+    """
 
     async def collect() -> list[ClientFigures]:
         return [one async for one in measure_client(namesrv, body_bytes=body_bytes, seconds=seconds)]
@@ -69,9 +71,9 @@ def measure_python_client(namesrv: str, *, body_bytes: int, seconds: float) -> l
 def measure_java_beside(
     namesrv: str, *, body_bytes: int, seconds: float, cache: Path
 ) -> dict[str, CaseFigures]:
-    """The same cases by RocketMQ's client, in a topic of its own, which is deleted.
+    """Runs the same cases with RocketMQ's client, in a separate topic, which is deleted afterwards.
 
-    Raises:  TandemError without Java or Maven, or when a load fails.
+    Raises:  TandemError without Java or Maven, or if a load fails.
     """
     from bench.java.measure import measure_java_client
 
@@ -88,7 +90,7 @@ def measure_java_beside(
 
 
 def tell_clients(readings: Sequence[ClientFigures], of_java: Mapping[str, CaseFigures]) -> list[list[str]]:
-    """Rows of a table, the headings first; with columns of Java's client where that was measured."""
+    """Returns the rows of a table, headings first; with columns for Java's client if it was measured."""
     headings = ["case", "messages/s", "p50 us", "p99 us"]
     if of_java:
         headings += ["Java's client", "p50 us", "p99 us", "Python / Java"]
@@ -106,9 +108,9 @@ def tell_clients(readings: Sequence[ClientFigures], of_java: Mapping[str, CaseFi
 
 
 def measure_around(*, cache: Path, directory: Path | None, tell: Callable[[str], None]) -> list[str]:
-    """The lines of the chapter, in Markdown. `tell` hears what is measured next.
+    """Returns the lines of the chapter in Markdown. `tell` is called with the name of each next measurement.
 
-    Raises:  what the parts raise.
+    Raises:  the errors of the parts.
     """
     from bench.java.clusters import running_ours
     from bench.java.measure import ASYNC

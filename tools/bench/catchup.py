@@ -1,8 +1,8 @@
-"""How long an empty slave takes to become a copy of a master with a log, beside what the machine can do.
+"""Measures the time that an empty slave needs to copy a master's log, beside the limits of the machine.
 
-Master and slave are processes of their own that hold a store and an end of the replication channel each. The
-log is made in bulk: some thousand records are encoded as a broker does it; every later round of them is the
-same bytes with the fields that must differ (place, queue offset, key, body size) written over in columns.
+Master and slave are separate processes, each with a store and one end of the replication channel. The log is
+made in bulk: some thousand records are encoded as by a broker. Every later round repeats their bytes and
+overwrites, in columns, the fields that must differ (log offset, queue offset, store time, key).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BORN_AT_MS: Final = 1_700_000_000_000
 
 
 class LogMaker:
-    """Records for a log of files of `segment_bytes`, one after the other."""
+    """Makes consecutive records for a log with files of `segment_bytes`."""
 
     def __init__(self, *, segment_bytes: int, body_bytes: int) -> None:
         assert segment_bytes > 2 * body_bytes + 4096
@@ -63,11 +63,12 @@ class LogMaker:
             self._rank[rows] = np.arange(len(rows))
         self._queue_ends = np.zeros(len(TOPICS) * QUEUE_COUNT, dtype=np.int64)
         self.count = 0
-        """How many records were made."""
+        """The number of records made so far."""
 
     def pieces(self, size_bytes: int) -> Iterator[tuple[int, memoryview]]:
-        """(log offset, bytes) of whole records from byte 0 on, at least `size_bytes` in all; fillers where
-        a file ends. A piece lies within one file."""
+        """Yields (log offset, bytes) of whole records from byte 0 on, at least `size_bytes` in total, with
+        fillers at the ends of files. A piece never crosses a file boundary.
+        """
         log_offset = 0
         while log_offset < size_bytes:
             room = self._segment_bytes - log_offset % self._segment_bytes
@@ -81,7 +82,7 @@ class LogMaker:
                 log_offset += room
 
     def _round(self, log_offset: int, count: int) -> bytes:
-        """The first `count` records of a round, placed at `log_offset`."""
+        """Returns the first `count` records of a round, placed at `log_offset`."""
         size = int(self._ends[count - 1]) if count else 0
         data = np.frombuffer(self._raw, dtype=np.uint8)[:size].copy()
         starts, queue = self._starts[:count], self._queue[:count]
@@ -99,13 +100,13 @@ class LogMaker:
 
 
 def _put(data: NDArray[np.uint8], positions: Ints, values: Ints) -> None:
-    """Write 8 bytes, the most significant first, at each position."""
+    """Writes 8 bytes in big-endian order at each position."""
     raw = values.astype(">i8").view(np.uint8).reshape(-1, 8)
     data[positions[:, None] + np.arange(8)] = raw
 
 
 def _encode(chance: random.Random, body_bytes: int) -> tuple[bytes, int]:
-    """A record and the number of its queue."""
+    """Returns a record and the number of its queue."""
     queue = chance.randrange(len(TOPICS) * QUEUE_COUNT)
     key = _KEY + "0" * _KEY_DIGITS
     properties = encode_properties({"UNIQ_KEY": key, "TAGS": f"tag{queue % 3}", "WAIT": "true"})
@@ -124,14 +125,15 @@ def _encode(chance: random.Random, body_bytes: int) -> tuple[bytes, int]:
 
 LOOPBACK_BYTES = 2 * GIB
 OnProgress = Callable[[str, int, int], None]
-"""What is being done, bytes done, bytes in all."""
+"""A callback with the current activity, the bytes done, and the total bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatchUp:
-    """Figures of one run. `copied`: the slave's log was complete; `dispatched`: its tables were too.
+    """The figures of one run. `copied`: the time at which the slave's log was complete; `dispatched`: the
+    time at which its tables were, too.
 
-    Rates of the loopback in bytes per second; `master_seconds`: processor time while the slave copied.
+    Rates of the loopback are in bytes per second; `master_seconds` is processor time while the slave copied.
     """
 
     log_bytes: int
@@ -145,9 +147,9 @@ class CatchUp:
 
 
 async def measure_catchup(directory: Path, gib: float, body_bytes: int, on_progress: OnProgress) -> CatchUp:
-    """Fill a master in `directory`, which is there, copy it, and measure the bare loopback before.
+    """Measures the bare loopback, fills a master in the existing `directory`, and copies it.
 
-    Raises:  subprocess.CalledProcessError when one of the processes fails.
+    Raises:  subprocess.CalledProcessError if one of the processes fails.
     """
     on_progress("bare loopback", 0, 2 * LOOPBACK_BYTES)
     loopback = measure_loopback(LOOPBACK_BYTES, None)
@@ -180,7 +182,7 @@ async def measure_catchup(directory: Path, gib: float, body_bytes: int, on_progr
 
 
 async def _fill(directory: Path, gib: float, body_bytes: int, on_progress: OnProgress) -> None:
-    """Make the master's store: its log in bulk, its tables by the dispatcher of a slave."""
+    """Makes the master's store: its log in bulk, its tables with a slave's dispatcher."""
     options = StoreOptions(root=directory, role=BrokerRole.SLAVE)
     store = await MessageStore.open(options, disk=RealDisk(), clock=LoopClock())
     maker = LogMaker(segment_bytes=options.commit_log_file_bytes, body_bytes=body_bytes)
@@ -193,13 +195,15 @@ async def _fill(directory: Path, gib: float, body_bytes: int, on_progress: OnPro
 
 @contextmanager
 def _node(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of `catchup_node`; it has ended afterwards. Raises CalledProcessError when it failed."""
+    """Runs a process of `catchup_node`, which has ended afterwards. Raises CalledProcessError if it
+    failed.
+    """
     command = [sys.executable, "-m", "bench.catchup_node", *arguments]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield process
         assert process.stdin is not None
-        process.stdin.close()  # which ends a master
+        process.stdin.close()  # this ends a master
         if process.wait():
             raise subprocess.CalledProcessError(process.returncode, command)
     finally:

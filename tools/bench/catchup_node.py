@@ -1,7 +1,7 @@
 """The two processes of `python -m bench catchup`, without the rest of a broker.
 
-`python -m bench.catchup_node master DIRECTORY` prints the address for slaves as JSON; `slave
-DIRECTORY ADDRESS LOG_END` prints readings as JSON lines, the last one when every table is complete.
+`python -m bench.catchup_node master DIRECTORY` prints the address for slaves as JSON; `slave DIRECTORY
+ADDRESS LOG_END` prints readings as JSON lines, the last one when every table is complete.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ READING_SECONDS = 0.2
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The master serves its log."""
+    """The report that the master serves its log."""
 
     address: str
     log_end: int
 
 
 class CopyState(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the slave is. `seconds`: since the first byte arrived; `processor_seconds`: since then."""
+    """The progress of the slave. `seconds` and `processor_seconds` count from the first received byte."""
 
     log_end: int
     dispatched: int

@@ -1,7 +1,7 @@
-"""What the Python client sends and reads, through a name server: ours, or one of RocketMQ's.
+"""Measures the sends and reads of the Python client through a name server, ours or RocketMQ's.
 
-A topic is made, filled by the sends that are measured, read to its end by each kind of consumer, and deleted.
-Latencies are those of single sends; a consumer that reads what waits has none.
+A topic is created, filled by the measured sends, read to its end by each kind of consumer, and deleted.
+Latencies are those of single sends; a consumer that reads a backlog has none.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ QUEUE_COUNT: Final = 4
 IN_FLIGHT: Final = (1, 16, 64, 256)
 POPPERS: Final = 4
 FIRST_MESSAGE_S_MAX: Final = 30.0
-"""A consumer that got nothing by then gets nothing."""
+"""The time after which a consumer without any message is given up."""
 
 
 class ClientFigures(NamedTuple):
-    """One measured line. `error`: why it came to nothing."""
+    """One measured line. `error`: the reason if the measurement failed."""
 
     case: str
     message_count: int = 0
@@ -52,7 +52,9 @@ class ClientFigures(NamedTuple):
 
 
 async def measure_client(namesrv: str, *, body_bytes: int, seconds: float) -> AsyncIterator[ClientFigures]:
-    """The sends, then the consumers, each for at most `seconds`. Raises what `Admin.create_topic` raises."""
+    """Measures the sends, then the consumers, each for at most `seconds`. Raises the errors of
+    `Admin.create_topic`.
+    """
     topic = f"BenchClient-{time.time_ns()}"
     message = Message(topic=topic, body=b"x" * body_bytes)
     async with Admin(namesrv) as admin:
@@ -84,12 +86,12 @@ async def _send(
     took_s = array("d")
     options = ProducerOptions(batch_linger_ms=batch_linger_ms)
     async with Producer("bench", namesrv, options=options) as producer:
-        await producer.send(message)  # route and connection
+        await producer.send(message)  # establishes route and connection
         began_s = time.perf_counter()
         ends_at_s = began_s + seconds
 
         async def send_on() -> None:
-            """At least once: on a busy machine the time may be over before the first one begins."""
+            """Sends at least once: on a busy machine the time may be over before the first send begins."""
             now_s = time.perf_counter()
             is_over = False
             while not is_over:
@@ -113,7 +115,7 @@ async def _send(
 
 
 class _Tally:
-    """Messages that came, from the first one on."""
+    """Counts the messages that arrive, from the first one on."""
 
     def __init__(self) -> None:
         self.count = 0

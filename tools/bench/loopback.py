@@ -1,4 +1,4 @@
-"""How fast bytes pass between two processes of this machine, with nothing done to them.
+"""Measures the speed at which bytes pass between two processes of this machine without any processing.
 
 `python -m bench.loopback send PORT BYTES` is the other process.
 """
@@ -18,9 +18,10 @@ _CHUNK_BYTES = MIB
 
 
 def measure_loopback(size_bytes: int, path: Path | None) -> float:
-    """Bytes per second of plain `sendall` and `recv_into`; with `path` also written to a new file there.
+    """Returns the bytes per second of plain `sendall` and `recv_into`; with `path` the bytes are also written
+    to a new file there.
 
-    Raises:  ConnectionError when the sender ends early; OSError when the disk takes no writes.
+    Raises:  ConnectionError if the sender ends early; OSError if the disk accepts no writes.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         command = [sys.executable, "-m", "bench.loopback", "send", str(server.getsockname()[1])]

@@ -1,9 +1,9 @@
 """A NATS server with JetStream as a process of this machine, and a load on it over NATS's text protocol.
 
-The load is as light as the generator of prepared frames (`generator`): one connection, the same bytes again
-and again, nothing per message that the measurement does not need. A send is a publish with a reply subject;
-it is over when JetStream has said there which number the message has in the stream. The backlog is read by
-a pull consumer, which is asked for READ_AT_ONCE messages at a time.
+The load is as light as the generator of prepared frames (`generator`): one connection, the same bytes
+repeatedly, and no work per message that the measurement does not need. A send is a publish with a reply
+subject. It is complete when JetStream has answered there with the sequence number of the message in the
+stream. A pull consumer reads the backlog, with requests of READ_AT_ONCE messages.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ NATS: Final = "NATS JetStream"
 STREAM: Final = "BENCH"
 SUBJECT: Final = "bench"
 FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin")
-"""Where Debian puts servers, which is not in everybody's PATH."""
+"""Debian's directory for servers, which is not always in PATH."""
 READ_AT_ONCE: Final = 1000
-"""About as much as Kafka's consumer asks of a partition: 1 MiB."""
+"""Similar to the request of Kafka's consumer to a partition: 1 MiB."""
 _CONNECT: Final = b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n'
 _NUMBERS: Final = itertools.count()
 _STREAM: Final = {"name": STREAM, "subjects": [SUBJECT], "storage": "file", "retention": "limits"}
@@ -49,9 +49,9 @@ Outcome = TypeVar("Outcome")
 
 
 def find_nats() -> str:
-    """The server's program.
+    """Returns the path of the server's program.
 
-    Raises:  TandemError that names the package when it is missing.
+    Raises:  TandemError naming the package if it is missing.
     """
     program = shutil.which("nats-server", path=os.pathsep.join([os.environ.get("PATH", ""), *FOLDERS]))
     if program is None:
@@ -60,16 +60,17 @@ def find_nats() -> str:
 
 
 def find_version(program: str) -> str:
-    """As the program tells it: `nats-server: v2.9.10`."""
+    """Returns the version that the program prints: `nats-server: v2.9.10`."""
     said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=True)
     return said.stdout.strip().rpartition("v")[2]
 
 
 @contextmanager
 def running_nats(directory: Path, program: str) -> Iterator[MeasuredCluster]:
-    """A server with JetStream, its default settings else, whose stream in files takes what `SUBJECT` gets.
+    """Runs a server with JetStream, otherwise with default settings, whose stream in files stores the
+    messages of `SUBJECT`.
 
-    Raises:  TandemError when it ends, does not listen, or refuses the stream.
+    Raises:  TandemError if it ends, does not listen, or rejects the stream.
     """
     directory.mkdir(parents=True)
     port, log = free_port(), directory / "nats.log"
@@ -86,7 +87,9 @@ def running_nats(directory: Path, program: str) -> Iterator[MeasuredCluster]:
 
 
 class NatsFrame(NamedTuple):
-    """One of the protocol. `subject` and `payload`: of a message; the payload begins with headers in HMSG."""
+    """A frame of the protocol. `subject` and `payload` belong to a message; in HMSG the payload begins with
+    headers.
+    """
 
     verb: bytes
     subject: bytes = b""
@@ -94,13 +97,13 @@ class NatsFrame(NamedTuple):
 
 
 class NatsFrames:
-    """Cuts what arrives into frames; what is not whole waits for the rest."""
+    """Splits the received bytes into frames, and buffers an incomplete one."""
 
     def __init__(self) -> None:
         self._held = b""
 
     def feed(self, data: bytes) -> list[NatsFrame]:
-        """The frames that are whole now."""
+        """Returns the frames that are complete."""
         held = self._held + data if self._held else data
         frames = []
         at = 0
@@ -122,16 +125,19 @@ class NatsFrames:
 
 
 def publish_frame(subject: str, inbox: str, payload: bytes) -> bytes:
-    """What publishes one message and asks for an answer to the inbox."""
+    """Returns the bytes that publish one message with the inbox as reply subject."""
     return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), inbox.encode(), len(payload), payload)
 
 
 class _Connection(asyncio.Protocol):
-    """One to the server. Its messages go to `take`; when it fails, `failed` has the reason."""
+    """A connection to the server. Its messages are passed to `take`; after a failure, `failed` has the
+    reason.
+    """
 
     def __init__(self) -> None:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # One of its own: what an earlier connection has asked for may still be sent to that one's.
+        # A separate inbox: answers to the requests of an earlier connection may still be sent to that
+        # connection's inbox.
         self.inbox = f"inbox.{next(_NUMBERS)}"
         self.take: Callable[[list[NatsFrame]], None] = lambda messages: None
         self.write: Callable[[bytes], None] = lambda data: None
@@ -150,7 +156,7 @@ class _Connection(asyncio.Protocol):
             elif frame.verb == b"PING":
                 self.write(b"PONG\r\n")
             elif frame.verb in (b"-ERR", b"HMSG"):
-                # What has headers here is a refusal: nobody serves the subject, or the pull is over.
+                # A message with headers is a rejection: the subject has no responder, or the pull is over.
                 self._fail(TandemError(f"{NATS} answered {frame.payload.decode('utf-8', 'replace')!r}"))
         if messages:
             self.take(messages)
@@ -163,15 +169,15 @@ class _Connection(asyncio.Protocol):
             self.failed.set_exception(error)
 
     async def wait_for(self, done: asyncio.Future[Any]) -> None:
-        """Raises:  TandemError when the connection fails before."""
+        """Waits until `done`. Raises:  TandemError if the connection fails first."""
         await asyncio.wait((done, self.failed), return_when=asyncio.FIRST_COMPLETED)
         if not done.done():
             self.failed.result()
 
     async def ask(self, subject: str, payload: object = None) -> dict[str, Any]:
-        """JetStream's answer to a request of its interface.
+        """Returns JetStream's answer to a request of its API.
 
-        Raises:  TandemError when it refuses.
+        Raises:  TandemError if it rejects the request.
         """
         answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
@@ -190,9 +196,9 @@ class _Connection(asyncio.Protocol):
 
 
 def _run(address: str, load: Callable[[_Connection], Awaitable[Outcome]], *, seconds_max: float) -> Outcome:
-    """What the load comes to, over a connection of its own.
+    """Runs the load over a separate connection and returns its result.
 
-    Raises:  TandemError when it takes LOAD_S_MAX longer than it should; OSError without a server.
+    Raises:  TandemError if it exceeds its time by LOAD_S_MAX; OSError without a server.
     """
 
     async def run() -> Outcome:
@@ -208,15 +214,16 @@ def _run(address: str, load: Callable[[_Connection], Awaitable[Outcome]], *, sec
         finally:
             transport.abort()
             if not connection.failed.cancel():
-                connection.failed.exception()  # it is known; asyncio need not tell it again
+                connection.failed.exception()  # the failure is known; asyncio need not report it again
 
     return asyncio.run(run())
 
 
 def send_load(address: str, *, body_bytes: int, in_flight: int, seconds: float) -> LoadResult:
-    """Sends for so long, so many in flight. Acknowledgements of one stream come in the order of the sends.
+    """Sends for the given time with a fixed number in flight. Acknowledgements of one stream arrive in the
+    order of the sends.
 
-    Raises:  TandemError, OSError when the server fails.
+    Raises:  TandemError, OSError if the server fails.
     """
 
     async def load(connection: _Connection) -> LoadResult:
@@ -252,9 +259,9 @@ def send_load(address: str, *, body_bytes: int, in_flight: int, seconds: float) 
 
 
 def read_load(address: str, *, seconds: float) -> LoadResult:
-    """Reads what the stream holds for so long, from the beginning again when its end is reached.
+    """Reads the stream for the given time, and starts again at its beginning after its end.
 
-    Raises:  TandemError, OSError when the server fails.
+    Raises:  TandemError, OSError if the server fails.
     """
 
     async def load(connection: _Connection) -> LoadResult:
@@ -272,7 +279,9 @@ def read_load(address: str, *, seconds: float) -> LoadResult:
 
 
 async def _read_through(connection: _Connection, consumer: str, total: int, ends_at: float) -> int:
-    """How many of the `total` messages came before the end. While one pull is served, another one waits."""
+    """Returns how many of the `total` messages arrived before the end. While one pull is served, another one
+    waits.
+    """
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     subject = f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{consumer}"
     got = asked = 0
@@ -281,7 +290,7 @@ async def _read_through(connection: _Connection, consumer: str, total: int, ends
         nonlocal got, asked
         got += len(messages)
         while asked < total and asked - got <= READ_AT_ONCE:
-            # Never for more than there is: no pull is left to wait, and to be refused later.
+            # Never requests more than the stream has: otherwise a pull would wait, and be rejected later.
             batch = min(READ_AT_ONCE, total - asked)
             asked += batch
             connection.write(publish_frame(subject, connection.inbox, b'{"batch":%d}' % batch))

@@ -1,8 +1,9 @@
-"""The nearest equivalents beside ours: Apache Kafka and NATS JetStream, each by a load of its own, in turns.
+"""Compares the nearest equivalents with ours: Apache Kafka and NATS JetStream, each under its own load,
+alternately.
 
-Neither speaks RocketMQ's protocol, so no load is the same for two of them; the page says what each one does.
-All servers stand side by side, and those that are not measured have nothing to do. What fails here, or is not
-installed, is left out and told in a note: it costs no figures of others.
+Neither speaks RocketMQ's protocol, so no two of them get the same load; the page describes each one. All
+servers run at the same time, and those that are not measured are idle. A case that fails, or a server that is
+not installed, is left out with a note, without affecting the figures of others.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ from tandemmq.errors import TandemError
 from tandemmq.spark.java import find_java
 
 CHOSEN_BY: Final = "Nearest equivalents: Apache Kafka, NATS JetStream"
-"""Any part of it chooses the chapter, as a part of a case's name does the case."""
+"""The name of the chapter: any part of it selects the chapter, as a part of a case's name selects the
+case.
+"""
 CLIENT: Final = f"ours, RocketMQ's Java client {VERSION}"
 LIGHT: Final = "ours, light generator"
 KAFKA: Final = f"Apache Kafka {BROKER_VERSION}, its own tools"
@@ -63,9 +66,9 @@ BACKLOG: Final = Case(setting=ASYNC, kind="read")
 START: Final = Case(setting=ASYNC, kind="start")
 CASES: Final = (*SENDS, BATCHES, BACKLOG, START)
 LOAD_S: Final = 2.5
-"""Of each load, beyond its warm-up. Shorter than those of the other chapters, so that this one stays one."""
+"""The duration of each load beyond its warm-up, shorter than in the other chapters."""
 LIGHT_WARM_UP_S: Final = 0.5
-"""Of a load that is no Java program, on a server that is none."""
+"""The warm-up of a load without Java on a server without Java."""
 
 PAGE: Final = f"""## Nearest equivalents
 
@@ -101,13 +104,13 @@ time and memory as the kernel accounts them. `make bench CASES=Kafka` measures t
 
 @dataclass(slots=True)
 class Others:
-    """What was measured. `notes`: what was not, and why."""
+    """The readings. `notes`: the parts that were left out, and the reasons."""
 
     readings: list[CaseFigures] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """For programs, beside the readings of the pairs."""
+        """Returns the readings for programs, in the form of the pairs' readings."""
         told = [{"name": reading.case.name, **asdict(reading)} for reading in self.readings]
         return {"readings": told, "notes": self.notes}
 
@@ -125,9 +128,9 @@ _FAILURES: Final = (TandemError, OSError, ValueError, LookupError, subprocess.Su
 
 
 def choose(wanted: Sequence[str]) -> tuple[list[Case], bool]:
-    """The cases of the pairs, and whether this chapter is among what is wanted; everything without a text.
+    """Returns the cases of the pairs, and True if this chapter is selected; without texts, everything.
 
-    Raises:  TandemError for a text that is in no name.
+    Raises:  TandemError for a text without a match.
     """
     of_pairs = [text for text in wanted if text not in CHOSEN_BY]
     cases = choose_cases(of_pairs, elsewhere=[CHOSEN_BY]) if of_pairs or not wanted else []
@@ -137,7 +140,7 @@ def choose(wanted: Sequence[str]) -> tuple[list[Case], bool]:
 def measure_others(
     *, rounds: int, warm_up_s: float, cache: Path, directory: Path | None, tell: Callable[[str], None]
 ) -> Others:
-    """All rounds of all cases. What fails is told in a note and not tried again; its readings stay."""
+    """Runs all rounds of all cases. A failing case is noted and not tried again; its readings are kept."""
     with tempfile.TemporaryDirectory(prefix="tandemmq-bench-", dir=directory) as name:
         root = Path(name)
         openers: dict[str, _Opener] = {
@@ -149,7 +152,7 @@ def measure_others(
 
 
 def run_in_turns(openers: dict[str, _Opener], *, rounds: int, tell: Callable[[str], None]) -> Others:
-    """Each case by each contestant, in every other round the last one first."""
+    """Runs each case with each contestant, in reverse order in every other round."""
     found = Others()
 
     def leave_out(name: str, error: BaseException) -> None:
@@ -181,7 +184,7 @@ def run_in_turns(openers: dict[str, _Opener], *, rounds: int, tell: Callable[[st
 
 
 def tell_absent(tell: Callable[[str], None]) -> None:
-    """What will be left out, before an hour of measuring."""
+    """Reports what will be left out before an hour of measuring."""
     try:
         find_nats()
     except TandemError as error:
@@ -210,7 +213,7 @@ def _new_folder(root: Path) -> Path:
 
 
 def _read_start(cluster: MeasuredCluster, pid: int) -> CaseFigures:
-    """Of a server that is ready just now."""
+    """Returns the figures of the start of a server that has just become ready."""
     return reading_of_once(cluster, START, age_seconds(pid), dict.fromkeys(cluster.pids, 0.0))
 
 
@@ -244,22 +247,28 @@ def _open_nats(root: Path) -> Iterator[list[Contestant]]:
         yield [Contestant(side, CASES, run)]
 
 
-# Kafka, by its own tools.
+# Kafka, with its own tools.
 
 WINDOW_S: Final = 5.0
-"""How often the producer's tool tells how far it is. The first time is a client's warm-up."""
+"""The interval in seconds at which the producer's tool prints its progress. The first interval is the
+client's warm-up.
+"""
 COUNTED_S_MIN: Final = 1.0
 ATTEMPTS_MAX: Final = 3
 ENDLESS: Final = 2**31 - 1
 COLD: Final = 1.5
-"""How much faster than in its first window a client may become."""
+"""The maximum factor by which a client may become faster than in its first window."""
 RECORD_BYTES_MAX: Final = 1110
-"""What the producer reserves in its buffer for a record of 1 KiB without a key in a batch of its own."""
+"""The bytes that the producer reserves in its buffer for a record of 1 KiB without a key in a separate
+batch.
+"""
 REQUEST_BYTES_MAX: Final = 1200
-"""More than one such record, less than two."""
+"""Larger than one such record, smaller than two."""
 BATCH_BYTES: Final = 16384
 BACKLOG_RECORDS_MIN: Final = 2_000_000
-"""What the consumer's tool reads in its warm-up and its measured time: it reads a topic once only."""
+"""The number of records for the consumer's tool in its warm-up and its measured time: it reads a topic only
+once.
+"""
 TOOL_ARTIFACTS: Final = (*BROKER, f"org.apache.kafka:kafka-tools:{BROKER_VERSION}")
 _PROGRESS: Final = re.compile(
     r"(\d+) records sent, ([\d.]+) records/sec .* ms max latency"
@@ -268,7 +277,7 @@ _PROGRESS: Final = re.compile(
 
 
 class ProducerProgress(NamedTuple):
-    """A line of the producer's tool: of a window, or of the whole run, which has percentiles too."""
+    """A line of the producer's tool: for one window, or for the whole run, which has percentiles too."""
 
     records: int
     per_second: float
@@ -276,12 +285,12 @@ class ProducerProgress(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it is about."""
+        """The duration of the window or run."""
         return self.records / self.per_second if self.per_second else 0.0
 
 
 def parse_progress(line: str) -> ProducerProgress | None:
-    """None for a line that tells something else."""
+    """Parses a progress line; returns None for any other line."""
     found = _PROGRESS.match(line)
     if found is None:
         return None
@@ -290,7 +299,7 @@ def parse_progress(line: str) -> ProducerProgress | None:
 
 
 def tell_producer(first: ProducerProgress, whole: ProducerProgress) -> dict[str, Any]:
-    """The figures behind the first window; the percentiles are those of the whole run."""
+    """Returns the figures after the first window; the percentiles are those of the whole run."""
     assert whole.percentiles_ms is not None, "the line of the whole run has percentiles"
     told: dict[str, Any] = {"count": whole.records - first.records, "failed": 0}
     told["seconds"] = whole.seconds - first.seconds
@@ -300,7 +309,9 @@ def tell_producer(first: ProducerProgress, whole: ProducerProgress) -> dict[str,
 
 
 def parse_consumed(line: str) -> tuple[float, int] | None:
-    """When (in seconds), and how many messages have been read by then; None for a line that tells neither."""
+    """Returns the time in seconds and the number of messages read until then; None for a line without
+    both.
+    """
     fields = line.split(", ")
     try:
         return datetime.strptime(fields[0], "%Y-%m-%d %H:%M:%S:%f").timestamp(), int(fields[4])
@@ -309,7 +320,7 @@ def parse_consumed(line: str) -> tuple[float, int] | None:
 
 
 def producer_settings(case: Case) -> dict[str, object]:
-    """What the producer is told, beside where its broker is."""
+    """Returns the producer's settings, except the broker's address."""
     settings: dict[str, object] = {"acks": 1, "enable.idempotence": "false"}
     if case.batch > 1:
         memory = case.in_flight * BATCH_BYTES
@@ -319,7 +330,7 @@ def producer_settings(case: Case) -> dict[str, object]:
         "linger.ms": 0,
         "max.request.size": REQUEST_BYTES_MAX,
         "max.in.flight.requests.per.connection": case.in_flight,
-        # The producer waits for room; what is left over is less than another record needs.
+        # The producer waits for free space; the remainder is smaller than another record.
         "buffer.memory": case.in_flight * RECORD_BYTES_MAX + RECORD_BYTES_MAX - 1,
     }
 
@@ -346,17 +357,17 @@ def _open_kafka(
 
 
 class _KafkaTools:
-    """Runs Kafka's own tools on its broker. The topic is made by the first send."""
+    """Runs Kafka's own tools on its broker. The first send creates the topic."""
 
     def __init__(self, java: Sequence[str], cluster: MeasuredCluster) -> None:
         self._java = java
         self._cluster = cluster
         self._rates: dict[Case, float] = {}
-        """What each case is likely to reach: the tool is told how many to send, not for how long."""
+        """The expected rate of each case: the tool needs a number of records, not a duration."""
         self._stored = 0
 
     def warm_up(self, seconds: float) -> None:
-        """All kinds of sends, at least one window of each, for so long together."""
+        """Runs all kinds of sends, at least one window of each, for `seconds` in total."""
         cases = (BATCHES, *reversed(SENDS))
         windows = max(1, math.ceil(seconds / WINDOW_S / len(cases)))
         for case in cases:
@@ -369,7 +380,7 @@ class _KafkaTools:
                     self._rates[case] = window.per_second * COLD
 
     def send(self, case: Case) -> CaseFigures:
-        """Raises:  TandemError when the tool fails."""
+        """Measures one send case. Raises:  TandemError if the tool fails."""
         for _ in range(ATTEMPTS_MAX):
             before: dict[str, float] = {}
             first = whole = None
@@ -392,7 +403,9 @@ class _KafkaTools:
         raise TandemError(f"the producer is done before its warm-up, {ATTEMPTS_MAX} times")
 
     def read(self) -> CaseFigures:
-        """Raises:  TandemError when the tool fails, or the topic holds too little."""
+        """Measures the read of the backlog. Raises:  TandemError if the tool fails, or the topic has too few
+        messages.
+        """
         if self._stored < BACKLOG_RECORDS_MIN:
             self._stored += sum(
                 told.records
@@ -439,9 +452,9 @@ class _KafkaTools:
                     raise TandemError(f"a send failed: {line}")
 
     def _said_by(self, command: Sequence[str], seconds_max: float) -> Generator[str, None, None]:
-        """The lines of a tool, which is ended with this iterator.
+        """Yields the lines of a tool, which ends together with this iterator.
 
-        Raises:  TandemError when it fails, or takes too long.
+        Raises:  TandemError if it fails, or takes too long.
         """
         with subprocess.Popen(
             [*self._java, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -460,11 +473,11 @@ class _KafkaTools:
                 process.kill()
 
 
-# What the page and the screen show.
+# The results on the page and the screen.
 
 
 def render_others(found: Others) -> str:
-    """Tables in Markdown: the cases, then the servers."""
+    """Returns tables in Markdown: the cases, then the servers."""
     lines = [*found.notes]
     if found.readings:
         rounds = max(len(_of(found, reading.case, reading.side)) for reading in found.readings)
@@ -505,7 +518,7 @@ def _case_lines(found: Others, case: Case) -> Iterator[str]:
 
 
 def _rank(side: str) -> int:
-    """Ours first, then as the servers are named; the order of measuring says nothing."""
+    """Returns ours first, then the others by name; the order of measuring has no meaning."""
     return next((rank for rank, known in enumerate((CLIENT, LIGHT, KAFKA)) if side == known), 3)
 
 

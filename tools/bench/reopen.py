@@ -1,6 +1,6 @@
-"""How long a store takes to open after its broker was killed under load.
+"""Measures the time to open a store after its broker was killed under load.
 
-Each half runs in a process of its own, because the first ends like a killed one and the second's memory is
+Each half runs in a separate process, because the first ends like a killed one and the memory of the second is
 measured: `python -m bench.reopen fill|open DIRECTORY [GIB]`; the second writes JSON.
 """
 
@@ -29,7 +29,7 @@ KILLED = 9
 
 
 class Reopened(msgspec.Struct, frozen=True):
-    """What opening cost. `peak_bytes`: the most memory that was resident until then."""
+    """The cost of opening. `peak_bytes`: the peak resident memory."""
 
     log_bytes: int
     message_count: int
@@ -40,9 +40,10 @@ class Reopened(msgspec.Struct, frozen=True):
 
 
 def measure_reopening(directory: Path, gib: float, body_bytes: int) -> Reopened:
-    """Fill a store of `gib` in `directory`, end its process without goodbye, open it in another one.
+    """Fills a store of `gib` in `directory`, ends its process without a shutdown, and opens the store in
+    another one.
 
-    Raises:  subprocess.CalledProcessError when a half fails.
+    Raises:  subprocess.CalledProcessError if a half fails.
     """
     command = [sys.executable, "-m", "bench.reopen"]
     filled = subprocess.run([*command, "fill", str(directory), str(gib), str(body_bytes)])

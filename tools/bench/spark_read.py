@@ -1,9 +1,9 @@
-"""What reading a topic with Spark costs: a batch query over all of it, and a micro-batch of one message; and
-the command `python -m bench spark` that measures both.
+"""Measures the cost of reading a topic with Spark, by a batch query over all of it and by micro-batches of
+one message; and the command `python -m bench spark`, which runs both.
 
-Broker, Spark's Java process and its Python workers share the machine, so processor time is told apart by
-process: what the broker used, and what everything that Spark started used. Every figure is the best of
-several runs, because whatever else the machine does only ever adds to it.
+Broker, Spark's Java process and its Python workers share the machine, so processor time is attributed by
+process: to the broker, and to everything that Spark started. Every figure is the best of several runs,
+because other load on the machine only ever adds to it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ SENDS_AT_ONCE = 8
 SEND_TIMEOUT_S = 30.0
 IDLE_BATCHES = 25
 IDLE_SKIPPED = 5
-"""The first batches of a query start its Python processes."""
+"""The number of first batches to skip: a query starts its Python processes in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadCost:
-    """A read of all rows: seconds on the wall, and processor time per row."""
+    """A read of all rows: elapsed seconds, and processor time per row."""
 
     what: str
     rows: int
@@ -73,10 +73,10 @@ class IdleCost:
 def fill_topic(
     address: str, topic: str, *, rows: int, body_bytes: int, queue_count: int, security: Security = OPEN
 ) -> None:
-    """Sends `rows` messages, spread over the queues in batches. The bodies are noise, so nothing can be
-    compressed; the same batches are sent again and again, which no reader can tell.
+    """Sends `rows` messages in batches, spread over the queues. The bodies are incompressible noise; the same
+    batches are sent repeatedly, which makes no difference to a reader.
 
-    Raises:  TandemError when the broker refuses a send.
+    Raises:  TandemError if the broker rejects a send.
     """
     per_batch = max(1, min(BATCH_BYTES // (body_bytes + 100), rows))
     noise = random.Random(body_bytes).randbytes(body_bytes + SENDS_AT_ONCE * per_batch)
@@ -92,7 +92,7 @@ def fill_topic(
                 body = _encode_batch(noise, 0, left, body_bytes)
             left -= min(left, per_batch)
             commands.append(_make_send(topic, number % queue_count, queue_count, body))
-            # The first one alone: it makes the topic.
+            # The first send alone, because it creates the topic.
             if len(commands) == SENDS_AT_ONCE or number == 0 or not left:
                 _send_all(connection, commands)
                 commands = []
@@ -131,9 +131,9 @@ def _send_all(connection: WireConnection, commands: list[Command]) -> None:
 def measure_read(
     what: str, frame: DataFrame, *, rows: int, body_bytes: int, broker: int, runs: int
 ) -> ReadCost:
-    """The cheapest of `runs` reads of the whole frame; the rows are built, and thrown away in Java.
+    """Returns the cheapest of `runs` reads of the whole frame; the rows are built, and discarded in Java.
 
-    Raises:  TandemError when the frame has not `rows` rows.
+    Raises:  TandemError if the frame does not have `rows` rows.
     """
     found = frame.count()
     if found != rows:
@@ -151,8 +151,8 @@ def measure_once(
     broker: int,
     others: frozenset[int] = frozenset(),
 ) -> ReadCost:
-    """One read of the frame, which has `rows` rows. The processes `others` are neither Spark nor the
-    broker that it reads from.
+    """Reads the frame once; it has `rows` rows. The processes `others` are neither Spark nor the broker that
+    it reads from.
     """
     not_spark = others | {broker}
     broker_before = processor_seconds(broker)
@@ -172,8 +172,8 @@ def measure_once(
 
 
 def measure_idle(what: str, stream: DataFrame, send_one: Callable[[], None]) -> IdleCost:
-    """What a micro-batch of one message costs: a message, its batch, and the next message. There must
-    be a message from the start.
+    """Measures micro-batches of one message: sends a message, waits for its batch, then sends the next. The
+    topic must have a message from the start.
     """
     taken: list[float] = []
     with TemporaryDirectory(prefix="tandemmq-bench-", ignore_cleanup_errors=True) as checkpoint:
@@ -201,7 +201,7 @@ def _last_batch(query: Any) -> int:
 
 
 def _wait_for_rows(query: Any, seen: int) -> float:
-    """Milliseconds of the first batch after `seen` that had rows."""
+    """Returns the milliseconds of the first batch after `seen` that had rows."""
     deadline = time.monotonic() + 60.0
     while time.monotonic() < deadline:
         if query.exception() is not None:
@@ -214,22 +214,22 @@ def _wait_for_rows(query: Any, seen: int) -> float:
 
 
 def read_topic(spark: SparkSession, name_server: str, topic: str, columns: str) -> DataFrame:
-    """The topic as a table of those columns."""
+    """Returns the topic as a table of those columns."""
     options = {"nameServer": name_server, "topic": topic, **({"columns": columns} if columns else {})}
     return spark.read.format("tandemmq").options(**options).load()
 
 
 def follow_topic(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
-    """The topic as a stream, from its first message."""
+    """Returns the topic as a stream, from its first message."""
     options = {"nameServer": name_server, "topic": topic, "startingOffsets": "earliest"}
     return spark.readStream.format("tandemmq").options(**options, columns="queueOffset,body").load()
 
 
-# The command: a broker, a topic, a Spark session, and the lines that tell what reading cost.
+# The command: a broker, a topic, a Spark session, and the printed costs of reading.
 
 TOPIC = "BenchSpark"
 IDLE_TOPIC = "BenchSparkIdle"
-# Java as it comes: our own sessions are set up for a quick start, at a price per row.
+# Java with its default options: our own sessions are set up for a quick start, which costs time per row.
 SETTINGS = {"spark.driver.extraJavaOptions": "-XX:+UseParallelGC", "spark.log.level": "WARN"}
 COLUMN_SETS = (("queueId, queueOffset, body", "queueId,queueOffset,body"), ("all 18 columns", ""))
 
@@ -237,7 +237,7 @@ COLUMN_SETS = (("queueId, queueOffset, body", "queueId,queueOffset,body"), ("all
 def run_spark_bench(
     *, rows: int, body_bytes: int, queue_count: int, master: str, runs: int, has_idle: bool
 ) -> Iterator[str]:
-    """Lines to print, each as soon as it is known."""
+    """Yields lines to print as soon as each is known."""
     with tempfile.TemporaryDirectory(prefix="tandemmq-bench-") as name:
         directory = Path(name)
         with running_servers(directory) as servers:

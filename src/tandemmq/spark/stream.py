@@ -375,8 +375,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return None if chunk is None else len(chunk.data) / len(chunk.positions)
 
     def _commit_progress(self, offset: StreamOffset) -> None:
-        """Stores `start` as the group's offsets: at this call it is durable in Spark's commit log (spec spark
-        SP-26).
+        """Stores `offset` as the group's offsets: at this call it is durable in Spark's commit log (spec
+        spark SP-26).
         """
         if not self._options.commit_progress or offset.positions == self._committed:
             return

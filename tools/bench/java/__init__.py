@@ -1,1 +1,1 @@
-"""Our servers and Java RocketMQ's under the same loads, in turns."""
+"""Compares our servers and Java RocketMQ's under the same loads, alternately."""

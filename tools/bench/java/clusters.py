@@ -1,8 +1,7 @@
-"""The two clusters that are compared: ours and Java RocketMQ's, as processes of this machine, set up alike.
+"""The two compared clusters: ours and Java RocketMQ's, as processes of this machine with equal settings.
 
-Java's servers and client are fetched with Maven (`fetch_jars`) and our load program is compiled with javac,
-both at the first run and into the cache. Java gets a heap of 1 GiB and the collector of its own start
-scripts.
+At the first run Maven downloads Java's servers and client (`fetch_jars`), and javac compiles our load
+program, both into the cache. Java gets a heap of 1 GiB and the collector of its own start scripts.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ BROKER_NAME: Final = "bench"
 READY_S_MAX: Final = 180.0
 STOP_S_MAX: Final = 60.0
 STILL_S_MAX: Final = 15.0
-"""Well below haHousekeepingInterval, after which a master and its slave part."""
+"""The maximum pause of a master and slave; well below haHousekeepingInterval, after which they disconnect."""
 COMPILE_S_MAX: Final = 300.0
 SERVER_FLAGS: Final = (
     "-Xms1g",
@@ -54,10 +53,10 @@ _LOAD: Final = Path(__file__).parent / "Load.java"
 
 @dataclass(frozen=True, slots=True)
 class BrokerSetting:
-    """What both brokers are told.
+    """The settings of both brokers.
 
-    `has_slave`: a send is answered when the slave has it, too. `is_elected`: a controller says who of the two
-    is master, and no send is taken before the other one is in the set of those that hold everything.
+    `has_slave`: a send is answered only when the slave has it, too. `is_elected`: a controller elects the
+    master, and a send is accepted only when the other broker is in the in-sync set.
     """
 
     name: str
@@ -65,13 +64,17 @@ class BrokerSetting:
     has_slave: bool = False
     is_elected: bool = False
     acks_min: int = 2
-    """Of elected brokers: how many must hold a message. A master that is alone takes no send with 2."""
+    """For elected brokers: the number that must have a message. With 2, a master without a slave accepts no
+    sends.
+    """
     log_file_bytes: int = 1 << 30
 
     def of_broker(
         self, directory: Path, name_server: str, port: int, *, is_slave: bool, controller: str = ""
     ) -> dict[str, object]:
-        """The properties of one of its brokers. `controller`: of elected ones."""
+        """Returns the properties of one broker. `controller`: the controller's address, for elected
+        brokers.
+        """
         role = "SLAVE" if is_slave else "SYNC_MASTER" if self.has_slave else "ASYNC_MASTER"
         of_role: dict[str, object] = {
             "brokerId": int(is_slave),
@@ -103,7 +106,7 @@ class BrokerSetting:
         }
 
     def of_controller(self, directory: Path, address: str) -> dict[str, object]:
-        """The properties of the only controller."""
+        """Returns the properties of the only controller."""
         return {
             "controllerDLegerGroup": BROKER_NAME,
             "controllerDLegerPeers": f"n0-{address}",
@@ -114,7 +117,7 @@ class BrokerSetting:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCluster:
-    """One that runs. `pids`: by what a process is. `slave`, `controller`: empty without one."""
+    """A running cluster. `pids`: process ids by role. `slave`, `controller`: empty if there is none."""
 
     side: str
     name_server: str
@@ -126,8 +129,9 @@ class MeasuredCluster:
 
 @contextmanager
 def standing_still(cluster: MeasuredCluster, seconds: float) -> Iterator[None]:
-    """Its processes do nothing meanwhile, for about so long, and leave the machine to another cluster. One
-    with a controller goes on, and one with a slave beyond STILL_S_MAX: they would take it for a death.
+    """Stops the cluster's processes for the duration of the block, about `seconds`, and leaves the machine to
+    another cluster. A cluster with a controller keeps running, and so does one with a slave beyond
+    STILL_S_MAX: its parts would treat the pause as a death.
     """
     goes_on = cluster.controller or (cluster.slave and seconds > STILL_S_MAX)
     pids = () if goes_on else tuple(cluster.pids.values())
@@ -142,16 +146,16 @@ def standing_still(cluster: MeasuredCluster, seconds: float) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class JavaTools:
-    """What is needed to run Java's side and the load. `class_path` has the load program, too."""
+    """The tools to run Java's side and the load. `class_path` includes the load program."""
 
     java: str
     class_path: str
 
 
 def prepare_java(cache: Path) -> JavaTools:
-    """Jars fetched and the load program compiled, unless that was done before.
+    """Downloads the jars and compiles the load program, unless that was done before.
 
-    Raises:  TandemError that names the tool that is missing, or what failed; ConfigError without Java.
+    Raises:  TandemError naming the missing tool, or the failure; ConfigError without Java.
     """
     java = find_java()
     jars = fetch_jars(cache, "rocketmq-java", ARTIFACTS, has_dependencies=True)
@@ -177,7 +181,9 @@ def prepare_java(cache: Path) -> JavaTools:
 
 
 def make_home(home: Path) -> list[str]:
-    """A folder where a Java process may write, and the flags that keep it there and silent."""
+    """Creates a writable folder for a Java process, and returns the flags that keep its files there and its
+    output silent.
+    """
     home.mkdir(parents=True, exist_ok=True)
     silent = home / "logback.xml"
     silent.write_text(_SILENT, encoding="utf-8")
@@ -187,9 +193,9 @@ def make_home(home: Path) -> list[str]:
 
 @contextmanager
 def running_our_name_server(directory: Path) -> Iterator[MeasuredCluster]:
-    """Ours alone, without a broker. `directory` is made.
+    """Runs only our name server, without a broker. Creates `directory`.
 
-    Raises:  ProcessFailed when it does not start.
+    Raises:  ProcessFailed if it does not start.
     """
     directory.mkdir(parents=True)
     command = ["namesrv", "--set", "listenPort=0", "--set", f"bindAddress={HOST}"]
@@ -201,9 +207,9 @@ def running_our_name_server(directory: Path) -> Iterator[MeasuredCluster]:
 
 @contextmanager
 def running_java_name_server(directory: Path, tools: JavaTools) -> Iterator[MeasuredCluster]:
-    """RocketMQ's alone, as `running_our_name_server`.
+    """Runs only RocketMQ's name server, like `running_our_name_server`.
 
-    Raises:  TandemError when it ends, or does not listen within READY_S_MAX.
+    Raises:  TandemError if it ends, or does not listen within READY_S_MAX.
     """
     directory.mkdir(parents=True)
     port = free_port()
@@ -217,7 +223,7 @@ def running_java_name_server(directory: Path, tools: JavaTools) -> Iterator[Meas
 def _java_process(
     tools: JavaTools, directory: Path, name: str, main: str, values: Mapping[str, object], port: int
 ) -> Iterator[int]:
-    """The process id of one of RocketMQ's servers, which listens."""
+    """Starts one of RocketMQ's servers and yields its process id once it listens."""
     home = directory / f"{name.replace(' ', '-')}-home"
     flags = make_home(home)
     conf = write_properties(home / "server.conf", values)
@@ -239,9 +245,9 @@ def _java_process(
 
 @contextmanager
 def running_ours(directory: Path, setting: BrokerSetting) -> Iterator[MeasuredCluster]:
-    """Our name server, master and slave.
+    """Runs our name server, master and slave.
 
-    Raises:  ProcessFailed when one does not start.
+    Raises:  ProcessFailed if one does not start.
     """
     with ExitStack() as stack:
         name_server = stack.enter_context(running_our_name_server(directory))
@@ -276,9 +282,9 @@ def running_ours(directory: Path, setting: BrokerSetting) -> Iterator[MeasuredCl
 
 @contextmanager
 def running_java(directory: Path, setting: BrokerSetting, tools: JavaTools) -> Iterator[MeasuredCluster]:
-    """RocketMQ's name server, master and slave.
+    """Runs RocketMQ's name server, master and slave.
 
-    Raises:  TandemError when one ends, or does not listen within READY_S_MAX.
+    Raises:  TandemError if one ends, or does not listen within READY_S_MAX.
     """
     with ExitStack() as stack:
         base = stack.enter_context(running_java_name_server(directory, tools))
@@ -307,7 +313,7 @@ def running_java(directory: Path, setting: BrokerSetting, tools: JavaTools) -> I
 
 
 def free_port() -> int:
-    """A port that was free just now, and so were the two beside it that a broker opens."""
+    """Returns a port that was just free, as were the two neighbouring ports that a broker also opens."""
     while True:
         with ExitStack() as stack:
             port = stack.enter_context(socket.create_server((HOST, 0))).getsockname()[1]
@@ -320,9 +326,9 @@ def free_port() -> int:
 
 
 def wait_until_open(process: subprocess.Popen[bytes], port: int, name: str, log: Path) -> None:
-    """Returns once the port can be connected to.
+    """Waits until the port accepts connections.
 
-    Raises:  TandemError when the process ends, or does not listen within READY_S_MAX.
+    Raises:  TandemError if the process ends, or does not listen within READY_S_MAX.
     """
     deadline = time.monotonic() + READY_S_MAX
     while time.monotonic() < deadline:
@@ -339,7 +345,7 @@ def wait_until_open(process: subprocess.Popen[bytes], port: int, name: str, log:
 
 
 def stop_process(process: subprocess.Popen[bytes]) -> None:
-    """Ends it in order; by force after STOP_S_MAX."""
+    """Terminates the process; kills it after STOP_S_MAX."""
     process.terminate()
     try:
         process.wait(STOP_S_MAX)
@@ -348,15 +354,15 @@ def stop_process(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-# Jars: fetched with Maven into a folder, never kept in the repository. Kafka's come the same way.
+# Jars, downloaded with Maven into a folder and never kept in the repository; Kafka's, too.
 
 FETCH_SECONDS_MAX = 900.0
 
 
 def fetch_jars(cache: Path, name: str, artifacts: Sequence[str], *, has_dependencies: bool) -> list[Path]:
-    """The jars of the artifacts, in `cache/name`; fetched unless the same ones were fetched before.
+    """Returns the jars of the artifacts in `cache/name`; downloads them unless the same ones are there.
 
-    Raises:  TandemError when Maven is missing or cannot have them.
+    Raises:  TandemError if Maven is missing or fails.
     """
     folder, pom = cache / name / "lib", cache / name / "pom.xml"
     text = render_pom(name, artifacts, has_dependencies=has_dependencies)
@@ -371,7 +377,7 @@ def fetch_jars(cache: Path, name: str, artifacts: Sequence[str], *, has_dependen
 
 
 def render_pom(name: str, artifacts: Sequence[str], *, has_dependencies: bool) -> str:
-    """A Maven project that needs the artifacts, and what they need or nothing else."""
+    """Returns a Maven project that needs the artifacts, with or without their dependencies."""
     exclusions = (
         ""
         if has_dependencies

@@ -1,8 +1,8 @@
 """Measures the cases on both sides, pair by pair: one case on ours, then on Java's, then the next.
 
-Both clusters of a setting stand side by side, and the one that is not measured stands still. In every other
-round Java is first. Java is warmed up before its first case, and each load warms up its own client
-before it counts. Processor time is read from the kernel when the counted time begins and when it ends.
+Both clusters of a setting run at the same time, and the one that is not measured is paused. In every other
+round Java is first. Java is warmed up before its first case, and each load warms up its own client before it
+counts. Processor time is read from the kernel at the begin and the end of the counted time.
 """
 
 from __future__ import annotations
@@ -49,25 +49,31 @@ PAIR: Final = BrokerSetting("ASYNC_FLUSH, synchronous slave", has_slave=True)
 SAFE: Final = BrokerSetting("SYNC_FLUSH, synchronous slave", flush="SYNC_FLUSH", has_slave=True)
 ELECTED: Final = BrokerSetting("ASYNC_FLUSH, elected master and slave", has_slave=True, is_elected=True)
 READ: Final = BrokerSetting("ASYNC_FLUSH, backlogs")
-"""Clusters that are sent nothing else: by now the page cache would have no room for what is read."""
+"""A setting with separate clusters for reads: after the sends of the other settings the page cache would have
+no room for the backlogs.
+"""
 ROLLING: Final = BrokerSetting("ASYNC_FLUSH, a new log file every 16 MiB", log_file_bytes=16 << 20)
 
 WARM_UP_S: Final = 20.0
 CLIENT_WARM_UP_S: Final = 2.0
 Runner = Callable[[Path, BrokerSetting], AbstractContextManager[MeasuredCluster]]
 LOAD_S_MAX: Final = 120.0
-"""Beyond its warm-up and its measured time: a load that takes longer is ended, and an error."""
+"""The time in seconds beyond its warm-up and its measured time after which a load is stopped with an
+error.
+"""
 READS: Final = ("read", "filter", "sql", "pop")
 FILLING_S: Final = 5.0
-"""Of batches, before the first read of a side: about half a million messages of 1 KiB."""
+"""The duration in seconds of the batches sent before the first read of a side: about half a million messages
+of 1 KiB.
+"""
 SAID_CHARS: Final = 1000
-"""Of each end of what a load said: how it began to fail, and what ended it."""
+"""The length of each end of a load's output in an error: how it began to fail, and what ended it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One load. `kind`: one of the load program's, `light`, our generator of prepared frames, or what is done
-    to a cluster of its own: `start`, `failover`.
+    """One load. `kind`: a load of the load program; `light`, our generator of prepared frames; or an action
+    on a separate cluster: `start`, `failover`.
     """
 
     setting: BrokerSetting
@@ -79,7 +85,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What it is called in tables, and chosen by."""
+        """The name in tables and for the selection of cases."""
         size = f"{self.body_bytes} B" if self.body_bytes < 1024 else f"{self.body_bytes // 1024} KiB"
         match self.kind:
             case "rate":
@@ -141,7 +147,7 @@ CASES: Final = tuple(_all_cases())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseFigures:
-    """One case on one side, once. Latencies in microseconds; 0 where a case has none."""
+    """The figures of one case on one side in one round. Latencies in microseconds; 0 if a case has none."""
 
     case: Case
     side: str
@@ -150,18 +156,18 @@ class CaseFigures:
     p99_us: float
     p999_us: float
     failed: int
-    """Sends at a fixed rate that a broker could not take in time."""
+    """The number of sends at a fixed rate that a broker could not accept in time."""
     processor_us: dict[str, float]
-    """Processor time per message, by process."""
+    """The processor time per message, by process."""
     private_bytes: dict[str, int]
     resident_bytes: dict[str, int]
 
 
 def choose_cases(wanted: Sequence[str], *, elsewhere: Sequence[str] = ()) -> list[Case]:
-    """The cases in whose setting or name one of the texts is; all without a text. `elsewhere`: names of
-    what else can be chosen, to be told.
+    """Returns the cases whose setting or name contains one of the texts; without texts, all. `elsewhere`:
+    names of other things that can be selected, for the error.
 
-    Raises:  TandemError for a text that is in none, with the names that there are.
+    Raises:  TandemError for a text without a match, with the possible names.
     """
     known = {case: f"{case.setting.name}: {case.name}" for case in CASES}
     for text in wanted:
@@ -181,10 +187,10 @@ def measure_pairs(
     directory: Path | None,
     tell: Callable[[str], None],
 ) -> list[CaseFigures]:
-    """All rounds of all cases on both sides. `tell` hears what is measured next, and which pair is left out
-    because a load failed, or a send was not answered with SEND_OK.
+    """Runs all rounds of all cases on both sides. `tell` is called with the next case, and with each pair
+    that is left out because a load failed, or a send was not answered with SEND_OK.
 
-    Raises:  TandemError when a server does not start, or no pair is left.
+    Raises:  TandemError if a server does not start, or no pair is left.
     """
     tools = prepare_java(cache)
     readings: list[CaseFigures] = []
@@ -231,9 +237,10 @@ def measure_pairs(
 
 
 def time_start(run: Runner, case: Case, folder: Path) -> CaseFigures:
-    """Of a cluster of its own, from the first process on. Its processor time is that of the whole start.
+    """Times the start of a separate cluster, from its first process. The processor time covers the whole
+    start.
 
-    Raises:  TandemError when no send is taken within LOAD_S_MAX.
+    Raises:  TandemError if no send is accepted within LOAD_S_MAX.
     """
     frames = send_frames(topic_of(case), 1, case.body_bytes, 1)
     begun = time.monotonic()
@@ -246,9 +253,10 @@ def time_start(run: Runner, case: Case, folder: Path) -> CaseFigures:
 
 
 def _time_failover(run: Runner, case: Case, folder: Path) -> CaseFigures:
-    """From SIGKILL of a master whose slave holds everything. Its processor time is that of all who are left.
+    """Times a failover from SIGKILL of a master whose slave is in sync. The processor time is that of the
+    remaining processes.
 
-    Raises:  TandemError when the slave does not catch up, or does not take over, within LOAD_S_MAX.
+    Raises:  TandemError if the slave does not catch up, or does not take over, within LOAD_S_MAX.
     """
     frames = send_frames(topic_of(case), 1, case.body_bytes, 1)
     with run(folder, replace(case.setting, acks_min=1)) as cluster:
@@ -269,7 +277,7 @@ _TIMED: Final = {"start": time_start, "failover": _time_failover}
 
 
 async def _count_in_sync(controller: str) -> int:
-    """How many brokers hold everything, as the controller knows it; 0 while it cannot tell."""
+    """Returns the number of in-sync brokers that the controller reports; 0 while it does not answer."""
     client = RemotingClient(network=TcpNetwork(), clock=LoopClock())
     try:
         group = (await read_sync_states(client, controller, [BROKER_NAME])).get(BROKER_NAME)
@@ -288,7 +296,9 @@ def _takes_sends(address: str, frames: list[bytes]) -> bool:
 
 
 def _wait_until(holds: Callable[[], bool], failure: str) -> None:
-    """Raises:  TandemError, `failure` and the time, after LOAD_S_MAX."""
+    """Waits until `holds` returns True. Raises:  TandemError with `failure` and the time, after
+    LOAD_S_MAX.
+    """
     deadline = time.monotonic() + LOAD_S_MAX
     while not holds():
         if time.monotonic() > deadline:
@@ -299,7 +309,7 @@ def _wait_until(holds: Callable[[], bool], failure: str) -> None:
 def reading_of_once(
     cluster: MeasuredCluster, case: Case, seconds: float, before: dict[str, float]
 ) -> CaseFigures:
-    """Of what happens once in the life of a cluster, and took so long."""
+    """Returns the figures of an event that happens once per cluster, and took `seconds`."""
     told: dict[str, Any] = {"count": 1, "seconds": seconds, "failed": 0}
     told |= dict.fromkeys(("p50_us", "p99_us", "p999_us"), seconds * 1e6)
     return reading_of(cluster, case, told, before, processor_of(cluster))
@@ -324,7 +334,7 @@ class Loads:
         seconds: float | None = None,
         topic: str = "",
     ) -> CaseFigures:
-        """Raises:  TandemError for a load that fails, or takes too long."""
+        """Runs one load. Raises:  TandemError for a load that fails, or takes too long."""
         seconds = self._seconds if seconds is None else seconds
         if case.kind in READS and not topic and cluster.side not in self._filled:
             self._filled.add(cluster.side)
@@ -380,7 +390,7 @@ class Loads:
         after = processor_of(cluster)
         if result.failed:
             raise TandemError(f"{case.name} on {cluster.side}: {result.failed} sends were refused")
-        # Java's broker answers the sends of one connection in any order: there is no latency to tell.
+        # Java's broker answers the sends of one connection in any order, so latencies cannot be computed.
         return reading_of(cluster, case, tell_load(result, has_order=cluster.side == OURS), before, after)
 
 
@@ -394,15 +404,15 @@ CLIENT_CASES: Final = {
     "consume, pop": ("pop", 4, 1),
     "consume, poll": ("read", 1, 1),
 }
-"""A case of `client_bench` -> the load that does the same: its kind, how many in flight, of how many each."""
+"""The equivalent load for each case of `client_bench`: its kind, the number in flight, and the batch size."""
 
 
 def measure_java_client(
     name_server: str, topic: str, *, body_bytes: int, seconds: float, cache: Path
 ) -> Iterator[tuple[str, CaseFigures]]:
-    """What RocketMQ's client does with a cluster that runs, in a topic that is there: `CLIENT_CASES`.
+    """Runs `CLIENT_CASES` with RocketMQ's client against a running cluster, in an existing topic.
 
-    Raises:  TandemError without Java or Maven, or when a load fails.
+    Raises:  TandemError without Java or Maven, or if a load fails.
     """
     tools = prepare_java(cache)
     cluster = MeasuredCluster(JAVA, name_server, "", {})
@@ -414,21 +424,23 @@ def measure_java_client(
 
 
 def topic_of(case: Case) -> str:
-    """The topic that its messages go to, or are read from: a backlog of its own, which the page cache has on
-    both sides. All that was sent to either does not fit into it, and who reads a disk measures that.
+    """Returns the topic that a case sends to or reads from. Backlogs have separate topics, which fit into the
+    page cache on both sides. All other sent messages do not fit, and reading those would measure the disk.
     """
     return f"{'Backlog' if case.kind in READS else 'Bench'}{case.body_bytes}"
 
 
 def tell_load(result: LoadResult, *, has_order: bool = True) -> dict[str, Any]:
-    """The figures of a load of our own as the load program tells its. `has_order`: so have the answers."""
+    """Returns the figures of our own load in the form of the load program. `has_order`: True if the answers
+    are in order.
+    """
     shares = {"p50_us": 0.5, "p99_us": 0.99, "p999_us": 0.999}
     times = {name: result.percentile_us(share) if has_order else 0.0 for name, share in shares.items()}
     return {"count": result.count, "seconds": result.seconds, "failed": result.failed, **times}
 
 
 def processor_of(cluster: MeasuredCluster) -> dict[str, float]:
-    """Processor time that each of its processes has used so far, in seconds."""
+    """Returns the processor time that each process has used so far, in seconds."""
     return {name: processor_seconds(pid) for name, pid in cluster.pids.items()}
 
 
@@ -439,7 +451,7 @@ def reading_of(
     before: dict[str, float],
     after: dict[str, float],
 ) -> CaseFigures:
-    """What a load told, beside the processor time before and after it and the memory of now."""
+    """Returns the figures of a load, with the processor time that it used and the current memory."""
     count = told["count"]
     return CaseFigures(
         case=case,

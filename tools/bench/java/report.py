@@ -1,4 +1,4 @@
-"""What the readings say: medians, spreads and ratios, as a page, as JSON and as a plot."""
+"""Renders the readings as medians, spreads and ratios: as a page, as JSON and as a plot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.others import PAGE, Others, render_others
 
 BROKERS: Final = ("master", "slave")
 ONCE: Final = ("start", "failover")
-"""Cases that happen once in the life of a cluster: their figure is a time."""
+"""The cases that happen once per cluster: their figure is a time."""
 INTRODUCTION: Final = f"""# Benchmarks
 
 Our servers beside Java RocketMQ {VERSION}, under the same loads on one machine. `make bench`
@@ -49,18 +49,18 @@ How it is measured:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One quantity of one case over all rounds: the median of each side, and how far the rounds lie apart."""
+    """One quantity of one case over all rounds: the median of each side, and the spread of the rounds."""
 
     ours: float
     java: float
     ratio: float
-    """The median of the ratios ours : Java, each of one pair."""
+    """The median of the ratios ours : Java, one per pair."""
     ratio_min: float
     ratio_max: float
 
 
 def figure_of(pairs: Sequence[tuple[float, float]]) -> Figure:
-    """Of (ours, Java's), pair by pair; a ratio is 0 where Java's is 0."""
+    """Returns the ratios of (ours, Java's), pair by pair; a ratio is 0 if Java's figure is 0."""
     ratios = [ours / java if java else 0.0 for ours, java in pairs]
     ours, java = (median(side) for side in zip(*pairs, strict=True))
     return Figure(ours, java, median(ratios), min(ratios), max(ratios))
@@ -68,7 +68,7 @@ def figure_of(pairs: Sequence[tuple[float, float]]) -> Figure:
 
 @dataclass(frozen=True, slots=True)
 class CaseRow:
-    """One case. `processor_us`: of all brokers together, per message."""
+    """The summary of one case. `processor_us`: of all brokers together, per message."""
 
     case: Case
     per_second: Figure
@@ -80,7 +80,7 @@ class CaseRow:
 
 
 def rows_of(readings: Sequence[CaseFigures]) -> list[CaseRow]:
-    """The cases in the order in which they were measured first."""
+    """Returns the cases in the order of their first measurement."""
     rows = []
     for case in dict.fromkeys(reading.case for reading in readings):
         ours, java = (
@@ -112,7 +112,7 @@ def _of_brokers(reading: CaseFigures) -> float:
 
 
 def render_page(readings: Sequence[CaseFigures], machine: Sequence[str]) -> str:
-    """Tables in Markdown: throughput and processor time, latencies, memory."""
+    """Returns tables in Markdown: throughput and processor time, latencies, memory."""
     rows = rows_of(readings)
     rounds = len(readings) // (2 * len(rows))
     spread = f"Medians of {rounds} rounds; in brackets the least and the largest ratio of a pair."
@@ -167,7 +167,7 @@ def _latency_lines(row: CaseRow) -> Iterator[str]:
 
 
 def _memory_lines(readings: Sequence[CaseFigures]) -> Iterator[str]:
-    """The most that each process had after a case."""
+    """Returns the maximum that each process had after a case."""
     yield "| process | private MiB: ours | Java | ratio | resident MiB: ours | Java |"
     yield "|---|--:|--:|--:|--:|--:|"
     for name in dict.fromkeys(name for reading in readings for name in reading.private_bytes):
@@ -189,8 +189,8 @@ def write_report(
     others: Others | None = None,
     around: Sequence[str] = (),
 ) -> None:
-    """Three files of the folder: the page with its explanation, every reading, and the plot. `others` has a
-    section of its own, and no part in the plot; `around`: lines of one more.
+    """Writes three files to the folder: the page with its explanation, all readings, and the plot. `others`
+    has a separate section, and no part in the plot; `around`: the lines of one more section.
     """
     (folder / "images").mkdir(parents=True, exist_ok=True)
     draw(readings, folder / "images" / "benchmarks.png")
@@ -205,7 +205,7 @@ def write_report(
 
 
 def render_json(readings: Sequence[CaseFigures], machine: Sequence[str], others: Others | None = None) -> str:
-    """Every reading, for programs."""
+    """Returns all readings, for programs."""
     told: list[dict[str, Any]] = [{"name": reading.case.name, **asdict(reading)} for reading in readings]
     page: dict[str, Any] = {"machine": list(machine), "readings": told}
     if others is not None:
@@ -214,7 +214,7 @@ def render_json(readings: Sequence[CaseFigures], machine: Sequence[str], others:
 
 
 def draw(readings: Sequence[CaseFigures], path: Path) -> None:
-    """Throughput and processor time of ours as a share of Java's, a bar for each case, as a picture."""
+    """Draws throughput and processor time of ours relative to Java's, one bar per case."""
     from matplotlib.figure import Figure as Picture
 
     rows = rows_of(readings)[::-1]

@@ -1,1 +1,3 @@
-"""Spark's Kafka source beside ours: a Kafka broker of this machine, the same messages, one Spark session."""
+"""Compares Spark's Kafka source with ours: a Kafka broker on this machine, the same messages, one Spark
+session.
+"""

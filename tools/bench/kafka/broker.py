@@ -1,8 +1,9 @@
-"""One Kafka broker as a process of this machine: its own controller (KRaft), Kafka's default settings.
+"""One Kafka broker as a process of this machine, with its own controller (KRaft) and Kafka's default
+settings.
 
-Kafka's jars and Spark's Kafka source are fetched with Maven, by the versions named here. No
-version of the source for Spark 4.3 is to be had, and an older one of its helper for tokens only; those named
-here load and read together in Spark 4.3. Nothing of them is kept in the repository or in the package.
+Maven downloads Kafka's jars and Spark's Kafka source, in the versions named here. No version of the source
+for Spark 4.3 is available, and only an older one of its token helper; the versions named here load and read
+together in Spark 4.3. None of them is kept in the repository or in the package.
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ SOURCE = (
     "org.apache.kafka:kafka-clients:3.9.2",
     "org.apache.commons:commons-pool2:2.13.1",
 )
-"""All that the source needs beside what Spark itself has: no dependencies of these."""
+"""All jars that the source needs in addition to Spark's own, without their dependencies."""
 BROKER = (f"org.apache.kafka:kafka_2.13:{BROKER_VERSION}",)
 
-# What Kafka's own start script gives its broker.
+# The flags of Kafka's own start script.
 _FLAGS = ("-Xmx1G", "-Xms1G", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-Djava.awt.headless=true")
 
 
 @contextmanager
 def running_kafka(jars: list[Path], directory: Path, *, partition_count: int) -> Iterator[tuple[str, int]]:
-    """Address and process id of a broker that makes topics of `partition_count` at their first use.
+    """Runs a broker that creates topics of `partition_count` at their first use; yields its address and
+    process id.
 
-    Raises:  TandemError when it ends, or does not listen within READY_S_MAX.
+    Raises:  TandemError if it ends, or does not listen within READY_S_MAX.
     """
     directory.mkdir(parents=True)
     port, controller_port = _free_ports()
@@ -85,6 +87,6 @@ def _write_settings(directory: Path, address: str, controller: str, partition_co
 
 
 def _free_ports() -> tuple[int, int]:
-    """Two ports that were free just now; Kafka cannot be told to choose its own."""
+    """Returns two ports that were just free; Kafka cannot choose ports by itself."""
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
         return first.getsockname()[1], second.getsockname()[1]

@@ -1,7 +1,8 @@
-"""The two sources in one Spark session, in turns: what a row costs, and what a batch of one message costs.
+"""Compares the two sources in one Spark session, alternately: the cost of a row, and the cost of a batch of
+one message.
 
-Kafka's topic is filled from ours by Spark, message by message the same queue and the same body, and both are
-compared before anything is measured. Kafka's messages have no keys and no headers, ours a unique id and a tag
+Spark fills Kafka's topic from ours, each message with the same queue and the same body, and both are compared
+before anything is measured. Kafka's messages have no keys and no headers; ours have a unique id and a tag
 each, as every RocketMQ message has.
 """
 
@@ -42,14 +43,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 OURS, KAFKA = "tandemmq", "kafka"
-# A machine with much else to do answers late; the figures say so themselves.
+# A busy machine answers late; the figures show that by themselves.
 _PATIENCE_MS = "600000"
 _READING = {"kafka.request.timeout.ms": _PATIENCE_MS, "kafkaConsumer.pollTimeoutMs": _PATIENCE_MS}
 _WRITING = {
     "kafka.request.timeout.ms": _PATIENCE_MS,
     "kafka.delivery.timeout.ms": str(2 * int(_PATIENCE_MS)),
     "kafka.max.block.ms": _PATIENCE_MS,
-    # Large batches, as a producer that cares for throughput is set up: they are cheaper to read, too.
+    # Large batches, as in a producer tuned for throughput: they are also cheaper to read.
     "kafka.batch.size": "262144",
     "kafka.linger.ms": "50",
 }
@@ -57,7 +58,7 @@ _WRITING = {
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What is read from either side."""
+    """The columns to read from either side."""
 
     what: str
     ours: str
@@ -72,7 +73,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BothBrokers:
-    """Both brokers: addresses and process ids."""
+    """Addresses and process ids of both brokers."""
 
     name_server: Server
     broker: Server
@@ -87,9 +88,9 @@ class BothBrokers:
 def run_kafka_bench(
     *, rows: dict[int, int], queue_count: int, master: str, runs: int, has_idle: bool, cache: Path
 ) -> Iterator[str]:
-    """Lines to print, each as soon as it is known; `rows` are how many messages of each size in bytes.
+    """Yields lines to print as soon as each is known; `rows` is the number of messages per size in bytes.
 
-    Raises:  TandemError when a jar cannot be had, a broker does not start or the topics differ.
+    Raises:  TandemError if a jar cannot be downloaded, a broker does not start or the topics differ.
     """
     source_jars = fetch_jars(cache, "kafka-source", SOURCE, has_dependencies=False)
     broker_jars = fetch_jars(cache, "kafka-broker", BROKER, has_dependencies=True)
@@ -114,7 +115,7 @@ def run_kafka_bench(
 def _compare_size(
     spark: SparkSession, cluster: BothBrokers, body_bytes: int, count: int, queue_count: int, runs: int
 ) -> Iterator[str]:
-    """Fills both topics with messages of one size, and reads them by every set of columns."""
+    """Fills both topics with messages of one size, and reads them with each set of columns."""
     topic = f"Bench{body_bytes}"
     address = cluster.broker.address
     fill_topic(address, topic, rows=count, body_bytes=body_bytes, queue_count=queue_count)
@@ -132,13 +133,13 @@ def _running_both(directory: Path, broker_jars: list[Path], queue_count: int) ->
 
 
 def read_kafka(spark: SparkSession, address: str, topic: str) -> DataFrame:
-    """Kafka's topic as a table."""
+    """Returns Kafka's topic as a table."""
     options = {"kafka.bootstrap.servers": address, "subscribe": topic, **_READING}
     return spark.read.format("kafka").options(**options).load()
 
 
 def fill_kafka(spark: SparkSession, cluster: BothBrokers, topic: str) -> None:
-    """Copies our topic to Kafka's of the same name, made by the first message."""
+    """Copies our topic to Kafka's of the same name, which the first message creates."""
     ours = read_topic(spark, cluster.name_server.address, topic, "queueId,queueOffset,body")
     rows = ours.selectExpr("body AS value", "queueId AS partition")
     options = {"kafka.bootstrap.servers": cluster.kafka, "topic": topic, **_WRITING}
@@ -146,7 +147,7 @@ def fill_kafka(spark: SparkSession, cluster: BothBrokers, topic: str) -> None:
 
 
 def check_equal(spark: SparkSession, cluster: BothBrokers, topic: str, count: int) -> None:
-    """Raises TandemError unless every queue has the same number of the same bodies on both sides."""
+    """Raises TandemError unless every queue has the same number of equal bodies on both sides."""
     ours = read_topic(spark, cluster.name_server.address, topic, "queueId,queueOffset,body")
     kafka = read_kafka(spark, cluster.kafka, topic)
     digests = [
@@ -180,7 +181,7 @@ def _measure(
         ),
     }
     costs: dict[str, list[ReadCost]] = {side: [] for side in frames}
-    # One read of each that is not counted: Java compiles what it runs often.
+    # One uncounted read of each: Java compiles frequently run code.
     for run in range(runs + 1):
         for side, (frame, broker) in frames.items():
             cost = measure_once(
@@ -199,7 +200,7 @@ def _measure(
 
 
 def render_ratio(ours: ReadCost, kafka: ReadCost) -> str:
-    """How the two compare, in rows per second and in processor time."""
+    """Renders the comparison, in rows per second and in processor time."""
     rate = ours.rows_per_second / kafka.rows_per_second
     time = (ours.spark_us + ours.broker_us) / max(kafka.spark_us + kafka.broker_us, 1e-9)
     return f"  tandemmq : kafka = {rate:.2f} in rows/s, {time:.2f} in processor time per row, broker included"
