@@ -29,7 +29,7 @@ class Publisher:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="publisher")
         self.acknowledged = bytearray()
-        """1 at the number of each message that was answered with SEND_OK."""
+        """A byte per message number: 1 if the message was answered with SEND_OK."""
         self.unsure = 0
         """The number of messages with another answer, or none, which may or may not be stored."""
 

@@ -32,7 +32,7 @@ SUBJECT: Final = "bench"
 FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin")
 """Debian's directory for servers, which is not always in PATH."""
 READ_AT_ONCE: Final = 1000
-"""Similar to the request of Kafka's consumer to a partition: 1 MiB."""
+"""The messages per pull, similar to the request of Kafka's consumer to a partition: 1 MiB."""
 _CONNECT: Final = b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n'
 _NUMBERS: Final = itertools.count()
 _STREAM: Final = {"name": STREAM, "subjects": [SUBJECT], "storage": "file", "retention": "limits"}

@@ -263,7 +263,7 @@ RECORD_BYTES_MAX: Final = 1110
 batch.
 """
 REQUEST_BYTES_MAX: Final = 1200
-"""Larger than one such record, smaller than two."""
+"""The maximum request size: larger than one such record, smaller than two."""
 BATCH_BYTES: Final = 16384
 BACKLOG_RECORDS_MIN: Final = 2_000_000
 """The number of records for the consumer's tool in its warm-up and its measured time: it reads a topic only

@@ -38,14 +38,14 @@ same ranges needs the next number, and the old rule must remain for the offsets 
 """
 
 EARLIEST = -2
-"""In a user's JSON: the oldest message that the broker still has."""
+"""The value in a user's JSON for the oldest message that the broker still has."""
 
 LATEST = -1
-"""In a user's JSON: the current end of the queue."""
+"""The value in a user's JSON for the current end of the queue."""
 
 
 ANY_BROKER: Final = ""
-"""In a user's JSON of Kafka's form, `{topic: {partition: offset}}`: the only broker with that queue."""
+"""The broker name for JSON in Kafka's form, `{topic: {partition: offset}}`: the only one with that queue."""
 
 
 class QueueKey(NamedTuple):

@@ -227,7 +227,7 @@ def test_a_refusal_by_the_master_is_final(net: FakeNet) -> None:
 def test_a_topic_that_is_deleted_under_a_task_is_a_loss(
     net: FakeNet, caplog: pytest.LogCaptureFixture, is_listed: bool
 ) -> None:
-    """Also holds while a name server still lists the topic."""
+    """Tests a deleted topic, also while a name server still lists it."""
     net.add_master(U_0=FakeQueue())
     net.add_master(T_0=FakeQueue(0, 100))
     strict, lenient = _reader(net, 10, 100), _reader(net, 10, 100, failOnDataLoss="false")

@@ -481,7 +481,7 @@ def test_a_plan_by_an_unknown_rule_is_refused(net: FakeNet) -> None:
 
 @pytest.mark.parametrize("changed", [{"tags": "b"}, {"filter": "a = 1"}, {"tags": "*"}])
 def test_a_batch_is_not_repeated_with_another_filter(net: FakeNet, changed: dict[str, str]) -> None:
-    """Another filter would return other rows, under names of rows that a sink may already have."""
+    """Tests that another filter is rejected: it would name other rows like rows that a sink may have."""
     start, end, _ = _plan(net, tags="a")
     with pytest.raises(
         ConfigError, match=f"tags or filter differs .* now it is .{re.escape(changed_to(changed))}"

@@ -69,7 +69,7 @@ class JsonChanges(Enum):
     KEEP = "keep"
     """Unknown names are ignored; a body with a value of another type is a bad record."""
     RESCUE = "rescue"
-    """Both go to the column `jsonRescue`."""
+    """Unknown names and values of other types go to the column `jsonRescue`."""
     GROW = "grow"
     """The same as RESCUE, and unknown names become fields of the schema."""
 
