@@ -1,13 +1,13 @@
 """Millions of messages through one push consumer whose connections break: `make client-soak`.
 
-Another process publishes numbers. Many times the consumer's connections are cut, and some of these times the
-broker is killed and started again; some messages fail once and come again as retries. What the consumer's
-process holds must not grow, and nothing of it must be left in the end:
+Another process publishes numbers. The consumer's connections are cut many times, and some of these times the
+broker is killed and restarted; some messages fail once and are delivered again as retries. The resources of
+the consumer's process must not grow, and none may be left at the end:
 
     CLIENT SOAK OK messages=N rate=N reconnects=N duplicates=N memory=1.00 tasks=0 sockets=0 files=0 threads=0
 
-or CLIENT SOAK FAILED, exit code 1. `memory`: what is private to the process in the last fifth of the run, as
-a part of what it was in the second one.
+or CLIENT SOAK FAILED, exit code 1. `memory`: the private memory of the process in the last fifth of the run,
+relative to the second fifth.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ TOPIC, GROUP = "Soak", "soak"
 QUEUE_COUNT = 4
 CHUNK = 10_000
 AHEAD_MAX = 200_000
-"""Messages that are published and not handled."""
+"""The most messages that are published and not handled."""
 RECONNECTS = 40
-"""In a whole run."""
+"""The number of reconnects in a whole run."""
 KILL_EVERY = 4
-"""Of the reconnects, so many are a kill of the broker."""
+"""Every Nth reconnect is a kill of the broker."""
 FAIL_EVERY = 5_000
-"""So many messages fail once."""
+"""Every Nth message fails once."""
 SAMPLES = 100
 GROWTH_MAX = 1.05
 IDLE_S_MAX = 120.0
-"""Without any message: something is stuck."""
+"""The time without any message after which something is stuck."""
 CLIENT = ClientOptions(heartbeat_s=5.0, route_refresh_s=1.0)
 
 
@@ -89,13 +89,13 @@ class Servers:
         self.broker.start()
 
     def restart_broker(self) -> None:
-        """As after a crash."""
+        """Kills and restarts the broker, as after a crash."""
         self.broker.kill()
         self.broker.start()
 
 
 class Publisher:
-    """A process that publishes numbers when it is told to, so that none of its memory counts here."""
+    """A process that publishes numbers on request, so that its memory does not count here."""
 
     def __init__(self, name_server: str) -> None:
         command = [sys.executable, __file__, "--publish", name_server]
@@ -104,7 +104,7 @@ class Publisher:
         self.asked = 0
 
     def ask(self, end: int) -> None:
-        """Publish the numbers below this one, too."""
+        """Publishes the numbers below this one, too."""
         assert self._process.stdin is not None
         self.check_alive()
         self._process.stdin.write(b"%d %d\n" % (self.asked, end))
@@ -129,7 +129,9 @@ class Publisher:
 
 
 def publish(name_server: str) -> None:
-    """The publisher's process: a line is a range of numbers. What was not stored is sent again."""
+    """Runs the publisher's process: a line is a range of numbers. Messages that were not stored are sent
+    again.
+    """
     options = ProducerOptions(client=CLIENT, timeout_s=30.0)
     with BlockingProducer("soak-publisher", name_server, options=options) as producer:
         for line in sys.stdin:
@@ -148,7 +150,7 @@ def publish(name_server: str) -> None:
 
 @dataclass
 class Handled:
-    """Which numbers the consumer is done with; it takes the same room from beginning to end."""
+    """The numbers that the consumer has handled; its size is constant."""
 
     total: int
     seen: bytearray = field(init=False)
@@ -171,7 +173,7 @@ class Handled:
 
 
 class Held(NamedTuple):
-    """What this process has open, and the client's threads."""
+    """The open descriptors of this process, and the client's threads."""
 
     sockets: set[str]
     files: set[str]
@@ -186,7 +188,7 @@ class Held(NamedTuple):
         return cls(sockets, files, threads)
 
     def since(self, before: Held) -> dict[str, int]:
-        """How many there are now that were not there before."""
+        """Returns the numbers of descriptors and threads that exist now and did not before."""
         pairs = zip(self._fields, self, before, strict=True)
         return {name: len(now - then) for name, now, then in pairs}
 
@@ -196,11 +198,11 @@ def _descriptors() -> Iterator[tuple[int, str]]:
         try:
             yield int(entry), os.readlink(f"/proc/self/fd/{entry}")
         except OSError:
-            continue  # that of the listing itself
+            continue  # the descriptor of the listing itself
 
 
 def cut_connections() -> int:
-    """Ends every TCP connection of this process, as a network would; how many there were."""
+    """Ends every TCP connection of this process, as a network would; returns their number."""
     count = 0
     for descriptor, link in list(_descriptors()):
         if not link.startswith("socket:"):
@@ -219,7 +221,7 @@ def cut_connections() -> int:
 async def consume(
     servers: Servers, publisher: Publisher, handled: Handled, *, reconnects: int, threads: bool
 ) -> list[int]:
-    """Handles all numbers while connections break; the process's private memory along the way."""
+    """Handles all numbers while connections break; returns samples of the process's private memory."""
 
     async def handle(message: ReceivedMessage) -> ConsumeResult:
         return handled.handle(message)
@@ -265,7 +267,7 @@ async def consume(
 
 
 async def run(servers: Servers, publisher: Publisher, total: int, *, reconnects: int, threads: bool) -> bool:
-    """Whether all is well; prints the last line."""
+    """Runs the soak, prints the last line and returns True if all is well."""
     async with Admin(servers.name_server) as admin:
         await admin.create_topic(TOPIC, queue_count=QUEUE_COUNT)
     handled = Handled(total)
@@ -288,7 +290,7 @@ async def run(servers: Servers, publisher: Publisher, total: int, *, reconnects:
 
 
 def soak(root: Path, *, total: int, reconnects: int = RECONNECTS, threads: bool) -> int:
-    """The exit code."""
+    """Runs the soak and returns the exit code."""
     with ExitStack() as stack:
         servers = Servers(root, stack)
         publisher = stack.enter_context(Publisher(servers.name_server))
@@ -305,7 +307,7 @@ def main() -> int:
     parser.add_argument("--threads", action="store_true", help="a plain handler, in threads")
     parser.add_argument("--publish", metavar="NAME_SERVER", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    logging.basicConfig(level=logging.ERROR)  # every cut makes warnings in the clients
+    logging.basicConfig(level=logging.ERROR)  # every cut causes warnings in the clients
     if options.publish:
         publish(options.publish)
         return 0

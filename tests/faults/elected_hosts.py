@@ -1,13 +1,14 @@
-"""Three hosts of an elected group as processes: each has a controller and a broker; a name server apart.
+"""Three hosts of an elected group as processes: each has a controller and a broker; the name server is
+separate.
 
-| who | listens | says it is at |
+| process | listens | advertises |
 |---|---|---|
 | broker of host N | 127.0.1.N:P | 127.0.2.N:P |
 | broker of host N, for the log | 127.0.1.N:P+1 | 127.0.3.N:P+1 |
 | controller N | 127.0.1.1N:P | 127.0.2.1N:P |
 | name server | 127.0.0.1:P | 127.0.2.9:P |
 
-Whoever dials, dials a link. A link knows which broker dialled it by the owner of the socket (Linux, /proc),
+Every process dials a link. A link identifies the dialling broker by the owner of the socket (Linux, /proc),
 so that a host can be cut in both directions, and a killed process does not seem to listen still.
 """
 
@@ -31,7 +32,7 @@ from tandemmq.launcher import Server, write_properties
 GROUP = "elected"
 NUMBERS = (1, 2, 3)
 DISK_BYTES = 256 << 20
-"""Of each server, if they have disks of their own."""
+"""The disk of each server, if the servers have disks of their own."""
 
 
 class Member:
@@ -54,13 +55,13 @@ class Member:
         self._server.start()
 
     def kill(self) -> None:
-        """SIGKILL; its ports refuse from then on."""
+        """Kills the process by SIGKILL; its ports refuse from then on."""
         for link in self.links:
             link.refuse()
         self._server.kill()
 
     def freeze(self) -> None:
-        """SIGSTOP: it holds its sockets and does nothing."""
+        """Freezes the process by SIGSTOP: it holds its sockets and does nothing."""
         os.kill(self.pid, signal.SIGSTOP)
         self._is_frozen = True
 
@@ -82,13 +83,15 @@ class Member:
 
 
 class ElectedHosts:
-    """Started with its making; `close` leaves nothing running."""
+    """All processes of the group. The constructor starts them; `close` leaves nothing running."""
 
     def __init__(self, root: Path, *, own_disks: bool = False, **settings: object) -> None:
-        """`settings` are RocketMQ's keys, of the brokers. Raises MountRefused where `own_disks` cannot be."""
+        """`settings` are RocketMQ's keys for the brokers. Raises MountRefused if `own_disks` is not
+        possible.
+        """
         self._root = root
         self.disks: dict[str, SmallDisk] = {}
-        """By the name of the member; empty without `own_disks`."""
+        """The disks, by the name of the member; empty without `own_disks`."""
         self._has_own_disks = own_disks
         self._links = Links()
         self._members: list[Member] = []
@@ -131,7 +134,7 @@ class ElectedHosts:
         for number in NUMBERS:
             self._own_disk(f"broker-{number}")
             self.brokers[number] = self._make_broker(number, settings)
-        with ThreadPoolExecutor(2) as pool:  # two processors are enough for what follows, too
+        with ThreadPoolExecutor(2) as pool:  # two processors are enough for the later load, too
             list(pool.map(Member.start, self._members))
 
     def _own_disk(self, name: str) -> None:
@@ -179,7 +182,9 @@ class ElectedHosts:
     # Faults of one host's broker.
 
     def cut_port(self, number: int, port: str) -> None:
-        """Nothing passes any more: `client` and `log` are ports of the broker, `controller` what it dials."""
+        """Blocks a port: `client` and `log` are ports of the broker; `controller` stands for the controllers
+        that it dials.
+        """
         if port == "controller":
             for member in self.controllers.values():
                 for link in member.links:
@@ -188,7 +193,7 @@ class ElectedHosts:
             self.brokers[number].links[("client", "log").index(port)].hold()
 
     def cut(self, number: int) -> None:
-        """Nothing comes from this broker or to it any more."""
+        """Blocks all traffic from this broker and to it."""
         for link in self._all_links():
             link.hold_from(self.brokers[number].name)
         for link in self.brokers[number].links:
@@ -204,12 +209,12 @@ class ElectedHosts:
             yield from member.links
 
     def check_alive(self) -> None:
-        """Raises ProcessFailed when one has ended by itself."""
+        """Raises ProcessFailed if a process has ended by itself."""
         for member in self._members:
             member.check_alive()
 
     def stop_brokers(self, last: int) -> None:
-        """In order, `last` as the last one."""
+        """Stops the brokers cleanly, `last` as the last one."""
         for number in sorted(self.brokers, key=lambda one: one == last):
             self.brokers[number].stop()
 
@@ -222,7 +227,7 @@ class ElectedHosts:
 
 
 def owner_of(source: tuple[str, int], pids: Mapping[str, int]) -> str:
-    """Whose socket has this address; "" for nobody's of these."""
+    """Returns the name of the process that owns the socket with this address; "" if none of these does."""
     host, port = source
     wanted = f"{socket.inet_aton(host)[::-1].hex().upper()}:{port:04X}"
     with open("/proc/net/tcp", encoding="ascii") as file:

@@ -1,32 +1,33 @@
-"""A group whose master is elected, under load and one fault after the other: `make failover`.
+"""A group with an elected master, under load and one fault after the other: `make failover`.
 
-Three controllers, three brokers and a name server run as processes. Faults, hosts and moments come from a
-seed; each fault is healed before the next one, which comes when all three are in sync again. In the end
-every acknowledged message must have been read at the offset that its result named, and the three logs must be
-the same bytes. Prints a table by fault, and last
+Three controllers, three brokers and a name server run as processes. Faults, hosts and timing come from a
+seed. Each fault is healed before the next one, which starts once all three brokers are in sync again. At the
+end every acknowledged message must have been read at the offset in its result, and the three logs must be
+byte-identical. Prints a table by fault, and as the last line
 
     FAILOVER OK rounds=60 acknowledged=N lost=0 duplicated_offsets=0 two_masters=0 rto_killed_ms=P50/P99 ...
 
-or FAILOVER FAILED with what was found, exit code 1, and keeps the directory with the logs.
+or FAILOVER FAILED with the findings, exit code 1, and keeps the directory with the logs.
 
 RTO           the longest time without an acknowledged send, from the fault to the end of its round
-rto_killed    of rounds in which the master was killed
-rto_silent    of rounds in which silence had to be waited for: of the master (SIGSTOP, its host cut, the port
-              of its log), or of the leading controller that was killed with the master
+rto_killed    the RTO of rounds in which the master was killed
+rto_silent    the RTO of rounds in which a silence had to time out: of the master (SIGSTOP, its host or the
+              port of its log cut), or of the leading controller that was killed with the master
 full disks    each broker and each controller has a small file system of its own, which only root can mount
-rolling restart  controllers, slaves and the master, which hands its office over and gets it back, are stopped
-              in order and started again: as at a hand-over no send may fail
-linearizable  each queue can have been one list that every send and every delivery met at one moment, whoever
-              was the master; what contradicts that is named
-stream        with --spark: a Spark stream reads the topic meanwhile. A line before the last one says how many
-              rows it had, what was lost or came twice (nothing may), and how long after each fault the next
-              batch with newer sends was done. Spark takes its share of the processors from the group, so the
-              RTO of such a run says little
+rolling restart  controllers, slaves and the master, which hands over and gets its role back, are stopped
+              cleanly and restarted: as at a hand-over, no send may fail
+linearizable  each queue must be explainable as one list that every send and every delivery met at one
+              moment, across masters; contradictions are reported
+stream        with --spark: a Spark stream reads the topic meanwhile. A line before the last one reports its
+              rows, those lost or duplicated (none may be), and the time from each fault to the next batch
+              with newer sends. Spark shares the processors with the group, so the RTO of such a run means
+              little
 java          with --java: a producer of each line of RocketMQ's Java clients sends meanwhile, one message
-              after the other, and looks up routes every second. A round ends when they go on, too. What they
-              were promised is judged as what ours was, and counts as acknowledged. A table and lines before
-              the last one say by client how long it could not send, what failed, was lost, and was stored
-              twice: a producer sends a message again whose answer did not come, and it may have been stored
+              after the other, and looks up routes every second. A round ends when they continue, too. Their
+              promises are judged like those of the TandemMQ producer, and their sends count as acknowledged.
+              A table and lines before the last one report for each client the time without sends, and the
+              failed, lost and twice stored messages: a producer repeats a send without an answer, which may
+              have been stored
 two masters   two brokers that acknowledged in one term, or one that acknowledged a send which began after a
               newer term had acknowledged one
 """
@@ -78,43 +79,43 @@ TOPIC = "Failover"
 QUEUE_COUNT = 4
 SENDER_COUNT = 8
 PAUSE_S = 0.01
-"""Between the sends of one sender: the machine has other work."""
+"""The pause between the sends of one sender: the machine has other work."""
 SEND_TIMEOUT_S = 15.0
 CALM_ACKS = 30
-"""Sends that are acknowledged between a whole group and the next fault."""
+"""The number of acknowledged sends between a complete group and the next fault."""
 LASTS_S = 3.0, 5.0
-"""How long silence lasts: longer than a master's replacement takes."""
+"""The duration of silence: longer than the replacement of a master takes."""
 DEAD_S = 0.5, 2.0
 QUIET_S = 1.0
-"""So long without an acknowledgement: the disk is full."""
+"""The time without an acknowledgement after which the disk counts as full."""
 CLEAN_MS = 500
-"""cleanResourceInterval: how often a broker looks whether its disk is full."""
+"""cleanResourceInterval: the interval at which a broker checks whether its disk is full."""
 FILE_BYTES = 1 << 20
-"""Of a file of the log: what is left of it can be written though the disk is full."""
+"""The size of a log file: the rest of it can still be written although the disk is full."""
 ROUND_S_MAX = 60.0
 FILLER_SIZE = 200
-"""Characters of an address that the controllers store, until the last page of the log is full."""
+"""The length of an address that the controllers store until the last page of the log is full."""
 SHOWN_MAX = 20
 KILLED = "master killed"
 HANDED_OVER = "hand-over"
 ROLLED = "rolling restart"
 PLANNED = (HANDED_OVER, ROLLED)
-"""Nothing is lost, so no send may fail."""
+"""Planned faults: nothing is lost, so no send may fail."""
 FULL_HANDED_OVER = "master's disk full, hand-over"
 SILENT = ("master stopped (SIGSTOP)", "host cut", "port cut: log", "controller and master killed")
 
 
 Harm = Callable[["Failover", int], Awaitable[str]]
-"""Harms the group with this master and heals it; which fault it was."""
+"""Harms the group with this master and heals it; returns the name of the fault."""
 
 
 class NoSuchFault(Exception):
-    """Nothing to harm with; the text says what there is."""
+    """No fault has the requested name; the text lists the possible ones."""
 
 
 @dataclass(slots=True)
 class Ack:
-    """One acknowledged send, times by the monotonic clock."""
+    """One acknowledged send, with times by the monotonic clock."""
 
     begun_s: float
     done_s: float
@@ -135,7 +136,7 @@ class Round:
 
 @dataclass(slots=True)
 class History:
-    """What the outside saw."""
+    """The run as seen from outside."""
 
     lists: OutsideLists = field(default_factory=OutsideLists)
     acks: list[Ack] = field(default_factory=list)
@@ -144,13 +145,13 @@ class History:
     failed: int = 0
     duplicated: list[str] = field(default_factory=list)
     begun_s: dict[int, float] = field(default_factory=dict)
-    """When each send began, by the number in its body, also of those without an answer."""
+    """The start of each send, by the number in its body, including sends without an answer."""
     faults: list[str] = field(default_factory=list)
-    """What else is wrong: a group that is not whole in time, a process that ended by itself."""
+    """Other faults: a group that is not complete in time, a process that ended by itself."""
     stream: StreamFindings | None = None
-    """With `--spark`."""
+    """The findings of the stream, with `--spark`."""
     java_failed: list[tuple[str, float, str]] = field(default_factory=list)
-    """With `--java`: which client, when, why."""
+    """With `--java`: client, time and reason of each failed send."""
 
     def note_ack(self, queue_id: int, queue_offset: int, body: bytes, ack: Ack) -> None:
         place = (TOPIC, queue_id, queue_offset)
@@ -161,7 +162,7 @@ class History:
         self.acks.append(ack)
 
     def note_java(self, sends: Iterable[JavaSend]) -> None:
-        """When no round is under way any more."""
+        """Adds the sends of Java clients, once no round is in progress."""
         for send in sends:
             client = client_of(send.number)
             self.begun_s[send.number] = send.begun_s
@@ -176,7 +177,7 @@ class History:
                 self.java_failed.append((client, send.done_s, send.reason))
 
     def cause_at(self, time_s: float) -> str:
-        """The fault of the round that was under way, or had just ended."""
+        """Returns the fault of the round that was in progress, or had just ended."""
         begun = [one.cause for one in self.rounds if one.begun_s <= time_s]
         return begun[-1] if begun else "start"
 
@@ -199,9 +200,9 @@ class Failover:
         stream_folder: Path | None = None,
         java_folder: Path | None = None,
     ) -> None:
-        """`stream_folder`: a Spark stream reads along and keeps its checkpoint there; None: there is none.
+        """`stream_folder`: a Spark stream reads the topic and keeps its checkpoint there; None: no stream.
 
-        `java_folder`: the same of Java producers that send, too.
+        `java_folder`: the folder of Java producers that send, too; None: no Java producers.
         """
         self._hosts = hosts
         self._stream_folder = stream_folder
@@ -248,7 +249,7 @@ class Failover:
                 await self._end_stream(stream)
 
     async def _start_java(self, folder: Path) -> None:
-        """Returns when all of them send."""
+        """Starts them; returns when all of them send."""
         for client in CLIENTS[1:]:
             home = folder / client.replace(" ", "-")
             self._java.append(
@@ -267,7 +268,7 @@ class Failover:
         return bool(stream.batches())
 
     async def _end_stream(self, stream: SparkReader) -> None:
-        """Everything that was promised has had its time to come; what came is judged."""
+        """Waits until everything promised should have been read, and judges the result."""
         history = self._history
         promised = {place[1:]: _number_in(body) for place, body in history.lists.promised.items()}
 
@@ -276,7 +277,7 @@ class Failover:
             await asyncio.sleep(0.5)  # the file is long
             return promised.keys() <= {row[:2] for batch in stream.batches() for row in batch.rows}
 
-        with suppress(AssertionError):  # what is missing is named below
+        with suppress(AssertionError):  # missing messages are reported below
             await until(has_all, "the stream has read everything", END_S)
         history.stream = judge_stream(
             stream.batches(),
@@ -287,7 +288,7 @@ class Failover:
         history.stream.restarts = stream.failures()
 
     async def finish(self) -> list[EpochRange]:
-        """Waits until all three have the same log, and stops the brokers; the terms of the log."""
+        """Waits until all three have the same log, and stops the brokers; returns the terms of the log."""
         ranges: list[EpochRange] = []
 
         async def is_level() -> bool:
@@ -304,7 +305,7 @@ class Failover:
         await self._asking.close()
 
     async def _send(self, producer: Producer) -> None:
-        """Never returns."""
+        """Sends messages. Never returns."""
         history = self._history
         while True:
             number = next(self._numbers)
@@ -329,7 +330,7 @@ class Failover:
 
     @classmethod
     def choose(cls, only: str, *, with_disks: bool) -> list[Harm]:
-        """The faults with `only` in their names. Raises NoSuchFault when there is none."""
+        """Returns the faults with `only` in their names. Raises NoSuchFault if there is none."""
         kinds: list[Harm] = [
             cls._kill_master,
             cls._stop_master,
@@ -349,7 +350,7 @@ class Failover:
         return chosen
 
     def _harms(self) -> Iterator[Harm]:
-        """All kinds of faults, in another order each time."""
+        """Yields all kinds of faults, in a new order each time."""
         while True:
             yield from self._chance.sample(self._kinds, len(self._kinds))
 
@@ -433,8 +434,9 @@ class Failover:
         await until(is_done, f"{target} is the master", ROUND_S_MAX, not_yet=(NotLeader,))
 
     async def _restart_all(self, master: int) -> str:
-        """An update: everybody is stopped in order and started again, the master while another one leads; in
-        the end it leads again."""
+        """Performs an update: every process is stopped cleanly and restarted, the master while another one
+        leads; at the end it leads again.
+        """
         hosts = self._hosts
         for _, controller in sorted(hosts.controllers.items()):
             await self._restart(controller)
@@ -446,7 +448,7 @@ class Failover:
         await self._hand_over_to(self._chance.choice(slaves))
         await self._whole()
         if self._java:
-            await asyncio.sleep(2 * POLL_S)  # what an operator does: clients of RocketMQ ask for the route
+            await asyncio.sleep(2 * POLL_S)  # as an operator does: RocketMQ clients look up the route
         await self._restart(hosts.brokers[master])
         await self._whole()
         await self._hand_over_to(master)
@@ -468,7 +470,7 @@ class Failover:
         return len(set(leaders)) == 1
 
     async def _fill_disk(self, master: int) -> str:
-        """Nobody can send until there is room."""
+        """Fills the master's disk: no send succeeds until there is room."""
         disk = self._hosts.disks[self._hosts.brokers[master].name]
         await asyncio.to_thread(disk.fill)
         await self._until_refused()
@@ -477,7 +479,9 @@ class Failover:
         return "master's disk full"
 
     async def _fill_disk_and_hand_over(self, master: int) -> str:
-        """What an operator does: the others go on, and the full one joins them when it has room."""
+        """Fills the master's disk and hands over, as an operator would: the others continue, and the full one
+        rejoins them once it has room.
+        """
         disk = self._hosts.disks[self._hosts.brokers[master].name]
         await asyncio.to_thread(disk.fill)
         await self._until_refused()
@@ -488,7 +492,7 @@ class Failover:
         return FULL_HANDED_OVER
 
     async def _fill_controllers_disk(self, master: int) -> str:
-        """The leading controller ends with what it cannot store, and then the master is killed."""
+        """Makes the leading controller end because it cannot store its log, and then kills the master."""
         by_address = {address: number for number, address in self._hosts.controller_addresses.items()}
         leader = await self._leader()
         controller, broker = self._hosts.controllers[by_address[leader]], self._hosts.brokers[master]
@@ -511,7 +515,7 @@ class Failover:
         return "controller's disk full, master killed"
 
     async def _until_refused(self) -> None:
-        """The load finds that nobody takes it."""
+        """Waits until sends are refused."""
         acks = self._history.acks
         await until(lambda: time.monotonic() - acks[-1].done_s > QUIET_S, "sends are refused", ROUND_S_MAX)
 
@@ -521,7 +525,7 @@ class Failover:
     # States.
 
     async def _whole(self) -> int:
-        """Waits until all three are in the set; the number of the master."""
+        """Waits until all three are in the set; returns the number of the master."""
         found: list[int] = []
         by_address = {address: number for number, address in self._hosts.addresses.items()}
 
@@ -537,7 +541,7 @@ class Failover:
         return found[0]
 
     async def _calm(self) -> int:
-        """The same, and sends are acknowledged again, those of each client."""
+        """Waits for the same, and until sends of each client are acknowledged again."""
         goals = [count + CALM_ACKS for count in self._counts()]
 
         def is_calm() -> bool:
@@ -547,7 +551,7 @@ class Failover:
         return await self._whole()
 
     def _counts(self) -> list[int]:
-        """Acknowledged sends by client."""
+        """Returns the number of acknowledged sends of each client."""
         return [len(self._history.acks), *(sender.acknowledged() for sender in self._java)]
 
     async def _leader(self) -> str:
@@ -568,7 +572,7 @@ class Failover:
 
 
 def two_masters(acks: Iterable[Ack], ranges: Iterable[EpochRange]) -> list[str]:
-    """Whatever two brokers acknowledged that only one may have."""
+    """Returns the acknowledgements by two brokers of which only one may have acknowledged."""
     ranges = sorted(ranges, key=lambda one: one.epoch)
     found: list[str] = []
     by_term: dict[int, list[Ack]] = defaultdict(list)
@@ -593,7 +597,7 @@ def two_masters(acks: Iterable[Ack], ranges: Iterable[EpochRange]) -> list[str]:
 
 
 def not_linearizable(history: History) -> list[str]:
-    """Which queues no list can have been, and why."""
+    """Returns the queues whose history is not linearizable, with the reasons."""
     appends: dict[int, list[Append]] = defaultdict(list)
     reads: dict[int, list[Read]] = defaultdict(list)
     promised = history.lists.promised
@@ -603,7 +607,7 @@ def not_linearizable(history: History) -> list[str]:
         number, at_s = _number_in(body), history.lists.delivered_s[place]
         reads[place[1]].append(Read(place[2], (number,), 0.0, at_s))
         if promised.get(place) != body:
-            # No answer came, or this is what a send had stored before it was sent again.
+            # It got no answer, or a send had stored this before it was repeated.
             appends[place[1]].append(Append(number, history.begun_s[number]))
     found = {queue_id: contradiction(appends[queue_id], reads[queue_id]) for queue_id in sorted(reads)}
     return [f"queue {queue_id} is not linearizable: {why}" for queue_id, why in found.items() if why]
@@ -614,7 +618,7 @@ def _number_in(body: bytes) -> int:
 
 
 def different_logs(stores: list[Path]) -> list[str]:
-    """The files of the log in which the stores differ. One that is missing holds nothing but zeros."""
+    """Returns the log files in which the stores differ. A missing file counts as zeros."""
     names = sorted({path.name for store in stores for path in (store / "commitlog").iterdir()})
     found = []
     for name in names:
@@ -628,7 +632,7 @@ def different_logs(stores: list[Path]) -> list[str]:
 
 
 def share(values: list[float], part: float) -> int:
-    """The nearest rank; 0 of nothing."""
+    """Returns the percentile by nearest rank; 0 for an empty list."""
     return round(sorted(values)[max(0, math.ceil(part * len(values)) - 1)]) if values else 0
 
 
@@ -655,7 +659,7 @@ def table_of(history: History, lost: Counter[str]) -> Table:
 
 @dataclass(slots=True)
 class ClientRounds:
-    """What one client met in the rounds of one fault."""
+    """The results of one client in the rounds of one fault."""
 
     rto_ms: list[float] = field(default_factory=list)
     failed: int = 0
@@ -664,7 +668,7 @@ class ClientRounds:
 
 
 def by_client(history: History) -> dict[tuple[str, str], ClientRounds]:
-    """By client and fault; "start" is what was before the first fault."""
+    """Returns the results by client and fault; "start" is the time before the first fault."""
     found: dict[tuple[str, str], ClientRounds] = defaultdict(ClientRounds)
     for one in history.rounds:
         found[OURS, one.cause].failed += one.failed_sends
@@ -684,7 +688,7 @@ def by_client(history: History) -> dict[tuple[str, str], ClientRounds]:
 
 
 def short_reason(reason: str) -> str:
-    """Without the package, the address of the broker and Java's advice."""
+    """Returns the reason without the package, the address of the broker and Java's advice."""
     words = re.sub(r" (BROKER: |See http|For more information).*|\d+(\.\d+){3}:\d+ ?", "", reason)
     return re.sub(r"^[\w.]+\.", "", words)
 
@@ -700,7 +704,9 @@ def clients_table(found: Mapping[tuple[str, str], ClientRounds]) -> Table:
 
 
 def client_line(client: str, count: int, found: Mapping[tuple[str, str], ClientRounds]) -> str:
-    """What one client met in all rounds together; `count`: how many of its sends were acknowledged."""
+    """Returns the results of one client in all rounds together; `count`: the number of its acknowledged
+    sends.
+    """
     parts = {cause: part for (one, cause), part in found.items() if one == client}
     killed = [ms for cause, part in parts.items() if cause == KILLED for ms in part.rto_ms]
     silent = [ms for cause, part in parts.items() if cause in SILENT for ms in part.rto_ms]
@@ -722,10 +728,10 @@ def failover(
     has_stream: bool = False,
     has_java: bool = False,
 ) -> int:
-    """The exit code. `only`: a word in the names of the faults; `has_stream`: a Spark stream reads along;
-    `has_java`: Java producers send, too.
+    """Runs the failover test and returns the exit code. `only`: a word in the names of the faults;
+    `has_stream`: a Spark stream reads the topic; `has_java`: Java producers send, too.
 
-    Raises:  NoSuchFault when no fault that is possible here has it.
+    Raises:  NoSuchFault if no fault that is possible here has that word.
     """
     Failover.choose(only, with_disks=True)
     history = History()
@@ -755,7 +761,7 @@ def failover(
 
 @contextmanager
 def harmed_hosts(root: Path) -> Iterator[ElectedHosts]:
-    """With disks that can be full, where that is possible; else a line says so."""
+    """Starts hosts with disks that can be filled, if possible; otherwise prints a line that says so."""
     try:
         hosts = ElectedHosts(
             root, own_disks=True, cleanResourceInterval=CLEAN_MS, mappedFileSizeCommitLog=FILE_BYTES
@@ -814,7 +820,7 @@ def tell(history: History, masters: list[str], *, has_java: bool = False) -> int
 
 @contextmanager
 def shown(rounds: int) -> Iterator[Callable[[Round], None]]:
-    """A bar on a terminal, a line for each round elsewhere."""
+    """Shows a progress bar on a terminal, a line for each round elsewhere."""
     if not sys.stdout.isatty():
         yield lambda one: print(f"{one.cause}: {one.rto_ms:.0f} ms, {one.failed_sends} failed", flush=True)
         return
@@ -836,7 +842,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.java and missing_tools():
         parser.error(f"--java needs a JDK and Maven: {', '.join(missing_tools())} missing")
-    logging.basicConfig(level=logging.CRITICAL)  # every fault makes warnings in the clients
+    logging.basicConfig(level=logging.CRITICAL)  # every fault causes warnings in the clients
     root = Path(tempfile.mkdtemp(prefix="tandemmq-failover-"))
     try:
         seconds = options.minutes * 60

@@ -1,6 +1,6 @@
-"""A name server, a master and a slave as processes, every way between them a link that can fail.
+"""A name server, a master and a slave as processes, connected by links that can fail.
 
-| who | listens | says it is at | dialled through |
+| process | listens | advertises | dialled through |
 |---|---|---|---|
 | master | 127.0.0.2:P | 127.0.0.12:P | `to_master`, by clients and by the slave for tables |
 | master, for the log | 127.0.0.2:P+1 | 127.0.0.22:P+1 | `to_master_ha`, by the slave |
@@ -19,7 +19,7 @@ from ports import free_port
 from tandemmq.launcher import Server, write_properties
 
 NEXT = (1,)
-"""The port for the log is the one behind."""
+"""The port for the log is the next one."""
 
 SMALL: dict[str, object] = {
     "mappedFileSizeCommitLog": 4 << 20,
@@ -38,10 +38,10 @@ QUICK: dict[str, object] = {
 
 
 class FaultCluster:
-    """Started with its making; `close` leaves nothing running."""
+    """The processes and their links. The constructor starts them; `close` leaves nothing running."""
 
     def __init__(self, root: Path, **settings: object) -> None:
-        """`settings` are RocketMQ's keys, of master and slave."""
+        """`settings` are RocketMQ's keys for master and slave."""
         self._root = root
         self._frozen: set[Server] = set()
         self.links = Links()
@@ -65,7 +65,7 @@ class FaultCluster:
         self.slave.start()
 
     def freeze(self, server: Server) -> None:
-        """SIGSTOP: it holds its sockets and does nothing."""
+        """Freezes the process by SIGSTOP: it holds its sockets and does nothing."""
         os.kill(server.pid, signal.SIGSTOP)
         self._frozen.add(server)
 
@@ -74,7 +74,7 @@ class FaultCluster:
         self._frozen.discard(server)
 
     def move_master(self) -> None:
-        """Its next start is at other ports, with links of their own."""
+        """Makes the next start use other ports, with links of their own."""
         port = free_port("127.0.0.2", NEXT)
         conf = self._root / "master.conf"
         with conf.open("a") as file:
@@ -84,7 +84,7 @@ class FaultCluster:
         self.master_address = f"127.0.0.12:{port}"
 
     def log_text(self, name: str) -> str:
-        """What `master`, `slave` or `namesrv` has logged."""
+        """Returns the log of `master`, `slave` or `namesrv`."""
         return (self._root / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
     def close(self) -> None:

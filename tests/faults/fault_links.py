@@ -1,7 +1,7 @@
-"""TCP links that can be cut, held and slowed while servers talk over them.
+"""TCP links that can be cut, held and slowed while servers communicate over them.
 
-A link listens where a server says that it can be reached and passes bytes on to where it really listens. All
-links live in one thread with a loop of its own, so they go on while a test blocks.
+A link listens on the advertised address of a server and forwards bytes to the address on which it really
+listens. All links run in one thread with a loop of its own, so they continue while a test blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PIECE_BYTES = 16 * 1024
 Pair = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
 
 NameDialler = Callable[[tuple[str, int]], str]
-"""Who dials from an address; "" for anybody."""
+"""Returns the name of the process that dials from an address; "" if it does not matter."""
 
 
 def _anybody(_source: tuple[str, int]) -> str:
@@ -30,7 +30,7 @@ def _anybody(_source: tuple[str, int]) -> str:
 
 
 class Link:
-    """One direction of dialling: `near` is dialled, `far` is where the bytes go."""
+    """One direction of dialling: `near` is dialled, `far` receives the bytes."""
 
     def __init__(
         self,
@@ -52,36 +52,36 @@ class Link:
         self._bytes_per_s: float | None = None
         self.passed_bytes = 0
 
-    # From the test's thread
+    # Called from the test's thread.
 
     def cut(self) -> None:
-        """Break every connection and every new one, until `mend`."""
+        """Breaks every connection and every new one, until `mend`."""
         self._do(self._cut())
 
     def hold(self) -> None:
-        """Pass nothing on and break nothing, as a network that loses every packet; until `mend`."""
+        """Passes nothing on and breaks nothing, like a network that loses every packet; until `mend`."""
         self._do(self._hold())
 
     def hold_from(self, dialler: str) -> None:
-        """The same for what this one dials."""
+        """Does the same for connections from this dialler."""
         self._do(self._hold_from(dialler))
 
     def refuse(self) -> None:
-        """Nobody listens any more, as where a process has ended; what is connected stays. Until `mend`."""
+        """Stops listening, as if the process had ended; existing connections stay. Until `mend`."""
         self._do(self._refuse())
 
     def slow(self, bytes_per_s: float) -> None:
-        """Pass on so much each way and connection."""
+        """Limits the rate in each direction of each connection."""
         self._bytes_per_s = bytes_per_s
 
     def mend(self) -> None:
-        """As good as new; what was held arrives."""
+        """Removes all faults; held bytes arrive."""
         self._do(self._mend())
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
-    # In the links' thread
+    # Called in the links' thread.
 
     async def open(self) -> None:
         self._flows.set()
@@ -92,7 +92,7 @@ class Link:
             return
         server, self._server = self._server, None
         await close_server(server)
-        await _take_turns()  # what was accepted just now begins, so that it can be ended
+        await _take_turns()  # just accepted connections start, so that they can be ended
 
     async def _hold_from(self, dialler: str) -> None:
         self._flows_of[dialler].clear()
@@ -103,7 +103,7 @@ class Link:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await _take_turns()  # connections close a turn after they were aborted
+        await _take_turns()  # connections close one turn after they were aborted
 
     async def _cut(self) -> None:
         self._is_cut = True
@@ -183,7 +183,7 @@ class Links:
         self._links: list[Link] = []
 
     def add(self, near: tuple[str, int], far: tuple[str, int], name_dialler: NameDialler = _anybody) -> Link:
-        """A link that is open now."""
+        """Opens a link and returns it."""
         link = Link(self._loop, near, far, name_dialler)
         asyncio.run_coroutine_threadsafe(link.open(), self._loop).result(PATIENCE_S)
         self._links.append(link)

@@ -17,12 +17,12 @@ from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from waits import until
 
 NOT_YET = (TandemError,)
-"""What a question gets while a broker is away or about to change its role."""
+"""The errors of requests while a broker is away or about to change its role."""
 
 
 @asynccontextmanager
 async def asking() -> AsyncIterator[RemotingClient]:
-    """Connections of their own, for questions to single brokers."""
+    """Opens a separate client for requests to single brokers."""
     client = RemotingClient(network=TcpNetwork(), clock=LoopClock())
     try:
         yield client
@@ -36,7 +36,7 @@ async def ha_status(address: str) -> HaStatus:
 
 
 async def committed(address: str, topic: str, queue_id: int, group: str = "G") -> int:
-    """What one broker has as the group's offset; -1 for none."""
+    """Returns the group's offset at one broker; -1 if there is none."""
     async with asking() as client:
         found = await broker_consume.query_committed_offset(
             client, address, group, topic, queue_id, zero_if_missing=False, timeout_s=2.0
@@ -45,7 +45,7 @@ async def committed(address: str, topic: str, queue_id: int, group: str = "G") -
 
 
 async def until_in_sync(cluster: FaultCluster) -> None:
-    """The slave holds, but for what is under way, what the master holds."""
+    """Waits until the slave holds what the master holds, except for data in transit."""
 
     async def is_in_sync() -> bool:
         return (await ha_status(cluster.master_address)).in_sync_count == 1
@@ -54,7 +54,7 @@ async def until_in_sync(cluster: FaultCluster) -> None:
 
 
 async def create_topic(cluster: FaultCluster, topic: str, queue_count: int = 2) -> None:
-    """The topic, known to the slave too."""
+    """Creates the topic, and waits until the slave knows it."""
     async with Admin(cluster.namesrv.address) as admin:
         await admin.create_topic(topic, queue_count=queue_count)
 
@@ -66,19 +66,19 @@ async def create_topic(cluster: FaultCluster, topic: str, queue_count: int = 2) 
 
 
 async def until_more(lists: OutsideLists, status: str, count: int = 5) -> None:
-    """So many more sends end with `status`."""
+    """Waits until `count` more sends end with `status`."""
     goal = lists.statuses[status] + count
     await until(lambda: lists.statuses[status] >= goal, f"{count} more sends end with {status}")
 
 
 async def until_delivered(lists: OutsideLists) -> None:
-    """Everything promised so far was delivered."""
+    """Waits until everything promised so far was delivered."""
     await until(lambda: not lists.missing, f"delivery of {len(lists.missing)} messages")
 
 
 @asynccontextmanager
 async def traffic(cluster: FaultCluster, lists: OutsideLists, topic: str) -> AsyncIterator[None]:
-    """Sends and consumes until the block ends, and then consumes what is promised."""
+    """Sends and consumes until the block ends, and then consumes what was promised."""
     async with consuming(cluster.namesrv.address, lists, topic):
         async with sending(cluster.namesrv.address, lists, topic):
             yield

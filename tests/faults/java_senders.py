@@ -1,7 +1,8 @@
-"""Producers of RocketMQ's Java clients that send to a topic while its cluster is harmed: a process per line.
+"""Producers of RocketMQ's Java clients that send to a topic while its cluster is harmed: a process per
+release line.
 
-They print what became of each send (`tests/interop/java/SendOn.java`) into a file. Their numbers begin so far
-from each other that a number tells whose message it is.
+They write the outcome of each send (`tests/interop/java/SendOn.java`) to a file. Their numbers start far
+apart, so that a number identifies the sender of a message.
 """
 
 from __future__ import annotations
@@ -15,43 +16,43 @@ from interop.java_peers import LINES, environment, java_command, programs
 
 OURS = "ours"
 NUMBERS = 1_000_000_000
-"""So many numbers has each client; ours has the first ones."""
+"""The size of each client's range of numbers; the TandemMQ producer has the first range."""
 CLIENTS = (OURS, *(f"java {name}" for name in LINES))
 FILLER = "x" * 100
 POLL_S = 1.0
-"""How often they look up routes: `pollNameServerInterval`, 30 s where nobody sets it."""
+"""The interval at which they look up routes: `pollNameServerInterval`, 30 s by default."""
 STOP_S = 60.0
-"""A send that is under way ends first."""
+"""The time limit for stopping; a send in flight ends first."""
 
 
 def client_of(number: int) -> str:
-    """Who sent the message of this number."""
+    """Returns the client that sent the message with this number."""
     return CLIENTS[number // NUMBERS]
 
 
 def body_of(number: int) -> bytes:
-    """What a message of this number holds, whoever sends it."""
+    """Returns the body of the message with this number, for any sender."""
     return f"{number} {FILLER}".encode()
 
 
 @dataclass(slots=True)
 class JavaSend:
-    """One send, times by the monotonic clock, which all processes share."""
+    """One send, with times by the monotonic clock, which all processes share."""
 
     number: int
     begun_s: float
     done_s: float | None = None
-    """None: nobody knows its outcome."""
+    """None: its outcome is unknown."""
     queue_id: int = -1
     queue_offset: int = -1
     message_id: str = ""
-    """Only of one that was acknowledged."""
+    """Only for an acknowledged send."""
     reason: str = ""
-    """Only of one that failed."""
+    """Only for a failed send."""
 
 
 def read_sends(lines: Iterable[str]) -> list[JavaSend]:
-    """What the lines of SendOn tell, in the order in which the sends began; other lines tell nothing."""
+    """Parses the lines of SendOn into sends, in the order in which they began; other lines are ignored."""
     sends: dict[int, JavaSend] = {}
     for line in lines:
         match line.rstrip("\n").split(" ", 3):
@@ -69,7 +70,7 @@ def read_sends(lines: Iterable[str]) -> list[JavaSend]:
 
 
 class JavaSender:
-    """One process and what it has sent so far."""
+    """One process and its sends so far."""
 
     def __init__(self, client: str, name_server: str, topic: str, folder: Path) -> None:
         self.client = client
@@ -93,11 +94,11 @@ class JavaSender:
         self._acknowledged = 0
 
     def check_alive(self) -> None:
-        """Raises AssertionError when it ended by itself."""
+        """Raises AssertionError if the process has ended by itself."""
         assert self._process.poll() is None, f"{self.client} has ended; what it said is in {self._path}"
 
     def acknowledged(self) -> int:
-        """How many sends were acknowledged so far."""
+        """Returns the number of sends acknowledged so far."""
         self.check_alive()
         with self._path.open("rb") as file:
             file.seek(self._read_bytes)
@@ -108,12 +109,12 @@ class JavaSender:
         return self._acknowledged
 
     def sends(self) -> list[JavaSend]:
-        """All of them; whole when it is closed."""
+        """Returns all sends; complete once the process is closed."""
         text = self._path.read_text(encoding="utf-8", errors="replace")
         return read_sends(line for line in text.splitlines(keepends=True) if line.endswith("\n"))
 
     def close(self) -> None:
-        """Ends it after the send that is under way; by force after STOP_S."""
+        """Ends the process after the send in flight; by force after STOP_S."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()
         try:

@@ -1,8 +1,8 @@
-"""What producers were promised and consumers were given, kept outside the cluster, and what must hold of it.
+"""The promises to producers and the deliveries to consumers, recorded outside the cluster, and their checks.
 
 `lost`       a message answered with SEND_OK was not delivered, or another one was at its place
-`order`      of one queue, promised messages lie in another order than they were sent in
-`skipped`    a delivery left out an offset below it that was never delivered before
+`order`      promised messages of one queue are in another order than they were sent in
+`skipped`    a delivery skipped an offset below it that was never delivered before
 `duplicates` an offset was delivered again; allowed, counted
 """
 
@@ -38,7 +38,7 @@ Place = tuple[str, int, int]
 
 @dataclass(slots=True)
 class Findings:
-    """Empty lists when all is well; each entry says what is wrong."""
+    """The faults found, one text each; the lists are empty if there are none."""
 
     lost: list[str] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Findings:
 
 
 class OutsideLists:
-    """One topic's history as the outside saw it."""
+    """One topic's history as seen from outside."""
 
     def __init__(self) -> None:
         self.promised: dict[Place, bytes] = {}
@@ -58,12 +58,14 @@ class OutsideLists:
         self.findings = Findings()
         self._delivered: dict[Place, bytes] = {}
         self.delivered_s: dict[Place, float] = {}
-        """When each place was delivered first, by the monotonic clock."""
+        """The time of the first delivery of each place, by the monotonic clock."""
         self._next: dict[tuple[str, int], int] = {}
         self._last_promised: dict[tuple[str, int], int] = {}
 
     def note_send(self, queue: MessageQueue, queue_offset: int, body: bytes) -> None:
-        """A send was answered with SEND_OK; the one before it of the same queue had its result by then."""
+        """Records a send answered with SEND_OK; the previous send to the same queue had been answered
+        before.
+        """
         key = (queue.topic, queue.queue_id)
         place = (*key, queue_offset)
         if place in self.promised:
@@ -90,15 +92,15 @@ class OutsideLists:
 
     @property
     def missing(self) -> list[Place]:
-        """Promised and not delivered yet."""
+        """The places that were promised and not delivered yet."""
         return [place for place in self.promised if place not in self._delivered]
 
     def delivered(self) -> dict[Place, bytes]:
-        """What came last from each place."""
+        """Returns the last delivered message of each place."""
         return dict(self._delivered)
 
     def check(self) -> Findings:
-        """All that was found, in the end."""
+        """Returns all findings at the end."""
         for place, body in self.promised.items():
             if self._delivered.get(place) != body:
                 self.findings.lost.append(f"{place}: promised {body!r}, got {self._delivered.get(place)!r}")
@@ -106,7 +108,7 @@ class OutsideLists:
 
 
 class Load:
-    """Sends one message at a time to each queue, for as long as its context lasts."""
+    """Sends one message at a time to each queue while its context is open."""
 
     def __init__(self, producer: Producer, lists: OutsideLists, topic: str, *, body_bytes: int) -> None:
         self._producer = producer
@@ -117,7 +119,7 @@ class Load:
         self.pause_s = 0.002
 
     async def run(self, queue: MessageQueue) -> None:
-        """Never returns."""
+        """Sends messages. Never returns."""
         while True:
             body = b"%d/%d " % (queue.queue_id, next(self._numbers)) + self._filler
             try:
@@ -136,7 +138,7 @@ class Load:
 async def sending(
     namesrv: str, lists: OutsideLists, topic: str, *, queue_count: int = 2, body_bytes: int = 100
 ) -> AsyncIterator[Load]:
-    """A producer that sends until the block ends. It repeats nothing, so it makes no copies."""
+    """Opens a producer that sends until the block ends. It does not retry, so it stores no message twice."""
     options = ProducerOptions(client=QUICK, timeout_s=2.0, retry_count_max=0, compress_from_bytes=0)
     async with Producer("P", namesrv, options=options) as producer:
         load = Load(producer, lists, topic, body_bytes=body_bytes)
@@ -152,7 +154,9 @@ async def sending(
 
 
 def consumer_of(namesrv: str, topic: str, group: str = "G", **changes: object) -> Consumer:
-    """From the first message on; commits often, so that offsets are about what was finished."""
+    """Returns a consumer from the first message on; it commits often, so that offsets nearly match its
+    progress.
+    """
     settings: dict[str, object] = {
         "client": QUICK,
         "start_from": StartFrom.FIRST,
@@ -170,7 +174,7 @@ def consumer_of(namesrv: str, topic: str, group: str = "G", **changes: object) -
 async def consuming(
     namesrv: str, lists: OutsideLists, topic: str, group: str = "G", **changes: object
 ) -> AsyncIterator[Consumer]:
-    """A consumer that notes what it gets until the block ends."""
+    """Opens a consumer that records its messages until the block ends."""
 
     async def run() -> None:
         while True:

@@ -1,11 +1,11 @@
 """A master and a slave under traffic and one random fault after the other: `make soak MINUTES=10`.
 
-The faults come from a seed; their moments come from the machine, so a run cannot be repeated exactly. Prints
-one line per fault and in the end
+The faults come from a seed; their timing depends on the machine, so a run cannot be repeated exactly. Prints
+one line per fault and at the end
 
     SOAK OK seconds=600 acknowledged=N lost=0 order=0 skipped=0 duplicates=N faults=N
 
-or SOAK FAILED with what was found, exit code 1, and keeps the directory with the logs. In the end the logs of
+or SOAK FAILED with the findings, exit code 1, and keeps the directory with the logs. At the end the logs of
 both brokers are compared byte by byte (`tandemmq audit`).
 """
 
@@ -31,9 +31,9 @@ from outside_lists import Findings, OutsideLists, consuming, sending
 TOPIC = "Soak"
 QUEUE_COUNT = 4
 PAUSE_S = 0.01
-"""Between the sends of one queue: the machine has other work."""
+"""The pause between the sends of one queue: the machine has other work."""
 FAULT_S_MIN, FAULT_S_MAX = 0.3, 4.0
-"""How long a fault lasts: below and above slaveTimeout (0.8 s) and haHousekeepingInterval (1.5 s)."""
+"""The duration of a fault: below and above slaveTimeout (0.8 s) and haHousekeepingInterval (1.5 s)."""
 SHOWN_MAX = 20
 
 Act = Callable[[], Awaitable[None]]
@@ -67,7 +67,9 @@ class Soak:
         return lists.check()
 
     async def _harm(self) -> None:
-        """One fault after the other, each healed before the next; sends are confirmed again in between."""
+        """Injects one fault after the other, each healed before the next; sends are confirmed again in
+        between.
+        """
         faults = self._faults()
         ends_at = time.monotonic() + self._seconds
         while time.monotonic() < ends_at:
@@ -82,7 +84,7 @@ class Soak:
             await until_more(self.lists, "SEND_OK", self._chance.randrange(1, 300))
 
     def _faults(self) -> dict[str, tuple[Act, Act]]:
-        """Name -> how it is done, and undone."""
+        """Returns for each name the functions that inject the fault and heal it."""
         cluster = self._cluster
         master, slave = cluster.master, cluster.slave
         links = {
@@ -112,7 +114,7 @@ class Soak:
 
 
 def act(function: Callable[..., object], *arguments: object) -> Act:
-    """The call as something to wait for; it may take long, so the loop goes on meanwhile."""
+    """Returns the call as an awaitable; it may take long, so the loop continues meanwhile."""
 
     async def run() -> None:
         if isinstance(getattr(function, "__self__", None), asyncio.Event):
@@ -132,7 +134,7 @@ def are_logs_equal(cluster: FaultCluster) -> bool:
 
 
 def soak(root: Path, *, seconds: float, seed: int) -> int:
-    """The exit code."""
+    """Runs the soak and returns the exit code."""
     cluster = FaultCluster(root)
     try:
         begun_at = time.monotonic()
@@ -161,7 +163,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    logging.basicConfig(level=logging.ERROR)  # every fault makes warnings in the clients
+    logging.basicConfig(level=logging.ERROR)  # every fault causes warnings in the clients
     root = Path(tempfile.mkdtemp(prefix="tandemmq-soak-"))
     try:
         code = soak(root, seconds=options.minutes * 60, seed=options.seed)

@@ -5,8 +5,8 @@ FOLDER, until it is told to end. Each batch with rows becomes a line of FOLDER/b
 
     {"batch": 3, "done_s": 1234.5, "rows": [[queue id, queue offset, number in the body], ...]}
 
-A query that fails starts again from its checkpoint, and leaves the reason as a line of FOLDER/failures. So a
-batch may stand there twice, under one number: that is what at least once means; nothing else may come twice.
+A query that fails restarts from its checkpoint, and writes the reason as a line to FOLDER/failures. A batch
+may therefore occur twice with the same number, which is at-least-once delivery; nothing else may occur twice.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any
 
 START_S = 120.0
 END_S = 120.0
-"""So long after the last send everything must have been read."""
+"""The time after the last send within which everything must have been read."""
 EVERY = "200 milliseconds"
-"""Between two batches at least: the brokers share the processors with Spark."""
+"""The shortest interval between two batches: the brokers share the processors with Spark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class Batch:
 
 @dataclass(slots=True)
 class StreamFindings:
-    """What is wrong with what a stream read, and how soon it went on."""
+    """The faults in the rows that a stream read, and the time until it continued after each fault."""
 
     row_count: int = 0
     restarts: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     duplicated: list[str] = field(default_factory=list)
     waits_ms: list[float] = field(default_factory=list)
-    """From each fault to the end of the next batch that held a send begun after it."""
+    """The time from each fault to the end of the next batch with a send that began after it."""
 
     def line(self) -> str:
         waits = sorted(self.waits_ms)
@@ -63,8 +63,10 @@ def judge_stream(
     begun_s: Mapping[int, float],
     faults_s: Iterable[float],
 ) -> StreamFindings:
-    """`promised`: queue id and queue offset -> number of the send; `begun_s`: number -> when it began."""
-    by_number = {batch.number: batch for batch in batches}  # one that was done again counts once
+    """Judges a stream. `promised`: queue id and queue offset -> number of the send; `begun_s`: number -> when
+    it began.
+    """
+    by_number = {batch.number: batch for batch in batches}  # a repeated batch counts once
     ordered = sorted(by_number.values(), key=lambda batch: batch.done_s)
     read: dict[tuple[int, int], int] = {}
     places: Counter[tuple[int, int]] = Counter()
@@ -90,7 +92,7 @@ def judge_stream(
 
 
 class SparkReader:
-    """The process and what it has read so far."""
+    """The process and the batches that it has read so far."""
 
     def __init__(self, name_server: str, topic: str, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -100,12 +102,12 @@ class SparkReader:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
 
     def check_alive(self) -> None:
-        """Raises AssertionError when it ended by itself."""
+        """Raises AssertionError if the process has ended by itself."""
         log = self._folder / "log"
         assert self._process.poll() is None, f"the Spark stream has ended; its log is {log}"
 
     def batches(self) -> list[Batch]:
-        """Those that are done."""
+        """Returns the completed batches."""
         path = self._folder / "batches"
         text = path.read_text() if path.exists() else ""
         lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
@@ -115,12 +117,12 @@ class SparkReader:
         ]
 
     def failures(self) -> list[str]:
-        """Why the query started again, each time."""
+        """Returns the reason for each restart of the query."""
         path = self._folder / "failures"
         return path.read_text().splitlines() if path.exists() else []
 
     def close(self) -> None:
-        """End it."""
+        """Ends the process."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -141,7 +143,7 @@ def _note(path: Path) -> Callable[[Any, int], None]:
 
 
 def read_on(name_server: str, topic: str, folder: Path) -> None:
-    """Until standard input ends."""
+    """Reads until standard input ends."""
     import threading
 
     from pyspark.errors import StreamingQueryException

@@ -1,15 +1,15 @@
 """`make strangers`: hostile peers against an elected group with access control, while a producer sends.
 
 Three brokers with access control, controllers with a shared secret and a name server run as processes that
-may open 1,024 files. A signed producer sends all the time. Each attack comes from a process of its own,
-between two turns without one, and reaches every port. What must hold:
+may open 1,024 files. A signed producer sends all the time. Each attack runs in a process of its own, between
+two turns without it, and targets every port. The conditions:
 
-rate       the producer keeps 80 % of the rate of the turns for which the attack stands still, and no
-           acknowledgement comes STALL_S_MAX behind the one before
+rate       the producer keeps 80 % of the rate of the turns during which the attack is stopped, and no
+           acknowledgement arrives more than STALL_S_MAX after the previous one
 sends      none is refused, and none fails
-office     nobody is elected: the master is the same, in the same term, from the start to the end
-newcomer   a producer that connects while the attack lasts has its first send acknowledged
-bounds     no server ends, none has more than its descriptors, or grows by more than GROWN_MIB_MAX
+office     no election: the master stays the same, in the same term, from the start to the end
+newcomer   a producer that connects during the attack gets its first send acknowledged
+bounds     no server ends, exceeds its descriptors, or grows by more than GROWN_MIB_MAX
 """
 
 from __future__ import annotations
@@ -50,23 +50,31 @@ from waits import until
 TOPIC = "Orders"
 SENDER_COUNT = 8
 PAUSE_S = 0.02
-"""Between two sends of one sender: the rate falls when answers come late, and a stall is not made up for."""
+"""The pause between two sends of one sender: the rate falls if answers are late, and a stall is not made up
+for.
+"""
 KEPT_MIN = 0.8
 TURN_S = 1.5
 TURNS = 3
-"""With the attack, and as many without it in between: what else the machine does meets both alike."""
+"""The number of turns with the attack, and of turns without it in between: other load of the machine affects
+both alike.
+"""
 STALL_S_MAX = 1.5
-"""Between two acknowledgements: a loop that is held would slow the turn behind it, too, and hide there."""
+"""The longest time between two acknowledgements: a blocked loop would otherwise slow the next turn, too, and
+go unnoticed.
+"""
 TRIES_MAX = 3
-"""An attack that seems to slow the producer is repeated: the machine may have had something else to do."""
+"""The number of tries for an attack that seems to slow the producer: the machine may have had other load."""
 NEWCOMER_S_MAX = 20.0
 LIMIT = 1_024
 GROWN_MIB_MAX = 300
 IDLE_COUNT = 1_100
 IDLE_PAUSE_S = 0.004
-"""Between two connections to one port: their number is the attack, a storm of them is another one."""
+"""The pause between two connections to one port: this attack is about their number; a storm of them is
+another one.
+"""
 PIECE_BYTES = 1 << 18
-"""Attackers write so much at once: what is unsent is copied at each step, and that is not to be measured."""
+"""The size of an attacker's write: unsent bytes are copied at each step, and that is not to be measured."""
 APP = Credentials("shop-app", "shop-secret")
 ADMIN = Credentials("operator", "operator-secret")
 INNER = {"accessKey": "inner", "secretKey": "inner-secret"}
@@ -91,7 +99,7 @@ Place = tuple[str, int]
 
 
 class Group:
-    """The servers; started with its making, `close` leaves nothing running."""
+    """The servers. The constructor starts them; `close` leaves nothing running."""
 
     def __init__(self, root: Path, *, controller_count: int) -> None:
         self._root = root
@@ -173,14 +181,14 @@ class Group:
         server._command = ["sh", "-c", f'ulimit -n {LIMIT}; exec "$@"', "sh", *server._command]
 
     def role_changes(self) -> int:
-        """How often a broker has become master or slave since the start."""
+        """Returns the number of role changes of brokers since the start."""
         return sum(
             path.read_text(encoding="utf-8", errors="replace").count(" broker_role.changed ")
             for path in self._root.glob("broker-*.log")
         )
 
     def fences(self) -> int:
-        """How often a master has stood without lease and promises."""
+        """Returns the number of times that a master had neither a lease nor promises."""
         return sum(
             path.read_text(encoding="utf-8", errors="replace").count(" broker.fenced ")
             for path in self._root.glob("broker-*.log")
@@ -209,12 +217,12 @@ def descriptor_count(server: Server) -> int:
     return len(os.listdir(f"/proc/{server.pid}/fd"))
 
 
-# Attacks: each gets the places of its targets and goes on until it is ended.
+# Attacks: each gets its targets and runs until it is ended.
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Where the servers listen."""
+    """The addresses of the servers."""
 
     brokers: Sequence[Place]
     controllers: Sequence[Place]
@@ -226,7 +234,9 @@ class Targets:
 
     @property
     def others(self) -> list[Place]:
-        """Servers that get less: the name server has no accounts, and the machine may be small."""
+        """The servers that are attacked less: the name server has no accounts, and the machine may be
+        small.
+        """
         return [*self.controllers, self.name_server]
 
 
@@ -235,19 +245,19 @@ def frame(header: bytes, body: bytes = b"") -> bytes:
 
 
 def plain(code: int, body: bytes = b"", **fields: object) -> bytes:
-    """A request that nobody has signed."""
+    """Returns an unsigned request."""
     return encode_frame(Command.request(code, body=body, fields={k: str(v) for k, v in fields.items()}))
 
 
 def signed(code: int, body: bytes = b"", **fields: object) -> bytes:
-    """A request of an account that may send to TOPIC and nothing else."""
+    """Returns a request of an account that may send to TOPIC and nothing else."""
     command = Command.request(code, body=body, fields={k: str(v) for k, v in fields.items()})
     APP.sign(command)
     return encode_frame(command)
 
 
 async def repeat(places: Sequence[Place], data: Sequence[bytes], *, pause_s: float) -> None:
-    """Write these frames in turn to each place, with a pause behind each; answers are read and dropped."""
+    """Writes these frames in turn to each place, with a pause after each; answers are read and dropped."""
     await asyncio.gather(*(_repeat(place, data, pause_s) for place in places))
 
 
@@ -284,7 +294,7 @@ async def loose_headers(targets: Targets) -> None:
 
 
 async def loose_header_flood(targets: Targets) -> None:
-    """Headers just below the bounds of the tolerant reader: as much as the brokers have time for."""
+    """Headers just below the bounds of the tolerant reader: as many as the brokers have time for."""
     data = frame(b'{code:1,"x":[' + b"1L," * 950 + b"]}")
     await asyncio.gather(
         repeat(targets.brokers, [data * 8], pause_s=0.1),
@@ -308,14 +318,14 @@ async def references(targets: Targets) -> None:
 
 
 async def loose_bodies(targets: Targets) -> None:
-    """16 MB of FastJSON's dialect in a body, signed and not."""
+    """16 MB of FastJSON's dialect in a body, signed and unsigned."""
     body = loose_list(FRAME_BYTES_MAX - 2_000)
     data = [plain(RequestCode.HEART_BEAT, body), signed(RequestCode.HEART_BEAT, body)]
     await repeat([*targets.brokers, targets.name_server], data, pause_s=4.0)
 
 
 async def sql_heartbeats(targets: Targets) -> None:
-    """Heartbeats of an account, with 2 MB of SQL92 that nobody had before."""
+    """Heartbeats of an account, with 2 MB of new SQL92 expressions each."""
     numbers = itertools.count()
 
     def heartbeat() -> bytes:
@@ -342,7 +352,7 @@ async def sql_heartbeats(targets: Targets) -> None:
 
 
 async def idle_connections(targets: Targets) -> None:
-    """More connections to each port than a process may open files, and nothing over them."""
+    """More connections to each port than a process may open files, without any traffic."""
     kept: list[asyncio.StreamWriter] = []
 
     async def open_some(place: Place) -> None:
@@ -357,7 +367,7 @@ async def idle_connections(targets: Targets) -> None:
 
 
 async def slow_readers(targets: Targets) -> None:
-    """Many requests, and no answer is read."""
+    """Many requests, of which no answer is read."""
     data = plain(RequestCode.GET_BROKER_CLUSTER_INFO) * 100
 
     async def ask(place: Place, pause_s: float) -> None:
@@ -375,7 +385,7 @@ async def slow_readers(targets: Targets) -> None:
 
 
 async def half_frames(targets: Targets) -> None:
-    """The beginning of a frame of 16 MB, and no end."""
+    """The beginning of a frame of 16 MB, without an end."""
     head = struct.pack(">iI", FRAME_BYTES_MAX - 8, 100) + bytes(1 << 20)
 
     async def begin(place: Place) -> None:
@@ -404,7 +414,7 @@ async def connect_storm(targets: Targets) -> None:
 
 
 async def unsigned_requests(targets: Targets) -> None:
-    """What administrators, brokers and controllers ask, from somebody who is none of them."""
+    """Requests of administrators, brokers and controllers, sent by a stranger."""
     to_brokers = [
         plain(RequestCode.UPDATE_BROKER_CONFIG, b"brokerPermission=0\n"),
         plain(RequestCode.DELETE_TOPIC_IN_BROKER, topic=TOPIC),
@@ -428,7 +438,7 @@ async def unsigned_requests(targets: Targets) -> None:
 
 
 async def made_up_topics(targets: Targets) -> None:
-    """Sends to topics that nobody has made, signed by an account that may not, and by nobody."""
+    """Sends to topics that do not exist, by an account without the permission, and unsigned."""
     names = [f"made-up-{os.getpid()}-{number}" for number in range(50)]
     data = [
         b"".join(
@@ -468,7 +478,7 @@ ATTACKS: dict[str, Attack] = {
 
 @contextmanager
 def attacking(name: str, targets: Targets, log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """An attack in a process of its own."""
+    """Runs an attack in a process of its own."""
     places = json.dumps([targets.brokers, targets.controllers, targets.name_server])
     with log_path.open("ab") as log:
         process = subprocess.Popen(
@@ -487,7 +497,7 @@ def attacking(name: str, targets: Targets, log_path: Path) -> Iterator[subproces
 
 
 def attack_for_ever(name: str, places: str) -> None:
-    """What the process of an attack does."""
+    """The main function of an attack's process."""
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -529,7 +539,7 @@ class Load:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _send(self, producer: Producer) -> None:
-        """Never returns."""
+        """Sends messages. Never returns."""
         while True:
             try:
                 result = await producer.send(Message(topic=TOPIC, body=b"x" * 100))
@@ -546,13 +556,13 @@ class Load:
             await asyncio.sleep(PAUSE_S)
 
     async def rate(self) -> float:
-        """Acknowledged sends per second, over one turn."""
+        """Returns the acknowledged sends per second over one turn."""
         begun, begun_s = self.acked, time.monotonic()
         await asyncio.sleep(TURN_S)
         return (self.acked - begun) / (time.monotonic() - begun_s)
 
     async def newcomer_s(self) -> float:
-        """How long a new producer takes from its start to its first acknowledgement."""
+        """Returns the time that a new producer takes from its start to its first acknowledgement."""
         begun_s = time.monotonic()
         async with asyncio.timeout(NEWCOMER_S_MAX), self.producer("newcomer") as producer:
             result = await producer.send(Message(topic=TOPIC, body=b"new"))
@@ -563,7 +573,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one attack came to."""
+    """The results of one attack."""
 
     name: str
     kept: float
@@ -575,7 +585,7 @@ class Outcome:
 
     @property
     def faults(self) -> list[str]:
-        """What must not be."""
+        """Returns the violated conditions."""
         found = []
         if self.kept < KEPT_MIN:
             found.append(f"{self.name}: the producer kept {self.kept:.0%} of its rate")
@@ -598,7 +608,7 @@ class Outcome:
 
 
 class Strangers:
-    """One run: the attacks in turn, and what each came to."""
+    """One run: the attacks in turn, and their results."""
 
     def __init__(self, root: Path, group: Group) -> None:
         self.outcomes: list[Outcome] = []
@@ -625,7 +635,7 @@ class Strangers:
         async with load.running():
             await until(lambda: load.acked > 50, "the load is acknowledged", 60)
             await load.rate()
-            load.failures.clear()  # of before the group was whole
+            load.failures.clear()  # from before the group was complete
             begun = group.role_changes()
             for name in names:
                 for number in range(TRIES_MAX):
@@ -649,13 +659,13 @@ class Strangers:
             await until(is_made, "the topic is made", 60, not_yet=(TandemError,))
 
     async def _attack(self, name: str) -> Outcome:
-        """The rate in turns with the attack, and in turns for which it stands still."""
+        """Measures the rate in turns with the attack, and in turns during which it is stopped."""
         group, load = self._group, self.load
         resident = {server.name: resident_mib(server) for server in group.servers}
         load.longest_stall_s = 0.0
         rates, quiet_rates = [], []
         with attacking(name, self._targets, self._root / "attacks.log") as process:
-            await asyncio.sleep(1.0)  # until it is under way
+            await asyncio.sleep(1.0)  # until it is in progress
             newcomer = asyncio.ensure_future(load.newcomer_s())
             for _ in range(TURNS):
                 rates.append(await load.rate())
@@ -679,7 +689,7 @@ def place_of(server: Server) -> Place:
 
 
 def strangers(root: Path, *, names: Sequence[str], controller_count: int) -> int:
-    """Prints a line for each attack and the verdict; the exit code."""
+    """Runs the attacks, prints a line for each and the verdict, and returns the exit code."""
     with running_group(root, controller_count) as group:
         one = Strangers(root, group)
         broken: list[str] = []

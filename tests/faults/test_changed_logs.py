@@ -1,6 +1,6 @@
-"""Processes whose log is not what it was: a topic made again, an empty disk, a lost tail, a turned bit.
+"""Processes whose log has changed: a topic created again, an empty disk, a lost tail, a bit flip.
 
-A number that was counted in the old log must not be taken to mean something in the new one.
+An offset in the old log must not be applied to the new one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def cluster(tmp_path: Path) -> Iterator[FaultCluster]:
 async def send(
     cluster: FaultCluster, bodies: Sequence[str], status: SendStatus = SendStatus.SEND_OK, **changes: object
 ) -> None:
-    """Each to queue 0 and answered with `status`."""
+    """Sends each body to queue 0 until it is answered with `status`."""
     async with Producer("P", cluster.namesrv.address) as producer:
         for body in bodies:
             queue = None if changes else QUEUE
@@ -65,7 +65,7 @@ async def send(
 
 
 async def read(address: str, begin: int = 0, topic: str = TOPIC) -> list[str]:
-    """The bodies that one broker shows in queue 0."""
+    """Returns the bodies that one broker serves from queue 0."""
     found: list[str] = []
     async with asking() as client:
         end = await broker_consume.query_max_offset(client, address, topic, 0)
@@ -97,7 +97,7 @@ async def until_read(address: str, bodies: list[str]) -> None:
 
 
 async def promote(cluster: FaultCluster, root: Path) -> None:
-    """The operator makes the slave the master of the group."""
+    """Makes the slave the master of the group, as an operator would."""
     await asyncio.to_thread(cluster.slave.stop)
     with (root / "slave.conf").open("a") as file:
         file.write("brokerRole=ASYNC_MASTER\nbrokerId=0\n")
@@ -131,7 +131,7 @@ async def test_a_topic_made_again_has_its_own_messages_everywhere(
 
 
 async def test_an_empty_master_takes_nothing_from_its_slave(cluster: FaultCluster, tmp_path: Path) -> None:
-    """Neither tables nor the messages that were popped and not acknowledged."""
+    """Neither its tables nor the messages that were popped and not acknowledged are lost."""
     await create_topic(cluster, TOPIC, queue_count=1)
     await until_in_sync(cluster)
     await send(cluster, names("m", 5))
@@ -175,7 +175,9 @@ async def test_an_empty_master_takes_nothing_from_its_slave(cluster: FaultCluste
 async def test_progress_ahead_of_the_log_of_a_new_master_skips_nothing(
     cluster: FaultCluster, tmp_path: Path
 ) -> None:
-    """The way of the log is cut, that of the tables is not: commits reach a slave that lacks the messages."""
+    """The route of the log is cut, that of the tables is not: commits reach a slave that lacks the
+    messages.
+    """
     await create_topic(cluster, TOPIC, queue_count=1)
     await until_in_sync(cluster)
     await send(cluster, names("both", 4))

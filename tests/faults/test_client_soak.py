@@ -1,4 +1,4 @@
-"""`make client-soak`, short: connections of a push consumer break; nothing of it grows or is left."""
+"""`make client-soak`, short: connections of a push consumer break; no resource of it grows or leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make failover`, short, and that its judges find what is wrong."""
+"""`make failover`, short, and tests that its judges find faults."""
 
 from __future__ import annotations
 
@@ -173,7 +173,9 @@ JAVA_ID = "7F00000200002B670000000000000064"
 
 
 def java_history(cause: str, sends: list[JavaSend], delivered: dict[int, int]) -> History:
-    """One round from 1 to 9 s, with one answer for our client; `delivered`: number by offset, of queue 1."""
+    """One round from 1 to 9 s, with one answer for the TandemMQ client; `delivered`: number by offset, of
+    queue 1.
+    """
     history = History(rounds=[Round(cause, 0.0, 0, 1.0, 9.0)], begun_s={0: 1.25})
     history.note_ack(0, 0, body_of(0), Ack(1.25, 1.5, "a", 0, cause))
     history.note_java(sends)

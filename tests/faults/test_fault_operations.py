@@ -1,4 +1,4 @@
-"""What an operator is told while something is wrong: `tandemmq admin haStatus`, metrics, log events."""
+"""The reports to operators during faults: `tandemmq admin haStatus`, metrics, log events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.process
 async def ha_command(
     cluster: FaultCluster, option: str, address: str
 ) -> tuple[int, dict[str, list[dict[str, object]]]]:
-    """Exit code and tables of `tandemmq admin haStatus`, of one broker (-b) or all (-n)."""
+    """Returns the exit code and tables of `tandemmq admin haStatus`, of one broker (-b) or all (-n)."""
     command = [sys.executable, "-m", "tandemmq", "admin", "haStatus", option, address, "--json"]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
     if not done.stdout:
@@ -42,7 +42,7 @@ async def test_a_lost_slave_and_a_slave_that_is_ahead_stay_visible(tmp_path: Pat
         names = cluster.namesrv.address
         async with sending(names, lists, "T"):
             await until_more(lists, "SEND_OK", 20)
-            # What never came into sync cannot fall out of it.
+            # A slave that never came into sync cannot fall out of it.
             await until(lambda: "slave.came_in_sync" in cluster.log_text("master"), "the slave is in sync")
             cluster.slave.kill()
             await until_more(lists, "FLUSH_SLAVE_TIMEOUT", 3)
@@ -74,7 +74,7 @@ async def test_a_lost_slave_and_a_slave_that_is_ahead_stay_visible(tmp_path: Pat
             return [(one.state, one.halt_reason) for one in told if one.slave] == [("AHEAD", "SLAVE_AHEAD")]
 
         await until(is_told, "its master tells why", not_yet=NOT_YET)
-        # Its tables are not those of an empty master: at the promotion they are all that is left.
+        # Its tables are not those of an empty master: at the promotion no others are left.
         async with asking() as client:
             held = HeldTable(data_version=DataVersion(), entry_count=0)
             assert "T" in (await fetch_topics(client, cluster.slave_address, held)).entries
@@ -93,7 +93,7 @@ async def test_a_lost_slave_and_a_slave_that_is_ahead_stay_visible(tmp_path: Pat
 
 
 async def test_a_slave_learns_at_once_where_its_master_is_now(tmp_path: Path) -> None:
-    """Not only after registerNameServerPeriod: the master comes back at another port."""
+    """Not only after registerNameServerPeriod: the master comes back on another port."""
     cluster = FaultCluster(tmp_path, registerNameServerPeriod=60_000)
     try:
         await create_topic(cluster, "T")

@@ -1,6 +1,7 @@
-"""Processes that die, stand still or lose each other: what was promised stays, and is told truly meanwhile.
+"""Processes that die, are frozen or lose each other: promises are kept, and the state is reported correctly
+meanwhile.
 
-Every test runs a producer and a consumer throughout and compares their lists at the end.
+Every test runs a producer and a consumer throughout and compares their records at the end.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultCluster]:
-    """A synchronous master with its slave. Each test has a topic of its own and leaves all whole."""
+    """A synchronous master with its slave. Each test has a topic of its own and leaves the cluster intact."""
     cluster = FaultCluster(tmp_path_factory.mktemp("faults"))
     yield cluster
     cluster.close()
@@ -54,7 +55,7 @@ async def test_a_killed_slave_and_a_killed_master_come_back(shared: FaultCluster
         shared.master.kill()
         await asyncio.to_thread(shared.master.start)
         await until_more(lists, "SEND_OK", 50)
-        # Both at once: what both had in their page caches is still there.
+        # Both at once: the contents of their page caches survive.
         shared.master.kill()
         shared.slave.kill()
         await asyncio.to_thread(shared.slave.start)
@@ -175,7 +176,7 @@ async def test_a_killed_master_comes_back_with_old_offsets_and_nothing_is_repeat
     names = shared.namesrv.address
     async with sending(names, lists, topic):
         await until_more(lists, "SEND_OK", 100)
-    # No periodic commits: what reaches the master again, its pulls have carried.
+    # No periodic commits: progress that reaches the master again was carried by pulls.
     async with consuming(names, lists, topic, commit_s=3600) as consumer:
         await until_delivered(lists)
         await consumer.commit()
@@ -196,7 +197,7 @@ async def test_a_killed_master_comes_back_with_old_offsets_and_nothing_is_repeat
     findings = lists.check()
     findings.check()
     assert findings.duplicates == 0
-    # And a new member goes on from there.
+    # And a new member continues from there.
     async with consumer_of(names, topic) as late:
         assert all(message.queue_offset >= 0 for message in await late.poll(32, 0.5))
         assert sum(late.positions.values()) >= reached
@@ -300,7 +301,7 @@ async def test_a_slow_link_is_used_to_its_limit_and_the_copy_catches_up(tmp_path
 
 
 async def test_compatibility_with_4_x_says_at_once_that_no_slave_is_there(tmp_path: Path) -> None:
-    """Spec replication 5.4: SLAVE_NOT_AVAILABLE without a wait, stored all the same."""
+    """Spec replication 5.4: SLAVE_NOT_AVAILABLE without a wait; the message is stored all the same."""
     cluster = FaultCluster(tmp_path, inSyncReplicas=1, syncMasterCompat4="true")
     try:
         await begin(cluster, "Four")
@@ -317,7 +318,9 @@ async def test_compatibility_with_4_x_says_at_once_that_no_slave_is_there(tmp_pa
 
 
 def lose_power(store: Path, lost_bytes: int = 8_192) -> None:
-    """What a restart of the machine leaves: the end of the log was not flushed and never reached the disk."""
+    """Leaves the state after a restart of the machine: the end of the log was not flushed and never reached
+    the disk.
+    """
     path = min((store / "commitlog").iterdir())
     with path.open("r+b") as file:
         data = file.read(16 << 20)
@@ -329,7 +332,7 @@ def lose_power(store: Path, lost_bytes: int = 8_192) -> None:
 
 
 async def test_a_master_that_lost_power_takes_back_what_its_slave_holds(tmp_path: Path) -> None:
-    """Its supervisor starts it, nobody looks: nothing promised is missing, and no copy is emptied."""
+    """Its supervisor restarts it without an operator: nothing promised is missing, and no copy is emptied."""
     never = 3_600_000
     cluster = FaultCluster(tmp_path, flushIntervalCommitLog=never, flushCommitLogThoroughInterval=never)
     try:

@@ -1,4 +1,4 @@
-"""`make soak`, short: random faults for some seconds, and nothing of what was promised is lost."""
+"""`make soak`, short: random faults for some seconds, and no promise is broken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make strangers`, short, and that its judge finds what is wrong."""
+"""`make strangers`, short, and a test that its judge finds faults."""
 
 from __future__ import annotations
 

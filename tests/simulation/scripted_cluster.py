@@ -1,4 +1,4 @@
-"""Simulated clusters of a fixed shape, and what a script asks of them."""
+"""Simulated clusters of a fixed shape, with the helpers for their scripts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ASYNC_COPY = replace(DOUBLE_WRITE, role=BrokerRole.ASYNC_MASTER)
 
 
 class Scene:
-    """A running cluster under load, with questions; an answer that is not the wanted one fails the test."""
+    """A running cluster under load, with checks that fail the test if they do not hold."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -62,7 +62,7 @@ class Scene:
 
     @property
     def finished_count(self) -> int:
-        """Messages that the group has finished."""
+        """The number of messages that the group has acknowledged."""
         return sum(len(progress.finished) for progress in self.cluster.ledger.progress.values())
 
     async def pass_time(self, seconds: float) -> None:
@@ -75,18 +75,18 @@ class Scene:
         await self.until(self.cluster.is_level, "the slaves are level", 120.0)
 
     async def acknowledges(self, count: int = 20) -> None:
-        """So many more sends are answered SEND_OK."""
+        """Waits until `count` more sends are answered SEND_OK."""
         wanted = self.counts["SEND_OK"] + count
         await self.until(lambda: self.counts["SEND_OK"] >= wanted, "sends are acknowledged")
 
     async def acknowledges_nothing(self, seconds: float = 10.0) -> None:
-        await self.pass_time(5.0)  # answers that were on their way
+        await self.pass_time(5.0)  # answers in transit
         before = self.counts["SEND_OK"]
         await self.pass_time(seconds)
         assert self.counts["SEND_OK"] == before
 
     async def consumes(self, count: int = 20) -> None:
-        """The group finishes so many more messages."""
+        """Waits until the group acknowledges `count` more messages."""
         wanted = self.finished_count + count
         await self.until(lambda: self.finished_count >= wanted, "messages are consumed")
 
@@ -97,11 +97,11 @@ class Scene:
         assert self.finished_count == before
 
     def served_bytes(self, broker: BrokerNode) -> int:
-        """What the broker has sent to the consumer."""
+        """Returns the number of bytes that the broker has sent to the consumer."""
         return self.world.fabric.served_bytes[(broker.host.ip, BROKER_PORT), self.consumer.host.ip]
 
     def committed(self, broker: BrokerNode) -> int:
-        """The sum of the group's offsets that this broker stores."""
+        """Returns the sum of the group's offsets that this broker stores."""
         assert broker.broker is not None
         queues = broker.broker._tables.offsets.snapshot().offsets.get("Orders@all", {})
         return sum(queues.values())
@@ -118,7 +118,9 @@ class Scene:
 
 
 def play(script: Callable[[Scene], Awaitable[None]], settings: Settings = DOUBLE_WRITE) -> None:
-    """Run the script on a cluster under load; then all comes level, is consumed, checked and stopped."""
+    """Runs the script on a cluster under load; then everything comes level, is consumed, checked and
+    stopped.
+    """
     is_over = []
 
     async def run(cluster: Cluster) -> None:

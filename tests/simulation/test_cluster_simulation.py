@@ -60,8 +60,8 @@ def test_every_kind_of_work_can_be_drawn() -> None:
 
 
 def test_a_broker_that_does_not_find_numbered_sends_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted bug: who was restarted, or was a slave, looks for the last number in vain. A master with an
-    empty disk in between excuses nothing that comes after it.
+    """Planted bug: a broker that was restarted, or was a slave, does not find the last number. A master with
+    an empty disk in between excuses nothing that follows.
     """
     monkeypatch.setattr(NumberedSends, "_find", lambda *_: None)
 
@@ -88,7 +88,7 @@ def test_seed_repeats_exactly_whatever_the_hash_seed() -> None:
 
 
 def seeds_until_found(seeds: range, kind: str, adjust: Adjust = lambda settings: settings) -> int:
-    """How many seeds it took to find something of that kind."""
+    """Returns the number of seeds until one finds something of that kind."""
     for count, seed in enumerate(seeds, 1):
         if any(kind in line for line in run_seed(seed, adjust).findings.lines()):
             return count
@@ -123,7 +123,9 @@ def test_finds_a_slave_that_does_not_check_offsets(monkeypatch: pytest.MonkeyPat
         return LogRange(self._store.min_log_offset, self._store.appended.value)
 
     def with_power_cuts(settings: Settings) -> Settings:
-        """A slave holds what its master has not only where that sent what it has not flushed, and lost it."""
+        """Ensures that a slave holds bytes that its master lacks only if the master sent bytes that it had
+        not flushed, and lost them.
+        """
         return replace(
             settings,
             role=BrokerRole.SYNC_MASTER,

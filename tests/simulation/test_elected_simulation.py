@@ -38,7 +38,7 @@ SOON_S = 12.0
 
 
 def calm(settings: Settings) -> Settings:
-    """Three brokers and three controllers, and nothing that goes wrong by chance."""
+    """Returns settings with three brokers and three controllers, without random faults."""
     return replace(
         settings,
         slave_count=2,
@@ -53,7 +53,7 @@ def calm(settings: Settings) -> Settings:
 
 
 def play(script: Callable[[ElectedCluster], Awaitable[None]], adjust: Adjust = calm) -> SeedResult:
-    """A calm cluster in which only `script` makes trouble; nothing may be found."""
+    """Runs a calm cluster in which only `script` causes faults; nothing may be found."""
 
     async def run(cluster: Cluster) -> None:
         assert isinstance(cluster, ElectedCluster)
@@ -69,7 +69,7 @@ async def until(cluster: ElectedCluster, is_met: Callable[[], object], what: str
 
 
 async def is_taken(cluster: ElectedCluster) -> None:
-    """A message is acknowledged from now on."""
+    """Waits until one more message is acknowledged."""
     count = len(cluster.ledger.acknowledged)
     await until(cluster, lambda: len(cluster.ledger.acknowledged) > count, "a message is acknowledged")
 
@@ -141,8 +141,9 @@ def test_without_controllers_nothing_fails_and_nobody_is_elected() -> None:
 
 
 def test_a_client_with_an_old_route_sends_through_hand_overs() -> None:
-    """As a client of RocketMQ, which looks up routes every 30 s: nothing fails at a hand-over, and nothing is
-    stored twice."""
+    """It behaves like a RocketMQ client, which looks up routes every 30 s: no send fails at a hand-over, and
+    no message is stored twice.
+    """
     told: list[SendResponse] = []
 
     async def script(cluster: ElectedCluster) -> None:
@@ -186,7 +187,7 @@ def test_a_client_with_an_old_route_sends_through_hand_overs() -> None:
 
 
 class StaleSender(ClientNode):
-    """Sends to one address, one message after the other, and never asks for a route."""
+    """Sends to one address, one message after the other, and never looks up a route."""
 
     address = ""
 
@@ -222,7 +223,7 @@ class StaleSender(ClientNode):
 
 
 def test_wall_clocks_that_jump_end_no_term_and_fail_no_send() -> None:
-    """Leases, promises and silence are counted by the monotonic clocks."""
+    """Leases, promises and silence are measured by the monotonic clocks."""
 
     async def script(cluster: ElectedCluster) -> None:
         await until(cluster, cluster.is_level, "all are in the set")
@@ -244,8 +245,8 @@ def test_wall_clocks_that_jump_end_no_term_and_fail_no_send() -> None:
 
 
 def test_what_slaves_promised_before_a_stall_lets_a_master_take_nothing_after_it() -> None:
-    """The controllers are cut off from the master only; its slaves stand in, and are elected as soon as their
-    promises are over.
+    """The controllers are cut off from the master only; its slaves promise to stay slaves, and are elected as
+    soon as their promises end.
     """
 
     async def script(cluster: ElectedCluster) -> None:
@@ -287,7 +288,7 @@ def test_a_full_disk_keeps_a_broker_from_office_and_alive() -> None:
 
 
 def test_a_master_without_its_tail_does_not_lead_before_the_others_are_heard() -> None:
-    """The power of a host goes on which the master and the controllers run, with ASYNC_FLUSH."""
+    """The host that runs the master and the controllers loses power, with ASYNC_FLUSH."""
 
     async def script(cluster: ElectedCluster) -> None:
         await until(cluster, cluster.is_level, "all are in the set")
@@ -310,7 +311,7 @@ def test_after_a_power_cut_of_all_the_longest_log_leads() -> None:
         await until(cluster, cluster.is_level, "all are in the set")
         for producer in cluster.producers:
             await producer.end_in_order()
-        await cluster.world.clock.sleep(20.0)  # all is flushed
+        await cluster.world.clock.sleep(20.0)  # everything is flushed
         for node in (*cluster.brokers_made, *cluster.controllers):
             node.cut_power()
         for node in (*cluster.brokers_made, *cluster.controllers):
@@ -328,14 +329,14 @@ def test_deletions_are_told_again_to_a_slave_whose_log_is_cut() -> None:
 
 
 class Channel:
-    """All that a promise needs of a connection."""
+    """The part of a connection that a promise needs."""
 
     def __init__(self) -> None:
         self.on_close: list[Callable[[Channel], None]] = []
 
 
 def test_only_a_token_of_this_term_is_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stranger that makes tokens up keeps no fenced master writing."""
+    """A stranger with invented tokens cannot keep a fenced master writing."""
     answers: list[VouchResponse] = []
 
     async def script(cluster: ElectedCluster) -> None:
@@ -348,7 +349,7 @@ def test_only_a_token_of_this_term_is_a_promise(monkeypatch: pytest.MonkeyPatch)
         for token in (0, -1, answers[0].token * 0 + int((now_s + 60) * 1_000_000)):
             vouches.hear(77, token, None, now_s)  # type: ignore[arg-type]  # no channel is looked at
         assert not vouches.have_all([77], now_s)
-        # A promise counts from when its token was given out, however late it arrives.
+        # A promise counts from when its token was issued, however late it arrives.
         await cluster.world.clock.sleep(2.0)
         channel = Channel()
         late_s = cluster.world.loop.time()
@@ -372,7 +373,7 @@ def test_only_a_token_of_this_term_is_a_promise(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_lease_is_counted_from_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer that was long on its way is worth less, or nothing."""
+    """An answer that was delayed for long is worth less, or nothing."""
     late_s: list[float] = []
     extend = MasterLease.extend
 
@@ -387,7 +388,7 @@ def test_a_lease_is_counted_from_the_question(monkeypatch: pytest.MonkeyPatch) -
         await cluster.world.clock.sleep(1.0)
         monkeypatch.setattr(MasterLease, "extend", note)
         await until(cluster, lambda: len(late_s) > 5, "leases are granted")
-        # Controllers need long to agree on a leader over such a network, and that is not the question.
+        # Controllers take long to agree on a leader over such a network, which is not tested here.
         cluster.world.fabric.latency_ms = latency_ms
 
     play(script)
@@ -397,8 +398,8 @@ def test_a_lease_is_counted_from_the_question(monkeypatch: pytest.MonkeyPatch) -
 def test_a_lease_from_before_a_hand_over_counts_for_nothing_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The controllers do not wait for the lease of a master that hands over. When it never hears how that
-    ended, it must not go on by a lease that was granted before they were asked.
+    """The controllers do not wait for the end of the lease of a master that hands over. If it never learns
+    the outcome, it must not continue on a lease that was granted before they were asked.
     """
     is_lost = False
 
@@ -412,10 +413,10 @@ def test_a_lease_from_before_a_hand_over_counts_for_nothing_after_it(
         async def lose(_self: Controllers, _target: int, _master_epoch: int) -> MasterFacts:
             nonlocal is_lost
             server._heartbeats.soon()
-            await cluster.world.clock.sleep(0.05)  # a last lease comes
+            await cluster.world.clock.sleep(0.05)  # a last lease arrives
             cluster.world.fabric.latency_ms = (100.0, 100.0)
             server._heartbeats.soon()
-            await cluster.world.clock.sleep(0.01)  # and another one is asked for
+            await cluster.world.clock.sleep(0.01)  # and another one is requested
             is_lost = True
             raise BrokerUnreachable("the answer is lost")
 
@@ -454,7 +455,9 @@ def test_a_slave_that_is_taken_for_the_master_has_it_delete_the_topic() -> None:
 
 
 def test_far_brokers_hold_a_change_before_its_author_is_told() -> None:
-    """Each way takes a tenth of a second, and each change comes while the slaves fetch the one before."""
+    """Each direction takes a tenth of a second, and each change occurs while the slaves fetch the previous
+    one.
+    """
 
     async def script(cluster: ElectedCluster) -> None:
         await until(cluster, cluster.is_level, "all are in the set")
@@ -467,7 +470,7 @@ def test_far_brokers_hold_a_change_before_its_author_is_told() -> None:
 
 
 class Changer(ClientNode):
-    """Makes topics one after the other, of which none may be refused."""
+    """Creates topics one after the other, none of which may be refused."""
 
     is_over = False
 
@@ -483,7 +486,7 @@ class Changer(ClientNode):
 
 
 class Deleter(ClientNode):
-    """Makes a topic, and asks one broker to delete it."""
+    """Creates a topic, and asks one broker to delete it."""
 
     address = ""
     is_over = False

@@ -1,9 +1,9 @@
-"""The failure table, row by row: who takes messages, who gives them out, where offsets go, what comes after.
+"""The failure table, row by row: which broker accepts messages, which one serves them, where offsets are
+committed, and what follows.
 
-Each test is named after its row. Besides what it asserts itself, `play` checks after every script that the
-cluster comes level, that the group has consumed everything, and that no promise was broken.
-
-Source: spec replication 11.
+Each test is named after its row. Besides the assertions of the test, `play` checks after every script that
+the cluster comes level, that the group has consumed everything, and that no promise was broken.
+Source:  spec replication 11.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def test_all_up() -> None:
 @pytest.mark.parametrize("is_power_cut", [False, True], ids=["killed", "without power"])
 def test_slave_down_async(is_power_cut: bool) -> None:
     """Produce: yes. Consume: the master. The dead connection is dropped after EOF or the silence; the slave
-    goes on at its own end.
+    resumes at its own end.
     """
 
     async def script(scene: Scene) -> None:
@@ -105,7 +105,7 @@ def test_slave_down_in_sync_replicas_2() -> None:
         assert scene.world.loop.time() - begin_s > 2.5
         await scene.acknowledges_nothing()
         assert scene.counts[FLUSH_SLAVE_TIMEOUT] > before + 4
-        await scene.consumes(4)  # they are stored, and given out
+        await scene.consumes(4)  # they are stored and delivered
         scene.slave.start()
         await scene.acknowledges()
 
@@ -113,7 +113,7 @@ def test_slave_down_in_sync_replicas_2() -> None:
 
 
 def test_slave_down_with_three_replicas_and_two_wanted() -> None:
-    """inSyncReplicas=2 with two slaves: losing one of them is not noticed by producers."""
+    """inSyncReplicas=2 with two slaves: producers do not notice the loss of one of them."""
 
     async def script(scene: Scene) -> None:
         await scene.acknowledges()
@@ -136,21 +136,22 @@ def test_slave_down_with_three_replicas_and_two_wanted() -> None:
     ],
 )
 def test_rows_with_a_controller_are_another_mode(row: str) -> None:
-    """Brokers whose master is elected are tested in scenario/test_elected_brokers.py and
-    scenario/test_elected_processes.py; nobody is one by accident."""
+    """Brokers with elected masters are tested in scenario/test_elected_brokers.py and
+    scenario/test_elected_processes.py; no broker gets into that mode by accident.
+    """
     with pytest.raises(ConfigError, match="controllerAddr: must not be empty in controller mode"):
         load_broker(read_settings(None, ["enableControllerMode=true"]), MACHINE)
 
 
 def test_slave_down_acting_master_mode_is_as_plain() -> None:
-    """A slave never acts as master here: the key is named as one without effect when a broker starts."""
+    """A slave never acts as master here: the key is reported as one without effect when a broker starts."""
     settings = read_settings(None, ["enableSlaveActingMaster=true"])
     assert load_broker(settings, MACHINE).inert == ("enableSlaveActingMaster",)
 
 
 def test_master_down() -> None:
     """Produce: no (other groups: test_client_failover). Consume: the slave. Offsets: the slave stores them.
-    No delayed message moves on; the slave keeps dialling.
+    No delayed message is delivered; the slave keeps dialling.
     """
 
     async def script(scene: Scene) -> None:
@@ -179,7 +180,7 @@ def test_master_down() -> None:
 
 
 def test_master_disk_lost_and_restarted_empty() -> None:
-    """The slave is ahead: it keeps its log and says so. Its operator makes it the master."""
+    """The slave is ahead: it keeps its log and reports this. The operator promotes it."""
 
     async def script(scene: Scene) -> None:
         scene.cluster.has_operator = False
@@ -203,14 +204,16 @@ def test_master_disk_lost_and_restarted_empty() -> None:
         assert scene.committed(scene.slave) >= committed
         scene.master.kill()
         await scene.cluster.promote()
-        scene.cluster.has_operator = True  # who else would take the halted slave away while it is promoted
+        scene.cluster.has_operator = True  # or the halted slave would be replaced during its promotion
         await scene.acknowledges()
 
     play(script)
 
 
 def test_numbered_sends_go_on_after_a_master_with_an_empty_disk() -> None:
-    """It lacks what went before, and refuses them; the slave that takes its place has that and takes them."""
+    """It lacks the preceding messages, and refuses numbered sends; the slave that replaces it has these
+    messages and accepts.
+    """
 
     async def script(scene: Scene) -> None:
         scene.cluster.has_operator = False
@@ -234,7 +237,7 @@ def test_numbered_sends_go_on_after_a_master_with_an_empty_disk() -> None:
 
 @pytest.mark.parametrize("has_slave", [True, False])
 def test_master_back_after_a_power_cut_with_what_only_its_slave_holds(has_slave: bool) -> None:
-    """It serves nothing until it has taken over what its slave holds: nothing acknowledged is lost."""
+    """It serves nothing until it has copied what only its slave holds: no acknowledged message is lost."""
 
     async def script(scene: Scene) -> None:
         await scene.acknowledges(100)
@@ -257,7 +260,7 @@ def test_master_back_after_a_power_cut_with_what_only_its_slave_holds(has_slave:
 
 
 def test_master_back_after_a_kill_serves_at_once() -> None:
-    """The page cache has kept what was written: there is nothing to wait for."""
+    """The page cache has kept the writes: there is nothing to wait for."""
 
     async def script(scene: Scene) -> None:
         await scene.acknowledges(100)
@@ -274,7 +277,7 @@ def test_master_back_after_a_kill_serves_at_once() -> None:
 
 
 def test_master_back() -> None:
-    """Produce: yes. Consume: back to the master. Offsets: running consumers bring them along."""
+    """Produce: yes. Consume: back to the master. Offsets: running consumers commit theirs there."""
 
     async def script(scene: Scene) -> None:
         await scene.acknowledges(100)
@@ -295,7 +298,7 @@ def test_master_back() -> None:
 
 
 def test_one_name_server_down() -> None:
-    """All goes on: the others answer."""
+    """Everything continues: the others answer."""
 
     async def script(scene: Scene) -> None:
         scene.cluster.name_servers[0].kill()
@@ -311,8 +314,8 @@ def test_one_name_server_down() -> None:
 
 
 def test_all_name_servers_down() -> None:
-    """Running clients go on with the routes that they know; no new client finds its way. A slave keeps the
-    address of its master, also over a restart of the master.
+    """Running clients continue with the routes that they know; a new client finds no broker. A slave keeps
+    the address of its master, also over a restart of the master.
     """
 
     async def script(scene: Scene) -> None:
@@ -339,7 +342,7 @@ def test_all_name_servers_down() -> None:
 
 @pytest.mark.parametrize("settings", [DOUBLE_WRITE, ASYNC_COPY], ids=["double write", "async"])
 def test_network_cut_between_master_and_slave(settings: Settings) -> None:
-    """As with the slave down; both can be reached, and the slave serves what it has."""
+    """The same as with the slave down; both can be reached, and the slave serves what it has."""
 
     async def script(scene: Scene) -> None:
         await scene.acknowledges(100)
@@ -360,7 +363,7 @@ def test_network_cut_between_master_and_slave(settings: Settings) -> None:
         await scene.consumes(4)
         assert log_end(scene.slave) == end < log_end(scene.master)
         assert scene.slave.store is not None
-        assert scene.slave.store.queue_max("Orders", 0) > 0  # what it serves
+        assert scene.slave.store.queue_max("Orders", 0) > 0  # it serves these
         scene.unblock(scene.master, scene.slave)
         await scene.level()
         await scene.acknowledges()
@@ -369,7 +372,7 @@ def test_network_cut_between_master_and_slave(settings: Settings) -> None:
 
 
 def test_both_brokers_of_the_group_down() -> None:
-    """Nothing is taken or given out; consumers keep their progress in memory and go on with it."""
+    """No message is accepted or served; consumers keep their progress in memory and continue with it."""
 
     async def script(scene: Scene) -> None:
         await scene.acknowledges(50)

@@ -1,4 +1,4 @@
-"""The table of invariants names what exists."""
+"""The entries in the table of invariants exist."""
 
 from __future__ import annotations
 

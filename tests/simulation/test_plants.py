@@ -1,4 +1,4 @@
-"""The catalogue of planted bugs fits the sources: each can be planted, and what is to find it exists."""
+"""The catalogue of planted bugs fits the sources: each bug can be planted, and its proofs exist."""
 
 from __future__ import annotations
 

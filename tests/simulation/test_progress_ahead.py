@@ -1,7 +1,7 @@
-"""Progress that is ahead of the log: a log that lost its end gives those queue offsets to other messages.
+"""Progress beyond the end of the log: a log that lost its end assigns those queue offsets to other messages.
 
-Every message that is stored after the loss is handed out, though the group's memory had been further. Tables:
-tests/scenario/test_progress_clamped.py.
+Every message that is stored after the loss is delivered, although the group's progress in memory was further.
+For tables see tests/scenario/test_progress_clamped.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sim.image import Tear
 from tandemmq.client import ReceivedMessage
 
 ALONE = replace(ASYNC_COPY, slave_count=0, wait_percent=0)
-"""One broker that flushes twice a second; nothing that a power cut takes was promised."""
+"""One broker that flushes twice a second; nothing that a power cut loses was promised."""
 PAIR = replace(ASYNC_COPY, wait_percent=0)
 
 
@@ -26,7 +26,7 @@ def twice_given(scene: Scene) -> int:
 
 
 def watch_hand_outs(scene: Scene) -> set[int]:
-    """The numbers of the messages that the group is handed from now on."""
+    """Returns the numbers of the messages that are delivered to the group from now on."""
     handed: set[int] = set()
     ledger, watch = scene.cluster.ledger, scene.cluster.watch
     on_handed_out = watch.on_handed_out
@@ -42,7 +42,7 @@ def watch_hand_outs(scene: Scene) -> set[int]:
 
 
 def never_handed_out(scene: Scene, handed: set[int]) -> list[str]:
-    """What the master's queues hold and the group never got."""
+    """Returns the messages in the master's queues that the group never got."""
     store, ledger = scene.master.store, scene.cluster.ledger
     assert store is not None
     return [
@@ -55,7 +55,7 @@ def never_handed_out(scene: Scene, handed: set[int]) -> list[str]:
 
 
 async def gets_everything(scene: Scene, handed: set[int]) -> None:
-    """The group has been handed every message that is there; sending goes on meanwhile."""
+    """Waits until every message now in the queues was delivered to the group; sends continue meanwhile."""
     missing = set(never_handed_out(scene, handed))
     await scene.until(
         lambda: not missing.intersection(never_handed_out(scene, handed)),
@@ -64,7 +64,7 @@ async def gets_everything(scene: Scene, handed: set[int]) -> None:
 
 
 async def lose_the_end(scene: Scene) -> None:
-    """The only broker loses power, and with it the end of the log that the group has consumed."""
+    """Cuts the power of the only broker, until the end of the log that the group has consumed is lost."""
     for _ in range(20):
         await scene.acknowledges(200)
         await scene.consumes(20)
@@ -78,7 +78,7 @@ async def lose_the_end(scene: Scene) -> None:
 
 
 def test_a_running_group_skips_nothing_after_a_power_cut() -> None:
-    """It is in memory where the log does not reach any more, and the queues soon grow past that."""
+    """Its progress in memory is beyond the end of the log, and the queues soon grow past it."""
 
     async def script(scene: Scene) -> None:
         handed = watch_hand_outs(scene)
@@ -90,7 +90,7 @@ def test_a_running_group_skips_nothing_after_a_power_cut() -> None:
 
 
 def test_a_running_group_skips_nothing_after_two_starts_in_a_row() -> None:
-    """It pulls when the log of the second start has grown past it: only the first start knew of the loss."""
+    """It pulls when the log of the second start has grown past it: only the first start detected the loss."""
 
     async def script(scene: Scene) -> None:
         handed = watch_hand_outs(scene)
@@ -117,8 +117,8 @@ def test_a_running_group_skips_nothing_after_two_starts_in_a_row() -> None:
 
 
 def test_a_group_that_reads_on_at_a_slave_that_was_filled_again_skips_nothing() -> None:
-    """The slave had what its master lost, and was emptied for it. Its queues grow past where the group is
-    while that asks it.
+    """The slave held what its master lost, and was emptied for this. Its queues grow past the group's
+    position while the group asks it.
     """
 
     async def script(scene: Scene) -> None:
@@ -130,7 +130,7 @@ def test_a_group_that_reads_on_at_a_slave_that_was_filled_again_skips_nothing() 
             brokers = scene.master, scene.slave
             for broker in brokers:
                 scene.block(scene.consumer, broker)
-            scene.counts["power cuts of the master"] += 1  # so the slave may come to differ
+            scene.counts["power cuts of the master"] += 1  # so that the slave is allowed to differ
             scene.master.cut_power(Tear.NOTHING)
             scene.master.start()
             await scene.until(lambda: scene.master.is_open, "the broker is back")
@@ -149,8 +149,8 @@ def test_a_group_that_reads_on_at_a_slave_that_was_filled_again_skips_nothing() 
 
 
 def test_a_running_group_skips_nothing_after_a_shorter_slave_is_promoted() -> None:
-    """The log was not copied any more when the master was lost. The group comes back when the queues of the
-    new master have grown past where it was.
+    """The log was no longer copied when the master was lost. The group returns when the queues of the new
+    master have grown past its position.
     """
 
     async def script(scene: Scene) -> None:
@@ -168,7 +168,7 @@ def test_a_running_group_skips_nothing_after_a_shorter_slave_is_promoted() -> No
         scene.unblock(*brokers)
         scene.cluster.has_operator = True
         await scene.cluster.promote()
-        scene.cluster.ledger.owed.clear()  # what was handed back may have been lost with the log
+        scene.cluster.ledger.owed.clear()  # messages returned for a retry may have been lost with the log
         await scene.acknowledges(600)
         assert twice_given(scene)
         for broker in brokers:

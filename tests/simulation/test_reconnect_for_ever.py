@@ -1,7 +1,7 @@
 """A connection that breaks 10,000 times leaves nothing behind: no task, socket, timer or memory.
 
-On the simulated network, so that hours of breaking take seconds. In a process of its own: what the test
-runner holds and its threads make is not counted.
+On the simulated network, so that hours of breaking take seconds. In a separate process, so that the objects
+and threads of the test runner are not counted.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ from tandemmq.store import BrokerRole, MessageStore, PutStatus, StoreOptions
 
 ROUNDS = 10_000
 WARM_ROUNDS = 1_000
-"""Caches and logs have their size by then."""
+"""The number of rounds after which caches and logs have reached their size."""
 TRACED_FROM, TRACED_WARM_ROUNDS, TRACED_ROUNDS = 7_000, 1_500, 250
 """Tracing memory makes everything several times slower, so only the last rounds are traced."""
 GROWTH_BYTES_MAX = 32 * 1024
-"""From the first traced rounds to the last: a leak of 26 bytes per round is found."""
+"""The limit from the first traced rounds to the last: a leak of 26 bytes per round is found."""
 OBJECT_GROWTH_MAX = 100
-"""Of all kinds: one object per 90 rounds is found. Of our own kinds: those of one connection that ends."""
+"""The limit for all kinds of objects: one object per 90 rounds is found. The limit for kinds of this project:
+those of one connection that is closing.
+"""
 OWN_GROWTH_MAX = 10
 OPTIONS = ReplicationOptions(heartbeat_interval_ms=500, silence_ms_max=5_000, reconnect_delay_ms=20)
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
@@ -75,7 +77,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What exists now."""
+    """The objects that exist now."""
 
     task_count: int
     timer_count: int
@@ -116,7 +118,7 @@ async def until(clock: SimClock, is_met: Callable[[], object], timeout_s: float 
 async def break_often(
     loop: SimLoop, fabric: Fabric, kinds: frozenset[str], one_round: Callable[[int], Awaitable[None]]
 ) -> None:
-    """ROUNDS rounds; afterwards there is no more of anything than when they were young."""
+    """Runs ROUNDS rounds; afterwards there must not be more of anything than after the first ones."""
     for number in range(WARM_ROUNDS):
         await one_round(number)
     young = Footprint.take(loop, fabric, kinds)
@@ -125,7 +127,9 @@ async def break_often(
     tracemalloc.start()
 
     async def least_bytes(first: int) -> int:
-        """What is traced swings by some 30 KB with what waits to be forgotten; a leak lifts this, too."""
+        """Returns the least traced memory. It varies by some 30 KB with objects that are yet to be freed; a
+        leak raises the minimum, too.
+        """
         least = sys.maxsize
         for number in range(first, first + TRACED_ROUNDS):
             await one_round(number)
@@ -210,7 +214,7 @@ def client_reconnects() -> None:
             await client.request(address, Command.request(RequestCode.HEART_BEAT), 3.0)
             break_all(fabric)
             if number % 10 == 0:
-                # At the very moment of breaking it may fail.
+                # At the very moment of the break it may fail.
                 with suppress(BrokerUnreachable, RequestTimeout):
                     await client.request(address, Command.request(RequestCode.HEART_BEAT), 3.0)
             await until(one.clock, lambda: not fabric.ends)

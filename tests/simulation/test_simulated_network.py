@@ -17,7 +17,7 @@ HOUR_S = 3600.0
 
 
 class Peer(asyncio.Protocol):
-    """Keeps what it hears."""
+    """Records everything that it receives."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -58,7 +58,7 @@ class Machine:
 
 
 class Wire:
-    """A client's machine connected with a server's."""
+    """A client's machine connected to a server's."""
 
     def __init__(self, loop: SimLoop, seed: int = 1) -> None:
         self.loop = loop
@@ -178,7 +178,7 @@ def test_killed_process_is_heard_of_and_takes_no_further_step() -> None:
         await wire.clock.sleep(5)
         assert steps == []
         assert len(wire.near.ends) == 1
-        assert wire.far.ends == []  # nobody is there to hear it
+        assert wire.far.ends == []  # no process is left to receive it
         assert await unwind(wire.loop, [wire.server.life]) == []
 
     simulate(scenario)

@@ -23,7 +23,7 @@ DELAYS_MS = (1_000, 5_000, 10_000, 30_000)
 
 
 class Machine:
-    """`start`, then `stop`, `kill` or `power_cut`, as often as wanted."""
+    """Call `start`, then `stop`, `kill` or `power_cut`, any number of times."""
 
     def __init__(
         self, *, count_max: int = COUNT_MAX, roll_after_ms: int = ROLL_AFTER_MS, **store_changes: object
@@ -66,7 +66,7 @@ class Machine:
         await self.clock.pass_time(0)
 
     async def stop(self) -> None:
-        """As `Broker.stop` does it."""
+        """Stops in the same way as `Broker.stop`."""
         assert self.store is not None
         assert self.delivery is not None
         await self.delivery.stop()
@@ -78,7 +78,7 @@ class Machine:
         self._forget_timers()
 
     async def kill(self) -> None:
-        """The process dies; what it wrote stays in the page cache."""
+        """Kills the process; its writes stay in the page cache."""
         assert self.store is not None
         assert self.delivery is not None
         assert self.delivery._scope is not None
@@ -89,7 +89,7 @@ class Machine:
         self._forget_timers()
 
     async def power_cut(self) -> None:
-        """The machine dies: what was not synced goes too."""
+        """Cuts the power: unsynced writes are lost, too."""
         await self.kill()
         self.disk.power_cut()
 
@@ -99,18 +99,18 @@ class Machine:
         self.clock.skew_ms = skew_ms
 
     def slave_has_all(self) -> None:
-        """A slave in sync acknowledges what is in the log now."""
+        """Makes an in-sync slave acknowledge the whole current log."""
         assert self.store is not None
         self.store.acks.report(ReplicaId("slave"), self.store.appended.value)
 
     def delay(self, name: str, level: int, *, topic: str = "T") -> None:
-        """Send a message for a delay level."""
+        """Sends a message for a delay level."""
         record = self._record(name, topic, {"DELAY": str(level)})
         self.rule.postpone(record, min(level, self.rule.level_max), self.clock.now_ms())
         self._append(record)
 
     def time(self, name: str, wishes: Mapping[str, str], *, topic: str = "T") -> None:
-        """Send a message for a time of its own; one that is due already is stored at once."""
+        """Sends a message for a given time; one that is already due is stored at once."""
         record = self._record(name, topic, wishes)
         slot_ms = self.rule.plan_timer(wishes, self.clock.now_ms())
         if slot_ms is not None:
@@ -135,7 +135,7 @@ class Machine:
         self.store._writers.appender.write_staged()
 
     def delivered(self, topic: str = "T", queue_id: int = 0) -> list[Record]:
-        """Every message of one of the topic's queues."""
+        """Returns every message of one of the topic's queues."""
         assert self.store is not None
         found: list[Record] = []
         at = self.store.queue_min(topic, queue_id)

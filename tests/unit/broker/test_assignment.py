@@ -1,4 +1,4 @@
-"""Who gets which queues (spec semantics 12.3 and 20.1)."""
+"""The assignment of queues to consumers (spec semantics 12.3 and 20.1)."""
 
 from __future__ import annotations
 

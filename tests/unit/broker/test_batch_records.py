@@ -1,4 +1,4 @@
-"""The records of a batch: each as if it had come alone."""
+"""The records of a batch: each is stored as if it had been sent alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROPERTIES = st.builds(
 
 
 def _make(*properties: bytes) -> list[NewRecord] | None:
-    """None when the batch is refused."""
+    """Returns the records; None if the batch is refused."""
     body = encode_batch([(n, b"body%d" % n, one) for n, one in enumerate(properties)])
     try:
         return make_batch(body, HEADER, TARGET, 3, born_host=b"12345678", body_bytes_max=1 << 20).records()
@@ -54,7 +54,7 @@ def test_each_message_is_stored_as_if_it_had_come_alone(properties: list[bytes])
     assert list(map(_facts, together)) == [_facts(one[0]) for one in alone if one]
 
 
-# Batches of messages that are alike but for their unique keys, nearly.
+# Batches of messages that are nearly equal except for their unique keys.
 
 HEADS = [b"", b"TAGS\x01h\x02", b"a\x01", b"UNIQ_KEY\x01old\x02", b"x", b"POP_CK\x01p\x02", b"DELAY\x011\x02"]
 KEYS = [

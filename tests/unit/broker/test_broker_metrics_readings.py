@@ -1,4 +1,4 @@
-"""What the readers make of the parts' counters, without sockets."""
+"""The readings that are made from the parts' counters, without sockets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def open_store(clock: ManualClock) -> MessageStore:
 
 
 def put(store: MessageStore, clock: ManualClock, body: bytes, topic: str = "T", queue_id: int = 0) -> int:
-    """The log offset of the record."""
+    """Appends a record and returns its log offset."""
     new = NewRecord(topic=topic, queue_id=queue_id, body=body, properties=b"", born_at_ms=1, born_host=HOST)
     appended = store.append([new], lambda _status: None)
     clock.run_soon()
@@ -101,7 +101,7 @@ async def test_lag_of_a_place_within_a_record_is_that_of_the_next_one(topic: str
     for place in range(first + 1, second + 1):
         assert lag_seconds(store, place, clock.now_ms()) == 0.0
     last = put(store, clock, b"x")
-    # Of the last record only a part is missing, and no later one tells a time.
+    # Only a part of the last record is missing, and no later one has a time.
     assert lag_seconds(store, last + 1, clock.now_ms()) is None
     await store.close()
 

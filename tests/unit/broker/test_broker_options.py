@@ -1,4 +1,4 @@
-"""Options are checked where they are made, and small pure pieces of the broker."""
+"""Options are checked where they are created; also small pure pieces of the broker."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_attributes_of_groups_that_rocketmq_knows_are_kept() -> None:
             apply_group_attributes(held, {**held, f"+{key}": bad})
         held = apply_group_attributes(held, {f"+{key}": good})
     assert held == {key: good for key, (good, _) in GROUP_ATTRIBUTES.items()}
-    assert apply_group_attributes(held, held) == held  # what was shown is sent back
+    assert apply_group_attributes(held, held) == held  # the displayed attributes are sent back
     assert "lite.sub.model" not in apply_group_attributes(held, {"-lite.sub.model": ""})
     for wrong in ({"+colour": "red"}, {"priority.factor": "7"}, {"": "x"}, {"+": ""}):
         with pytest.raises(BadRequest):

@@ -130,7 +130,7 @@ def test_where_the_log_ended_when_a_group_was_dropped_is_kept_and_falls_with_the
     assert (table.dropped_end("g"), table.dropped_end("h")) == (1_000, 0)
     table.cut_dropped(2_000)
     assert table.dropped_end("g") == 1_000
-    table.cut_dropped(900)  # what comes there now was said since
+    table.cut_dropped(900)  # the offsets above were assigned again since
     again = OffsetTable()
     again.load(table.encode())
     assert again.dropped_end("g") == 900
@@ -153,7 +153,7 @@ def test_progress_of_before_a_deletion_is_forgotten_when_it_is_read_back() -> No
     table.forget_deleted()
     assert read_back(table.encode()) == (0, 7)
     deleted["T"] = 1_000
-    # Saved when the deletion was on disk and the table did not know of it yet.
+    # Saved when the deletion was on disk and the table did not contain it yet.
     assert read_back(table.encode()) == (1, None)
     table.drop_topic("T")
     table.commit("g", "T", 0, 1, 0)
@@ -221,7 +221,9 @@ def test_garbage_is_a_protocol_error(data: bytes) -> None:
 
 
 def test_offsets_that_are_lowered_are_saved() -> None:
-    """Else a kill brings back what is behind the queue, when the queue has perhaps grown past it."""
+    """Otherwise a kill brings back an offset beyond the queue's end, when the queue may have grown
+    past it.
+    """
     table, changes = OffsetTable(), 0
 
     def note() -> None:

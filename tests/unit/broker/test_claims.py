@@ -1,4 +1,4 @@
-"""What a broker believes of the progress that consumers claim, directly, without a log or a connection."""
+"""The broker's trust in the progress that consumers claim, tested directly, without a log or a connection."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SECOND_MS = 1_000
 
 
 class Store:
-    """One queue: record n lies at log offset 100 n and was stored at n seconds."""
+    """One queue: record n is at log offset 100 n and was stored at n seconds."""
 
     def __init__(self) -> None:
         self.min_offset, self.life_start, self.end = 0, LIFE_START, END
@@ -59,7 +59,7 @@ class Store:
 
 
 class Channel:
-    """A connection; `is_closed` is not asked by claims."""
+    """A connection; claims do not read `is_closed`."""
 
     def __init__(self, host: str = "10.0.0.1", port: int = 1) -> None:
         self.peer = host, port
@@ -67,7 +67,7 @@ class Channel:
 
 
 class Consumers:
-    """The online groups; a member is known by its connection."""
+    """The online groups; a member is identified by its connection."""
 
     def __init__(self) -> None:
         self.groups: dict[str, ConsumerGroup] = {}
@@ -80,7 +80,7 @@ class Consumers:
 
 
 class World:
-    """Claims under test; `claims` may be exchanged for those of a slave."""
+    """The claims under test; `claims` may be replaced by those of a slave."""
 
     def __init__(self, *, is_slave: bool = False, count_max: int = 100) -> None:
         self.store, self.offsets, self.consumers = Store(), OffsetTable(), Consumers()
@@ -100,7 +100,7 @@ class World:
         return self.claims.judge_commit(self._on(None), header, is_tool=is_tool)
 
     def asked(self, channel: Channel | None = None) -> None:
-        """As a client that asks for its group's offset and has sent no heartbeat."""
+        """Acts as a client that asks for its group's offset and has sent no heartbeat."""
         header = QueryOffsetRequest(consumer_group="G", topic="T", queue_id=0)
         self.claims.note_asked(self._on(channel), header)
 
@@ -123,14 +123,14 @@ def request(offset: int, **changes: Any) -> PullRequest:
 
 
 def seen(offset: int, *, is_other: bool = False) -> str:
-    """A record of this log, or one that another log had in its place."""
+    """Returns a record of this log, or one that another log had at its offset."""
     return SeenRecord(offset, 100 * offset, SECOND_MS * offset + is_other).render()
 
 
 def test_whoever_begins_at_or_below_the_life_start_is_believed() -> None:
     world = World()
     assert world.pull(LIFE_START) is None
-    assert world.pull(20) is None  # it was led there by this life
+    assert world.pull(20) is None  # it was led there in this run
     assert world.pull(20, client_id="other") == LIFE_START
 
 
@@ -194,7 +194,7 @@ def test_a_record_of_another_log_refutes_also_a_client_that_was_believed() -> No
 
 
 def test_the_logs_may_have_parted_below_what_the_group_has_committed() -> None:
-    """The first record that is younger than the lost one is where they did."""
+    """They diverged at the first record that is younger than the lost one."""
     world = World()
     world.offsets.commit("G", "T", 0, 8, 0)
     lost = SeenRecord(19, 7, 4 * SECOND_MS).render()

@@ -1,4 +1,4 @@
-"""Counting what groups read of old messages (spec semantics 20.3)."""
+"""Counting the old messages that groups read (spec semantics 20.3)."""
 
 from __future__ import annotations
 

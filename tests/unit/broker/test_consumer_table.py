@@ -1,4 +1,4 @@
-"""Membership and subscriptions of groups; every change is told once (spec semantics 16.1)."""
+"""Membership and subscriptions of groups; every change is reported once (spec semantics 16.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one address may make by use, and what is not counted."""
+"""The topics and groups that one address may create by use, and those that are not counted."""
 
 from __future__ import annotations
 

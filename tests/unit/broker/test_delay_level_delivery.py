@@ -266,7 +266,7 @@ async def test_changed_levels_hold_for_messages_that_wait() -> None:
     await machine.clock.pass_time(19)
     assert machine.names() == []
     await machine.clock.pass_time(2)
-    # The fourth level is gone: what waited there counts as the highest level that is left.
+    # The fourth level is gone: messages that waited there count as those of the highest remaining level.
     assert sorted(machine.names()) == ["fourth", "second"]
     await machine.stop()
 
@@ -332,7 +332,7 @@ async def test_start_and_stop_follow_the_role() -> None:
     machine.delivery.settle()
     machine.delivery.start()
     await machine.clock.pass_time(1)
-    # Within one process what was not flushed yet may come again, as after a kill.
+    # Within one process unflushed messages may be delivered again, as after a kill.
     assert set(machine.names()) == {"a", "b"}
     await machine.stop()
 
@@ -381,7 +381,7 @@ async def test_a_damaged_message_is_lost_alone() -> None:
 
 
 async def test_a_queue_entry_with_a_size_below_zero_is_no_message() -> None:
-    """What it names would be bytes behind the end of the log."""
+    """It would refer to bytes beyond the end of the log."""
     machine = Machine()
     await machine.start(delivers=False)
     for name in "abc":

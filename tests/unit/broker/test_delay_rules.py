@@ -1,4 +1,4 @@
-"""The pure rules of delays and timers: when, which slot, what is stored (spec store 15, 16)."""
+"""The pure rules of delays and timers: due times, slots and stored properties (spec store 15, 16)."""
 
 from __future__ import annotations
 

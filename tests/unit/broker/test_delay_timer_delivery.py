@@ -92,7 +92,7 @@ async def test_cancelled_message_never_comes_also_when_it_was_cancelled_before_a
 
 
 async def test_a_cancellation_holds_for_every_batch_of_its_second() -> None:
-    """More messages than one append takes go in one second: the last of them are cancelled."""
+    """More messages than one append accepts are due in one second: the last of them are cancelled."""
     machine = Machine()
     await machine.start()
     when = at(machine, 3)
@@ -157,7 +157,7 @@ async def test_message_that_waits_long_is_stored_anew_and_comes_once() -> None:
     assert machine.names() == []
     stored = machine.delivered(TIMER_TOPIC)
     rolls = [decode_properties(record.raw_properties).get("TIMER_ROLL_TIMES") for record in stored]
-    assert rolls.count("3") == 3  # the cancellation, too
+    assert rolls.count("3") == 3  # including the cancellation
     await machine.stop()
     await machine.start()
     await machine.clock.pass_time(10)
@@ -166,7 +166,9 @@ async def test_message_that_waits_long_is_stored_anew_and_comes_once() -> None:
 
 
 async def pass_hour(machine: Machine) -> None:
-    """An hour of the wall clock, in which the log grows by some files and retention looks at all of them."""
+    """Lets an hour of the wall clock pass, in which the log grows by some files and retention checks all of
+    them.
+    """
     machine.clock.skew_ms += 3_590_000
     await machine.clock.pass_time(10)
     for number in range(20):
@@ -285,7 +287,7 @@ async def test_random_lives_lose_nothing_and_repeat_only_after_a_death(seed: int
             for name in set(wanted) - kept - safe_names:
                 del wanted[name]
             await machine.power_cut()
-        machine.roll_after_ms = dice.choice([2_000, 8_000, 10**9])  # another fileReservedTime
+        machine.roll_after_ms = dice.choice([2_000, 8_000, 10**9])  # a different fileReservedTime
         await machine.start()
     await machine.clock.pass_time(60)
     records = machine.delivered()

@@ -1,4 +1,4 @@
-"""Forwarding: what is sent to a broker that is not the master any more is answered by the new one, once."""
+"""Forwarding: a request to a broker that is no longer master is answered by the new master, once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OLD, NEW = "127.0.0.1:1", "127.0.0.1:2"
 
 
 class Rig:
-    """An old master that only forwards, a new one that notes what comes, and a client of the old one."""
+    """An old master that only forwards, a new one that records requests, and a client of the old one."""
 
     def __init__(
         self, credentials: Credentials | None = None, options: ConnectionOptions | None = None
@@ -47,7 +47,7 @@ class Rig:
         self.got: list[Command] = []
         self.is_silent = False
         self.channel: Channel | None = None
-        """Over which the last one came."""
+        """The connection of the last request."""
         self.old, self.new = (
             RemotingServer(dict.fromkeys(FORWARDED, handle), network=self.network, clock=self.clock)
             for handle in (self.subject_takes, self.new_takes)
@@ -133,7 +133,7 @@ async def test_what_nobody_takes_in_time_is_refused_and_was_sent_nowhere(
     answer = await rig.send()
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert answer.remark == "no other master took it within 0.05 s"
-    rig.subject.send_to("127.0.0.1:3")  # nobody is there
+    rig.subject.send_to("127.0.0.1:3")  # no broker is there
     assert (await rig.send()).code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert rig.got == []
 
@@ -192,7 +192,7 @@ async def test_it_is_bounded_and_ends_by_itself(rig: Rig, monkeypatch: pytest.Mo
     assert (await rig.send()).code == Busy.code
     await until(lambda: not rig.subject.is_open, "it has ended")
     assert [(await send).code for send in sends] == [ResponseCode.SERVICE_NOT_AVAILABLE] * 2
-    # It holds for the next term as for the first, and what the master serves itself it does not keep.
+    # The same holds for the next term, and it does not keep requests that the master serves itself.
     rig.subject.hold()
     send = rig.scope.start("send", rig.send(b"own"))
     monkeypatch.setattr(forwarding, "PARKED_BYTES_MAX", 99)

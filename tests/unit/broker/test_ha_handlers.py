@@ -1,4 +1,4 @@
-"""What a broker does when it is told where the master is (spec nameserver 9, spec remoting 8.5)."""
+"""A broker's reaction to notices of the master's address (spec nameserver 9, spec remoting 8.5)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tandemmq.protocol.requests.replica import ExchangeHaInfoRequest, ExchangeHa
 from tandemmq.protocol.requests.route import MinBrokerIdChange
 from tandemmq.remoting.channel import Channel
 
-NOBODY = cast(Channel, None)  # no handler looks at who asks
+NOBODY = cast(Channel, None)  # no handler uses the channel
 
 
 class Told:
-    """Handlers of one broker, and how often they made it look for its master."""
+    """The handlers of one broker, with the number of lookups of its master."""
 
     def __init__(self, *, is_slave: bool) -> None:
         self.look_count = 0

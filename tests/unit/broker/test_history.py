@@ -1,4 +1,4 @@
-"""The history that a broker reports to controllers, and what it says of theirs (decision 023)."""
+"""The history that a broker reports to controllers, and its verdict on theirs (decision 023)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandemmq.replication.core.epochs import EpochEntry, EpochList
 
 @dataclass
 class Log:
-    """The parts of a store and of its replication that are looked at."""
+    """The parts of a store and of its replication that are read."""
 
     epochs: EpochList = field(default_factory=EpochList)
     may_lack_tail: bool = False
@@ -39,7 +39,7 @@ def term(epoch: int, term_id: int = 0, master: int | None = 1) -> MasterFacts:
         (TERMS, term(3, 99, 2), (3, 99, 2)),
         (TERMS, term(2, 88, 2), (2, 88, 2)),
         (TERMS, term(1, 77, 2), (2, 88, None)),  # controllers that went back: the log counts
-        (TERMS, term(2, 99, 1), (2, 88, None)),  # one number given twice
+        (TERMS, term(2, 99, 1), (2, 88, None)),  # one number assigned twice
         (TERMS, term(2, 0, 1), (2, 88, 1)),  # controllers of an older release
     ],
 )
@@ -66,7 +66,7 @@ def test_controllers_that_know_less_are_told_of_once(caplog: pytest.LogCaptureFi
     known = KnownTerm(2, 88, None)
     caplog.set_level(logging.WARNING)
     doubt.compare(term(2, 88), known)
-    doubt.compare(MasterFacts(None, "", 0, (), 0), known)  # nobody leads at the moment
+    doubt.compare(MasterFacts(None, "", 0, (), 0), known)  # no master at the moment
     assert (doubt.reason, caplog.records) == ("", [])
     for _ in range(2):
         doubt.compare(term(1, 77), known)

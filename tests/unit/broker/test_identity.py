@@ -1,4 +1,4 @@
-"""The id of a broker in controller mode: a kill at any step costs no id and gives none twice."""
+"""The id of a broker in controller mode: a kill at any step loses no id and assigns none twice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Killed(BaseException):
 
 
 class Steps:
-    """Ends the process before or after the step of that number, counted over disk and controllers."""
+    """Ends the process before or after the step with that number, counted over disk and controllers."""
 
     def __init__(self, last: float = float("inf")) -> None:
         self.last = last
@@ -109,7 +109,7 @@ async def test_brokers_that_start_together_get_ids_of_their_own() -> None:
     late = Giver(groups, Steps())
     late.next_ids = [1]  # it asked before the first one had applied
     assert await start(disks[1], late, "10.0.0.6:10911") == 2
-    # A store that was copied before the id was given proves itself with a code of its own.
+    # A store that was copied before the id was assigned has a check code of its own.
     files = IdentityFiles(PATH, cluster="C", name="broker-a", disk=disks[2])
     await files.save_application(Application(2, f"{ADDRESS};1"))
     assert await start(disks[2], Giver(groups, Steps())) == 3
@@ -164,7 +164,7 @@ def group_identity(disk: MemoryDisk) -> GroupIdentity:
 async def test_a_group_is_learned_once_and_every_other_one_is_refused() -> None:
     disk = MemoryDisk()
     group = group_identity(disk)
-    group.check(OTHER_ID, "a controller")  # a directory of an older release fits any group
+    group.check(OTHER_ID, "a controller")  # a directory of an older release matches any group
     await group.learn(None, "a controller of RocketMQ")
     assert (group.group_id, disk.exists(GROUP_PATH)) == (None, False)
     await group.learn(GROUP_ID, "the controller c:9878")

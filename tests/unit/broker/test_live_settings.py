@@ -39,7 +39,7 @@ def test_nothing_that_names_a_place_or_an_identity_can_be_changed() -> None:
         "role",
         "brokerid",
     )
-    # "ControlEnable" holds "role".
+    # "ControlEnable" contains "role".
     keys = [key.replace("ControlEnable", "").lower() for key in CHANGEABLE]
     assert not [key for key in keys if any(word in key for word in words)]
 

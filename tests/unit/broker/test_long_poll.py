@@ -23,7 +23,7 @@ class FakeChannel:
 
 
 class Table:
-    """The table under test and a record of who was woken, why."""
+    """The table under test, with a record of the woken pulls and the reasons."""
 
     def __init__(self, count_max: int = 100, count_per_queue_max: int = 100) -> None:
         self.clock = ManualClock()

@@ -1,4 +1,4 @@
-"""Two masters of one name: which of them yields, and when."""
+"""Two masters with one name: which of them yields, and when."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Claim(MasterClaim):
         return MasterFacts(other.started_at_ms, address)
 
     async def register(self, name_server: str) -> bool:
-        """As a link does it: the last to register has the place of the master."""
+        """Registers like a link: the last broker to register becomes the master."""
         if not await self.may_register(name_server):
             return False
         self.world.members.setdefault(name_server, {})[0] = self.address
@@ -80,14 +80,14 @@ async def test_a_master_is_found_at_the_one_name_server_that_knows_it() -> None:
     first, second = Claim(world, "a:1", 1), Claim(world, "b:1", 2)
     assert await first.register("n1:1")
     assert await second.register("n2:1")
-    assert await second.register("n2:1")  # nobody else is there
+    assert await second.register("n2:1")  # no other master is there
     assert not await second.register("n1:1")
     assert not await second.register("n2:1")
     assert second.yielded_to == "a:1"
 
 
 async def test_who_has_yielded_stays_so_when_the_other_one_is_gone() -> None:
-    """The other one has stored messages meanwhile, which a person must not lose sight of."""
+    """The other one has stored messages meanwhile, which an operator must not overlook."""
     world = World()
     first, second = Claim(world, "a:1", 1), Claim(world, "b:1", 2)
     await first.register("n1:1")
@@ -95,7 +95,7 @@ async def test_who_has_yielded_stays_so_when_the_other_one_is_gone() -> None:
     del world.claims["a:1"], world.members["n1:1"][0]
     assert not await second.register("n1:1")
     assert "a:1 is the master of b" in str(second.refusal())
-    again = Claim(world, "a:1", 3)  # it is no second master to the first one's next start
+    again = Claim(world, "a:1", 3)  # to the first one's next start it is not a second master
     await again.require_first()
     assert await again.register("n1:1")
 

@@ -1,4 +1,4 @@
-"""Numbered sends: what the store refused has not happened, and what it has is not stored again."""
+"""Numbered sends: a send that the store refused has not happened, and a stored one is not stored again."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ async def test_a_send_that_was_not_stored_is_stored_by_the_next_attempt() -> Non
 async def unflushed(
     clock: ManualClock, *, places_max: int, disk: MemoryDisk | None = None
 ) -> tuple[MessageStore, NumberedSends]:
-    """The disk is slow: the row of producer p, epoch 1, is stored and answered, but not in the queues."""
+    """Returns a store with a slow disk: the row of producer p, epoch 1, is stored and answered, but not in
+    the queues.
+    """
     disk = disk or MemoryDisk()
     store = await open_store(clock, disk, flush_mode=FlushMode.SYNC_FLUSH)
     sends = NumberedSends(store, places_max=places_max)
@@ -111,7 +113,9 @@ def send(
 
 
 async def test_a_place_is_not_forgotten_before_its_messages_are_found_by_their_keys() -> None:
-    """Until the entries are made only the place knows of them: a repeat would be stored again."""
+    """Before the queue entries exist, only the place knows the messages: a repeated send would be stored
+    again.
+    """
     clock = ManualClock()
     store, sends = await unflushed(clock, places_max=1)
     told: list[PutStatus] = []
@@ -126,7 +130,7 @@ async def test_a_place_is_not_forgotten_before_its_messages_are_found_by_their_k
 
 
 async def test_a_send_that_fails_takes_nothing_with_it_that_only_the_place_knows() -> None:
-    """The message before it is stored and not found by its key yet."""
+    """The preceding message is stored but not yet found by its key."""
     clock, disk = ManualClock(), MemoryDisk()
     store, sends = await unflushed(clock, places_max=8, disk=disk)
     offload = disk.offload
@@ -152,7 +156,7 @@ async def test_a_send_that_fails_takes_nothing_with_it_that_only_the_place_knows
 
 
 async def test_the_next_epoch_does_not_store_again_what_is_not_found_by_its_key_yet() -> None:
-    """A producer that begins anew after FLUSH_DISK_TIMEOUT waits until the log can tell what it has."""
+    """A producer that starts again after FLUSH_DISK_TIMEOUT waits until its stored messages are known."""
     clock = ManualClock()
     store, sends = await unflushed(clock, places_max=8)
     told: list[PutStatus] = []
@@ -167,7 +171,7 @@ async def test_the_next_epoch_does_not_store_again_what_is_not_found_by_its_key_
 
 
 async def test_a_new_master_does_not_store_again_what_its_log_has_and_nobody_can_find_yet() -> None:
-    """It remembers no producer; the end of its log is dispatched when it is confirmed."""
+    """It remembers no producer; the end of its log is dispatched once it is confirmed."""
     clock = ManualClock()
     store, _ = await unflushed(clock, places_max=8)
     of_new_term = NumberedSends(store)

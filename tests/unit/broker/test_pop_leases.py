@@ -1,4 +1,4 @@
-"""The table of leases, and what the revive topic says of them (spec semantics 14.4)."""
+"""The table of leases, and their records in the revive topic (spec semantics 14.4)."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_pops_that_wait_for_room_hear_of_it_once_a_tenth_is_free() -> None:
     for lease in many:
         leases.add(lease)
     leases.drop(many.pop())
-    assert heard == []  # nobody waits
+    assert heard == []  # no pop waits
     leases.add(make(100))
     leases.await_room()
     while len(leases):
@@ -144,7 +144,7 @@ def test_acks_name_their_check_point() -> None:
 
 
 def test_a_check_point_of_javas_gets_time_for_its_acks() -> None:
-    """It comes through the timer; without a list of distances the offsets follow each other."""
+    """It comes through the timer; without a list of distances the offsets are consecutive."""
     body = {"bm": -1 & 0b101, "c": "G", "it": 500, "n": 3, "pt": 1_000, "q": 0, "ro": 0, "so": 4, "t": "T"}
     new = NewRecord(
         topic="rmq_sys_REVIVE_LOG_C",
@@ -175,7 +175,7 @@ def test_positions_and_what_is_unknown() -> None:
 
 
 async def test_leases_are_read_back_when_all_that_are_stored_are_shown() -> None:
-    """Otherwise the broker would say of an acknowledgement that it was taken, and give the message again."""
+    """Otherwise the broker would confirm an acknowledgement, and deliver the message again."""
     clock = ManualClock()
     store = await MessageStore.open(
         StoreOptions(root=Path("/store"), commit_log_file_bytes=1 << 16), disk=MemoryDisk(), clock=clock
@@ -225,7 +225,9 @@ async def open_log(
 
 
 async def test_a_check_point_whose_repetition_was_not_stored_holds_the_revive_topic_back() -> None:
-    """Given up to where the repetition would be, the lease would be unknown after the next start."""
+    """If progress went up to where the repetition would be, the lease would be unknown after the next
+    start.
+    """
     clock, disk = ManualClock(), MemoryDisk()
     store, log = await open_log(clock, disk, OffsetTable())
     for start in (0, 10, 20):
@@ -245,7 +247,7 @@ async def test_a_check_point_whose_repetition_was_not_stored_holds_the_revive_to
 
 
 async def test_a_pop_that_becomes_safe_leaves_a_reset_that_waits() -> None:
-    """An operator sets the group back; the position of a pop before that is committed late."""
+    """An operator resets the group; the position of an earlier pop is committed late."""
     clock, offsets = ManualClock(), OffsetTable()
     store, log = await open_log(clock, MemoryDisk(), offsets)
     log.open([make(5, pop_time=clock.now_ms(), invisible=60_000)], lambda _status: None)
@@ -283,7 +285,7 @@ async def test_a_message_whose_new_lease_was_not_stored_stays_open_in_the_old_on
 
 
 async def test_the_revive_topic_is_not_given_up_beyond_records_of_others_that_are_unread() -> None:
-    """RocketMQ's timer wrote a check point, and the broker ends before it has read the record."""
+    """RocketMQ's timer wrote a check point, and the broker stops before it has read the record."""
     clock, offsets = ManualClock(), OffsetTable()
     store, log = await open_log(clock, MemoryDisk(), offsets)
     theirs = make(50, pop_time=clock.now_ms(), invisible=60_000)

@@ -1,4 +1,4 @@
-"""What is popped in order and not finished (spec semantics 14.5)."""
+"""Messages that were popped in order and not acknowledged (spec semantics 14.5)."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_is_long_unused_is_forgotten() -> None:
 
 
 def test_a_pop_is_forgotten_with_the_last_of_its_messages() -> None:
-    """A queue that ends before it gives that offset to another message."""
+    """If the queue ends before it, that offset is assigned to another message."""
     table = OrderTable()
     table.put(KEY, popped(4, 5))
     assert table.drop_behind(lambda _topic, _queue_id: 6) == 0
@@ -97,7 +97,7 @@ def test_a_message_that_was_put_off_untried_is_not_counted() -> None:
     table.put(KEY, popped(1, 2))
     assert table.show_at(KEY, 1, 1_000, 1_100, is_postponed=True)
     assert table.show_at(KEY, 2, 1_000, 1_100, is_postponed=True)
-    assert table.show_at(KEY, 2, 1_000, 1_100)  # the last word counts
+    assert table.show_at(KEY, 2, 1_000, 1_100)  # the last request counts
     other = OrderTable()
     other.load(table.encode())
     for copy in (table, other):

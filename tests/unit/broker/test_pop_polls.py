@@ -1,4 +1,4 @@
-"""Held pops: each kind of request is looked at, and one that finds nothing hides no other kind."""
+"""Held pops: each kind of request is tried, and one that finds nothing does not hide another kind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TurningClock(ManualClock):
 
 
 class Table:
-    """The table under test, what there is to find, and who looked."""
+    """The table under test, the messages that can be found, and the attempts."""
 
     def __init__(self, count_max: int = 100, count_per_group_max: int = 100) -> None:
         self.clock = TurningClock()
@@ -41,7 +41,7 @@ class Table:
             count_per_group_max=count_per_group_max,
             attempts_of=lambda _key: self.attempts,
         )
-        self.found: dict[str, int] = {}  # what a kind of request finds, how often
+        self.found: dict[str, int] = {}  # the number of times that each kind of request finds something
         self.looks: list[str] = []
         self.served: list[str] = []
         self.expired: list[str] = []
@@ -114,7 +114,7 @@ def test_an_attempt_that_has_messages_in_order_is_looked_at_behind_one_that_find
     table.attempts = {"x"}
     table.touch(x=2)
     assert table.served == ["x", "x"]
-    assert table.looks == ["x", "y", "x"]  # z would find what y found
+    assert table.looks == ["x", "y", "x"]  # z would find the same as y
 
 
 def test_a_turn_has_a_bound_and_the_next_one_continues(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_a_turn_has_a_bound_and_the_next_one_continues(monkeypatch: pytest.Monke
     table.polls.touch(KEY, -1)
     table.clock.turn()
     assert table.looks == ["a", "b"]
-    table.polls.touch(KEY, -1)  # waits for the end of the round that is under way
+    table.polls.touch(KEY, -1)  # waits for the end of the current round
     table.clock.turn()
     table.clock.turn()
     assert table.looks == ["a", "b", "c", "d", "e"]

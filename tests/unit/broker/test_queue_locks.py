@@ -1,4 +1,4 @@
-"""Queue locks: one holder, renewed by asking again, free after a while (spec remoting 9.8)."""
+"""Queue locks: one holder, renewed by asking again, free after a timeout (spec remoting 9.8)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Connection:
 
 
 def test_lock_of_a_closed_connection_is_free_when_its_client_gave_it_up() -> None:
-    """A client that lives on trusts a lock for 30 s; one that came back by another connection keeps it."""
+    """A running client trusts a lock for 30 s; one that reconnected keeps it."""
     locks, clock = make_locks()
     first, second = Connection(), Connection()
     locks.lock("g", "c1", [Q0, Q1], first)

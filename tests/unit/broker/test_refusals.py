@@ -1,4 +1,4 @@
-"""What is remembered of refusals: one line a kind, so many kinds, everything counted."""
+"""The record of refusals: one line per kind, a bounded number of kinds, everything counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_longest_ago_is_forgotten_at_the_bound_and_told_again(caplog: pytest
     assert (lines(caplog), len(refusals.of_group("first")[0].reason)) == (2, REASON_LENGTH_MAX)
     for number in range(REFUSALS_KEPT_MAX - 1):
         refusals.note("PULL_MESSAGE", f"g{number}", "c", 24, "why")
-    assert [one.count for one in refusals.of_group("first")] == [2]  # it came after the one that went
+    assert [one.count for one in refusals.of_group("first")] == [2]  # added after the dropped one
     assert refusals.of_group("again") == ()
     assert lines(caplog) == REFUSALS_KEPT_MAX + 1
     refusals.note("HEART_BEAT", "again", "c", 26, "why")

@@ -32,7 +32,7 @@ def text_of(**pairs: str) -> str:
 
 
 @given(st.lists(st.tuples(names, st.one_of(values, st.just(""))), max_size=6), st.booleans(), names)
-@example([("TAGS", "a"), ("TAGS", "")], False, "TAGS")  # a pair without a value is none
+@example([("TAGS", "a"), ("TAGS", "")], False, "TAGS")  # a pair without a value does not count
 def test_found_value_is_what_a_reader_sees(pairs: list[tuple[str, str]], is_cut: bool, name: str) -> None:
     text = "".join(f"{key}\x01{value}\x02" for key, value in pairs)
     if is_cut:
@@ -150,7 +150,7 @@ def test_properties_come_out_as_their_kept_pairs_written_anew(text: str) -> None
 
 
 def test_half_of_a_character_is_a_question_mark_to_all_who_read_it() -> None:
-    # So the hash of the tags is that of what is stored.
+    # So the hash of the tags matches the stored tags.
     assert look("DELAY\x011\x02TAGS\x01a\ud800\x02").text == "DELAY\x011\x02TAGS\x01a?\x02"
 
 
@@ -169,7 +169,7 @@ def test_flags_that_would_hide_the_message_are_refused(sys_flag: int) -> None:
 
 
 def retry_with(bytes_used: int) -> NewRecord:
-    """A message that is handed back, with properties of so many bytes."""
+    """Returns a message returned for a retry, with properties of `bytes_used` bytes."""
     pairs = {"big": "", "WAIT": "false", "ORIGIN_MESSAGE_ID": "A" * 32, "RETRY_TOPIC": "T", "DELAY": "3"}
     used = len(encode_properties({**pairs, "big": "v"})) - 1
     pairs["big"] = "v" * (bytes_used - used)

@@ -1,4 +1,4 @@
-"""The answer to a send: the fast text is a frame like any other, and every outcome has its code."""
+"""The answer to a send: the fast encoding is a frame like any other, and every outcome has its code."""
 
 from __future__ import annotations
 

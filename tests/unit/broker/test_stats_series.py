@@ -8,7 +8,7 @@ from tandemmq.broker.stats import DAY_S, MINUTE_STEP_S, BrokerStats, Series, Ser
 
 
 def run(series: Series, seconds: int, per_step: int, at_s: int = 0) -> int:
-    """Notes `per_step` messages of 100 bytes every step; the time at the end."""
+    """Records `per_step` messages of 100 bytes every step; returns the time at the end."""
     total = series.totals
     for step in range(1, seconds // MINUTE_STEP_S + 1):
         total = StatsTotals(total.messages + per_step, total.bytes + 100 * per_step, total.times + per_step)

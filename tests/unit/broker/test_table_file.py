@@ -51,7 +51,7 @@ def test_content_that_cannot_be_read_is_not_forgotten() -> None:
 
 
 def test_a_turned_bit_in_a_table_is_found() -> None:
-    """Also one that makes another number of a number."""
+    """Also one that turns a number into another number."""
     content = b'{"offsetTable":{"T1@CG":{"0":52}},"dataVersion":{"counter":7}}'
     sealed = seal_json(content)
     assert sealed.startswith(content[:-1])

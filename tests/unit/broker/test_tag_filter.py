@@ -52,7 +52,7 @@ def test_one_heartbeat_has_a_budget_of_sql_to_compile(monkeypatch: pytest.Monkey
     answers = [budget.compile(expression) for expression in expressions]
     assert [answer is None for answer in answers] == [False] * 5 + [True]
     assert [SqlBudget().compile(expression) for expression in expressions[:5]] == answers[:5]
-    assert compiled == expressions[:5]  # another client has them without cost
+    assert compiled == expressions[:5]  # another client gets them at no cost
     assert isinstance(compile_sql(expressions[5]), SqlFilter)
     assert budget.compile(expressions[5]) is not None
 

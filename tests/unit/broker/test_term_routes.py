@@ -1,4 +1,4 @@
-"""What a broker of a group with controllers does around its handlers."""
+"""The broker's wrappers around its handlers in a group with controllers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ CLIENT_WRITES = (
 
 @pytest.mark.parametrize("code", CLIENT_WRITES)
 def test_a_fenced_master_accepts_nothing_that_its_successor_would_lack(code: RequestCode) -> None:
-    """An acknowledgement, too: the client would hear SUCCESS, and the successor gives the message again."""
+    """This includes acknowledgements: the client would get SUCCESS, and the successor would deliver the
+    message again.
+    """
     may_write = [True]
     handled: list[int] = []
 
@@ -109,7 +111,9 @@ class Closed:
 
 @pytest.mark.parametrize("code", sorted(READS))
 def test_a_broker_that_may_be_of_another_group_serves_no_reads(code: int) -> None:
-    """It has other messages at the same offsets; clients with an old route would take them for their own."""
+    """It has other messages at the same offsets; clients with an old route would mistake them for
+    their own.
+    """
     reason = ["it belongs to the group f"]
     handler = proven_routes({code: lambda _channel, command: command.reply()}, lambda: reason[0])[code]
     with pytest.raises(ServiceNotAvailable, match="belongs to the group f"):

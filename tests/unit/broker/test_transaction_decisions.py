@@ -126,8 +126,8 @@ def test_op_log_knows_what_is_done_and_from_where_a_restart_reads() -> None:
         assert ops.add(offsets)
     assert [offset for offset in range(15, 40) if ops.is_done(offset)] == [21, 22, 23, 30]
     assert ops.next_op == 104
-    assert ops.settle(23) == 102  # the third names 30, which is ahead
-    assert ops.settle(30) == 102  # and is needed until 30 is behind
+    assert ops.settle(23) == 102  # the third one names 30, which is ahead
+    assert ops.settle(30) == 102  # and is needed until 30 has been passed
     assert ops.settle(31) == 104
     assert not ops.is_done(22)
     assert ops.add([31])
@@ -146,7 +146,7 @@ def test_memory_of_decisions_is_bounded() -> None:
     assert [root in decided for root in (1, 2, 3)] == [False, True, True]
     assert list(decided.places(3, 3)) == [3, 13]
     decided.end(3, 8)
-    decided.reopen(3)  # the store refused it: the next try marks the copy, too
+    decided.reopen(3)  # the store refused it: the next attempt marks the copy, too
     assert list(decided.places(3, 3)) == [3, 13]
     decided.end(3, 8)
     decided.settle(3)
@@ -157,7 +157,9 @@ def test_memory_of_decisions_is_bounded() -> None:
 
 
 async def test_progress_of_checks_is_told_when_what_it_relies_on_is_on_disk() -> None:
-    """A power cut would take the copy of the half message, and with the progress nobody would ask again."""
+    """A power cut would lose the copy of the half message, and because of the progress no check would
+    follow.
+    """
     clock = ManualClock(NOW)
     options = StoreOptions(root=Path("/store"), commit_log_file_bytes=1 << 16)
     store = await MessageStore.open(options, disk=MemoryDisk(), clock=clock)

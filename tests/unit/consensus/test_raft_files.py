@@ -1,4 +1,4 @@
-"""The files of a server: what a crash may leave, and what it may not."""
+"""The files of a server: the states that a crash may leave, and those that it must not."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_log_older_than_the_snapshot_is_what_a_crash_between_both_leaves() -> 
 
 
 def test_a_log_of_another_history_than_the_snapshot_is_not_read() -> None:
-    """A crash between the replacement of both: what the log has behind the snapshot was never confirmed."""
+    """A crash between the replacement of both: the log entries after the snapshot were never confirmed."""
     disk = written(Persist(entries=(entry(1), entry(2), entry(3))))
     log = disk.read_bytes(DIRECTORY / "log")
     snapshot = Snapshot(index=2, term=4, members=Members({"a": "a:1"}), data=b"state")
@@ -102,7 +102,7 @@ def test_a_log_of_another_history_than_the_snapshot_is_not_read() -> None:
 
 
 def test_a_vote_that_is_older_than_the_log_stops_the_start() -> None:
-    """An old file was put back: the server would vote again in terms in which it has voted."""
+    """An old file was restored: the server would vote again in terms in which it has already voted."""
     disk = written(Persist(entries=(entry(1),)))
     vote = disk.read_bytes(DIRECTORY / "vote")
     files = new_files(disk)
@@ -155,7 +155,7 @@ def test_a_damaged_or_missing_record_stops_the_start(name: str) -> None:
 
 
 def test_a_server_that_lost_its_vote_is_not_a_new_one() -> None:
-    """It would vote again in a term in which it has voted, and forget what is in its snapshot."""
+    """It would vote again in a term in which it has already voted, and forget its snapshot."""
     members = Members({"a": "a:1"})
     compacted = Persist(snapshot=Snapshot(index=3, term=1, members=members, data=b"state"))
     for persists in ((Persist(entries=(entry(1),)),), (Persist(entries=(entry(1),)), compacted)):

@@ -36,11 +36,11 @@ from tandemmq.consensus.core.options import RaftOptions
 
 THREE = {"a": "a:1", "b": "b:1", "c": "c:1"}
 LATE = 10_000
-"""Long after anybody heard a leader."""
+"""A time long after the last message from a leader."""
 
 
 def make(name: str = "a", voters: dict[str, str] = THREE, *terms: int, term: int | None = None) -> RaftNode:
-    """A server whose log has an entry of each of these terms, and of which the others know nothing more."""
+    """Returns a server whose log has one entry of each of these terms, and whose peers know nothing more."""
     node = start(name, voters, *terms, term=term)
     for other in voters.keys() - {name}:
         node.on_message(VoteAnswer(other, 0, 1, True, False), 0)
@@ -48,7 +48,7 @@ def make(name: str = "a", voters: dict[str, str] = THREE, *terms: int, term: int
 
 
 def start(name: str = "a", voters: dict[str, str] = THREE, *terms: int, term: int | None = None) -> RaftNode:
-    """The same, just started."""
+    """Returns the same server, just started."""
     entries = tuple(LogEntry(index, at, EntryKind.COMMAND, b"x") for index, at in enumerate(terms, 1))
     first = new_group(Members(dict(voters)))
     saved = Saved(Vote(terms[-1] if term is None and terms else term or 0), first.snapshot, entries)
@@ -56,7 +56,7 @@ def start(name: str = "a", voters: dict[str, str] = THREE, *terms: int, term: in
 
 
 def sent(effects: list[Effect]) -> list[tuple[str, Message]]:
-    """Without the fields by which servers prove their disks to each other."""
+    """Returns the messages without the fields by which servers prove their disks to each other."""
     return [(effect.to, _plain(effect.message)) for effect in effects if isinstance(effect, SendToServer)]
 
 
@@ -190,7 +190,7 @@ def test_another_history_is_cut_and_what_is_confirmed_is_not() -> None:
     assert first == Persist(entries=(newer,))
     assert node.log.last_index == node.commit == 3
     assert sent(rest)[0][1] == AppendAnswer("b", 3, True, 3, 2, 0)
-    # An old request that comes late cuts nothing.
+    # A delayed old request cuts nothing.
     node.on_message(AppendRequest("a", 3, 0, 0, (LogEntry(1, 1, EntryKind.COMMAND, b"x"),), 1, 1, 0), LATE)
     assert node.log.last_index == 3
 
@@ -292,12 +292,12 @@ def test_who_alone_has_its_own_removal_stands_and_confirms_it() -> None:
 def told(
     sender: str, term: int, last: tuple[int, int], node: RaftNode, voters: tuple[str, ...] = ()
 ) -> VoteAnswer:
-    """The answer to a server that has just started; `last` is (term, index)."""
+    """Returns the answer to a server that has just started; `last` is (term, index)."""
     return VoteAnswer(sender, term, term + 1, True, False, node._life, last[1], last[0], voters)
 
 
 def append(term: int, previous: tuple[int, int], *entries: LogEntry, **facts: int) -> AppendRequest:
-    """From c; `previous` is (term, index)."""
+    """Returns a request from c; `previous` is (term, index)."""
     values = {"commit": 0, "number": 1, "sent_ms": 0} | facts
     return AppendRequest("c", term, previous[1], previous[0], entries, **values)
 
@@ -309,12 +309,12 @@ def test_a_started_server_asks_before_it_votes_stands_or_acknowledges() -> None:
     assert sent(node.on_message(append(5, (1, 2)), 600)) == []
     assert sent(node.on_message(TakeOver("c", 1), 600)) == []
     assert not node.is_proven
-    # It was at term 5, and its log had three entries more.
+    # It was at term 5, and its log had three more entries.
     node.on_message(told("b", 4, (1, 2), node), 700)
     persist = node.on_message(told("c", 5, (4, 5), node), 700)[0]
     assert persist == Persist(vote=Vote(5, SPENT))
     assert not node.is_proven
-    # Whoever has as much as the others may lead; this server itself may not.
+    # A server with as much as the others may lead; this server itself may not.
     assert sent(node.on_message(ask(5, (4, 5)), 1300)) == [("b", VoteAnswer("a", 5, 5, False, False))]
     assert sent(node.on_message(ask(6, (4, 4)), 1300)) == [("b", VoteAnswer("a", 6, 6, False, False))]
     assert sent(node.on_message(ask(6, (4, 5)), 1300)) == [("b", VoteAnswer("a", 6, 6, False, True))]
@@ -403,7 +403,7 @@ def test_a_server_whose_confirmed_entries_the_group_lacks_begins_anew(request_of
     assert (contradicted.by, contradicted.begins_anew) == ("c", True)
     assert [effect.snapshot.data for effect in effects if isinstance(effect, Restore)] == [b""]
     assert (node.commit, node.log.last_index, node.is_proven) == (0, 0, False)
-    # The others say what it should hold, and the leader sends it.
+    # The others report what it should hold, and the leader sends it.
     for name in ("b", "c"):
         node.on_message(told(name, 3, (3, 3), node), LATE + 20)
     refused = sent(node.on_message(append(3, (3, 3), last_index=3), LATE + 30))
@@ -452,7 +452,7 @@ def test_a_late_request_cuts_nothing() -> None:
     node.on_message(append(1, (0, 0), *entries), LATE)
     node.on_message(append(1, (0, 0), *entries[:2]), LATE)
     assert node.log.last_index == 3
-    # Two leaders of one term make entries that only their contents tell apart.
+    # Two leaders of one term make entries that differ only in their contents.
     assert sent(node.on_message(append(1, (1, 3), previous_checksum=7), LATE)) == [
         ("c", AppendAnswer("a", 1, False, 2, 1, 0, 3))
     ]

@@ -1,4 +1,6 @@
-"""The facts that brokers report: what proves a recorded state old, and what is adopted in its place."""
+"""The facts that brokers report: which of them prove a recorded state outdated, and which state
+replaces it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ ID = "ab" * 16
 def beat(
     broker_id: int, known: int = 5, *, master: int | None = None, **facts: Any
 ) -> BrokerHeartbeatRequest:
-    """A heartbeat of a broker that follows `master`, or is the master if `members` are given."""
+    """Returns a heartbeat of a broker that follows `master`, or is the master if `members` are given."""
     values: dict[str, Any] = {"group_id": ID, "term_id": 500 + known, "max_log_offset": 100, "epoch": known}
     values |= facts
     return BrokerHeartbeatRequest(
@@ -133,7 +135,7 @@ def test_what_proves_the_record_old(
     assert (reports.newer_than(recorded()) is not None) is is_newer
     assert (reports.rival_of(recorded()) is not None) is is_rival
     if header.epoch_known == 3:
-        # An epoch without a master was never a broker's.
+        # An epoch without a master never belonged to a broker.
         assert reports.newer_than(recorded(master_id=None, term_id=0)) is not None
 
 
@@ -186,7 +188,7 @@ def test_an_adopted_state_replaces_the_recorded_one_and_nothing_falls() -> None:
     twin = Groups()
     twin.restore(groups.take_snapshot())
     assert twin.get(NAME) == after
-    # A broker that was given its id by the lost state needs no application; one that was cleaned does.
+    # A broker that got its id from the lost state need not apply; one that was removed must.
     returning = Register("C", NAME, 9, "h9:1", ID)
     assert apply(groups, returning).code == 0
     stranger = Register("C", NAME, 10, "h10:1")
@@ -287,7 +289,7 @@ def test_nobody_below_the_confirmed_offset_is_elected_while_a_member_has_not_tol
 ) -> None:
     groups = made_with_floor()
     if not command.is_restart:
-        apply(groups, Elect(name=NAME, floor=NO_FLOOR))  # the master is gone
+        apply(groups, Elect(name=NAME, floor=NO_FLOOR))  # the master is lost
     apply(groups, command)
     group = groups.get(NAME)
     assert group is not None
@@ -327,7 +329,7 @@ def test_a_winner_that_has_confirmed_something_waits_for_nobody_that_it_left_out
 def test_the_floor_is_the_highest_of_the_masters_and_void_before_an_unclean_term() -> None:
     reports = reports_of(
         beat(1, 3, members="1;2", confirmed_offset=90, confirmed_epoch=3),
-        beat(2, 3, master=1, confirmed_offset=400, confirmed_epoch=3),  # no master tells it
+        beat(2, 3, master=1, confirmed_offset=400, confirmed_epoch=3),  # not reported by a master
         beat(1, 3, members="1;2", confirmed_offset=80, confirmed_epoch=3),
     )
     assert reports.floor_of(recorded()) == (3, 90)

@@ -1,4 +1,4 @@
-"""The rules of groups: who is elected, which sets are taken, what is cleaned; every code once."""
+"""The rules of groups: which broker is elected, which sets are accepted, what is cleaned; every code once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def apply_id(broker_id: int, check: str = "", cluster: str = "C") -> ApplyId:
 
 
 def made(*ids: int, master: int | None = None, members: tuple[int, ...] = ()) -> Groups:
-    """A group with these brokers; with a master it is at epoch 1."""
+    """Returns a group with these brokers; with a master it is at epoch 1."""
     groups = Groups()
     for broker_id in ids:
         assert run(groups, apply_id(broker_id)).code == 0
@@ -89,14 +89,14 @@ def test_registration_records_the_address() -> None:
 
 
 SET_CASES = [
-    (alter(1, 1, 2, 1, 2), Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED),  # the same
+    (alter(1, 1, 2, 1, 2), Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED),  # unchanged
     (alter(2, 1, 2, 1), Code.CONTROLLER_INVALID_MASTER),
     (alter(1, 2, 2, 1), Code.CONTROLLER_FENCED_MASTER_EPOCH),
     (alter(1, 1, 1, 1), Code.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH),
     (alter(1, 1, 2, 1, 2, 9, alive=(1, 2, 9)), Code.CONTROLLER_INVALID_REPLICAS),
     (alter(1, 1, 2, 1, 2, 3, alive=(1, 2)), Code.CONTROLLER_BROKER_NOT_ALIVE),
     (alter(1, 1, 2, 2, alive=(2,)), Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED),  # without the master
-    (alter(1, 1, 2, 1), 0),  # who stays, and who leaves, need not be heard
+    (alter(1, 1, 2, 1), 0),  # members that stay or leave need not be alive
     (alter(1, 1, 2, 3, 1, alive=(3,)), 0),
 ]
 

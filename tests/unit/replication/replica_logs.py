@@ -17,7 +17,9 @@ def record_at(log_offset: int, *, body: bytes = b"x" * 100, queue_offset: int = 
 
 
 def make_log(sizes: list[int], *, segment_bytes: int, start: int = 0) -> tuple[bytes, list[int]]:
-    """A log of records with bodies of `sizes` bytes from `start` on, and the offset of each record."""
+    """Returns a log of records with bodies of `sizes` bytes from `start` on, and the offset of each
+    record.
+    """
     log, offsets = bytearray(), []
     for number, size in enumerate(sizes):
         at = start + len(log)
@@ -33,7 +35,7 @@ def make_log(sizes: list[int], *, segment_bytes: int, start: int = 0) -> tuple[b
 
 
 def cut(data: bytes, sizes: list[int]) -> list[bytes]:
-    """`data` in pieces of the given sizes, repeated as often as needed."""
+    """Returns `data` in pieces of the given sizes, repeated as often as needed."""
     pieces, position, turn = [], 0, 0
     while position < len(data):
         size = max(1, sizes[turn % len(sizes)])

@@ -1,5 +1,5 @@
-"""A master and the slaves of its term: whose older connection a slave takes the place of, and whose it leaves
-alone; where a term begins; where a slave ends its log.
+"""A master and the slaves of its term: which older connections a reconnecting slave replaces, where a term
+begins, and where a slave truncates its log.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Slave(asyncio.Protocol):
 
 
 class NextMaster(asyncio.Protocol):
-    """Answers a handshake; `heard` is what comes behind it."""
+    """Answers a handshake; `heard` are the bytes after it."""
 
     def __init__(self, answer: EpochsAnswer) -> None:
         self.answer = answer
@@ -67,7 +67,7 @@ class NextMaster(asyncio.Protocol):
 
 
 class Term:
-    """A master in its term, on an empty log."""
+    """A master in its term, with an empty log."""
 
     async def start(self) -> None:
         self.clock = ManualClock()
@@ -106,12 +106,12 @@ class Term:
     async def come(
         self, slave_id: int, *, is_learner: bool = False, from_last_file: bool = False, held: int = 0
     ) -> Slave:
-        """A slave that says who it is and how much it holds."""
+        """Connects a slave that sends its id and the end of its log."""
         hello = encode_handshake(Handshake(slave_id, from_last_file, is_learner))
         return await self.connect(hello + encode_term_report(held))
 
     def write(self) -> None:
-        """A record; it is not on disk yet."""
+        """Appends a record, which is not on disk yet."""
         self.store.append([RECORD], lambda _status: None)
         self.clock.run_soon()
 
@@ -128,7 +128,7 @@ async def test_a_learner_that_starts_ends_no_connection_of_another_slave(term: T
     others = [
         await term.come(2),
         await term.come(3, is_learner=True),
-        await term.connect(),  # it has not told who it is yet
+        await term.connect(),  # it has not sent its id yet
         await term.connect(encode_handshake(Handshake(4))),
     ]
     learner = await term.come(5, is_learner=True)
@@ -140,7 +140,7 @@ async def test_a_learner_that_starts_ends_no_connection_of_another_slave(term: T
 async def test_a_slave_that_comes_again_takes_the_place_of_its_older_connection(
     term: Term, was_learner: bool, is_learner: bool
 ) -> None:
-    """Also when it was made a learner in between, or is one no more."""
+    """Also if it has become a learner in between, or has stopped being one."""
     other = await term.come(2, is_learner=True)
     older = await term.come(3, is_learner=was_learner)
     assert ("broker 3" in term.store.acks.positions()) is not was_learner
@@ -152,7 +152,7 @@ async def test_a_slave_that_comes_again_takes_the_place_of_its_older_connection(
 async def test_a_slave_that_comes_again_ends_its_older_connection_that_has_reported_nothing(
     term: Term,
 ) -> None:
-    """Its report may be under way still, and would count beside that of the newer one."""
+    """Its report may still be in flight, and would count in addition to that of the newer connection."""
     older = await term.connect(encode_handshake(Handshake(3)))
     newer = await term.come(3)
     assert [slave.is_lost for slave in (older, newer)] == [True, False]
@@ -161,7 +161,7 @@ async def test_a_slave_that_comes_again_ends_its_older_connection_that_has_repor
 async def test_a_member_that_comes_again_too_old_is_proposed_to_leave_at_once(
     term: Term, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it holds ends before the log begins, so it can be given nothing; its connection lasts."""
+    """Its copy ends before the log begins, so it cannot be served; its connection stays."""
     proposals: list[frozenset[int]] = []
 
     def decide(members: frozenset[int], set_epoch: int) -> None:
@@ -183,7 +183,7 @@ async def test_a_member_that_comes_again_too_old_is_proposed_to_leave_at_once(
 
 
 async def test_a_copy_that_began_late_acknowledges_nothing_before_its_first_file(term: Term) -> None:
-    """It was given the last file alone (syncFromLastFile): of what is before it holds no byte."""
+    """It received only the last file (syncFromLastFile), and holds nothing before it."""
     store = term.store
     store.begin_role(BrokerRole.SYNC_MASTER)
     while store.max_log_offset <= FILE_BYTES:
@@ -204,8 +204,9 @@ async def test_a_copy_that_began_late_acknowledges_nothing_before_its_first_file
 async def test_a_term_begins_where_the_log_ended_when_the_one_before_did(
     term: Term, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A master that goes on in a newer term writes on, say delayed messages, while its disk takes what was
-    there. That is not on disk yet: a term that began behind it would begin behind the end that slaves see.
+    """A master that continues in a newer term appends records, such as delayed messages, while its disk syncs
+    the earlier ones. These are not on disk yet: a term that began after them would begin beyond the end that
+    slaves see.
     """
     store = term.store
     store.begin_role(BrokerRole.SYNC_MASTER)

@@ -1,4 +1,4 @@
-"""Config sync between a slave of ours and masters of several kinds, over in-memory connections."""
+"""Config sync between a TandemMQ slave and several kinds of masters, over in-memory connections."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ async def test_unchanged_tables_of_a_master_of_ours_are_not_sent_again(
 async def test_a_copy_that_begins_during_a_round_is_told_everything_again(
     master: Master, client: RemotingClient
 ) -> None:
-    """What the round before has brought, such as deletions, was of another log."""
+    """The results of the previous round, such as deletions, belonged to another log."""
     master.put_topics(2)
     sync = make_sync(make_tables(), client)
     await sync.sync_once(master.address)
@@ -269,14 +269,14 @@ async def test_offsets_that_only_the_slave_knows_stay(master: Master, client: Re
     await make_sync(tables, client).sync_once(master.address)
     assert tables.consumer_offsets.committed("mine", "t", 0) == 5
     assert tables.consumer_offsets.committed("both", "t", 0) == 40
-    # Per key the master's queues replace the slave's (spec replication 6.2).
+    # For each key the master's queues replace the slave's (spec replication 6.2).
     assert tables.consumer_offsets.committed("both", "t", 1) is None
 
 
 async def test_what_was_told_before_a_deletion_does_not_come_back(
     master: Master, client: RemotingClient
 ) -> None:
-    """The log tells the slave of the deletion while the master's offsets are on their way."""
+    """The slave learns the deletion from the log while the master's offsets are in transit."""
     tables, theirs = make_tables(), master.tables.consumer_offsets
     for topic in ("t", "other"):
         theirs.commit("g", topic, 0, 4, 1)
@@ -299,7 +299,7 @@ async def test_what_was_told_before_a_deletion_does_not_come_back(
 
 
 async def test_offsets_of_a_group_that_were_deleted_go_away(master: Master, client: RemotingClient) -> None:
-    """A group that is made again must not begin where it was, whoever is the master by then."""
+    """A group that is created again must not start at its old offsets, whichever broker is master by then."""
     tables, theirs = make_tables(), master.tables.consumer_offsets
     for topic in ("t", "u"):
         theirs.commit("g", topic, 0, 50, 1)
@@ -309,7 +309,7 @@ async def test_offsets_of_a_group_that_were_deleted_go_away(master: Master, clie
     mine = tables.consumer_offsets
     assert mine.committed("g", "u", 0) == 50
     theirs.drop_group("g", 2)
-    theirs.commit("g", "t", 0, 50, 3)  # it has come as far again in one topic
+    theirs.commit("g", "t", 0, 50, 3)  # it has reached the same offset again in one topic
     assert await sync.sync_once(master.address)
     assert (mine.committed("g", "t", 0), mine.committed("g", "u", 0)) == (50, None)
     assert mine.committed("h", "t", 0) == 50
@@ -326,7 +326,7 @@ async def test_offsets_of_a_group_that_were_deleted_go_away(master: Master, clie
 
 
 async def test_a_deleted_group_is_known_as_deleted(master: Master, client: RemotingClient) -> None:
-    """What it has popped comes to nobody; of a group that is only unknown it waits."""
+    """Its popped messages are dropped; those of a group that is merely unknown wait."""
     tables = make_tables()
     for group in ("g", "h"):
         master.tables.groups.put(SubscriptionGroupConfig(name=group), 1)
@@ -339,7 +339,7 @@ async def test_a_deleted_group_is_known_as_deleted(master: Master, client: Remot
 
 
 async def test_no_table_of_an_earlier_term_is_taken(master: Master, client: RemotingClient) -> None:
-    """Who becomes the master of this term may still serve those that it has of an earlier one."""
+    """A broker that becomes the master of this term may still serve its tables of an earlier one."""
     tables = make_tables()
     master.put_topics(1)
     mine = tables.topics
@@ -413,7 +413,7 @@ async def test_nothing_is_asked_of_a_master_whose_log_is_not_copied(
 async def test_nothing_is_taken_from_a_master_that_came_back_as_a_slave(
     master: Master, client: RemotingClient
 ) -> None:
-    """It was emptied, and copies the log of another: its tables are empty still, and its log is not."""
+    """It was emptied, and copies another broker's log: its tables are still empty, and its log is not."""
     tables = make_tables()
     tables.topics.put(TopicConfig(name="kept"), 1)
     master.is_slave = True
@@ -424,7 +424,9 @@ async def test_nothing_is_taken_from_a_master_that_came_back_as_a_slave(
 async def test_what_another_life_of_the_master_told_is_not_taken(
     master: Master, client: RemotingClient
 ) -> None:
-    """It may have come up with an empty disk while the connection to its old life still seemed to stand."""
+    """It may have restarted with an empty disk while the connection to its previous run still seemed
+    to work.
+    """
     tables = make_tables()
     sync = make_sync(tables, client, life="first")
     master.put_topics(2)
@@ -449,7 +451,7 @@ async def test_progress_ahead_of_the_own_queue_is_not_taken(master: Master, clie
         assert await sync.sync_once(master.address)
         assert tables.consumer_offsets.committed("g", "t", 0) == expected
         assert tables.delay_offsets.get(2) == expected
-    # Held already, from when the own queue was longer: nothing is gained by going back.
+    # Already held from when the slave's queue was longer: lowering it would gain nothing.
     tables.consumer_offsets.commit("g", "t", 0, 120, 3)
     master.tables.consumer_offsets.commit("g", "t", 0, 130, 3)
     assert await sync.sync_once(master.address)

@@ -1,4 +1,6 @@
-"""What a master remembers of slaves without a connection, and how it tells it (GET_BROKER_HA_STATUS, 907)."""
+"""The state that a master keeps of disconnected slaves, and its report of them (GET_BROKER_HA_STATUS,
+907).
+"""
 
 from __future__ import annotations
 

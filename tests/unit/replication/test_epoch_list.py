@@ -1,4 +1,6 @@
-"""The list of terms: its operations, its file, and where two logs part (spec controller 4.4, 4.5)."""
+"""The list of terms: its operations, its file, and the point where two logs diverge (spec controller 4.4,
+4.5).
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def test_cuts_at_both_ends_and_finds_terms() -> None:
     assert epochs.cut_suffix(2001) == epochs
     assert epochs.cut_suffix(0) == EpochList()
     assert epochs.cut_prefix(1201) == terms("3-1200 4-2000")
-    assert epochs.cut_prefix(1200) == epochs  # as RocketMQ, which cuts at the byte before the first one kept
+    assert epochs.cut_prefix(1200) == epochs  # like RocketMQ, which cuts at the byte before the first kept
     assert epochs.cut_prefix(9999) == terms("4-2000")
     assert [epochs.find(at) for at in (0, 1199, 1200, 5000)] == [(1, 0), (1, 0), (3, 1200), (4, 2000)]
     assert terms("2-10").find(9) is None
@@ -112,7 +114,7 @@ def test_the_file_is_that_of_rocketmq(text: str, checksum: int) -> None:
     data = b"2\n%d\n%s\n" % (checksum, text.replace(" ", "\n").encode())
     assert encode_epochs(epochs) == data
     assert decode_epochs(data) == epochs
-    assert decode_epochs(data.replace(b"%d" % checksum, b"0", 1)) == epochs  # asks for no check
+    assert decode_epochs(data.replace(b"%d" % checksum, b"0", 1)) == epochs  # disables the check
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,7 @@ def test_ids_follow_their_terms() -> None:
     assert epochs.append(4, 2000, 6) == with_ids("1-0-7 3-1200-8 4-2000-6")
     assert epochs.cut_suffix(2000) == with_ids("1-0-7 3-1200-8")
     assert epochs.cut_prefix(1201) == with_ids("3-1200-8 4-2000-9")
-    assert with_ids("1-0 3-1200-8").follow(epochs) == epochs  # the copy learns what it did not know
+    assert with_ids("1-0 3-1200-8").follow(epochs) == epochs  # the copy learns the unknown id
     assert EpochList().follow(epochs) == epochs
     long = EpochList()
     for epoch in range(1, EPOCH_COUNT_MAX + 2):
@@ -186,7 +188,7 @@ def test_ids_follow_their_terms() -> None:
         ("1-0-7 2-500-8", "1-0-7 2-500-8", 900, None),
         ("1-0-7 2-500", "1-0-7 2-500-9", 900, None),  # an older release wrote one of the two
         ("1-0-7 2-500-8", "1-0 2-500", 900, None),
-        ("1-0-7", "1-0-6", 0, (1, 0)),  # another group: not a byte is common
+        ("1-0-7", "1-0-6", 0, (1, 0)),  # another group: not a single byte is common
         ("1-0-7 2-500-8", "1-0-6 2-500-5 3-900-4", 0, (1, 0)),
         ("0-0 1-300-7", "0-0 1-300-6", 300, (1, 300)),
     ],

@@ -1,4 +1,4 @@
-"""Which changes of what counts as in sync are told, and when (spec replication 4.8)."""
+"""The logging of slaves that enter and leave sync (spec replication 4.8)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 def told(log: pytest.LogCaptureFixture) -> list[tuple[str, str, int]]:
-    """Event, slave and count of each line since the last call."""
+    """Returns the event, slave and count of each line since the last call."""
     lines = [(one.getMessage(), one.slave, one.in_sync_count) for one in log.records]  # type: ignore[attr-defined]  # extra
     log.clear()
     return lines

@@ -1,4 +1,4 @@
-"""A master whose slaves' connections are pumped inside its store's write."""
+"""A master whose slave connections are pumped within its store's write."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Slave(asyncio.Protocol):
 
 
 class Rig:
-    """A SYNC_MASTER that waits for one slave of its two."""
+    """A SYNC_MASTER that waits for one of its two slaves."""
 
     async def start(self) -> None:
         self.clock = ManualClock()

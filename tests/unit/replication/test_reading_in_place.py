@@ -1,4 +1,4 @@
-"""A slave that reads into one buffer with room in front stores what one that joins pieces stores."""
+"""A slave that reads into one buffer with room in front stores the same as one that joins pieces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def connected() -> SlaveSession:
 
 
 def frames(log: bytes, sizes: list[int]) -> bytes:
-    """The log in frames of these sizes again and again, a heartbeat before each; none crosses a file."""
+    """Returns the log in frames of these sizes, repeated, with a heartbeat before each; none crosses
+    a file.
+    """
     parts, position, index = [], 0, 0
     while position < len(log):
         size = min(sizes[index % len(sizes)], len(log) - position, SEGMENT - position % SEGMENT)

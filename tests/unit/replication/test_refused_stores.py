@@ -1,4 +1,4 @@
-"""A slave whose store refuses bytes, and whose master sends more in the same read that ends the copy."""
+"""A slave whose store refuses bytes, while the same read contains more data that ends the copy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Master(asyncio.Protocol):
 async def test_a_full_disk_keeps_no_connection_that_what_came_behind_has_ended(
     monkeypatch: pytest.MonkeyPatch, answer: bytes, reason: HaltReason, attempt_count: int
 ) -> None:
-    """Damage is asked for again once, then the slave halts, as it does at once for other file sizes."""
+    """The slave requests damaged bytes again once, then halts; for other file sizes it halts at once."""
     clock = ManualClock()
     network = MemoryNetwork(clock)
     options = StoreOptions(root=Path("/store"), role=BrokerRole.SLAVE, commit_log_file_bytes=SEGMENT)
@@ -105,8 +105,8 @@ async def test_a_full_disk_keeps_no_connection_that_what_came_behind_has_ended(
 
 
 async def test_nothing_behind_a_store_that_failed_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk has room again before the next file comes, in the same read: an empty log may begin at any
-    file.
+    """A full disk has room again before the next file arrives, in the same read: an empty log may begin at
+    any file.
     """
     clock = ManualClock()
     network = MemoryNetwork(clock)
@@ -145,7 +145,7 @@ async def test_nothing_behind_a_store_that_failed_is_stored(monkeypatch: pytest.
 async def test_a_slave_stops_and_leaves_no_connection_after_a_fault_in_its_store(
     monkeypatch: pytest.MonkeyPatch, fault: Exception, behind: bytes
 ) -> None:
-    """Damage behind: the session has given the connection up, and the fault comes before it is closed."""
+    """Damage follows: the session has dropped the connection, and the fault occurs before it is closed."""
     clock = ManualClock()
     network = MemoryNetwork(clock)
     options = StoreOptions(root=Path("/store"), role=BrokerRole.SLAVE, commit_log_file_bytes=SEGMENT)
@@ -174,7 +174,7 @@ async def test_a_slave_stops_and_leaves_no_connection_after_a_fault_in_its_store
 
 
 async def test_who_asks_a_slave_whose_first_bytes_are_not_on_disk_yet_gets_nothing() -> None:
-    """It listens as a master does, and its copy begins behind 0."""
+    """It listens like a master, and its copy does not begin at 0."""
     clock = ManualClock()
     network = MemoryNetwork(clock)
     options = StoreOptions(

@@ -37,7 +37,7 @@ def test_slave_that_comes_back_counts_once_while_its_old_connection_is_not_known
     new = connect(directory, sent=80)
     acknowledge(directory, new, 90)
     assert directory.positions() == {"h": 90}
-    acknowledge(directory, old, 100)  # a late report of bytes that were sent before: no proof of life
+    acknowledge(directory, old, 100)  # a late report of bytes sent before proves nothing
     assert directory.positions() == {"h": 100}
     directory.leave(old)
     assert directory.positions() == {"h": 90}
@@ -50,7 +50,7 @@ def test_second_slave_on_a_host_counts_once_the_first_acknowledges_later_bytes()
     second = connect(directory, sent=0)
     assert (
         acknowledge(directory, second, 50) is True
-    )  # it counts for the first, as long as it may be the same
+    )  # it counts as the first one while it may be the same slave
     assert directory.positions() == {"h": 50}
     assert acknowledge(directory, first, 101) is True
     assert directory.positions() == {"h": 101, "h#2": 50}
@@ -76,7 +76,7 @@ def test_newcomer_counts_for_the_fullest_of_those_that_it_may_be() -> None:
     first, second = connect(directory), connect(directory)
     acknowledge(directory, first, 10)
     acknowledge(directory, second, 20)
-    third = connect(directory, sent=20)  # the second slave again, its old connection not known dead
+    third = connect(directory, sent=20)  # the second slave again, its old connection not yet known to be dead
     acknowledge(directory, third, 20)
     assert sorted(directory.positions().values()) == [10, 20]
 
@@ -138,7 +138,7 @@ def test_of_too_many_hosts_that_began_late_the_oldest_counts_for_all() -> None:
 
 
 class Acks:
-    """What the store is told, and the most that two replicas were said to hold at one moment."""
+    """The reports to the store, and the most that two replicas were ever reported to hold at one moment."""
 
     def __init__(self) -> None:
         self.held: dict[str, int] = {}
@@ -165,7 +165,7 @@ def make_master() -> tuple[ReplicationMaster, Acks]:
 
 
 def test_no_moment_counts_a_byte_twice_while_ids_change() -> None:
-    """Two connections turn out to be the other's: what one loses is taken back before the other has it."""
+    """Two connections turn out to be swapped: what one loses is withdrawn before the other gains it."""
     master, acks = make_master()
     held = {ReplicaId("a"): 10, ReplicaId("b"): 100}
     master._directory = cast(

@@ -55,7 +55,7 @@ def test_slave_once_found_ahead_stays_refused_when_our_log_has_grown_past_it() -
 
 
 def test_a_copy_that_the_master_has_taken_over_is_ahead_no_more() -> None:
-    """One that holds more than it took over stays refused."""
+    """A copy that holds more than the master took over stays refused."""
     known = KnownAhead()
     for end in (100, 500, 501):
         known.note("10.0.0.1", plan_start(end, LogRange(0, 60), segment_bytes=SEGMENT, first_transfer=LAST))
@@ -65,7 +65,9 @@ def test_a_copy_that_the_master_has_taken_over_is_ahead_no_more() -> None:
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_whether_a_copy_is_known_to_be_ahead_is_asked_when_it_reports(is_known: bool) -> None:
-    """Not when its connection is accepted: in between a master may settle, or refuse the copy elsewhere."""
+    """It is not asked when the connection is accepted: in between a master may settle, or refuse the copy
+    elsewhere.
+    """
     store = SimpleNamespace(options=SimpleNamespace(commit_log_file_bytes=SEGMENT), max_log_offset=500)
     master = ReplicationMaster(
         cast(MessageStore, store),

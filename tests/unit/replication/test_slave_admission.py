@@ -123,5 +123,5 @@ def test_slave_without_a_secret_stores_nothing_of_the_greeting() -> None:
     greeting = MasterHandshake(SECRET, MASTER_NONCE).greeting()
     with pytest.raises(RemoteProtocolError, match="haSharedSecret"):
         TransferDecoder().feed(greeting)
-    # RocketMQ's slaves check no sign; a body that never comes is never stored.
+    # RocketMQ's slaves do not check the sign; a body that never arrives is never stored.
     assert int.from_bytes(GREETING_HEAD[8:12], "big") > BODY_BYTES_MAX

@@ -1,4 +1,4 @@
-"""When a master lets its slaves have what was confirmed."""
+"""The moment at which a master sends confirmed bytes to its slaves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandemmq.runtime.tasks import FaultGuard
 
 @dataclass
 class Pumped:
-    """A connection that counts, and may end the other one."""
+    """A connection that counts, and may close the other one."""
 
     count: int = 0
     others: list[Any] = field(default_factory=list)
@@ -86,7 +86,7 @@ def test_a_connection_may_end_while_it_is_pumped(awaits_acks: bool) -> None:
 
 @pytest.mark.parametrize("awaits_acks", [False, True])
 def test_a_fault_of_ours_goes_to_the_owner(awaits_acks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not into the store, whose write this may be."""
+    """It does not go to the store, whose write this may be."""
     rig = Rig(1, awaits_acks=awaits_acks)
     fault = AssertionError("what must hold does not")
 

@@ -92,7 +92,7 @@ def test_copy_resumes_at_the_own_end() -> None:
 def test_empty_slave_begins_at_the_file_that_the_master_chose() -> None:
     log, _ = make_log([10], segment_bytes=SEGMENT, start=3 * SEGMENT)
     subject = connected(0)
-    assert subject.on_data(encode_head(2 * SEGMENT, 0), 1) == []  # a heartbeat binds nobody yet
+    assert subject.on_data(encode_head(2 * SEGMENT, 0), 1) == []  # a heartbeat does not fix the start yet
     effects = subject.on_data(frame(3 * SEGMENT, log), 1)
     assert effects[0] == Store(3 * SEGMENT, memoryview(log))
 
@@ -276,7 +276,7 @@ def test_heartbeats_alone_do_not_keep_a_connection_to_an_address_that_was_the_ma
     assert kinds(subject.on_tick(20_001)) == [Disconnect, Dial]
     assert subject.state is SlaveState.DIALING
     subject.on_connected(640, 20_002)
-    subject.on_data(encode_head(640, 0), 40_002)  # the new address: heartbeats are enough
+    subject.on_data(encode_head(640, 0), 40_002)  # the new address: heartbeats are sufficient
     assert not any(isinstance(effect, Disconnect) for effect in subject.on_tick(40_003))
 
 

@@ -1,4 +1,6 @@
-"""Who is asked where a log ends: a master in doubt asks its slaves, and a slave its master."""
+"""The brokers that are asked for the end of their logs: a master with an unverified tail asks its slaves, and
+a slave asks its master.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def tail_wait(
     client: RemotingClient | None = None,
     others: Sequence[str] = (),
 ) -> TailWait:
-    """Of a master that name servers list with slaves at 10.0.0.9:1 and so on. `others`: other masters."""
+    """Returns the wait of a master that name servers list with slaves at 10.0.0.9:1 and so on. `others`:
+    other masters.
+    """
 
     async def listed() -> dict[int, str]:
         return {number: f"10.0.0.9:{number}" for number in range(1, slave_count + 1)}
@@ -62,8 +66,8 @@ def tail_wait(
         (2, 1, 1, 1, True),
         (2, 1, 1, 0, False),
         (2, 1, 2, 2, True),
-        (2, 1, 2, 1, False),  # what was acknowledged may be at the other one only
-        (2, 3, 1, 1, False),  # which is not listed yet
+        (2, 1, 2, 1, False),  # acknowledged messages may be on the other one only
+        (2, 3, 1, 1, False),  # it is not listed yet
         (2, 3, 2, 2, True),
         (3, 1, 2, 1, True),
         (3, 1, 3, 1, False),
@@ -104,7 +108,7 @@ async def test_enough_slaves_leave_no_room_for_an_acknowledged_message(
 
 
 class Liar:
-    """Answers whoever asks where its log begins and ends."""
+    """Answers every request with the given begin and end of its log."""
 
     def __init__(self, low: int, high: int) -> None:
         self.ends = LogChecksumResponse(min_offset=low, max_offset=high, size_bytes=0, crc=0)
@@ -132,7 +136,7 @@ async def test_a_slave_that_tells_ends_that_no_log_has_shows_nothing_and_stops_n
 async def test_an_empty_master_that_stands_at_a_later_file_fetches_nothing_from_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A log never goes on below its end."""
+    """A log never continues below its end."""
     asked: list[int] = []
 
     async def read_log_checksum(*_: object) -> LogChecksumResponse:
@@ -162,7 +166,7 @@ async def test_an_empty_master_that_stands_at_a_later_file_fetches_nothing_from_
 
 @pytest.mark.parametrize("is_slave", [False, True])
 async def test_only_a_master_can_halt_a_slave(monkeypatch: pytest.MonkeyPatch, is_slave: bool) -> None:
-    """A lost master that came back as an empty slave is asked until name servers tell of the new one."""
+    """A lost master that came back as an empty slave is asked until name servers report the new one."""
 
     async def read_log_checksum(*_: Any) -> LogChecksumResponse:
         return msgspec.structs.replace(EMPTY, is_slave=is_slave or None)
@@ -182,7 +186,7 @@ async def test_only_a_master_can_halt_a_slave(monkeypatch: pytest.MonkeyPatch, i
 
 
 async def test_a_decision_that_did_not_know_of_another_master_does_not_hold_once_that_is_gone() -> None:
-    """It went on storing meanwhile, and its slaves hold that."""
+    """The other master continued to store messages meanwhile, and its slaves hold them."""
     clock, disk = ManualClock(), MemoryDisk()
     options = StoreOptions(root=Path("/store"), role=BrokerRole.SYNC_MASTER, in_sync_replicas=2)
     store = await MessageStore.open(options, disk=disk, clock=clock)
@@ -230,7 +234,7 @@ async def test_a_master_that_cannot_tell_is_followed_only_when_it_says_that_it_i
     )
     outcome = TailOutcome.NOT_COMPARED if is_followed else TailOutcome.FAILED
     assert (await check(4096)).outcome is outcome
-    addresses[0] = None  # it is not known where to ask
+    addresses[0] = None  # the address to ask is unknown
     assert (await check(4096)).outcome is TailOutcome.FAILED
     assert (await check(0)).outcome is TailOutcome.NOT_COMPARED
     await store.close()

@@ -1,4 +1,4 @@
-"""Which copies may be elected, and what a send waits for meanwhile (spec controller 4.8, 4.9, 10.8)."""
+"""The replicas that may be elected, and those that a send waits for (spec controller 4.8, 4.9, 10.8)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_copy_joins_while_the_log_goes_on_growing() -> None:
     one.on_acknowledged(2, 100, 2 * MIB, 10)
     assert one.required == frozenset()  # it lags too far to be waited for
     one.on_acknowledged(2, 2 * MIB, 2 * MIB + 500, 20)
-    assert one.required == {2}  # from here on every send is waited for, so it can miss none
+    assert one.required == {2}  # from here on every send waits for it, so it cannot miss one
     assert one.propose(2 * MIB + 600, 20) is None
     one.on_acknowledged(2, 2 * MIB + 500, 2 * MIB + 900, 30)
     assert one.propose(2 * MIB + 900, 30) == {1, 2}
@@ -37,7 +37,9 @@ def test_who_does_not_reach_it_in_time_is_not_waited_for() -> None:
 
 
 def test_a_joining_copy_that_falls_silent_is_waited_for_no_longer_than_a_member() -> None:
-    """Whether or not it has reached what it must hold: a proposal may be refused because nobody hears it."""
+    """Also if it has reached its target: a proposal may be refused because the controllers do not hear from
+    it.
+    """
     for held in (400, 500):
         one = SyncStateSet(1, frozenset({1}), 7, now_ms=0, confirm_offset=0, lag_ms_max=2_000)
         one.on_connected(2, 0, 0)
@@ -49,7 +51,7 @@ def test_a_joining_copy_that_falls_silent_is_waited_for_no_longer_than_a_member(
         assert one.propose(600, 2_001) is None
         assert one.required == frozenset()
         one.on_acknowledged(2, 600, 600, 9_000)
-        assert one.propose(600, 9_000) == {1, 2}  # it has come on: it joins again
+        assert one.propose(600, 9_000) == {1, 2}  # it has advanced: it joins again
 
 
 def test_a_joining_copy_that_is_level_while_nothing_is_sent_is_not_silent() -> None:
@@ -64,8 +66,8 @@ def test_a_joining_copy_that_is_level_while_nothing_is_sent_is_not_silent() -> N
 
 
 def test_what_nobody_asks_for_any_more_is_proposed_again_until_its_outcome_is_known() -> None:
-    """A proposal whose outcome is unknown is counted on: were it left so, every send would wait for a copy
-    that is gone for good.
+    """A proposal with an unknown outcome counts. If it stayed open, every send would wait for a replica that
+    is gone for good.
     """
     one = new_set(1, 2)
     for copy in (2, 3):
@@ -73,7 +75,7 @@ def test_what_nobody_asks_for_any_more_is_proposed_again_until_its_outcome_is_kn
         one.on_acknowledged(copy, 500, 500, 0)
     assert one.propose(500, 10) == {1, 2, 3}
     one.on_closed(2)
-    assert one.propose(500, 2_000) == {1, 3}  # in the place of the one before, whose outcome is unknown
+    assert one.propose(500, 2_000) == {1, 3}  # replaces the previous proposal, whose outcome is unknown
     one.on_closed(3)
     one.on_connected(2, 500, 2_100)
     one.on_acknowledged(2, 500, 500, 2_100)
@@ -122,7 +124,7 @@ def test_an_unknown_outcome_keeps_the_union() -> None:
     assert one.propose(600, 10 + PROPOSAL_RETRY_MS) == {1}
     one.on_connected(3, 600, 2_000)
     one.on_acknowledged(3, 600, 600, 2_000)
-    assert one.propose(600, 2_010) == {1, 3}  # the one before may still be carried out
+    assert one.propose(600, 2_010) == {1, 3}  # the previous one may still be committed
     one.on_refused(7)
     assert one.required == {2, 3}
     assert one.has_open_proposal
@@ -131,7 +133,7 @@ def test_an_unknown_outcome_keeps_the_union() -> None:
 
 
 def test_nothing_is_confirmed_that_a_proposed_member_lacks() -> None:
-    """It may have been elected meanwhile, whatever is known here of the proposal."""
+    """It may have been elected meanwhile, whatever is known here about the proposal."""
     one = new_set(1)
     one.on_connected(2, 100, 0)
     one.on_acknowledged(2, 100, 100, 0)
@@ -142,8 +144,8 @@ def test_nothing_is_confirmed_that_a_proposed_member_lacks() -> None:
 
 
 def test_nothing_is_confirmed_that_a_joining_copy_lacks() -> None:
-    """It becomes a member with what it had at its proposal. Elected then, it would lack what slaves were told
-    that all hold, and they would have to cut what they must not.
+    """It becomes a member with the bytes that it had at its proposal. If elected then, it would lack bytes
+    that slaves know as confirmed, and which they must not truncate.
     """
     one = new_set(1, 2)
     one.on_connected(2, 0, 0)
@@ -161,7 +163,7 @@ def test_nothing_is_confirmed_that_a_joining_copy_lacks() -> None:
 
 
 def test_every_proposal_without_an_answer_counts() -> None:
-    """The first one may have been carried out, although a later one says otherwise."""
+    """The first one may have been committed, although a later one differs."""
     one = new_set(1)
     one.on_connected(2, 100, 0)
     one.on_acknowledged(2, 100, 100, 0)
@@ -217,7 +219,7 @@ def test_confirmed_only_rises_and_stands_while_a_member_is_away() -> None:
 
 def test_a_member_that_lost_what_it_had_confirmed_leaves_and_comes_again() -> None:
     one = new_set(1, 2, confirm_offset=900)
-    one.on_connected(2, 400, 0)  # it was started anew, and its old connection had not ended yet
+    one.on_connected(2, 400, 0)  # it was restarted, and its old connection had not ended yet
     assert one.propose(900, 0) == {1}
     assert one.required == {2}
     one.on_committed(frozenset({1}), 8)
@@ -237,7 +239,7 @@ def test_a_member_that_has_got_it_all_again_need_not_leave() -> None:
 
 
 def shrunk_set() -> SyncStateSet:
-    """Slave 2 has left: the master has gone on alone, in a set of its own with epoch 8."""
+    """Slave 2 has left: the master has continued alone, in a set of its own with epoch 8."""
     one = new_set(1, 2, confirm_offset=500)
     one.on_connected(2, 500, 0)
     one.on_acknowledged(2, 500, 500, 0)
@@ -249,7 +251,7 @@ def shrunk_set() -> SyncStateSet:
 
 
 def test_a_set_that_goes_back_is_waited_for_and_proposed_out_again() -> None:
-    """Controllers that lost the last change may elect a slave that lacks what was acknowledged since."""
+    """Controllers that lost the last change may elect a slave that lacks messages acknowledged since."""
     one = shrunk_set()
     assert one.is_set_back(frozenset({1, 2}), 7)
     assert one.on_committed(frozenset({1, 2}), 7)
@@ -262,16 +264,18 @@ def test_a_set_that_goes_back_is_waited_for_and_proposed_out_again() -> None:
 
 
 def test_the_set_is_told_once_more_when_a_proposal_is_refused_as_no_change() -> None:
-    """The slave comes back, and the controllers, who never lost it, call its joining no change."""
+    """The slave returns, and the controllers, which had it in their set all along, report its joining as no
+    change.
+    """
     one = shrunk_set()
     one.on_connected(2, 900, 10)
     one.on_acknowledged(2, 900, 900, 10)
     assert one.propose(900, 2_000) == {1, 2}
-    assert one.on_committed(frozenset({1, 2}), 7)  # what they say when they are asked then
+    assert one.on_committed(frozenset({1, 2}), 7)  # their answer when they are asked then
     assert one.propose(900, 2_001) == {1}  # the set that they lost, so that no outcome stays open
     assert one.required == {2}
     assert one.on_committed(frozenset({1}), 8)
-    assert one.required == {2}  # it is joining still
+    assert one.required == {2}  # it is still joining
     assert one.propose(900, 4_000) == {1, 2}
     assert one.on_committed(frozenset({1, 2}), 9)
 
@@ -293,5 +297,5 @@ def test_an_old_answer_that_came_late_does_no_harm() -> None:
     one = shrunk_set()
     assert one.on_committed(frozenset({1, 2}), 7)
     assert one.propose(900, 1) == {1}
-    assert one.on_committed(frozenset({1}), 8)  # refused by its epoch, so they were asked for their set
+    assert one.on_committed(frozenset({1}), 8)  # refused because of its epoch, so they were asked
     assert (one.epoch, one.members, one.required) == (8, {1}, frozenset())

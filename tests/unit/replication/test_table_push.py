@@ -1,4 +1,4 @@
-"""A master that says at once when its tables change, and slaves that ask one (TANDEM_AWAIT_TABLES)."""
+"""A master that reports changes of its tables at once, and slaves that ask for them (TANDEM_AWAIT_TABLES)."""
 
 from __future__ import annotations
 
@@ -131,14 +131,14 @@ async def test_a_change_waits_for_who_may_be_elected_and_has_asked(
     master: Pusher, client: RemotingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits, before = master.waits, versions(master.tables)
-    await waits.wait_held(lambda: [1, 2])  # nobody has asked
+    await waits.wait_held(lambda: [1, 2])  # no slave has asked
     for broker_id in (1, 2):
         await await_tables(client, master.address, *before, wait_ms=0, broker_id=broker_id)
     await waits.wait_held(lambda: [1, 2])
     master.tables.topics.put(TopicConfig(name="a"), 1)
     waiting = asyncio.ensure_future(waits.wait_held(lambda: [1, 2]))
     await await_tables(client, master.address, *versions(master.tables), wait_ms=0, broker_id=1)
-    master.tables.topics.put(TopicConfig(name="later"), 1)  # what comes later is not waited for
+    master.tables.topics.put(TopicConfig(name="later"), 1)  # later changes are not waited for
     assert not waiting.done()
     await await_tables(client, master.address, *before, wait_ms=0, broker_id=2)
     assert not waiting.done()

@@ -1,4 +1,6 @@
-"""Finding where two logs differ, and what a slave does with the verdict (spec replication 4.10)."""
+"""The search for the first difference of two logs, and a slave's reaction to the verdict (spec replication
+4.10).
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,7 @@ def test_what_was_compared_says_nothing_of_the_broker_that_was_dialled_before(ou
 
 
 def test_the_shorter_log_of_a_former_master_halts_nobody() -> None:
-    """It may have come back as an empty slave, and sends heartbeats that name its end."""
+    """It may have come back as an empty slave, and sends heartbeats with its own end."""
     session = checking()
     session.on_checked(verdict(TailOutcome.SAME), 5)
     session.on_assigned("10.0.0.2:10912")

@@ -56,9 +56,9 @@ def test_any_cut_of_the_stream_gives_the_same(cut: int) -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        "00000004 0000000000000000",  # no state that a slave sends in
+        "00000004 0000000000000000",  # not a state in which a slave sends
         "ffffffff",
-        "00000002 ffffffffffffffff",  # holds less than nothing
+        "00000002 ffffffffffffffff",  # a negative offset
         "00000001 0000 0000 ffffffffffffffff",
     ],
 )
@@ -71,7 +71,7 @@ def test_what_no_slave_sends_closes(frame: str) -> None:
     "frame",
     [
         "00000000",
-        "00000001 00000017 0000000000000CC6 00000002",  # no whole entries
+        "00000001 00000017 0000000000000CC6 00000002",  # incomplete entries
         "00000001 7ffffff8 0000000000000CC6 00000002",
         "00000001 00000000 ffffffffffffffff ffffffff",
         "00000001 00000018 0000000000000CC6 00000002 00000002 0000000000000000 00000002 0000000000000622",

@@ -1,4 +1,4 @@
-"""A slave and a master of one term, their bytes carried by hand (spec controller 4.1, 4.5, 4.7)."""
+"""A slave and a master of one term, whose bytes are passed by hand (spec controller 4.1, 4.5, 4.7)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_copy_begins_to_follow_and_stores_what_comes() -> None:
     log, ends = make_log([100] * 60, segment_bytes=SEGMENT_BYTES)
     end = len(log)
     part = ends[10]
-    assert part % SEGMENT_BYTES  # else the end of a file would part the terms, too
+    assert part % SEGMENT_BYTES  # otherwise the end of a file would separate the terms, too
     log_range = LogRange(0, end)
     master = new_master((1, 0), (3, part), confirm_offset=end)
     slave = new_slave()
@@ -134,7 +134,7 @@ def test_bytes_of_a_term_that_the_answer_did_not_tell_end_the_connection(unknown
 
 
 def test_a_copy_calls_nothing_confirmed_that_it_does_not_hold() -> None:
-    """It could never take back again what it gets next from a master that is replaced."""
+    """It could never truncate the bytes that it receives next from a master that is then replaced."""
     slave = new_slave((1, 0), (2, 1570))
     [effect] = align(slave, 2000, MASTER)
     assert isinstance(effect, Align)
@@ -168,7 +168,7 @@ def test_a_slave_out_of_turn_is_refused(data: bytes) -> None:
 
 
 def test_an_answer_tells_the_terms_and_where_the_log_ends() -> None:
-    """A copy that is longer is cut there, and one that holds more than is told is not let in."""
+    """A copy that is longer is truncated there, and one that holds more than reported is refused."""
     master = new_master((1, 0), (3, 50))
     answer = EpochsAnswer(100, EpochList((EpochEntry(1, 0), EpochEntry(3, 50))))
     effects = master.on_data(encode_handshake(Handshake(2)), LogRange(0, 100), 0)

@@ -1,4 +1,6 @@
-"""What a slave tells its master of itself (TANDEM_TELL_SLAVE_STATE), and that a stranger is not told."""
+"""The state that a slave reports to its master (TANDEM_TELL_SLAVE_STATE), and that it reports nothing to a
+stranger.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ async def client() -> AsyncIterator[RemotingClient]:
 
 
 async def told(client: RemotingClient, *states: ReplicationSlaveStatus) -> list[TellSlaveStateRequest]:
-    """What arrives at a master of ours."""
+    """Returns the requests that arrive at a TandemMQ master."""
     arrived = []
 
     def take(_channel: Channel, command: Command) -> Command:

@@ -1,4 +1,6 @@
-"""Records looked at together get the verdict that each gets alone, whatever is damaged, however it is cut."""
+"""Records checked in columns get the same verdict as one by one, whatever the damage and however they are
+cut.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ PROPERTIES = (b"", b"TAGS\x01a\x02", b"KEYS\x01k v\x02UNIQ_KEY\x01" + b"7" * 32)
 
 
 def make_log(numbers: list[int]) -> bytes:
-    """Records of every kind by number, with fillers where files end."""
+    """Returns records of every kind by number, with fillers where files end."""
     log = bytearray()
     for number in numbers:
         new = NewRecord(
@@ -46,7 +48,7 @@ def make_log(numbers: list[int]) -> bytes:
 def verdict(
     pieces: list[bytes], columns_bytes_min: int
 ) -> tuple[list[list[tuple[int, bytes]]], BadRecord | None, int, int]:
-    """The runs of each piece, what was found wrong, the end and what is held."""
+    """Returns the runs of each piece, the fault, the end and the number of held bytes."""
     subject = RecordVerifier(BASE, segment_bytes=SEGMENT, record_bytes_max=800)
     runs, bad = [], None
     with patch.object(verifier, "COLUMNS_BYTES_MIN", columns_bytes_min):
@@ -56,7 +58,7 @@ def verdict(
             runs.append([(run.log_offset, bytes(run.data)) for run in found])
             for run in found:
                 assert run.columns is None or run.columns.end <= len(run.data)
-            buffer[:] = bytes(len(buffer))  # as a buffer that is used again
+            buffer[:] = bytes(len(buffer))  # as a buffer that is reused
             if bad is not None:
                 break
     return runs, bad, subject.log_offset, subject.held_bytes

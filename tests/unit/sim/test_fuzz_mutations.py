@@ -1,4 +1,4 @@
-"""What the fuzzer sends: every served request, mutated by the dice and nothing else."""
+"""The fuzzer's frames: every served request, mutated by the dice and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulated platter keeps: sectors, directories, fsyncs that cover only what came before."""
+"""The behaviour of the simulated platter: sectors, directories, and fsyncs that cover only earlier writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user may do from one address says nothing of another, also when it was asked before."""
+"""A user's permission from one address does not apply to another, even if it was checked before."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SPY = Credentials("spy", "secret-of-spy")
 
 
 def connection(host: str) -> Channel:
-    """As far as it is asked."""
+    """Returns a connection with the attributes that are used."""
     subject = _Connection()
     subject.peer = (host, 5)
     return cast(Channel, subject)
@@ -99,7 +99,7 @@ def test_what_a_client_may_is_known_by_its_heartbeats_and_follows_the_rules() ->
 
 
 def test_who_may_not_send_to_a_topic_is_not_asked_about_its_transactions() -> None:
-    """The question shows the message, and nobody looks who says that he is of a producer group."""
+    """The check contains the message, and membership of a producer group is not verified."""
     producers = ProducerTable(groups_per_client_max=9)
     seen: dict[str, list[Command]] = {}
     for name in ("spy", "app"):

@@ -1,4 +1,4 @@
-"""Every code has its needs, and what they are for requests with more than one resource."""
+"""Every code has its required permissions, which are tested for requests with more than one resource."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_retry_topic_belongs_to_its_group() -> None:
     ],
 )
 def test_a_group_has_its_own_retry_topics_only(topic: str, others: set[Need]) -> None:
-    """Not those of a group whose name begins with its own."""
+    """It does not have those of a group whose name begins with its own."""
     own = {Need(GROUP, "b", SUB)}
     assert needs(Code.PULL_MESSAGE, {"consumerGroup": "b", "topic": topic}) == own | others
     assert needs(Code.ACK_MESSAGE, {"consumerGroup": "b", "topic": topic}) == own | others

@@ -1,4 +1,4 @@
-"""4.x accounts and 5.x policies: who may do what."""
+"""4.x accounts and 5.x policies: the permissions of users."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ SEND = Need(TOPIC, "orders-eu", PUB)
         ([entry("Topic:orders-eu", "Pub", "Deny"), entry("Topic:orders-*", "Pub")], False),
         ([entry("Topic:o*", "Pub", "Deny"), entry("Topic:orders*", "Pub")], True),
         ([entry("Topic:*", "Pub", "Deny"), entry("*", "Pub")], False),
-        # Equals: one denial is enough, in either order.
+        # Equally specific: one denial is enough, in either order.
         ([entry("Topic:orders-eu", "Pub"), entry("Topic:orders-eu", "All", "Deny")], False),
         ([entry("Topic:orders-eu", "All", "Deny"), entry("Topic:orders-eu", "Pub")], False),
         ([entry("Topic:orders-eu", "Pub", "Allow", "10.0.0.0/8", "::1")], True),

@@ -1,4 +1,4 @@
-"""What tools.yml gives a tool to sign with: at brokers, at controllers, or at both."""
+"""The credentials in tools.yml with which a tool signs: for brokers, for controllers, or for both."""
 
 from __future__ import annotations
 
