@@ -66,7 +66,7 @@ class ElectedWatch(Watch):
     def _check_copies(self, sent: Sent) -> None:
         """Checks that every member of the set has the message, if no fault occurred since it was sent."""
         holders = [node.name for node in self.brokers if holds(node, sent)]
-        is_quiet = self._world.is_quiet_since(sent.sent_at)
+        is_quiet = self._world.is_quiet_since(sent.sent_at) and not self.cluster.is_record_old
         wanted = len(self.cluster.leader.members) if is_quiet and self.cluster.leader.leads else 1
         if len(holders) < wanted:
             self._world.findings.lost.append(
@@ -124,7 +124,8 @@ class ElectedCluster(Cluster):
         self._term = 0
         self._lost_at_s = math.nan
         self._was_alone = False
-        self._is_record_old = False
+        self.is_record_old = False
+        """True if the controllers may have told the master of a set of an earlier moment."""
         self._may_part = False
         """True if two masters may have acknowledged messages alone: an operator discards the log of one."""
         self._met: dict[ElectedNode, object] = {}
@@ -221,7 +222,7 @@ class ElectedCluster(Cluster):
 
     def note_old_record(self) -> None:
         """Handles a controller's disk that was rolled back or emptied."""
-        self._is_record_old = True
+        self.is_record_old = True
 
     def _note_record(self) -> None:
         """Checks whether the controllers' record matches the brokers again."""
@@ -233,7 +234,7 @@ class ElectedCluster(Cluster):
                 self.leader.epoch,
                 self.leader.members,
             ):
-                self._is_record_old = False
+                self.is_record_old = False
 
     # Losses.
 
@@ -245,7 +246,7 @@ class ElectedCluster(Cluster):
             now_s = self.world.loop.time()
             self._lost_at_s = now_s
             self._note_record()
-            if self._is_record_old and len(self.leader.members) <= 1:
+            if self.is_record_old and len(self.leader.members) <= 1:
                 self.ledger.counts["losses of a master alone with an old record"] += 1
                 self.promises.on_old_record(now_s)
                 self._was_alone = self._may_part = True
