@@ -15,7 +15,14 @@ from typing import IO, Any
 import pytest
 from client_rig import send_raw
 
-from tandemmq.client import BlockingConsumer, ConsumerOptions, ReceivedMessage, StartFrom
+from tandemmq.client import (
+    BlockingConsumer,
+    BlockingProducer,
+    ConsumerOptions,
+    Message,
+    ReceivedMessage,
+    StartFrom,
+)
 from tandemmq.shell import local
 from tandemmq.shell.read import parse_when
 from waits import PATIENCE_S, until_blocking
@@ -161,6 +168,28 @@ def test_dead_letters_are_sent_once_more(shell: Shell) -> None:
     one = ("--group", "reader", "--id", messages[2].message_id, "--to", "Letters")
     assert shell.run("resend", *one) == "1 dead letters of reader sent to Letters\n"
     assert len(shell.rows("tail", "Letters", "--last", "10", "--no-follow")) == 4
+
+
+def test_dead_letters_at_the_limit_of_properties_are_sent_once_more(shell: Shell) -> None:
+    state = local.read_state(shell.folder)
+    assert state is not None
+    sizes = [32_500, 32_550, 32_600, 32_645]
+    with BlockingProducer("filler", state.namesrv) as producer:
+        for size in sizes:
+            producer.send(Message("Full", b"%d" % size, properties={"big": "x" * size}))
+    with BlockingConsumer("full", state.namesrv, options=LETTERS) as consumer:
+        consumer.subscribe("Full")
+
+        def take() -> list[ReceivedMessage]:
+            messages: list[ReceivedMessage] = []
+            until_blocking(lambda: messages.extend(consumer.poll(4, 0.5)) or len(messages) >= len(sizes))
+            return messages
+
+        for message in take():
+            consumer.retry_later(message, delay_level=-1)
+        shell.run("resend", "--group", "full")
+        again = take()
+    assert sorted(len(one.properties["big"]) for one in again) == sizes
 
 
 def test_a_body_that_does_not_decode_stops_no_command(shell: Shell) -> None:

@@ -292,11 +292,21 @@ class DeadLetterGroup:
             address = next(filter(None, masters), None)
             if address is None:
                 raise NoRoute(f"no broker of {self.target} has a master now")
-            header = self._header(message)
-            answer = await broker_send.send(self._tools.remoting, address, header, message.body)
+            answer = await self._send_one(message, address)
             self.sent_count += 1
             if answer.status is not SendStatus.SEND_OK:
                 note(f"{message.message_id} is not at a slave yet: {answer.status.value}")
+
+    async def _send_one(self, message: ReceivedMessage, address: str) -> broker_send.SendAnswer:
+        """Sends one message; if the broker has no room for its properties, without its origin, as the dead
+        letter itself may be stored.
+        """
+        header = self._header(message, _OF_ITS_TRIES)
+        try:
+            return await broker_send.send(self._tools.remoting, address, header, message.body)
+        except MessageIllegal:
+            header = self._header(message, _OF_ITS_TRIES | {names.ORIGIN_MESSAGE_ID, names.RETRY_TOPIC})
+            return await broker_send.send(self._tools.remoting, address, header, message.body)
 
     async def _route(self) -> TopicRoute:
         """Returns the route of the target; if the retry topic has none, that of the dead letters: their
@@ -310,10 +320,9 @@ class DeadLetterGroup:
                 raise
             return await admin.topic_route(self._topic)
 
-    def _header(self, message: ReceivedMessage) -> SendRequestV2:
+    def _header(self, message: ReceivedMessage, dropped: frozenset[str]) -> SendRequestV2:
         """Returns the message with its original content and a new retry count."""
-        pairs = {name: text for name, text in message.properties.items() if name not in _OF_ITS_TRIES}
-        pairs[names.WAIT] = "true"
+        pairs = {name: text for name, text in message.properties.items() if name not in dropped}
         if not is_retry_topic(self.target):
             pairs.pop(names.RETRY_TOPIC, None)
         return SendRequestV2(
@@ -341,6 +350,11 @@ _OF_ITS_TRIES: Final = frozenset(
         names.REAL_QID,
         names.TRAN_MSG,
         "TIMER_DELAY_SEC",
+        # The broker adds these again. Without WAIT it waits for its disk and slaves.
+        names.WAIT,
+        names.MSG_REGION,
+        names.TRACE_ON,
+        names.CLUSTER,
     }
 )
 
