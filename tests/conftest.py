@@ -1,4 +1,4 @@
-"""What every test shares."""
+"""Fixtures and rules of all tests."""
 
 from __future__ import annotations
 
@@ -89,5 +89,5 @@ def half_full(_disk: RealDisk, _path: Path) -> tuple[int, int]:
 
 @pytest.fixture(autouse=True)
 def disk_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How full this machine's disk is decides no test: above 75 % brokers delete, above 90 % they refuse."""
+    """Gives every test a disk with room: above 75 % brokers delete files, above 90 % they refuse sends."""
     monkeypatch.setattr(RealDisk, "usage", half_full)

@@ -10,7 +10,7 @@ WAIT_S = 300.0
 
 
 def make_dead_letters(namesrv: str, group: str, topic: str, count: int, *, key: str = "k{}") -> None:
-    """So many messages of a new topic become dead letters of the group, every second one with an error."""
+    """Makes `count` dead letters of the group from a new topic, every second one with an error."""
     with BlockingProducer("spark-tests", namesrv) as producer:
         for n in range(count):
             properties = {"error": "out of stock"} if n % 2 else {}

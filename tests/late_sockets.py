@@ -17,7 +17,7 @@ from asyncio import selector_events
 from typing import Any
 
 LATE_SHARE = 0.25
-"""Of the reports of a socket that was not late before."""
+"""The share of reports that are late, of sockets that were not late before."""
 LATE_S_MAX = 0.05
 PAUSE_S = 0.0005
 """Between two looks while nothing but late sockets is ready: the selector returns at once for those."""

@@ -63,7 +63,7 @@ class MountRefused(Exception):
 
 
 def _is_written(file: int, piece: bytes, room: int) -> bool:
-    """Whether something was; a disk that is full takes nothing."""
+    """Returns True if bytes were written; a full disk accepts none."""
     if room < len(piece):
         return False
     try:

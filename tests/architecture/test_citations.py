@@ -41,7 +41,7 @@ def flat(text: str) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """What a file of the specification has under a number."""
+    """The numbered facts of a file of the specification."""
     found, section = set(), ""
     for line in text.splitlines():
         if match := HEADING.match(line):

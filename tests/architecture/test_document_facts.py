@@ -1,4 +1,4 @@
-"""What the documents say about commands, settings and events is what the code has."""
+"""Documents name commands, settings and events that the code has."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ KEY_TABLE = re.compile(r"^\| key \| default \|.*\n\|[-|]+\n((?:\|.*\n)+)", re.MU
 
 
 def anchors(text: str) -> set[str]:
-    """What a heading is called in a link, by GitHub's rule."""
+    """Returns the anchor of a heading, by GitHub's rule."""
     headings = re.findall(r"^#+ (.*)$", CODE_BLOCK.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -135,7 +135,7 @@ def key_rows() -> Iterator[tuple[str, str]]:
 
 
 def default_of(key: str) -> str:
-    """What the code has, as a document writes it."""
+    """The code's values, as a document writes them."""
     part, _, field_name = BROKER_KEYS[key].fields[0].partition(".")
     value = next(field.default for field in fields(OPTIONS[part]) if field.name == field_name)
     if isinstance(value, Enum):

@@ -1,4 +1,4 @@
-"""What is asked often starts quickly: what only some commands use is not loaded."""
+"""Frequent commands start quickly: modules that only some commands use are not loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 HEAVY = ("matplotlib", "pyarrow", "pandas", "pyspark", "typer", "rich", "yaml", "lark", "prometheus_client")
 SPARK = "import tandemmq.spark.source, tandemmq.spark.stream, tandemmq.spark.lake.sink"
-"""What Spark's short-lived processes load for every question they ask; it stands on pyspark."""
+"""The modules that Spark's short-lived processes load at each start; they need pyspark."""
 REPORT = "import tandemmq.spark.pipelines.report"
 """Loaded when a pipeline begins; what draws the report's charts, when it has ended."""
 CHART = (

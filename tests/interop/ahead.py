@@ -15,14 +15,14 @@ RUNNING_MAX = 3
 
 
 class Ahead:
-    """What the programs of a session printed, by test."""
+    """The output of the programs of a session, by test."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(RUNNING_MAX, thread_name_prefix="interop")
         self._outputs: dict[str, Future[str]] = {}
 
     def output(self, request: pytest.FixtureRequest, vary: str, run: Callable[[str], str]) -> str:
-        """What `run` returned for this test's value of the parameter `vary`; its failure is raised here.
+        """Returns the result of `run` for this test's value of the parameter `vary`, or raises its failure.
 
         The group are the selected tests that differ from this one in nothing else.
         """

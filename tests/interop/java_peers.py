@@ -57,7 +57,7 @@ GRPC = Line("grpc", "clients-grpc", "proxy-5.x", "grpc")
 
 
 def missing_tools() -> list[str]:
-    """What has to be installed before anything can run."""
+    """The programs that must be installed."""
     return [tool for tool in ("mvn", "javac", "java") if shutil.which(tool) is None]
 
 
@@ -130,7 +130,7 @@ def _run(command: list[str], seconds_max: float, hint: str = "") -> None:
 def java_command(
     class_path: str, main: str, *arguments: str, home: Path, flags: Sequence[str] = ()
 ) -> list[str]:
-    """How a client program is started; neither line's logging speaks."""
+    """The command that starts a client program, with the logging of both lines switched off."""
     make_home(home)
     silent = home / "conf" / "logback_tools.xml"
     flags = ["-Xmx256m", *QUICK_START, *flags, f"-Duser.home={home}", f"-Djava.io.tmpdir={home}"]
@@ -162,7 +162,7 @@ def run_java(
 def run_program(
     line: Line, program: str, *arguments: str, home: Path, flags: Sequence[str] = (), seconds_max: float = 200
 ) -> str:
-    """What one of our programs printed; it says OK when all was as it should. `flags` are of the JVM."""
+    """Returns the output of one of our programs, which prints OK on success. `flags` are the JVM's."""
     done = run_java(programs(line), program, *arguments, home=home, flags=flags, seconds_max=seconds_max)
     is_good = done.returncode == 0 and "OK" in done.stdout.splitlines()
     assert is_good, f"{program} ({line.name}) ended with {done.returncode}:\n{done.stdout[-6000:]}"

@@ -84,7 +84,7 @@ def require(name: str) -> Language:
 
 @cache
 def command_of(language: Language) -> list[str]:
-    """How the language's program is started; built first, unless it was built from the same sources."""
+    """The command that starts the language's program; builds the program unless the sources are unchanged."""
     source = FOLDER / language.folder
     files = sorted(path for path in source.rglob("*") if path.is_file())
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
@@ -98,7 +98,7 @@ def command_of(language: Language) -> list[str]:
 
 
 def run_client(language: Language, *arguments: str, home: Path, seconds_max: float = 150) -> str:
-    """What the program printed; it says OK when all was as it should."""
+    """Returns the output of the program, which prints OK on success."""
     home.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         [*command_of(language), *arguments],

@@ -35,7 +35,7 @@ class Recorder:
     """The frames that were kept, by kind; safe for threads."""
 
     replaced: Mapping[bytes, bytes] = field(default_factory=dict)
-    """What must not be kept, and what stands for it; of the same length."""
+    """Texts that must not be recorded, and their replacements of the same length."""
     vectors: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -22,7 +22,7 @@ _LINE_WORDS = {"java-4.9": ("4.9", "java_4"), "java-5.3": ("5.3",), "java-5.x": 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a case is counted."""
+    """The column in which a case is counted."""
 
     row: str
     column: str

@@ -112,7 +112,7 @@ class Setting:
         return output
 
     def master(self) -> str | None:
-        """As name servers tell it."""
+        """The master that name servers report."""
         with BlockingAdmin(self.cluster.name_server) as admin:
             try:
                 group = admin.cluster_info().brokers.get(NAME)

@@ -46,7 +46,7 @@ class Subject:
             shell.close()
 
     def run(self, line: str) -> str:
-        """What the command printed; words in braces are filled in, `-n` is added."""
+        """Returns the output of the command; words in braces are filled in, `-n` is added."""
         words = [word.format(**self.words) for word in line.split()]
         if self.shell is None:
             self.shell = Conversation(programs(LINE_5), "AdminShell", home=self.home / "shell")

@@ -1,4 +1,4 @@
-"""What the closing line of a run says."""
+"""The closing line of a run."""
 
 from __future__ import annotations
 

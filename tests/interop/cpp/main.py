@@ -1,4 +1,4 @@
-"""What clients built on the C++ library do; a Python package brings the library, and nothing else.
+"""Client programs on the C++ library, which a Python package contains.
 
 Each case prints OK, or what was not so and ends with 1.
 """

@@ -1,4 +1,4 @@
-"""What clients written in Python do, over the gRPC protocol.
+"""Client programs in Python, over the gRPC protocol.
 
 Each case prints OK, or what was not so and ends with 1.
 """

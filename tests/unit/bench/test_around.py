@@ -1,4 +1,4 @@
-"""What surrounds the loads: its lines, its tables, and the chapter that is made of them."""
+"""The measurements around the loads: their lines, tables and chapter."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_refusals_are_counted_as_failed() -> None:
 
 
 def test_a_load_whose_time_is_over_at_once_is_one_round() -> None:
-    """Who asks whether a broker takes sends must not take silence for an answer."""
+    """A probe of a broker's sends does not count silence as an answer."""
     for code, failures in ((0, 0), (2, 3)):
         found = load_with_answers(code, send_frames("T", 1, 10, 16), 3, seconds=0.0)
         assert found == (3, failures, 3)

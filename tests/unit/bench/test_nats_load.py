@@ -61,7 +61,7 @@ class Server:
     def __init__(self, answer: Answer) -> None:
         self.asked: list[str] = []
         self.inboxes: list[tuple[str, set[str]]] = []
-        """Of each connection: the one that it listens to, and those to which it wants answers."""
+        """The subjects of each connection: the one that it listens to, and those of its answers."""
         self._answer = answer
 
     def serve(self, listener: socket.socket) -> None:
