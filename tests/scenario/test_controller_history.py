@@ -259,6 +259,26 @@ async def test_a_set_that_went_back_elects_no_former_member(rig: Rig) -> None:
     assert group_of(rig).master_id is None, "broker 2 lacks what broker 1 confirmed alone"
 
 
+async def test_a_set_that_went_back_elects_no_former_member_when_all_have_restarted(rig: Rig) -> None:
+    one, two = await two_in_sync(rig)
+    await rig.stop("n0")
+    old = copy.deepcopy(rig.disks["n0"])
+    await rig.start("n0")
+    await rig.leader()
+    await rig.beat_all()
+    await one.alter_set(1, set_epoch=2, master_epoch=1)
+    lead(one, group_of(rig), two)
+    for broker, max_offset in ((two, 100), (one, 300)):
+        broker.history = {**broker.history, "master_known": None, "members": None, "set_epoch": None}
+        broker.history |= {"confirmed_epoch": 1, "confirmed_offset": max_offset}
+        broker.max_offset = max_offset
+    await restart(rig, old)
+    assert group_of(rig).sync_set == (1, 2)
+    for broker in (two, one):
+        assert (await broker.register()).code == 0
+    assert (group_of(rig).master_id, group_of(rig).master_epoch) == (1, 2), "broker 2 lacks what 1 confirmed"
+
+
 async def test_an_epoch_that_was_given_twice_is_told_and_the_record_stays(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -96,12 +96,14 @@ class HistoryReports:
                 return
             self._count += 1
         self._reports.setdefault(report.name, {})[report.broker_id] = report
-        if report.is_in_office and report.confirmed != NO_FLOOR:
+        if report.confirmed != NO_FLOOR and (report.is_in_office or report.master is None):
             self._raise_floor(report)
 
     def _raise_floor(self, report: HistoryReport) -> None:
+        """Who has just started, as a former master, tells what was confirmed in an epoch of its log."""
+        epoch = report.epoch if report.is_in_office else report.confirmed[0]
         by_epoch = self._floors.setdefault(report.name, {})
-        by_epoch[report.epoch] = max(by_epoch.get(report.epoch, NO_FLOOR), report.confirmed)
+        by_epoch[epoch] = max(by_epoch.get(epoch, NO_FLOOR), report.confirmed)
         if len(by_epoch) > FLOORS_MAX:
             del by_epoch[min(by_epoch)]  # it was written with the elections since
 

@@ -338,6 +338,26 @@ def test_the_floor_is_the_highest_of_the_masters_and_void_before_an_unclean_term
     assert reports.floor_of(recorded(floor_since=4)) == (2, 40)
 
 
+def test_a_broker_that_has_just_started_tells_what_was_confirmed() -> None:
+    started = RegisterReplicaRequest(
+        cluster_name="C",
+        broker_address="h2:1",
+        broker_name=NAME,
+        broker_id=2,
+        epoch_known=3,
+        group_id=ID,
+        term_id=503,
+        epoch=3,
+        max_log_offset=500,
+        confirmed_offset=400,
+        confirmed_epoch=2,
+    )
+    reports = reports_of(beat(1, 3, members="1;2", confirmed_offset=90, confirmed_epoch=2))
+    reports.hear(started, 0.0, is_known=True)
+    assert reports.floor_of(recorded()) == (2, 400)
+    assert reports.floor_of(recorded(floor_since=3)) == (2, 90), "an unclean term was without it"
+
+
 def test_reports_are_bounded_and_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "REPORTS_MAX", 2)
     reports = reports_of(beat(1))
