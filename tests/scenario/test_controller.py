@@ -376,6 +376,7 @@ async def test_snapshots_and_restarts_keep_everything() -> None:
     for number in range(1, 6):
         await rig.broker(number)
     await rig.brokers[0].elect()
+    await until(lambda: bool(rig.controllers["n0"].groups.identity))
     before = rig.controllers["n0"].groups.take_snapshot()
     await rig.stop("n0")
     rig.disks["n0"].power_cut()
