@@ -269,7 +269,9 @@ class RouteCache:
             self._clock.call_later(REFRESH_PAUSE_S - since_s, self._load_due, topic)
 
     def broker_addresses(self) -> dict[str, dict[int, str]]:
-        """Every broker of every known route: broker name -> id -> `host:port`."""
+        """Every broker of every known route: broker name -> id -> `host:port`. During a failover the topics'
+        views name different masters, and the newest answer wins.
+        """
         brokers: dict[str, dict[int, str]] = {}
         for view in self._views.values():
             for name, replicas in view.addresses.items():
@@ -315,8 +317,9 @@ class RouteCache:
         if route is None:
             return old
         view = build_view(topic, route)
+        self._views.pop(topic, None)
+        self._views[topic] = view  # the newest answer last
         if view != old:
-            self._views[topic] = view
             for listener in list(self._listeners):
                 listener(view)
         return view
