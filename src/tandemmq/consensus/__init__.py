@@ -1,2 +1,3 @@
-"""Agreement of a few servers on one log: Raft. `core` decides, `shell` has the disk, the clock and the
-peers."""
+"""Agreement of a few servers on one log with Raft. `core` makes the decisions; `shell` connects it to the
+disk, the clock and the peers.
+"""

@@ -1,5 +1,6 @@
-"""The controller: who is master of each group of brokers, agreed by one, three or five servers.
+"""The controller: one, three or five servers agree on the master of each group of brokers.
 
-`groups` is the state they agree on, the rules by which it changes, and what each of them hears of the
-brokers. `elections` notices that a master is gone, `handlers` serves the requests, `controller` is the whole.
+`groups` contains the agreed state with the rules by which it changes, and the brokers that one controller
+hears. `elections` notices that a master is gone, `handlers` serves the requests, and `controller` composes
+them.
 """

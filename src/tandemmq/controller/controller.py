@@ -1,13 +1,13 @@
-"""Controller: composes the consensus, the groups that it agrees on, and the port by which all is asked.
-`Peers` carries the messages of the consensus.
+"""Controller: composes the consensus, the groups that it agrees on, and the port that serves requests.
+`Peers` transports the messages of the consensus.
 
-Alone or inside the process of a name server, with a port and a store of its own either way. Its peers speak
-over ordinary remoting connections.
-Strategy:   each controller sends over a connection of its own, made when there is something to send; what
-            cannot be sent at once is dropped, as the consensus allows. A connection to a peer of whom nothing
-            was heard for a while is made anew: its machine may be gone without a word.
-Invariants: only controllers of the group are listened to; with a shared secret each message proves it. One
-            attempt to connect per peer at a time.
+A controller runs alone or in the process of a name server, in both cases with its own port and store. Its
+peers communicate over ordinary remoting connections.
+Strategy:   each controller sends over its own connections, which are opened on demand. A message that cannot
+            be sent at once is dropped, as the consensus allows. A connection to a peer that was silent for a
+            while is replaced, because the peer's machine may be gone without a notice.
+Invariants: only messages of controllers of the group are accepted; with a shared secret each message carries
+            a proof. At most one connection attempt per peer is in progress.
 """
 
 from __future__ import annotations
@@ -48,11 +48,13 @@ SILENT_S = 2.0
 CONNECT_TIMEOUT_S = 1.0
 HAND_OVER_S_MAX = 1.0
 HISTORY = "history"
-"""The capability that controllers show each other: they know the commands and fields of histories."""
+"""The capability that controllers announce to each other: they know the commands and fields of histories."""
 
 
 class Controller:
-    """One controller. `on_fatal` is called when it can no longer be trusted and must be stopped."""
+    """One controller. `on_fatal` is called when the controller can no longer be trusted and must be
+    stopped.
+    """
 
     def __init__(
         self,
@@ -67,7 +69,9 @@ class Controller:
         credentials: Credentials | None = None,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        """`credentials`: sign what it tells brokers, and are an account of brokers and tools."""
+        """`credentials` sign the controller's messages to brokers. They are also an account of brokers and
+        tools.
+        """
         self._settings = Settings(
             options, fixed_keys=FIXED_KEYS, event=events.CONTROLLER_CONFIG_CHANGED, disk=disk
         )
@@ -153,13 +157,13 @@ class Controller:
 
     @property
     def address(self) -> Address:
-        """Where it listens. Only between `start` and `stop`."""
+        """The bound address. Available only between `start` and `stop`."""
         return self._server.address
 
     async def start(self) -> Address:
-        """The bound address.
+        """Starts the controller and returns the bound address.
 
-        Raises:  OSError when the port cannot be bound; what `RaftFiles.open` raises.
+        Raises:  OSError if the port cannot be bound; what `RaftFiles.open` raises.
         """
         options = self._settings.options
         self._tls.load()
@@ -177,7 +181,9 @@ class Controller:
         return address
 
     async def stop(self) -> None:
-        """A leader hands over first, so that nobody waits for its silence."""
+        """Stops the controller. A leader hands over first, so that the others need not wait for an election
+        timeout.
+        """
         await self._hand_over()
         await self._scope.close()
         await self._server.stop()
@@ -205,21 +211,22 @@ class Controller:
         self._elections.on_role(change)
 
     def _knows_history(self) -> bool:
-        """Whether every controller knows the commands and fields of histories. One that is away does if the
-        group has used them."""
+        """Returns True if every controller knows the commands and fields of histories. A silent controller is
+        assumed to know them if the group has used them.
+        """
         has_used = bool(self.groups.controllers_id)
         others = self.raft.members.others(self.raft.name)
         return all(self._peers.knows_history(one, otherwise=has_used) for one in others)
 
     def _address_of(self, name: str) -> str | None:
-        """The configured address first: a controller may have moved since the group was begun."""
+        """Prefers the configured address: a controller may have moved since the group was created."""
         members = self.raft.members
         if members.address(name) is None and members.voters and self.raft.node.is_proven:
-            return None  # before that its own members may be those of an older disk
+            return None  # before that, its members may come from an older disk
         return self._configured.get(name) or members.address(name)
 
     def _build_routes(self, options: ControllerOptions) -> Mapping[int, Handler]:
-        """Handlers by request code (spec controller 2)."""
+        """Returns the handlers by request code (spec controller 2)."""
         handlers = ControllerHandlers(
             self.groups,
             self.live,
@@ -249,7 +256,7 @@ class Controller:
 
 
 class Peers:
-    """What `RaftServer` sends by, and what it gets."""
+    """Sends and receives the messages of `RaftServer`."""
 
     def __init__(
         self,
@@ -264,7 +271,7 @@ class Peers:
         scope: TaskScope,
         clock: Clock,
     ) -> None:
-        """`address_of`: of a controller of the group, None for anybody else."""
+        """`address_of` returns the address of a controller of the group; None for any other name."""
         self._group = group
         self._name = name
         self._secret = secret
@@ -281,7 +288,9 @@ class Peers:
         self._capabilities: dict[str, bool] = {}
 
     def knows_history(self, name: str, *, otherwise: bool) -> bool:
-        """Whether the controller has shown so with its newest message; `otherwise` if there was none."""
+        """Returns True if the newest message of the controller announced the capability; `otherwise` if there
+        was none.
+        """
         return self._capabilities.get(name, otherwise)
 
     def send(self, to: str, message: Message) -> None:
@@ -306,18 +315,18 @@ class Peers:
             self._connected_s[to] = self._clock.monotonic()
             channel.send(self._command(message))
         except TandemError:
-            pass  # as lost as any message may be; the next one tries again
+            pass  # lost, as any message may be; the next one tries again
         finally:
             self._connecting.discard(to)
 
     def is_heard(self, name: str) -> bool:
-        """Whether the peer spoke just now."""
+        """True if the peer has sent a message recently."""
         return self._clock.monotonic() - self._heard_s.get(name, -SILENT_S) < SILENT_S
 
     def handle_message(self, channel: Channel, command: Command) -> None:
         """TANDEM_RAFT_MESSAGE (30001).
 
-        Raises:  NotPermitted for anybody who is no controller of the group; RemoteProtocolError.
+        Raises:  NotPermitted if the sender is not a controller of the group; RemoteProtocolError.
         """
         header = command.decode(RaftMessageHeader)
         body = bytes(command.body)
@@ -342,7 +351,7 @@ class Peers:
         self._receive(message)
 
     def _refuse(self, channel: Channel, header: RaftMessageHeader, reason: str = "") -> None:
-        """Once per name in the log."""
+        """Refuses the message; each name is logged once."""
         if header.sender not in self._refused and len(self._refused) < 64:
             self._refused.add(header.sender)
             log.log(

@@ -1,8 +1,8 @@
-"""Elections: notices that a master is gone, has the group elect the next one, notifies its brokers.
+"""Elections: notices that a master is gone, lets the group elect the next one, and notifies its brokers.
 
-Invariants: no other broker is elected before the lease of a master of ours has ended, unless its process is
-            known to be gone or it hands over; while an election is open no lease is granted; no broker is
-            elected by a state that the group's own brokers have proven to be old.
+Invariants: no other broker is elected before the lease of a TandemMQ master has ended, unless its process is
+            known to be gone or it hands over. No lease is granted during an election. No broker is elected by
+            a state that the group's own brokers have proven to be old.
 Bounds:     one election per group at a time.
 Source:     spec controller 5.1, 10.5, 10.7, 10.16.
 """
@@ -46,20 +46,25 @@ log = logging.getLogger(__name__)
 
 LEASE_MS = 1_200
 GRANT_WITHIN_MS = 400
-"""A lease is granted only if a majority answered within this time: less than an election timeout."""
+"""The time in milliseconds within which a majority must have answered for a lease to be granted. It is below
+an election timeout.
+"""
 LEASE_END_S = 1.33
-"""After so long on this clock a lease has ended on any, if rates differ by less than 5 %."""
+"""The time in seconds on this clock after which a lease has ended on any clock, if rates differ by less than
+5 %.
+"""
 PROBE_TIMEOUT_S = 0.3
 PROMOTION_S = 2.0
-"""So soon after its election a master of ours has begun its term, or another member of the set is elected.
-Each that does not doubles the time for the next one: they may all be slow."""
+"""The time in seconds after its election within which a TandemMQ master must begin its term; after it another
+member of the set is elected. Each failure doubles the time for the next master: all of them may be slow.
+"""
 PROMOTION_S_MAX = 32.0
 CLOSED_S = 0.05
-"""How soon after a closed connection its group is looked at."""
+"""The delay in seconds between a closed connection and the check of its group."""
 
 
 class Elections:
-    """The leader's part; on all other controllers it does nothing."""
+    """The elections of the leader; on other controllers nothing happens."""
 
     def __init__(
         self,
@@ -87,7 +92,7 @@ class Elections:
         self._promotion_s: dict[str, float] = {}
         self._leader_since_s = 0.0
         self._refusing: set[tuple[str, int]] = set()
-        """Masters that this leader has never heard, and whose address refuses connections."""
+        """Masters that this leader has never heard and that refuse connections."""
         self._raft: RaftServer | None = None
 
     def use(self, raft: RaftServer) -> None:
@@ -110,11 +115,12 @@ class Elections:
                 if group.master_id is not None and self._live.get(group.name, group.master_id) is None:
                     self._scope.start(f"probe-{group.name}", self._probe_unheard(group))
 
-    # Who lives.
+    # Liveness.
 
     def is_gone(self, group: ReplicaGroup) -> bool:
-        """Whether the recorded master may be replaced: it was not heard for its own time-out, and whatever a
-        leader before this one granted it has ended."""
+        """Returns True if the recorded master may be replaced: it was silent for its own timeout and a lease
+        of the previous leader has ended, or it reports a later master itself.
+        """
         assert group.master_id is not None
         now_s = self._clock.monotonic()
         heard = self._live.get(group.name, group.master_id)
@@ -130,7 +136,7 @@ class Elections:
         return is_ended or not heard.facts.is_ours or now_s >= self._leader_since_s + LEASE_END_S
 
     def _is_follower(self, group: ReplicaGroup) -> bool:
-        """Whether the recorded master itself reports another master of a later epoch."""
+        """Returns True if the recorded master itself reports another master of a later epoch."""
         assert group.master_id is not None
         report = self._history.reports.get(group.name, group.master_id)
         if report is None or report.epoch <= group.master_epoch:
@@ -141,13 +147,13 @@ class Elections:
         return self._live.alive(group.name, group.replicas, self._clock.monotonic())
 
     def _hears_all(self, group: ReplicaGroup) -> bool:
-        """Whether who has not told its log would have done so by now."""
+        """Returns True if every living broker has had time to report its log."""
         now_s = self._clock.monotonic()
         told = sum(heard.facts.tells_its_log for heard in self.alive(group))
         return now_s >= self._leader_since_s + UNHEARD_S or told == len(group.replicas)
 
     def grant(self, group: ReplicaGroup, broker_id: int) -> bool:
-        """Whether this broker may go on as master for LEASE_MS from when it asked."""
+        """Returns True if this broker may remain master for LEASE_MS from its request."""
         if group.master_id != broker_id or group.name in self._open or not self.raft.is_leader:
             return False
         if not self.raft.grants(GRANT_WITHIN_MS):
@@ -156,7 +162,9 @@ class Elections:
         return True
 
     def on_connection_closed(self, name: str, broker_id: int, connection: object) -> None:
-        """The connection of its heartbeats: that is the end of a broker of RocketMQ, one of ours is asked."""
+        """Handles the end of a connection that carried heartbeats. A RocketMQ broker is then gone; a TandemMQ
+        broker is probed.
+        """
         heard = self._live.get(name, broker_id)
         if heard is None or heard.connection is not connection:
             return
@@ -170,8 +178,8 @@ class Elections:
             self._end(name, broker_id)
 
     async def _probe_unheard(self, group: ReplicaGroup) -> None:
-        """A master that was lost together with the leader before this one is not waited for as one that is
-        slow to come; what that leader granted it ends first.
+        """Shortens the wait for a master that was lost together with the previous leader: if it refuses
+        connections, only the end of the previous leader's lease is awaited.
         """
         assert group.master_id is not None
         if await self._is_refused(group.master_address):
@@ -180,7 +188,7 @@ class Elections:
             self._clock.call_later(max(CLOSED_S, rest_s), self.look_at, group.name)
 
     async def _is_refused(self, address: str | None) -> bool:
-        """Only a refused connection tells that a process is gone."""
+        """Returns True if the connection is refused; nothing else proves that a process is gone."""
         try:
             host, port = parse_address(address or "")
             transport = await self._network.connect(host, port, asyncio.Protocol, PROBE_TIMEOUT_S)
@@ -201,7 +209,7 @@ class Elections:
     # Elections.
 
     async def watch(self) -> None:
-        """Looks at all groups again and again."""
+        """Scans all groups periodically."""
         while True:
             await self._clock.sleep(self._options().scan_inactive_master_ms / 1000)
             if not self.raft.is_leader:
@@ -211,7 +219,7 @@ class Elections:
             self._history.note_facts()
 
     def look_at(self, name: str) -> None:
-        """Starts an election if the group needs one that can be decided."""
+        """Starts an election if the group needs one and it can be decided."""
         group = self._groups.get(name)
         if group is None or name in self._open or not self.raft.is_leader or self._history.is_outdated(group):
             return
@@ -238,8 +246,8 @@ class Elections:
             self._clock.call_later(after_s, self._look_at_promotion, group.name, group.master_epoch)
 
     def _look_at_promotion(self, name: str, epoch: int) -> None:
-        """The heartbeats of a master of ours tell whether it has begun its term. One that is silent is
-        gone sooner or later, and a master of RocketMQ tells nothing.
+        """Elects another member if a TandemMQ master has not begun its term, as its heartbeats show. A silent
+        master is found to be gone otherwise, and a RocketMQ master reports nothing.
         """
         group = self._groups.get(name)
         if group is None or group.master_id is None or group.master_epoch != epoch or not self.raft.is_leader:
@@ -258,14 +266,16 @@ class Elections:
         self._scope.start(f"elect-{name}", self._elect_for(group, is_passed_over=True))
 
     def _has_begun(self, group: ReplicaGroup, heard: Heard) -> bool:
-        """Whether the recorded master has begun the recorded epoch. A later epoch is another master's."""
+        """Returns True if the recorded master has begun the recorded epoch. A later epoch is another
+        master's.
+        """
         report = self._history.reports.get(group.name, heard.facts.broker_id)
         if report is not None and report.epoch > group.master_epoch:
             return False
         return heard.facts.epoch >= group.master_epoch
 
     def _election(self, group: ReplicaGroup) -> Elect:
-        """An election by what this controller hears now; the caller adds its reason."""
+        """Returns an election by the facts that this controller hears now; the caller adds its reason."""
         command = Elect(
             name=group.name,
             is_unclean_allowed=self._options().elects_unclean_master,
@@ -286,8 +296,10 @@ class Elections:
         has_stopped: bool = False,
         master_epoch: int | None = None,
     ) -> CommandOutcome:
-        """How the group decided; its brokers are told. `has_stopped`: the master accepts nothing any more,
-        so that nobody needs to wait for the end of its lease. `is_restart` and `is_handed_over` tell why.
+        """Elects a master, notifies the group's brokers and returns the outcome.
+
+        `has_stopped`: the master accepts nothing more, so the end of its lease need not be awaited.
+        `is_restart`, `is_handed_over` and `is_passed_over` are the reason of the election.
 
         Raises:  NotLeader, Busy, OutcomeUnknown.
         """
@@ -316,8 +328,9 @@ class Elections:
         return outcome
 
     async def clean(self, group: ReplicaGroup, command: Clean) -> CommandOutcome:
-        """What became of it. A master that is taken out by force may write until its lease has ended, and who
-        follows it waits for nothing. Raises as `elect`."""
+        """Removes brokers and returns the outcome. A master that is removed by force may write until its
+        lease has ended, and its successor would not wait for that. Raises what `elect` raises.
+        """
         self._open[group.name] = self._open.get(group.name, 0) + 1
         try:
             if command.is_forced and (not command.ids or group.master_id in command.ids):
@@ -333,8 +346,9 @@ class Elections:
             del self._open[name]
 
     async def _await_lease(self, group: ReplicaGroup) -> None:
-        """Until what this leader, or the one before it, granted the master has ended; nothing more is granted
-        meanwhile."""
+        """Waits until the lease that this leader or the previous one granted the master has ended. No lease
+        is granted meanwhile.
+        """
         if group.master_id is None:
             return
         heard = self._live.get(group.name, group.master_id)
@@ -381,7 +395,7 @@ class Elections:
             self._scope.start(f"notify-{group.name}", self._notify(addresses, group))
 
     async def _notify(self, addresses: Iterable[str], group: ReplicaGroup) -> None:
-        """NOTIFY_BROKER_ROLE_CHANGED (1008) to all brokers of the group that are heard."""
+        """Sends NOTIFY_BROKER_ROLE_CHANGED (1008) to all brokers of the group that are heard."""
         header = MasterResponse(
             master_id=group.master_id,
             master_address=group.master_address,
@@ -401,5 +415,5 @@ class Elections:
 
 
 def encode_set(group: ReplicaGroup) -> bytes:
-    """The body that tells a group's SyncStateSet."""
+    """Returns the body that contains a group's SyncStateSet."""
     return encode_sync_state_set(SyncStateSetAnswer(ids=group.sync_set, epoch=group.set_epoch))

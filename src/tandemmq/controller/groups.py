@@ -1,17 +1,18 @@
 """The controllers' knowledge of brokers. `Groups` is the state that all controllers agree on, with the
-commands that change it: pure and deterministic. `LiveTable` holds the brokers that one controller hears, on
-which controllers do not agree.
+commands that change it: pure and deterministic. `LiveTable` contains the brokers that one controller hears,
+on which controllers do not agree.
 
 Owns:       per group its random id, the brokers and their ids, the recorded master with the id of its term,
             the SyncStateSet, both epochs, the highest known confirmed offset.
-Invariants: epochs and ids never fall, and a cleaned id is not proposed again while its group exists; a
-            recorded master is in its set; a clean election picks a member of the set before it whose log
-            reaches the confirmed offset; a group keeps its id; a command that is refused changes nothing. The
-            fields and commands that yesterday's controllers do not know are only proposed when no voter is
-            one of those, and their defaults mean what held yesterday.
-Strategy:   a command carries what its proposer knew (who lives, how long their logs are) and is judged when
-            it is applied, so every controller judges the same facts over the same state.
-Bounds:     brokers of all groups, brokers of one, and the length of names: a snapshot fits into one frame.
+Invariants: epochs and ids never decrease, and the id of a cleaned broker is not proposed again while its
+            group exists. A recorded master is in its set. A clean election chooses a member of the previous
+            set with a log that reaches the confirmed offset. A group keeps its id. A refused command changes
+            nothing. Fields and commands that the previous release does not know are proposed only if no voter
+            runs that release, and their defaults keep its behaviour.
+Strategy:   a command carries the proposer's knowledge (the living brokers, the lengths of their logs) and is
+            judged when it is applied. Therefore every controller judges the same facts on the same state.
+Bounds:     brokers of all groups, brokers of one group, and the length of names: a snapshot fits into one
+            frame.
 Source:     spec controller 2, 5.2, 5.3, 10.5, 10.7, 10.16.
 """
 
@@ -36,7 +37,7 @@ TIMEOUT_MS_DEFAULT = 10_000
 FIRST_HEARTBEAT_S = 3.0
 PRIORITY_DEFAULT = 2**31 - 1
 ADOPTED_ID_GAP: Final = 64
-"""Ids that a group skips when it is adopted: brokers that are not heard at that time may have them."""
+"""The number of ids that a group skips when it is adopted: silent brokers may have them."""
 
 Key = tuple[str, int]
 Floor = tuple[int, int]
@@ -45,7 +46,7 @@ NO_FLOOR: Final[Floor] = (-1, -1)
 
 
 class Replica(msgspec.Struct, frozen=True):
-    """One broker of a group. `check_code`: what it proved itself with when it applied for its id."""
+    """One broker of a group. `check_code` is the proof of identity from its application for its id."""
 
     address: str
     check_code: str
@@ -63,15 +64,16 @@ class ReplicaGroup(msgspec.Struct, frozen=True, kw_only=True):
     sync_set: tuple[int, ...] = ()
     set_epoch: int = 0
     group_id: str = ""
-    """Random, made with the group; empty while a controller of the group may not know of it."""
+    """A random id, created with the group; empty while a controller of the group may not know of ids."""
     term_id: int = 0
-    """Random id of the master epoch in force; 0: unknown, or no master."""
+    """The random id of the master epoch in force; 0: unknown, or no master."""
     floor: Floor = NO_FLOOR
     floor_since: int = 0
-    """The master epoch that began with a log below the floor of that time: older floors are void."""
+    """The master epoch that began with a log below the floor of its time. Older floors are void."""
     former_members: tuple[int, ...] = ()
-    """Members of the set that an election left out. Each holds all that was confirmed until the new master
-    confirms something in its own term."""
+    """Members of the set that an election left out. Each has everything that was confirmed, until the new
+    master confirms something in its own term.
+    """
     adopted_below: int = 0
     """Brokers with lower ids are accepted without an application if they know the group id."""
 
@@ -81,7 +83,7 @@ class ReplicaGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Live(msgspec.Struct, frozen=True, array_like=True):
-    """A broker that the proposer heard: how far its log is, and whether it is one of ours."""
+    """A broker that the proposer hears: the end of its log, and `is_ours` if it is a TandemMQ broker."""
 
     broker_id: int
     epoch: int = -1
@@ -89,20 +91,20 @@ class Live(msgspec.Struct, frozen=True, array_like=True):
     priority: int = 2**31 - 1
     is_ours: bool = False
     is_incomplete: bool = False
-    """It may have lost what it acknowledged."""
+    """True if the broker may have lost acknowledged messages."""
 
     @property
     def tells_its_log(self) -> bool:
-        """False for a broker of yesterday's release, or of RocketMQ, that has only registered."""
+        """False for a broker of the previous release, or of RocketMQ, that has only registered."""
         return self.max_offset >= 0
 
     def holds(self, floor: Floor) -> bool:
-        """Whether its log reaches a confirmed offset."""
+        """Returns True if the broker's log reaches a confirmed offset."""
         return floor == NO_FLOOR or (self.tells_its_log and (self.epoch, self.max_offset) >= floor)
 
 
 class ApplyId(msgspec.Struct, frozen=True, tag="apply id"):
-    """`group_id`: the id of the group if this command makes it."""
+    """The application of a broker for an id. `group_id` is the id of the group if this command creates it."""
 
     cluster: str
     name: str
@@ -112,7 +114,9 @@ class ApplyId(msgspec.Struct, frozen=True, tag="apply id"):
 
 
 class Register(msgspec.Struct, frozen=True, tag="register"):
-    """`group_id`: the group that the broker says it belongs to."""
+    """The registration of a broker. `group_id` is the id of the group to which the broker claims to
+    belong.
+    """
 
     cluster: str
     name: str
@@ -122,7 +126,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
 
 
 class AlterSet(msgspec.Struct, frozen=True, tag="alter set"):
-    """`alive`: of the wanted ones."""
+    """A change of the SyncStateSet. `alive` are the wanted members that the proposer hears."""
 
     name: str
     master_id: int
@@ -133,10 +137,13 @@ class AlterSet(msgspec.Struct, frozen=True, tag="alter set"):
 
 
 class Elect(msgspec.Struct, frozen=True, tag="elect", kw_only=True):
-    """`caller`: the broker that asks, or is wanted; NO_ID when a controller noticed that the master is gone.
-    `master_epoch`: only if it still is this one. `is_restart`: the caller is the recorded master, in a new
-    life. `takes_incomplete`: who is not heard would have been by now. `is_passed_over`: the recorded master
-    lives and does not take office: another member, if one lives.
+    """The election of a master.
+
+    `caller` is the broker that asks, or is designated; NO_ID if a controller noticed that the master is gone.
+    If `master_epoch` is set, the election takes place only while it is the recorded epoch. `is_restart`: the
+    caller is the recorded master in a new run. `takes_incomplete`: every living broker has had time to report
+    its log. `is_passed_over`: the recorded master lives but does not take office; another member is elected
+    if one lives.
     """
 
     name: str
@@ -150,13 +157,15 @@ class Elect(msgspec.Struct, frozen=True, tag="elect", kw_only=True):
     live: tuple[Live, ...] = ()
     term_id: int = 0
     epoch_known: int = 0
-    """The highest master epoch that a broker of the group has reported: the new one is above it."""
+    """The highest master epoch that a broker of the group has reported; the new epoch is above it."""
     floor: Floor | None = None
-    """The highest confirmed offset that the proposer has heard; None: a voter does not know of floors."""
+    """The highest confirmed offset that the proposer has heard; None if a voter does not know of floors."""
 
 
 class Clean(msgspec.Struct, frozen=True, tag="clean"):
-    """`ids` empty: the whole group. `alive`: all ids of the group that the proposer hears."""
+    """The removal of brokers. Empty `ids` mean the whole group. `alive` are all ids of the group that the
+    proposer hears.
+    """
 
     cluster: str
     name: str
@@ -166,7 +175,7 @@ class Clean(msgspec.Struct, frozen=True, tag="clean"):
 
 
 class Note(msgspec.Struct, frozen=True, tag="note", kw_only=True):
-    """Facts about a group: its id, if it has none, and a confirmed offset."""
+    """Facts about a group: an id, if it has none, and a confirmed offset."""
 
     name: str
     group_id: str = ""
@@ -174,9 +183,9 @@ class Note(msgspec.Struct, frozen=True, tag="note", kw_only=True):
 
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt", kw_only=True):
-    """The state of a group as its brokers have proven it, in place of an older one or of none.
+    """The state of a group as its brokers have proven it. It replaces an older state or creates the group.
 
-    `master_epoch_before` and `set_epoch_before`: of the state that the proposer replaces; 0 for none.
+    `master_epoch_before` and `set_epoch_before` are the epochs of the replaced state; 0 if there is none.
     """
 
     cluster: str
@@ -193,7 +202,7 @@ class Adopt(msgspec.Struct, frozen=True, tag="adopt", kw_only=True):
 
 
 class NameControllers(msgspec.Struct, frozen=True, tag="name controllers"):
-    """The random id of the group of controllers itself, if it has none."""
+    """A random id for the group of controllers itself, if it has none."""
 
     controllers_id: str
 
@@ -203,7 +212,7 @@ _COMMANDS = msgspec.msgpack.Decoder(Command)
 
 
 class CommandOutcome(msgspec.Struct, frozen=True):
-    """How a command ended; `group` as it is after it, None when there is none."""
+    """The result of a command. `group` is the group after the command, or None if it does not exist."""
 
     code: int
     remark: str = ""
@@ -233,7 +242,7 @@ class Groups:
     def all(self) -> list[ReplicaGroup]:
         return list(self._groups.values())
 
-    # What the consensus asks for.
+    # The interface for the consensus.
 
     def apply(self, command: bytes) -> CommandOutcome:
         decoded: Any = _COMMANDS.decode(command)
@@ -262,7 +271,7 @@ class Groups:
         return msgspec.json.encode(_Snapshot(groups, self.controllers_id))
 
     def restore(self, data: bytes) -> None:
-        """Empty `data` is the state before the first command."""
+        """Replaces the state; empty `data` is the state before the first command."""
         snapshot = msgspec.json.decode(data, type=_Snapshot) if data else _Snapshot([])
         self.controllers_id = snapshot.controllers_id
         self._groups = {group.name: group for group in snapshot.groups}
@@ -328,8 +337,9 @@ class Groups:
         return self._put(group, replicas={**group.replicas, command.broker_id: moved})
 
     def _add_returning(self, group: ReplicaGroup, command: Register) -> CommandOutcome:
-        """A broker that was given its id by a state of the controllers that is lost: it knows the group id,
-        and nobody has cleaned it here."""
+        """Adds a broker that received its id from a lost state of the controllers: it knows the group id, and
+        its id was not cleaned here.
+        """
         is_lost = command.broker_id >= group.next_id or command.broker_id < group.adopted_below
         if not command.group_id or command.group_id != group.group_id or not is_lost:
             remark = "apply for an id first"
@@ -477,16 +487,19 @@ def encode_command(command: Command) -> bytes:
 
 
 def choose_master(group: ReplicaGroup, command: Elect) -> int | None:
-    """Who should be master (spec controller 5.2 and 10.7); the present one where it stays, None if nobody
-    may be."""
+    """Returns the broker that should be master (spec controller 5.2 and 10.7). This is the present master if
+    it may remain; None if no broker may be master.
+    """
     live = {one.broker_id: one for one in command.live if one.broker_id in group.replicas}
     if group.master_epoch == 0 and command.caller != NO_ID:
-        # Nobody was ever master, so no log is complete: the best one that is there, or who is wanted.
+        # There was never a master, so no log is complete: choose the best living broker, or the designated
+        # one.
         live.setdefault(command.caller, Live(command.caller))
         return command.caller if command.is_designated else _best(live.values())
     floor = _floor_of(group, command)
     if command.is_restart:
-        # Not all have told their logs, so logs cannot be compared: only a whole one may lead at once.
+        # Not all brokers have reported their logs, so logs cannot be compared: only a complete one may lead
+        # at once.
         pool = _electable(group, live, floor, takes_incomplete=False)
         others = [one for key, one in pool.items() if key != command.caller]
         if others:
@@ -505,19 +518,22 @@ def choose_master(group: ReplicaGroup, command: Elect) -> int | None:
 
 
 def witnesses(group: ReplicaGroup, floor: Floor) -> set[int]:
-    """The brokers that may be the only ones to hold all that was confirmed: the set, and the members that the
-    last elections left out while their winners have confirmed nothing (spec controller 10.7)."""
+    """Returns the brokers that may be the only ones with everything that was confirmed: the set, and the
+    members that the last elections left out, until a winner has confirmed something (spec controller 10.7).
+    """
     has_confirmed = floor[0] >= group.master_epoch
     return set(group.sync_set) | (set() if has_confirmed else set(group.former_members))
 
 
 def _floor_of(group: ReplicaGroup, command: Elect) -> Floor:
-    """The confirmed offset below which no log is whole."""
+    """Returns the confirmed offset that every complete log reaches."""
     return NO_FLOOR if command.floor is None else max(group.floor, command.floor)
 
 
 def _floor_after(group: ReplicaGroup, command: Elect, choice: int, epoch: int) -> dict[str, Any]:
-    """The floor of a new term: that of before, unless its master does not reach it."""
+    """Returns the floor of a new term: the previous one, or the end of the new master's log if that
+    is lower.
+    """
     if command.floor is None:
         return {}
     floor = _floor_of(group, command)
@@ -530,10 +546,9 @@ def _floor_after(group: ReplicaGroup, command: Elect, choice: int, epoch: int) -
 def _electable(
     group: ReplicaGroup, live: dict[int, Live], floor: Floor, *, takes_incomplete: bool
 ) -> dict[int, Live]:
-    """The members of the set that may lead. Those that may have lost the end of their log, and those whose
-    log does not reach the confirmed offset, wait for a member that has everything. If all witnesses have
-    reported their logs and no member is whole, the longest log of the group is the best one, a member's or
-    not.
+    """Returns the brokers that may lead. These are the members of the set with complete logs: the end was not
+    lost, and the log reaches the confirmed offset. If no member has one but all witnesses have reported their
+    logs, the longest log of the group is the best one, and any member or TandemMQ broker may lead.
     """
     members = {key: one for key, one in live.items() if key in group.sync_set}
     whole = {key: one for key, one in members.items() if not one.is_incomplete and one.holds(floor)}
@@ -553,14 +568,16 @@ def _choose_from(pool: dict[int, Live], group: ReplicaGroup, command: Elect) -> 
 
 
 def _best(candidates: Iterable[Live]) -> int:
-    """The newest epoch, then the longest log, then the priority; in the end the smaller id."""
+    """Chooses by the newest epoch, then the longest log, then the priority, then the smallest id."""
     best = min(candidates, key=lambda one: (-one.epoch, -one.max_offset, one.priority, one.broker_id))
     return best.broker_id
 
 
 def _set_after(group: ReplicaGroup, command: Elect, winner: int) -> tuple[int, ...]:
-    """One of ours inherits those members that are ours and live: it needs their acknowledgements from its
-    first message on, and each of them holds all that was acknowledged. A master of RocketMQ begins alone."""
+    """Returns the set of a new term. A TandemMQ master inherits the living members that are TandemMQ brokers.
+    It needs their acknowledgements from its first message on, and each of them has everything that was
+    acknowledged. Any other master begins alone.
+    """
     ours = {one.broker_id for one in command.live if one.is_ours and not one.is_incomplete}
     if winner not in ours or winner not in group.sync_set:
         return (winner,)
@@ -569,14 +586,16 @@ def _set_after(group: ReplicaGroup, command: Elect, winner: int) -> tuple[int, .
 
 
 def _former_after(group: ReplicaGroup, command: Elect, sync_set: tuple[int, ...]) -> tuple[int, ...]:
-    """The witnesses outside the set of a new term; none while a voter does not know of floors."""
+    """Returns the witnesses outside the set of a new term; none while a voter does not know of floors."""
     if command.floor is None:
         return ()
     return tuple(sorted(witnesses(group, _floor_of(group, command)) - set(sync_set)))
 
 
 def _set_fault(group: ReplicaGroup, command: AlterSet, wanted: tuple[int, ...]) -> tuple[int, str] | None:
-    """Why the set is not changed, in RocketMQ's order of checks. Who leaves need not live."""
+    """Returns the reason to refuse a change of the set, checked in RocketMQ's order. Members that are removed
+    need not live.
+    """
     if wanted == group.sync_set:
         return Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, "the set is the same"
     if command.master_id != group.master_id:
@@ -596,10 +615,11 @@ def _set_fault(group: ReplicaGroup, command: AlterSet, wanted: tuple[int, ...]) 
 
 
 def other_group_fault(group: ReplicaGroup, broker_id: int | None, group_id: str) -> str:
-    """Why a broker that names this group id does not belong to the group; empty if it may.
+    """Returns the reason why a broker that names this group id does not belong to the group; empty if it may
+    belong.
 
-    A group that never had a master proves nothing: it may have been made while the controllers had lost the
-    living one.
+    A group that never had a master proves nothing: it may have been created while the controllers had lost
+    the state of the living group.
     """
     if not group_id or not group.group_id or group_id == group.group_id or not group.master_epoch:
         return ""
@@ -620,7 +640,7 @@ def _text_fault(*texts: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Heard:
-    """The last heartbeat of a broker, and over which connection it came."""
+    """The last heartbeat of a broker, and the connection by which it arrived."""
 
     facts: Live
     address: str
@@ -631,20 +651,23 @@ class Heard:
 
     @property
     def is_connected(self) -> bool:
-        """Its process lives: the connection of its heartbeats stands, as far as is known here."""
+        """True if the connection of the heartbeats is open, as far as this controller knows: the process
+        lives.
+        """
         return isinstance(self.connection, Channel) and not self.connection.is_closed
 
     def speaks_by(self, channel: Channel) -> bool:
-        """Whether the other end of the connection is the host that its heartbeats come from."""
+        """Returns True if the peer of the connection is the host that sends the broker's heartbeats."""
         return isinstance(self.connection, Channel) and self.connection.peer[0] == channel.peer[0]
 
 
 class LiveTable:
-    """Which brokers this controller hears, by name and id. Times are monotonic seconds.
+    """The brokers that this controller hears, by name and id. Times are monotonic seconds.
 
-    The newest heartbeat counts, also when it tells less than the one before it: the broker may have cut its
-    log.
-    Bounds:  only brokers that have an id are kept, so there are no more entries than brokers of `Groups`.
+    The newest heartbeat counts, even if it reports a shorter log than the previous one: the broker may have
+    truncated its log.
+    Bounds:  only brokers that have an id are kept, so there are at most as many entries as brokers in
+             `Groups`.
     """
 
     def __init__(self) -> None:
@@ -653,7 +676,7 @@ class LiveTable:
     def hear(
         self, header: BrokerHeartbeatRequest, connection: object, now_s: float, *, is_ours: bool
     ) -> bool:
-        """Whether it was not alive before."""
+        """Records a heartbeat. Returns True if the broker was not alive before."""
         assert header.broker_id is not None
         key = header.broker_name, header.broker_id
         is_new = not self.is_alive(*key, now_s)
@@ -676,8 +699,9 @@ class LiveTable:
         return is_new
 
     def note_started(self, header: RegisterReplicaRequest, now_s: float) -> None:
-        """The broker has started again: its facts from before do not count. A broker of yesterday's release
-        tells no log, and only whether it may have lost its end."""
+        """Records that the broker has restarted: its earlier facts no longer count. A registration that
+        reports neither a log nor a possible loss, as from the previous release, changes nothing.
+        """
         if header.max_log_offset is None and not header.is_incomplete:
             return
         before = self._heard.get((header.broker_name, header.broker_id))
@@ -705,17 +729,17 @@ class LiveTable:
         return heard is not None and now_s < heard.heard_s + heard.timeout_s
 
     def alive(self, name: str, ids: Iterable[int], now_s: float) -> list[Heard]:
-        """Those of these brokers that are heard."""
+        """Returns the given brokers that are heard."""
         return [self._heard[name, one] for one in ids if self.is_alive(name, one, now_s)]
 
     def end(self, name: str, broker_id: int) -> None:
-        """It is known to be gone, not only silent."""
+        """Records that the broker is known to be gone, not only silent."""
         heard = self._heard.get((name, broker_id))
         if heard is not None:
             heard.timeout_s = 0.0
 
     def keep(self, name: str, ids: Container[int]) -> None:
-        """Forgets all other brokers of the group."""
+        """Removes all other brokers of the group."""
         for key in [key for key in self._heard if key[0] == name and key[1] not in ids]:
             del self._heard[key]
 

@@ -1,15 +1,15 @@
-"""The controllers' guard: decides before the handler whether a request is served. `Controller` builds one and
+"""The controllers' guard: decides before the handler whether a request is served. `Controller` creates it and
 passes its `check` to the server of the port.
 
 The guard closes the port as soon as it has an account: the shared secret (access key `controllers`), the
-inner credentials, or both. Brokers and tools then sign what they ask, as clients sign what they ask of
-brokers (protocol.signature). Without an account all requests are served, as in RocketMQ. Messages between
-controllers prove the secret themselves (`Peers`).
+inner credentials, or both. Brokers and tools then sign their requests, as clients sign requests to brokers
+(protocol.signature). Without an account all requests are served, as in RocketMQ. Messages between controllers
+carry a proof of the secret themselves (`Peers`).
 
 Invariants:
-- A request that changes what the controllers agree on, or what they believe of a broker, is signed. A request
+- A request that changes the agreed state, or the facts recorded about a broker, must be signed. A request
   that only reads is open to everybody: brokers, proxies and dashboards look up the leader and the master.
-- A code without a row needs a signature, so no request is open by being forgotten.
+- A code without a row needs a signature, so an omission never opens a request.
 At a bound: see `AccessLog`. A broker that repeats a request is recorded once per REPEAT_S.
 Source: spec controller 2.
 """
@@ -37,7 +37,7 @@ OPEN_CODES: Final = frozenset(
         Code.TANDEM_RAFT_MESSAGE,
     }
 )
-"""Reads; and messages between controllers, which carry a proof of their own."""
+"""Reads, and the messages between controllers, which carry their own proof."""
 OPERATOR_CODES: Final = frozenset(
     {Code.UPDATE_CONTROLLER_CONFIG, Code.CLEAN_BROKER_DATA, Code.TANDEM_CHANGE_CONTROLLERS}
 )
@@ -49,9 +49,11 @@ BROKER_CODES: Final = frozenset(
         Code.CONTROLLER_APPLY_BROKER_ID,
     }
 )
-"""Changes that brokers ask for in the course of their duties, again and again while they are refused."""
+"""Changes that brokers request routinely, and repeat while they are refused."""
 QUIET_CODES: Final = frozenset({Code.BROKER_HEARTBEAT, Code.CONTROLLER_GET_NEXT_BROKER_ID})
-"""Signed, but not in the audit log: heartbeats come several times a second, the other one changes nothing."""
+"""Signed requests that are not audited: heartbeats arrive several times a second, and the other request
+changes nothing.
+"""
 
 REPEAT_S: Final = 10.0
 REMEMBERED_MAX: Final = 1_024
@@ -59,7 +61,7 @@ TEXT_CHARS_MAX: Final = 160
 
 
 def accounts_of(secret: str, inner: Credentials | None) -> dict[str, bytes]:
-    """Secret keys by access key."""
+    """Returns the secret keys by access key."""
     accounts = {SHARED_ACCESS_KEY: secret.encode()} if secret else {}
     if inner is not None:
         accounts[inner.access_key] = inner.secret_key.encode()
@@ -78,7 +80,7 @@ class ControllerGuard:
         audit: AccessLog,
         clock: Clock,
     ) -> None:
-        """`admits_unsigned`: serve everybody although there are accounts, while a group is upgraded."""
+        """`admits_unsigned`: all requests are served despite the accounts, for the time of an upgrade."""
         self._accounts = accounts
         self._is_open = not accounts or admits_unsigned
         self._admits_weak = admits_weak
@@ -87,12 +89,12 @@ class ControllerGuard:
         self._recorded: dict[tuple[str, int, str], float] = {}
 
     def check(self, channel: Channel, command: Command) -> None:
-        """Returns when the request may be served.
+        """Returns if the request may be served.
 
         Raises:  NotPermitted with the reason; RemoteProtocolError for fields that cannot be read.
         """
         if self._is_open:
-            channel.make_known()  # nobody will ever show more
+            channel.make_known()  # no further proof will follow
         if command.code in OPEN_CODES:
             return
         fault = self._fault(command)
@@ -105,7 +107,7 @@ class ControllerGuard:
             self._record(channel, command, "" if fault is not None else _signer(command))
 
     def _fault(self, command: Command) -> str | None:
-        """Why the request does not come from an account; None when it does."""
+        """Returns the reason why the request does not come from an account; None if it does."""
         if not self._accounts:
             return "there are no accounts"
         name = _signer(command)
@@ -133,7 +135,7 @@ class ControllerGuard:
 
 
 def _signer(command: Command) -> str:
-    """The access key that the request claims."""
+    """Returns the access key that the request names."""
     try:
         return command.fields.get(ACCESS_KEY, "")[:TEXT_CHARS_MAX]
     except TandemError:

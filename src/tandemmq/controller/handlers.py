@@ -1,8 +1,8 @@
 """The requests of brokers and tools to a controller: 904, 1001 to 1006, 1011 to 1013.
 
-Only the leader answers what concerns groups; all others refuse with CONTROLLER_NOT_LEADER, and their callers
-ask CONTROLLER_GET_METADATA_INFO who leads. Reads are answered from memory: an old answer does no harm, since
-brokers act only on a master epoch that is greater than theirs.
+Only the leader answers requests about groups. Other controllers refuse with CONTROLLER_NOT_LEADER, and their
+callers look up the leader with CONTROLLER_GET_METADATA_INFO. Reads are answered from memory. An old answer is
+harmless, because brokers act only on a master epoch above theirs.
 Source:  spec controller 2.
 """
 
@@ -40,15 +40,15 @@ from tandemmq.remoting.options import parse_address
 from tandemmq.runtime.ports import Clock
 
 CAPABILITIES: Final = "lease"
-"""What ours tell each other in the field tmCaps; others do not know the field."""
+"""The value of the field tmCaps between TandemMQ servers; other servers do not know the field."""
 FIRST_ELECTION_WAIT_S: Final = 1.0
 PROMOTION_PAUSE_S: Final = 0.1
 _MAY_PASS: Final = (ProposalRefusal.NOT_LEVEL, ProposalRefusal.CHANGE_OPEN)
-"""What a moment later may not be refused any more."""
+"""Refusals that may no longer apply a moment later."""
 
 
 class ControllerHandlers:
-    """Requests over the state that the controllers agree on, and over what this one hears."""
+    """The requests on the agreed state and on the facts that this controller hears."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class ControllerHandlers:
         self._clock = clock
         self._watched: set[Channel] = set()
 
-    # Who leads, who lives.
+    # Leader and heartbeats.
 
     def handle_metadata(self, channel: Channel, command: Command) -> Command:
         """CONTROLLER_GET_METADATA_INFO (1005), on every controller."""
@@ -89,7 +89,7 @@ class ControllerHandlers:
         return command.reply(header=header, fields={"tmCaps": CAPABILITIES})
 
     def handle_heartbeat(self, channel: Channel, command: Command) -> Command:
-        """BROKER_HEARTBEAT (904), on every controller; a master of ours gets a lease with the answer."""
+        """BROKER_HEARTBEAT (904), on every controller. A TandemMQ master receives a lease with the answer."""
         header = command.decode(BrokerHeartbeatRequest)
         if header.broker_id is None:
             raise RequestRejected("brokerId is missing", code=Code.CONTROLLER_INVALID_REQUEST)
@@ -101,7 +101,7 @@ class ControllerHandlers:
         if group is None or replica is None or replica.address != header.broker_address:
             if group is not None:
                 self._history.register_again(group, header)
-            return command.reply(remark=remark)  # it registers first; until then it may not be elected
+            return command.reply(remark=remark)  # it must register first; until then it cannot be elected
         is_new = self._live.hear(header, channel, self._clock.monotonic(), is_ours=is_ours)
         if channel not in self._watched:
             self._watched.add(channel)
@@ -129,7 +129,7 @@ class ControllerHandlers:
         *,
         is_known: bool,
     ) -> None:
-        """Records what a broker knows of its group. Raises RequestRejected for a broker of another group."""
+        """Records a broker's knowledge of its group. Raises RequestRejected for a broker of another group."""
         if group is not None and group.cluster != header.cluster_name:
             return
         _require_group(group, header.broker_id, header.group_id)
@@ -139,7 +139,7 @@ class ControllerHandlers:
     # Ids and registration.
 
     def handle_next_id(self, channel: Channel, command: Command) -> Command:
-        """CONTROLLER_GET_NEXT_BROKER_ID (1012): nothing changes."""
+        """CONTROLLER_GET_NEXT_BROKER_ID (1012). Changes nothing."""
         header = command.decode(headers.NextBrokerIdRequest)
         self._check_leads()
         group = self._groups.get(header.broker_name)
@@ -174,8 +174,9 @@ class ControllerHandlers:
         return command.reply(outcome.code, answer, remark=outcome.remark or None)
 
     async def handle_register(self, channel: Channel, command: Command) -> Command:
-        """CONTROLLER_REGISTER_BROKER (1003). The recorded master asks only when it was started again: it
-        never goes on under its old epoch, because its log may have lost its end."""
+        """CONTROLLER_REGISTER_BROKER (1003). A recorded master that does not report itself in office has
+        restarted. It never continues under its old epoch, because its log may have lost its end.
+        """
         header = command.decode(headers.RegisterReplicaRequest)
         self._check_leads()
         known = self._groups.get(header.broker_name)
@@ -187,7 +188,7 @@ class ControllerHandlers:
         is_connected = heard is not None and heard.is_connected
         is_in_office = header.members is not None and header.master_known == header.broker_id
         if heard is not None and not is_in_office:
-            # An election may begin while this is proposed: the log of the former life must not win it.
+            # An election may begin during the proposal: the log of the previous run must not win it.
             self._live.note_started(header, self._clock.monotonic())
         outcome = await self._propose(
             Register(
@@ -227,7 +228,9 @@ class ControllerHandlers:
     # Masters and sets.
 
     async def handle_elect(self, channel: Channel, command: Command) -> Command:
-        """CONTROLLER_ELECT_MASTER (1002), of a broker that sees no master or of a tool that names one."""
+        """CONTROLLER_ELECT_MASTER (1002), from a broker that knows no master or a tool that
+        designates one.
+        """
         header = command.decode(headers.ElectMasterRequest)
         self._check_leads()
         group = self._groups.get(header.broker_name)
@@ -253,12 +256,13 @@ class ControllerHandlers:
         if group.master_epoch == 0 and not header.is_designated and group.replicas.keys() - alive:
             caller = self._live.get(group.name, header.broker_id)
             if caller is None or caller.facts.max_offset <= 0:
-                # Its disk is empty, and others are known whose disks may not be: they get a moment.
+                # The caller's disk is empty, and other brokers are known that may have data: they get time to
+                # report.
                 await self._clock.sleep(FIRST_ELECTION_WAIT_S)
         handed_over = command.fields.get("tmHandover")
         if handed_over not in (None, str(group.master_epoch)):
             raise RequestRejected("another master was elected", code=Code.CONTROLLER_FENCED_MASTER_EPOCH)
-        # Anybody could send the mark: from elsewhere it ends no lease.
+        # Any host could send the field; from another host it does not end the lease.
         master = None if group.master_id is None else self._live.get(group.name, group.master_id)
         has_stopped = handed_over is not None and master is not None and master.speaks_by(channel)
         outcome = await self._elections.elect(
@@ -287,7 +291,7 @@ class ControllerHandlers:
         return command.reply(header=answer, body=bodies.encode_election(election))
 
     async def _adopt_by_hand(self, name: str, broker_id: int) -> ReplicaGroup | None:
-        """An operator names the master of a group that these controllers do not know."""
+        """Adopts a group that these controllers do not know: an operator designates its master."""
         now_s = self._clock.monotonic()
         command = self._history.reports.force_adoption(name, broker_id, now_s)
         if command is None or not self._history.knows_history():
@@ -297,7 +301,9 @@ class ControllerHandlers:
         return group
 
     async def handle_alter_set(self, channel: Channel, command: Command) -> Command:
-        """CONTROLLER_ALTER_SYNC_STATE_SET (1001): the wanted set, if the caller knows the present one."""
+        """CONTROLLER_ALTER_SYNC_STATE_SET (1001): installs the wanted set if the caller knows the present
+        one.
+        """
         header = command.decode(headers.AlterSyncStateSetRequest)
         wanted = bodies.decode_sync_state_set(command.body)
         self._check_leads()
@@ -321,7 +327,7 @@ class ControllerHandlers:
         return command.reply(header=answer, body=encode_set(group))
 
     def handle_replica_info(self, channel: Channel, command: Command) -> Command:
-        """CONTROLLER_GET_REPLICA_INFO (1004): the recorded master, whether it lives or not."""
+        """CONTROLLER_GET_REPLICA_INFO (1004): returns the recorded master, living or not."""
         header = command.decode(headers.ReplicaInfoRequest)
         self._check_leads()
         group = self._groups.get(header.broker_name)
@@ -331,7 +337,7 @@ class ControllerHandlers:
         return command.reply(header=_master_header(group), body=encode_set(group))
 
     def handle_sync_state_data(self, channel: Channel, command: Command) -> Command:
-        """CONTROLLER_GET_SYNC_STATE_DATA (1006): several groups, for mqadmin."""
+        """CONTROLLER_GET_SYNC_STATE_DATA (1006): describes several groups, for mqadmin."""
         self._check_leads()
         if not command.body:
             raise BadRequest("the body names no groups", code=Code.SYSTEM_ERROR)
@@ -376,20 +382,20 @@ class ControllerHandlers:
             self._history.reports.forget(header.broker_name, group.replicas.keys() - left.keys())
         return command.reply(outcome.code, remark=outcome.remark or None)
 
-    # Controllers themselves.
+    # Membership of the controllers.
 
     async def handle_change_controllers(self, channel: Channel, command: Command) -> Command:
-        """TANDEM_CHANGE_CONTROLLERS (30002): the members of the group, after one step of change.
+        """TANDEM_CHANGE_CONTROLLERS (30002): makes one change and returns the members of the group.
 
-        A new controller gets everything first and is a voter once it holds it. Answered when the change is
-        in force, which it is as soon as it is in the leader's log.
+        A new controller first receives everything and becomes a voter once it has it. The answer is sent when
+        the change is in force, which is as soon as it is in the leader's log.
         """
         header = command.decode(headers.ChangeControllersRequest)
         self._check_leads()
         name, raft = header.name, self._raft()
         if header.action == "add":
             parse_address(header.address)
-            if name not in raft.members.learners:  # else an earlier try goes on
+            if name not in raft.members.learners:  # else an earlier attempt continues
                 await self._change(lambda node, now_ms: node.add_learner(name, header.address, now_ms))
             deadline_s = self._clock.monotonic() + PROPOSAL_TIMEOUT_S
             while name not in raft.members.voters:
@@ -456,7 +462,7 @@ class ControllerHandlers:
 
 
 def _require_group(group: ReplicaGroup | None, broker_id: int | None, group_id: str | None) -> None:
-    """Raises RequestRejected when the asking broker belongs to another group of this name."""
+    """Raises RequestRejected if the calling broker belongs to another group of this name."""
     fault = "" if group is None else other_group_fault(group, broker_id, group_id or "")
     if fault:
         raise RequestRejected(fault, code=Code.CONTROLLER_INVALID_REQUEST)

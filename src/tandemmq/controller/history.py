@@ -1,15 +1,15 @@
-"""HistoryReports: what brokers prove about the history of their group, and what follows when they know more
-than the controllers: the disk of the controllers has gone back in time, or was lost.
+"""HistoryReports: the brokers' proofs of their group's history, and the state to adopt if brokers know more
+than the controllers, because the controllers' disk has gone back in time or was lost.
 
 Called by `Elections` with each registration and heartbeat that a controller hears. Pure.
-Invariants: a report counts until the same broker reports again; it outlives its broker, because an epoch that
-            was given once is never given again.
-Strategy:   the state of a group is adopted from the broker that reports itself master of the highest epoch
-            when every other member of the set that it reports is heard and knows no later epoch: a later
-            master would be one of them. If no master is in office but every known broker has told its log,
-            the longest log holds all that was acknowledged, and its broker is the only member.
-Bounds:     REPORTS_MAX reports; beyond it brokers unknown to the controllers are not recorded until reports
-            of silent ones have expired. Epochs above EPOCH_MAX are refused.
+Invariants: a report counts until the same broker reports again. It remains when its broker is gone, because
+            an epoch is never assigned twice.
+Strategy:   the state of a group is adopted from the broker that reports itself master of the highest epoch,
+            if every other member of its set is heard and knows no later epoch: a later master would be one of
+            them. If no master is in office but every known broker has reported its log, the longest log has
+            everything that was acknowledged, and its broker becomes the only member.
+Bounds:     REPORTS_MAX reports; beyond it brokers that are unknown to the controllers are not recorded until
+            reports of silent ones have expired. Epochs above EPOCH_MAX are refused.
 Source:     spec controller 10.16.
 """
 
@@ -35,13 +35,14 @@ from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
 FLOORS_MAX: Final = 8
 REPORTS_MAX: Final = 2 * BROKERS_MAX
 EPOCH_MAX: Final = 2**30
-"""Far above any number of elections, and far below the end of the field."""
+"""Far above any number of elections, and far below the limit of the field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryReport:
-    """The newest facts of one broker. `epoch` is -1 of a broker that reports no history; `members` is None
-    of a broker that is not a master in office."""
+    """The newest facts of one broker. `epoch` is -1 if the broker reports no history; `members` is None
+    unless the broker is a master in office.
+    """
 
     name: str
     broker_id: int
@@ -61,12 +62,13 @@ class HistoryReport:
 
     @property
     def is_in_office(self) -> bool:
-        """Whether the broker is the master of the epoch that it reports."""
+        """True if the broker is the master of the epoch that it reports."""
         return self.members is not None and self.master == self.broker_id and self.broker_id in self.members
 
     def confirms(self, master: HistoryReport) -> bool:
-        """Whether this broker was not elected after this master, and knows no rival of it. A broker that has
-        restarted may have forgotten the epoch itself, but not one in which it was master."""
+        """Returns True if this broker was not elected after this master and knows no rival of it. A broker
+        that has restarted may have forgotten the epoch itself, but not an epoch in which it was master.
+        """
         if self.group_id != master.group_id or self.epoch > master.epoch:
             return False
         is_same_term = self.term_id == master.term_id or 0 in (self.term_id, master.term_id)
@@ -84,7 +86,7 @@ class HistoryReports:
     def hear(
         self, header: BrokerHeartbeatRequest | RegisterReplicaRequest, now_s: float, *, is_known: bool
     ) -> None:
-        """Records the facts of one broker. `is_known`: the controllers have given it its id.
+        """Records the facts of one broker. `is_known`: the broker has its id from the controllers.
 
         Raises:  BadRequest for an epoch or a set that no broker can have.
         """
@@ -100,12 +102,14 @@ class HistoryReports:
             self._raise_floor(report)
 
     def _raise_floor(self, report: HistoryReport) -> None:
-        """Who has just started, as a former master, tells what was confirmed in an epoch of its log."""
+        """Records a confirmed offset. A broker that has just started reports, as a former master, the offset
+        that was confirmed in an epoch of its log.
+        """
         epoch = report.epoch if report.is_in_office else report.confirmed[0]
         by_epoch = self._floors.setdefault(report.name, {})
         by_epoch[epoch] = max(by_epoch.get(epoch, NO_FLOOR), report.confirmed)
         if len(by_epoch) > FLOORS_MAX:
-            del by_epoch[min(by_epoch)]  # it was written with the elections since
+            del by_epoch[min(by_epoch)]  # the elections since then have recorded it
 
     def _expire(self, now_s: float) -> None:
         for name, reports in list(self._reports.items()):
@@ -117,7 +121,7 @@ class HistoryReports:
                 del self._reports[name]
 
     def forget(self, name: str, ids: Iterable[int]) -> None:
-        """Drops the reports of brokers that an operator has taken out of the group."""
+        """Drops the reports of brokers that an operator has removed from the group."""
         reports = self._reports.get(name, {})
         for broker_id in [one for one in ids if one in reports]:
             del reports[broker_id]
@@ -130,20 +134,22 @@ class HistoryReports:
         return self._reports.get(name, {}).get(broker_id)
 
     def epoch_known(self, name: str) -> int:
-        """The highest master epoch that any broker of the group has reported; 0: none."""
+        """Returns the highest master epoch that any broker of the group has reported; 0 if there is none."""
         return max((max(one.epoch, one.log_epoch) for one in self._all(name)), default=0)
 
     def floor_of(self, group: ReplicaGroup) -> Floor:
-        """The highest confirmed offset that the masters of the group have reported to this controller."""
+        """Returns the highest confirmed offset that the group's masters and former masters have reported to
+        this controller.
+        """
         floors = self._floors.get(group.name, {})
         return max((floor for epoch, floor in floors.items() if epoch >= group.floor_since), default=NO_FLOOR)
 
     def is_living(self, name: str, now_s: float) -> bool:
-        """Whether brokers that know the id of this group report its history now."""
+        """Returns True if brokers that know the id of this group report its history now."""
         return any(one.epoch > 0 and one.group_id for one in self._living(name, now_s))
 
     def hears(self, name: str, ids: Iterable[int], now_s: float) -> bool:
-        """Whether each of these brokers has reported lately."""
+        """Returns True if each of these brokers has reported recently."""
         return set(ids) <= {one.broker_id for one in self._living(name, now_s)}
 
     def _all(self, name: str) -> list[HistoryReport]:
@@ -152,21 +158,22 @@ class HistoryReports:
     def _living(self, name: str, now_s: float) -> list[HistoryReport]:
         return [one for one in self._all(name) if now_s < one.heard_s + one.timeout_s]
 
-    # What the reports say of the recorded state.
+    # Comparison with the recorded state.
 
     def newer_than(self, group: ReplicaGroup) -> HistoryReport | None:
-        """A report which proves that the recorded state is older than the group: no master may be elected by
-        that state."""
+        """Returns a report which proves that the recorded state is older than the group's: no master may be
+        elected by that state.
+        """
         return next((one for one in self._all(group.name) if _is_newer(group, one)), None)
 
     def rival_of(self, group: ReplicaGroup) -> HistoryReport | None:
-        """A report of the recorded epoch with another term id than the recorded one: the epoch was given
-        twice."""
+        """Returns a report of the recorded epoch with a different term id: the epoch was assigned twice."""
         return next((one for one in self._all(group.name) if _is_rival(group, one)), None)
 
     def find_adoption(self, name: str, group: ReplicaGroup | None, now_s: float) -> Adopt | None:
-        """The state that living brokers have proven, if it is newer than the recorded one; None if there is
-        none, or while it is not proven."""
+        """Returns the state that living brokers have proven, if it is newer than the recorded one. Returns
+        None if there is no such state, or while it is not proven.
+        """
         living = [one for one in self._living(name, now_s) if one.epoch > 0 and one.group_id]
         if group is not None:
             living = [one for one in living if one.cluster == group.cluster and _may_be_of(group, one)]
@@ -193,8 +200,9 @@ class HistoryReports:
         return not any((one.epoch, one.term_id) == recorded for one in living)
 
     def _survey(self, group: ReplicaGroup, living: list[HistoryReport]) -> Adopt | None:
-        """No master is in office. If every broker that is known has told its log, the longest log holds all
-        that was acknowledged."""
+        """Returns the state to adopt while no master is in office. If every known broker has reported its
+        log, the longest log has everything that was acknowledged.
+        """
         told = {one.broker_id: one for one in living if one.log_end >= 0}
         heard = self._all(group.name)
         known = group.replicas.keys() | {one.broker_id for one in heard}
@@ -205,14 +213,16 @@ class HistoryReports:
         return _adopt(group.name, group, living, best, None, (best.broker_id,))
 
     def force_adoption(self, name: str, broker_id: int, now_s: float) -> Adopt | None:
-        """The unknown group as this broker reports it, alone in its set: an operator has decided so."""
+        """Returns the state of an unknown group as this broker reports it, with this broker alone in the set.
+        An operator has decided so.
+        """
         living = [one for one in self._living(name, now_s) if one.group_id]
         chosen = next((one for one in living if one.broker_id == broker_id), None)
         return None if chosen is None else _adopt(name, None, living, chosen, None, (broker_id,))
 
 
 def read_report(header: BrokerHeartbeatRequest | RegisterReplicaRequest, now_s: float) -> HistoryReport:
-    """The facts in a registration or in a heartbeat. Raises BadRequest."""
+    """Returns the facts in a registration or in a heartbeat. Raises BadRequest."""
     timeout_s = FIRST_HEARTBEAT_S
     if isinstance(header, BrokerHeartbeatRequest):
         timeout_s = max(1, header.heartbeat_timeout_ms or TIMEOUT_MS_DEFAULT) / 1000
@@ -260,7 +270,7 @@ def _is_newer(group: ReplicaGroup, report: HistoryReport) -> bool:
     if report.epoch != group.master_epoch:
         return report.epoch > group.master_epoch
     if group.master_id is None:
-        return True  # the record has no master in this epoch, the brokers had one
+        return True  # the record has no master in this epoch, but the brokers had one
     is_same_term = report.term_id == group.term_id or not report.term_id or not group.term_id
     is_master = report.is_in_office and report.broker_id == group.master_id
     return is_same_term and is_master and report.set_epoch > group.set_epoch
@@ -284,8 +294,10 @@ def _adopt(
     master_id: int | None,
     members: tuple[int, ...],
 ) -> Adopt:
-    """The set counts as a new one, so that the master takes it for an answer to what it has proposed. Without
-    a master the epoch is one that no broker has reported: a master of that epoch would be a later one."""
+    """Returns the command that adopts a state. Its set has a new epoch, so that the master accepts it as the
+    answer to its proposal. Without a master, the epoch is one that no broker has reported: a master of that
+    epoch would be a later one.
+    """
     mates = [one for one in living if (one.group_id, one.cluster) == (chosen.group_id, chosen.cluster)]
     set_epoch = max(one.set_epoch for one in mates) + 1
     return Adopt(

@@ -1,9 +1,10 @@
-"""HistoryKeeper: keeps the controllers' state level with what the brokers of each group know of its history.
+"""HistoryKeeper: keeps the controllers' state consistent with the history that the brokers of each group
+know.
 
-The leader's part; on all other controllers it only records reports. Called with each registration and
-heartbeat, and by `Elections`, which elects nobody by a state that `is_outdated`.
+Only the leader acts; other controllers only record reports. Called with each registration and heartbeat, and
+by `Elections`, which elects no master while a group `is_outdated`.
 Invariants: nothing is proposed that a controller of the group may not know (`knows_history`).
-Bounds:     one proposal per group and kind at a time; REASONS_MAX contradictions are logged in a leadership.
+Bounds:     one proposal per group and kind at a time; REASONS_MAX contradictions are logged per leadership.
 Source:     spec controller 10.16.
 """
 
@@ -39,20 +40,22 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 PROPOSAL_TIMEOUT_S = 5.0
-"""As RocketMQ's controllers wait for their log."""
+"""The time in which RocketMQ's controllers wait for their log."""
 UNHEARD_S = 3.0
-"""How long a new leader waits for a master that it has never heard itself."""
+"""The time in seconds that a new leader waits for a master that it has never heard."""
 FLOOR_PERIOD_S = 10.0
-"""A confirmed offset that has risen is written to the agreed state after at most so long."""
+"""The maximum delay in seconds before a confirmed offset that has risen is written to the agreed state."""
 FIRST_REPORTS_S = 1.0
-"""How long a new leader waits for the heartbeats of known brokers before it elects by what it remembers."""
+"""The time in seconds that a new leader waits for the heartbeats of known brokers before it elects by the
+recorded state.
+"""
 REPORTS_LOOK_S = 0.02
 TERM_ID_BOUND = 2**63 - 1
 REASONS_MAX = 256
 
 
 class HistoryKeeper:
-    """The reports that one controller hears, and what its leadership does about them."""
+    """The reports that one controller hears, and the leader's reactions to them."""
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class HistoryKeeper:
         clock: Clock,
         scope: TaskScope,
     ) -> None:
-        """`knows_history`: whether every controller knows the commands and fields of histories."""
+        """`knows_history` returns True if every controller knows the commands and fields of histories."""
         self.reports = HistoryReports()
         self.knows_history = knows_history
         self.on_adopted: Callable[[ReplicaGroup], None] = lambda _: None
@@ -76,7 +79,7 @@ class HistoryKeeper:
         self._scope = scope
         self._leader_since_s = 0.0
         self._reasons: set[tuple[str, str, int, int]] = set()
-        """Contradictions that are in the log already."""
+        """Contradictions that were logged already."""
         self._noted_s: dict[str, float] = {}
         self._busy: set[str] = set()
         self._adopted_s: dict[str, float] = {}
@@ -86,16 +89,17 @@ class HistoryKeeper:
         self._reasons.clear()
 
     def adopted_s(self, name: str) -> float:
-        """When the group was adopted here; long ago if it was not."""
+        """Returns the time at which the group was adopted here; minus infinity if it was not."""
         return self._adopted_s.get(name, float("-inf"))
 
     def is_outdated(self, group: ReplicaGroup) -> bool:
-        """Whether brokers have proven that the recorded state is older than the group, and it can be
-        adopted: no master is elected meanwhile."""
+        """Returns True if brokers have proven that the recorded state is older than the group's and can be
+        replaced. No master is elected meanwhile.
+        """
         return self.knows_history() and self.reports.newer_than(group) is not None
 
     def look_at_history(self, name: str) -> None:
-        """Compares what brokers report with the recorded state, after each report."""
+        """Compares the brokers' reports with the recorded state; called after each report."""
         if not self.raft.is_leader:
             return
         group = self._groups.get(name)
@@ -117,7 +121,9 @@ class HistoryKeeper:
             self._log_once(group, rival, "the master epoch was given twice")
 
     def contradiction(self, group: ReplicaGroup) -> str | None:
-        """How brokers contradict the recorded state, for tools."""
+        """Returns a text for tools that describes the contradiction between brokers and the recorded state;
+        None if there is none.
+        """
         newer = self.reports.newer_than(group)
         if newer is not None:
             return (
@@ -163,8 +169,9 @@ class HistoryKeeper:
             self._busy.discard(command.name)
 
     def register_again(self, group: ReplicaGroup, header: BrokerHeartbeatRequest) -> None:
-        """A broker that knows the id of the group registered with a state of the controllers that is lost: it
-        has no reason to register again."""
+        """Registers a broker that knows the id of the group, but registered with a state of the controllers
+        that is lost. It has no reason to register again by itself.
+        """
         assert header.broker_id is not None
         name, broker_id = group.name, header.broker_id
         is_member = bool(group.group_id) and header.group_id == group.group_id
@@ -178,7 +185,10 @@ class HistoryKeeper:
         self._propose_once(key, command)
 
     async def adopt(self, command: Adopt) -> CommandOutcome:
-        """The outcome of replacing the recorded state of a group. Raises as `elect`."""
+        """Replaces the recorded state of a group and returns the outcome.
+
+        Raises:  RequestRejected if the state is refused; NotLeader, Busy, OutcomeUnknown.
+        """
         before = self._groups.get(command.name)
         outcome: CommandOutcome = await self.raft.propose(encode_command(command), PROPOSAL_TIMEOUT_S)
         group = outcome.group
@@ -202,7 +212,7 @@ class HistoryKeeper:
         return outcome
 
     async def await_reports(self, group: ReplicaGroup) -> None:
-        """Waits, as a new leader, for a moment in which all known brokers can report what they know."""
+        """Waits, as a new leader, until all known brokers have reported, for FIRST_REPORTS_S at most."""
         ends_at_s = self._leader_since_s + FIRST_REPORTS_S
         while (now_s := self._clock.monotonic()) < ends_at_s:
             if self.reports.hears(group.name, group.replicas, now_s):
@@ -210,7 +220,7 @@ class HistoryKeeper:
             await self._clock.sleep(min(REPORTS_LOOK_S, ends_at_s - now_s))
 
     async def await_heartbeat(self, name: str, broker_id: int) -> None:
-        """Waits for the first heartbeat of a broker of a group that was adopted, for UNHEARD_S at most."""
+        """Waits for the first heartbeat of a broker of an adopted group, for UNHEARD_S at most."""
         ends_at_s = self._clock.monotonic() + UNHEARD_S
         while (now_s := self._clock.monotonic()) < ends_at_s and not self._live.is_alive(
             name, broker_id, now_s
@@ -220,7 +230,7 @@ class HistoryKeeper:
     async def await_adoption(self, name: str) -> None:
         """Waits while brokers report a group that these controllers do not know.
 
-        Raises:  RequestRejected when the group is still not proven after UNHEARD_S.
+        Raises:  RequestRejected if the group is still not proven after UNHEARD_S.
         """
         ends_at_s = self._clock.monotonic() + UNHEARD_S
         while self._groups.get(name) is None and self.knows_history():
@@ -236,8 +246,9 @@ class HistoryKeeper:
             await self._clock.sleep(REPORTS_LOOK_S)
 
     def note_facts(self) -> None:
-        """Gives ids to the controllers and to groups that have none, and writes confirmed offsets that have
-        risen."""
+        """Assigns ids to the controllers and to groups without one, and writes confirmed offsets that have
+        risen.
+        """
         if not self.knows_history():
             return
         if not self._groups.controllers_id and "" not in self._busy:
@@ -246,7 +257,7 @@ class HistoryKeeper:
             self._note_facts(group)
 
     def _note_facts(self, group: ReplicaGroup) -> None:
-        """Writes the id of a group that has none, and a confirmed offset that has risen."""
+        """Writes the id of a group without one, and a confirmed offset that has risen."""
         now_s = self._clock.monotonic()
         if now_s < self._noted_s.get(group.name, float("-inf")) or self.is_outdated(group):
             return
@@ -259,8 +270,9 @@ class HistoryKeeper:
         self._propose_once(f"note {group.name}", command)
 
     def _id_for(self, group: ReplicaGroup) -> str:
-        """The id that the master reports: the group had it before the controllers' disk went back. A group
-        without any is given a new one; empty while no master can be asked."""
+        """Returns the id that the master reports: the group had it before the controllers' disk went back.
+        Returns a new id for a group without one; empty while the master is not heard.
+        """
         if group.master_epoch and group.master_id is None:
             return ""
         if group.master_id is not None:
@@ -272,11 +284,13 @@ class HistoryKeeper:
         return self.new_id()
 
     def new_id(self) -> str:
-        """A random id, or none while a controller may not know of ids."""
+        """Returns a random id; empty while a controller may not know of ids."""
         return self._chance.token_bytes(16).hex() if self.knows_history() else ""
 
     def _propose_once(self, key: str, command: GroupCommand) -> None:
-        """A command that is proposed again later if it comes to nothing."""
+        """Proposes a command in the background, unless it is being proposed already. A failure is only
+        logged; a later call proposes it again.
+        """
         if key not in self._busy:
             self._busy.add(key)
             self._scope.start(f"propose-{key}", self._propose_quietly(key, command))
@@ -290,7 +304,7 @@ class HistoryKeeper:
             self._busy.discard(key)
 
     def complete(self, command: Elect, group: ReplicaGroup) -> Elect:
-        """The election with the facts of histories, if every controller knows them."""
+        """Returns the election with the facts of histories, if every controller knows them."""
         if not self.knows_history():
             return command
         return msgspec.structs.replace(

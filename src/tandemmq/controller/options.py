@@ -1,4 +1,4 @@
-"""What a controller can be told; RocketMQ's defaults where it has the key, its key beside each field."""
+"""The options of a controller. The keys and defaults are RocketMQ's where it has the option."""
 
 from __future__ import annotations
 
@@ -23,33 +23,36 @@ class ControllerOptions:
 
     group: str = field(default="DefaultController", metadata={"key": "controllerDLegerGroup"})
     peers: str = field(default="n0-127.0.0.1:9878", metadata={"key": "controllerDLegerPeers"})
-    """`n0-host:port;n1-host:port`: all controllers that the group begins with."""
+    """`n0-host:port;n1-host:port`: all controllers with which the group begins."""
     self_id: str = field(default="n0", metadata={"key": "controllerDLegerSelfId"})
-    """Which of them this one is. It listens on the port of its entry."""
+    """The name of this controller among the peers. It listens on the port of its entry."""
     joins: bool = field(default=False, metadata={"key": "controllerJoin"})  # ours
-    """Begins with an empty store and waits until the group adds it; the others are among its peers."""
+    """True if the controller begins with an empty store and waits until the group adds it; the others are
+    among its peers.
+    """
     listen_host: str = field(default="0.0.0.0", metadata={"key": "bindAddress"})
     store_path: Path = field(default=STORE_PATH, metadata={"key": "controllerStorePath"})
     config_store_path: Path = field(default=CONFIG_STORE_PATH, metadata={"key": "configStorePath"})
-    """Where UPDATE_CONTROLLER_CONFIG keeps what it changed."""
+    """The file that keeps the changes by UPDATE_CONTROLLER_CONFIG."""
     config_black_list: str = field(
         default="configBlackList;configStorePath", metadata={"key": "configBlackList"}
     )
     scan_inactive_master_ms: int = field(default=500, metadata={"key": "scanInactiveMasterInterval"})
-    """How often groups are looked at whose master is gone. RocketMQ: 5000."""
+    """The interval of the scan for groups without a living master. RocketMQ: 5000."""
     elects_unclean_master: bool = field(default=False, metadata={"key": "enableElectUncleanMaster"})
-    """Whether a broker outside the SyncStateSet may become master when no member of it lives."""
+    """True if a broker outside the SyncStateSet may become master when no member lives."""
     notifies_brokers: bool = field(default=True, metadata={"key": "notifyBrokerRoleChanged"})
     raft_heartbeat_ms: int = field(default=100, metadata={"key": "raftHeartbeatMillis"})  # ours
     raft_election_timeout_ms: int = field(default=500, metadata={"key": "raftElectionTimeoutMillis"})  # ours
     snapshot_entries: int = field(default=1_000, metadata={"key": "snapshotEntries"})  # ours
     shared_secret: str = field(default="", metadata={"key": "controllerSharedSecret"}, repr=False)  # ours
-    """Proven by controllers to each other, and by brokers and tools to them. Empty: only the names of the
-    peers are compared."""
+    """The secret that controllers prove to each other, and brokers and tools to them. Empty: only the names
+    of the peers are compared.
+    """
     admits_unsigned: bool = field(default=False, metadata={"key": "controllerAdmitUnsigned"})  # ours
-    """Whether unsigned requests are served although there is a secret: while a group is upgraded."""
+    """True if unsigned requests are served despite a secret, for the time of an upgrade."""
     weak_signatures: bool = field(default=True, metadata={"key": "weakSignatureEnable"})  # ours
-    """Whether the signatures of RocketMQ's brokers and tools are accepted (protocol.signature)."""
+    """True if the signatures of RocketMQ's brokers and tools are accepted (protocol.signature)."""
 
     def __post_init__(self) -> None:
         peers = self.peer_addresses
@@ -108,6 +111,8 @@ FIXED_KEYS: Final = frozenset(
         "weakSignatureEnable",
     }
 )
-"""Never changed by a request: who the controller is, where, with whom, and how they agree."""
+"""Keys that no request changes: the identity, addresses and peers of the controller, and the settings of
+their consensus.
+"""
 
 CHANGEABLE_KEYS: Final = frozenset(settings.option_keys(ControllerOptions)) - FIXED_KEYS

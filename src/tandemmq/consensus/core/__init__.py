@@ -1,2 +1,3 @@
-"""The rules of Raft, pure: messages and times in, values out; no sockets, files, clocks, tasks or chance
-but what is handed in."""
+"""The rules of Raft as pure code: messages and times in, values out. No sockets, files, clocks or tasks;
+random numbers come from a function that the caller passes.
+"""

@@ -1,7 +1,7 @@
-"""RaftLog: the entries behind a snapshot, in memory. Pure.
+"""RaftLog: the entries after a snapshot, in memory. Pure.
 
-Invariants: indexes follow each other from the snapshot's on; terms never fall; the members in force are those
-            of the newest MEMBERS entry, confirmed or not, and else the snapshot's.
+Invariants: indexes are consecutive from the snapshot's index on; terms never decrease; the members in force
+            are those of the newest MEMBERS entry, confirmed or not, or else those of the snapshot.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tandemmq.consensus.core.messages import EntryKind, LogEntry, Members, Snaps
 
 
 class RaftLog:
-    """One server's log. What it holds grows until `compact`."""
+    """The log of one server. It grows until `compact` is called."""
 
     __slots__ = ("_entries", "_members", "snapshot")
 
@@ -31,7 +31,7 @@ class RaftLog:
 
     @property
     def first_index(self) -> int:
-        """Of the first entry that is, or would be, here."""
+        """The index of the first entry in the log; of the next entry if the log is empty."""
         return self.snapshot.index + 1
 
     @property
@@ -44,37 +44,37 @@ class RaftLog:
 
     @property
     def members(self) -> Members:
-        """Those in force."""
+        """The members in force."""
         return self._members[-1][1]
 
     @property
     def members_index(self) -> int:
-        """Where those in force were written."""
+        """The index at which the members in force were written."""
         return self._members[-1][0]
 
     def members_at(self, index: int) -> Members:
-        """Those that were in force at an entry, or at the snapshot."""
+        """Returns the members that were in force at an entry or at the snapshot."""
         return next(members for at, members in reversed(self._members) if at <= index)
 
     def term_at(self, index: int) -> int | None:
-        """None for what lies before the snapshot or behind the end."""
+        """Returns the term of an entry; None before the snapshot and after the end."""
         if index == self.snapshot.index:
             return self.snapshot.term
         at = index - self.first_index
         return self._entries[at].term if 0 <= at < len(self._entries) else None
 
     def entry_at(self, index: int) -> LogEntry | None:
-        """None for what lies up to the snapshot or behind the end."""
+        """Returns an entry; None up to the snapshot and after the end."""
         at = index - self.first_index
         return self._entries[at] if 0 <= at < len(self._entries) else None
 
     def checksum_at(self, index: int) -> int:
-        """Of the entry's content; -1 where it is not known."""
+        """Returns the checksum of an entry's content; -1 if the entry is unknown."""
         entry = self.entry_at(index)
         return -1 if entry is None else crc32(entry.data, entry.kind)
 
     def entries_from(self, index: int, *, count_max: int, bytes_max: int) -> tuple[LogEntry, ...]:
-        """The entries from `index` on within both bounds, but at least one."""
+        """Returns the entries from `index` on within both bounds, but at least one."""
         at = index - self.first_index
         assert at >= 0, (index, self.first_index)
         chosen = self._entries[at : at + count_max]
@@ -86,7 +86,7 @@ class RaftLog:
         return tuple(chosen)
 
     def between(self, first: int, last: int) -> tuple[LogEntry, ...]:
-        """The entries first .. last, both included."""
+        """Returns the entries `first` to `last`, both included."""
         return tuple(self._entries[first - self.first_index : last + 1 - self.first_index])
 
     def append(self, entries: Sequence[LogEntry]) -> None:
@@ -98,22 +98,23 @@ class RaftLog:
                 self._members.append((entry.index, decode_members(entry.data)))
 
     def cut(self, index: int) -> None:
-        """Forgets the entries from `index` on."""
+        """Removes the entries from `index` on."""
         assert index >= self.first_index, (index, self.first_index)
         del self._entries[index - self.first_index :]
         while self._members[-1][0] >= index and len(self._members) > 1:
             self._members.pop()
 
     def last_index_below(self, index: int, term: int) -> int:
-        """The last place up to `index` whose term is not above `term`, at least the snapshot's: where a log
-        whose entry there has this term can agree with this one at the latest."""
+        """Returns the last index up to `index` whose term is at most `term`, but at least the snapshot's
+        index. A log whose entry at `index` has this term can agree with this log up to there at most.
+        """
         index = min(index, self.last_index)
         while index > self.snapshot.index and self._entries[index - self.first_index].term > term:
             index -= 1
         return index
 
     def compact(self, index: int, data: bytes) -> None:
-        """Puts a snapshot of the machine after `index` in place of everything up to it."""
+        """Replaces everything up to `index` by a snapshot of the machine after `index`."""
         term = self.term_at(index)
         assert term is not None
         assert index > self.snapshot.index
@@ -121,7 +122,9 @@ class RaftLog:
         self._begin(Snapshot(index=index, term=term, members=self.members_at(index), data=data), rest)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Takes another server's snapshot; entries behind it stay only if they continue it."""
+        """Replaces the log's beginning by another server's snapshot. Entries after it remain only if they
+        continue it.
+        """
         rest: tuple[LogEntry, ...] = ()
         if self.term_at(snapshot.index) == snapshot.term:
             rest = self.between(snapshot.index + 1, self.last_index)

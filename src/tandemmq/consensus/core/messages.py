@@ -1,5 +1,5 @@
-"""What one server of a Raft group works with, as values: what it must not forget, the messages between
-servers with their bytes, and the effects that it wants from its shell.
+"""The values of one server of a Raft group: the state that it must keep, the messages between servers with
+their encoding, and the effects that its shell carries out.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import msgspec
 
 from tandemmq.errors import RemoteProtocolError
 
-# What a server knows and must not forget.
+# State that a server must keep.
 
 
 class EntryKind(IntEnum):
-    """What an entry of the log is for."""
+    """The purpose of an entry."""
 
     EMPTY = 0
-    """The first one of a leader: by it everything before is confirmed."""
+    """A leader's first entry: once it is confirmed, everything before it is confirmed too."""
     COMMAND = 1
     MEMBERS = 2
 
 
 class LogEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One place of the log. Two entries with the same index and term are the same everywhere."""
+    """One entry of the log. Two entries with the same index and term are identical on all servers."""
 
     index: int
     term: int
@@ -40,14 +40,14 @@ class Members(msgspec.Struct, frozen=True):
     learners: dict[str, str] = {}
 
     def is_majority(self, names: set[str]) -> bool:
-        """Whether these servers are more than half of the voters."""
+        """True if these servers are more than half of the voters."""
         return 2 * len(names & self.voters.keys()) > len(self.voters)
 
     def address(self, name: str) -> str | None:
         return self.voters.get(name) or self.learners.get(name)
 
     def others(self, name: str) -> list[str]:
-        """All servers but this one, in the order of their names."""
+        """Returns the names of all other servers, sorted."""
         return sorted((self.voters.keys() | self.learners.keys()) - {name})
 
     def encode(self) -> bytes:
@@ -55,24 +55,26 @@ class Members(msgspec.Struct, frozen=True):
 
 
 def decode_members(data: bytes) -> Members:
-    """Raises msgspec.MsgspecError for bytes that `Members.encode` did not make."""
+    """Raises msgspec.MsgspecError for bytes that `Members.encode` did not produce."""
     return msgspec.json.decode(data, type=Members)
 
 
 SPENT = ""
-"""No server has this name."""
+"""A name that no server has."""
 
 
 class Vote(msgspec.Struct, frozen=True):
-    """The newest term that a server knows and its vote in that term: one value, so that no crash can separate
-    them. `SPENT` is a vote that the server may have given away and has forgotten."""
+    """The newest term that a server knows and its vote in that term. They form one value, so that a crash
+    cannot separate them. The vote `SPENT` means that the server may have voted in this term and no longer
+    knows it.
+    """
 
     term: int = 0
     voted_for: str | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The state of the machine after the entry `index` of `term`, and the group's members there."""
+    """The state of the machine after the entry `index` of `term`, and the group's members at that index."""
 
     index: int
     term: int
@@ -81,7 +83,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """What a server finds on its disk: `entries` follow the snapshot without a gap."""
+    """The state on a server's disk: `entries` follow the snapshot without a gap."""
 
     vote: Vote
     snapshot: Snapshot
@@ -89,19 +91,22 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 def new_group(members: Members) -> Saved:
-    """What every server of a new group begins with; one that joins later begins with no members."""
+    """Returns the initial state of every server of a new group. A server that joins later starts without
+    members.
+    """
     return Saved(vote=Vote(), snapshot=Snapshot(index=0, term=0, members=members))
 
 
-# Messages between servers. Any message may be lost, doubled, late or out of order. A message names its
-# sender; the transport judges whether the sender may speak. A `life` is the random number of one start of a
-# server; fields with a default are unknown to older servers, which ignore them and do not send them.
+# Messages between servers. Any message may be lost, duplicated, delayed or reordered. A message names its
+# sender; the transport decides whether the sender is allowed. A `life` is the random number of one run of a
+# server. Fields with a default are unknown to older servers, which ignore and do not send them.
 
 
 class VoteRequest(msgspec.Struct, frozen=True, tag="vote?"):
-    """`is_trial`: would you vote for me in `term`? No server changes anything for that; a server that has
-    just started asks so for what the others know. `is_handover`: the leader itself asked the sender to
-    follow it."""
+    """A request for a vote. With `is_trial` it only asks whether the receiver would vote for the sender in
+    `term`; the receiver changes no state. A server that has just started uses trials to learn what the others
+    know. `is_handover`: the leader itself asked the sender to succeed it.
+    """
 
     sender: str
     term: int
@@ -113,8 +118,9 @@ class VoteRequest(msgspec.Struct, frozen=True, tag="vote?"):
 
 
 class VoteAnswer(msgspec.Struct, frozen=True, tag="vote"):
-    """`term`, the end of the log and the voters are the sender's; `asked_term` and `asked_life` are those of
-    the question."""
+    """The answer to a `VoteRequest`. `term`, `last_index`, `last_term` and `voters` describe its sender;
+    `asked_term` and `asked_life` are copied from the request.
+    """
 
     sender: str
     term: int
@@ -128,9 +134,10 @@ class VoteAnswer(msgspec.Struct, frozen=True, tag="vote"):
 
 
 class AppendRequest(msgspec.Struct, frozen=True, tag="append?"):
-    """Entries behind the one at `previous_index`; without any a heartbeat. `number` and `sent_ms` come back
-    with the answer: they tell the leader which of its requests was answered. `last_index` is the end of the
-    leader's log and `previous_checksum` that of the entry's content, -1 if unknown."""
+    """Entries after the one at `previous_index`; a heartbeat if there are none. The answer repeats `number`
+    and `sent_ms`, which show the leader the request that was answered. `last_index` is the end of the
+    leader's log. `previous_checksum` is the checksum of the previous entry's content; -1 if unknown.
+    """
 
     sender: str
     term: int
@@ -145,7 +152,7 @@ class AppendRequest(msgspec.Struct, frozen=True, tag="append?"):
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, tag="snapshot?"):
-    """For a follower that needs entries which the leader no longer has."""
+    """A snapshot for a follower that needs entries which the leader no longer has."""
 
     sender: str
     term: int
@@ -155,8 +162,10 @@ class SnapshotRequest(msgspec.Struct, frozen=True, tag="snapshot?"):
 
 
 class AppendAnswer(msgspec.Struct, frozen=True, tag="append"):
-    """To both. Accepted: the log is the leader's up to `index`, on disk. Refused: the request began behind
-    `previous_index`, and the logs may agree at `index` at the latest."""
+    """The answer to an `AppendRequest` or a `SnapshotRequest`. Accepted: the log matches the leader's up to
+    `index` and is on disk. Refused: `previous_index` is that of the request, and the logs can agree up to
+    `index` at most.
+    """
 
     sender: str
     term: int
@@ -169,7 +178,7 @@ class AppendAnswer(msgspec.Struct, frozen=True, tag="append"):
 
 
 class TakeOver(msgspec.Struct, frozen=True, tag="take over"):
-    """From a leader that goes: ask for votes now."""
+    """An order of a leader that hands over: the receiver asks for votes at once."""
 
     sender: str
     term: int
@@ -185,7 +194,9 @@ def encode_message(message: Message) -> bytes:
 
 
 def decode_message(data: bytes | bytearray | memoryview) -> Message:
-    """Raises RemoteProtocolError for bytes that are no message, or one that no server of ours sends."""
+    """Raises RemoteProtocolError for bytes that are not a message, and for messages that no server of ours
+    sends.
+    """
     try:
         message: Message = _DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -208,26 +219,27 @@ def _check_members(entries: tuple[LogEntry, ...]) -> None:
                 raise RemoteProtocolError(f"no members of a controller group: {error}") from None
 
 
-# What a server wants done; the shell carries the effects out in list order.
+# Effects: the actions that a server requests. The shell carries them out in list order.
 #
-# Order is the guarantee: `Persist` comes first and must have reached the disk before anything behind it is
-# carried out, so no vote and no answer leaves that a crash could take back. A shell that cannot persist must
-# stop the server.
+# The order is the guarantee. `Persist` comes first and must have reached the disk before any later effect is
+# carried out, so no vote and no answer is sent that a crash could undo. A shell that cannot persist must stop
+# the server.
 
 
 class RaftRole(Enum):
-    """What a server is in its group."""
+    """The role of a server in its group."""
 
     FOLLOWER = "follower"
-    TRIAL = "trial"  # asks whether an election would be won
+    TRIAL = "trial"  # asks whether it would win an election
     CANDIDATE = "candidate"
     LEADER = "leader"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Persist:
-    """Make durable what is not None, in this order. `entries` replace everything from the first of them on;
-    with a snapshot they are all that is left behind it."""
+    """Persists all fields that are not None, in this order. `entries` replace everything from the first of
+    them on; with a snapshot they are all entries after it.
+    """
 
     vote: Vote | None = None
     snapshot: Snapshot | None = None
@@ -236,7 +248,7 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class SendToServer:
-    """To another server; it may be lost."""
+    """Sends a message to another server; it may be lost."""
 
     to: str
     message: Message
@@ -244,35 +256,37 @@ class SendToServer:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The machine's state is replaced by the snapshot's; without data by that before the first command."""
+    """Replaces the machine's state by that of the snapshot. Without data this is the state before the first
+    command.
+    """
 
     snapshot: Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """These entries are confirmed: they are in the log of every future leader at these places."""
+    """Applies entries that are confirmed: every future leader has them at the same indexes."""
 
     entries: tuple[LogEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadReady:
-    """What the machine shows now is at least as new as it was when the read was asked for."""
+    """Reports that the machine's state is at least as new as it was when the read was requested."""
 
     token: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRefused:
-    """This server is not the leader any more; ask the next one."""
+    """Reports that this server no longer leads; the caller must ask the next leader."""
 
     token: int
 
 
 @dataclass(frozen=True, slots=True)
 class RoleChanged:
-    """Who leads now, as far as this server knows."""
+    """Reports the role of this server and the leader that it knows."""
 
     role: RaftRole
     term: int
@@ -282,8 +296,10 @@ class RoleChanged:
 
 @dataclass(frozen=True, slots=True)
 class Contradicted:
-    """Another server's messages and this server's disk cannot both be true: the disk of one of the group was
-    replaced by an older one or by another group's. `begins_anew`: this server has dropped what it held."""
+    """Reports that another server's messages and this server's disk cannot both be correct: the disk of one
+    server was replaced by an older one or by one of another group. `begins_anew`: this server has dropped its
+    log and state.
+    """
 
     by: str
     term: int

@@ -1,18 +1,22 @@
 """RaftNode: one server of a group, pure.
 
-Owns:       term, vote, log, role; when to ask for votes, what to send to whom, what is confirmed.
-Invariants: a server votes once in a term; a leader never changes or cuts its own log; only an entry of the
-            leader's own term confirms by majority, and with it everything before; nothing that was
-            confirmed is cut. A leader that a majority has not answered for an election timeout is none any
-            more, and who has heard a leader within one votes for nobody, unless the leader itself asks to:
-            so two leaders never both find a majority behind them (`grants`).
-            A server that has started neither votes, stands nor acknowledges before a majority of voters
-            besides itself has told its terms and logs, then votes for no log below those, and does not stand
-            before its own log reaches them: its disk may be an older one than it had, or empty. It waits for
-            the answers, and then for a leader, for `proof_wait_ms`: half of a group must be able to start.
-            What a leader knows of a server holds for one life of that server.
-Knows not:  disks, sockets, clocks. Times are monotonic milliseconds of this server; `below(n)` throws
-            0 .. n - 1. Each method returns what to do (`Effect`s); `on_tick` is due at `deadline_ms`.
+Owns:       term, vote, log and role; the time of the next election, the messages to each server, the
+            confirmed index.
+Invariants: a server votes once per term; a leader never changes or cuts its own log; only an entry of the
+            leader's own term is confirmed by majority, and everything before it with it; a confirmed entry is
+            never cut.
+            - A leader that no majority has answered within an election timeout steps down. A server that has
+              heard a leader within an election timeout votes for nobody, unless the leader itself hands over.
+              Therefore two leaders never both have a majority behind them (`grants`).
+            - A server that has started does not vote, stand or acknowledge before a majority of voters
+              besides itself has reported its terms and logs. From then on it votes only for logs that reach
+              the reported ones, and does not stand before its own log reaches them, because its disk may be
+              older than the one it had, or empty. It waits at most `proof_wait_ms` for the answers, and then
+              as long for a leader: half of a group must be able to start.
+            - The leader's knowledge about a server is valid for one run of that server.
+Knows not:  disks, sockets, clocks. Times are monotonic milliseconds of this server; `below(n)` returns a
+            random number in `[0, n)`. Each method returns `Effect`s to carry out; `on_tick` is due at
+            `deadline_ms`.
 Source:     Ongaro, Consensus: Bridging Theory and Practice (2014), with pre-vote (9.6), check-quorum, single
             server changes (4.1) and transfer of leadership (3.10).
 """
@@ -60,7 +64,7 @@ _LIVES = 2**31 - 1
 
 
 class ProposalRefusal(Enum):
-    """Why a server does not do what it was asked for."""
+    """The reason for which a server refuses a request."""
 
     NOT_LEADER = "this server is not the leader"
     BUSY = "too much waits for a majority"
@@ -76,27 +80,29 @@ class ProposalRefusal(Enum):
 
 @dataclass(slots=True)
 class _Progress:
-    """What the leader knows about another server."""
+    """The leader's knowledge about another server."""
 
     next_index: int
-    """Sent next. Behind `matched_index` only while the two logs are compared."""
+    """The index of the next entry to send. It exceeds `matched_index + 1` only while the two logs are
+    compared.
+    """
     answered_ms: int = _LONG_AGO_MS
-    """When the newest request was sent that was answered."""
+    """The send time of the newest request that was answered."""
     matched_index: int = 0
     awaited_number: int | None = None
-    """The request with content that is under way; meanwhile only heartbeats are sent."""
+    """The number of the outstanding request with content; meanwhile only heartbeats are sent."""
     is_snapshot_awaited: bool = False
     answered_number: int = 0
     waited_since_ms: int = 0
     life: int | None = None
-    """None until the first answer."""
+    """The `life` of the server; None until the first answer."""
     earlier_number: int = 0
-    """Answers to requests up to this number may be of an earlier life, and tell nothing."""
+    """Answers to requests up to this number may come from an earlier run and are ignored."""
 
 
 @dataclass(slots=True)
 class _Proof:
-    """What a server that has started knows of the others so far."""
+    """The answers of the other servers to a server that has started."""
 
     ends_ms: int
     due_ms: int
@@ -106,11 +112,11 @@ class _Proof:
 class _Read(NamedTuple):
     token: int
     number: int
-    """A majority must have answered this request or a later one."""
+    """The read is ready once a majority has answered this request or a later one."""
 
 
 class RaftNode:
-    """One server between a start and its end."""
+    """One run of a server."""
 
     __slots__ = (
         "_asked_peers",
@@ -160,8 +166,9 @@ class RaftNode:
         below: Callable[[int], int],
         peers: frozenset[str] = frozenset(),
     ) -> None:
-        """`peers`: the other servers by its settings, which it asks, too, what they know of it: its disk may
-        be older than the members of now, or know none."""
+        """`peers` are the other servers in this server's settings. It asks them too what they know of it,
+        because its disk may be older than the current members, or contain no members.
+        """
         self._asked_peers = peers
         self._options = options
         self._below = below
@@ -174,7 +181,7 @@ class RaftNode:
         self.leader: str | None = None
         self.commit = self.applied = saved.snapshot.index
         self._now_ms = now_ms
-        self._heard_ms = now_ms  # of the life before nothing is known: perhaps it answered a leader just now
+        self._heard_ms = now_ms  # the previous run is unknown: it may have answered a leader just now
         self._election_due_ms = 0
         self._heartbeat_due_ms = 0
         self._granted: set[str] = set()
@@ -191,20 +198,20 @@ class RaftNode:
         self._dirty_from: int | None = None
         self._reason = "started"
         self._shown: tuple[RaftRole, int, str | None] = (RaftRole.FOLLOWER, -1, None)
-        self._entered_commit = self.commit  # what was confirmed in earlier terms than the one of now
+        self._entered_commit = self.commit  # the index that was confirmed before the current term
         self._led_term = 0
         self._life = 1 + below(_LIVES)
         self._proof: _Proof | None = None
-        self._goal = (0, 0)  # the end of a log, as (term, index)
+        self._goal = (0, 0)  # the end of a log as (term, index)
         self._goal_since_ms = now_ms
         self._plan_election()
         self._begin_proof()
 
-    # What others may know.
+    # Queries.
 
     @property
     def deadline_ms(self) -> int:
-        """When `on_tick` is due, unless something happens before."""
+        """The time at which `on_tick` is due if nothing else happens before."""
         if self._proof is not None:
             return min(self._proof.due_ms, self._proof.ends_ms)
         if self.role is RaftRole.LEADER:
@@ -217,24 +224,26 @@ class RaftNode:
 
     @property
     def is_settled(self) -> bool:
-        """Whether this leader has confirmed an entry of its term: all that was ever confirmed is known to
-        be."""
+        """True if this leader has confirmed an entry of its term. It then knows everything that was ever
+        confirmed.
+        """
         return self.role is RaftRole.LEADER and self.commit >= self._own_first_index
 
     def grants(self, now_ms: int, within_ms: int) -> bool:
-        """Whether a majority answered requests that this leader sent within the last `within_ms`.
+        """Returns True if a majority answered requests that this leader sent within the last `within_ms`.
 
-        If that is less than an election timeout, clocks considered, nobody else leads now. Never while it
-        hands over, since then it has asked others to vote against it.
+        If `within_ms` is less than an election timeout by a margin for clock drift, no other server leads at
+        this time. Returns False during a handover, because the leader has then asked others to vote against
+        it.
         """
         if self.role is not RaftRole.LEADER or self._successor is not None:
             return False
         return self._majority_ms(now_ms) >= now_ms - within_ms
 
-    # What happens.
+    # Events.
 
     def on_tick(self, now_ms: int) -> list[Effect]:
-        """Time has passed."""
+        """Handles the passing of time."""
         self._now_ms = now_ms
         if self._proof is not None:
             self._tick_proof(self._proof)
@@ -247,7 +256,7 @@ class RaftNode:
         return self._finish()
 
     def on_message(self, message: Message, now_ms: int) -> list[Effect]:
-        """Something came from another server."""
+        """Handles a message of another server."""
         self._now_ms = now_ms
         if self._proof is not None:
             self._on_message_unproven(message, self._proof)
@@ -270,7 +279,9 @@ class RaftNode:
         return self._finish()
 
     def propose(self, data: bytes, now_ms: int) -> tuple[int | ProposalRefusal, list[Effect]]:
-        """The index that `data` will have if it is confirmed; it was lost if that has another term then."""
+        """Returns the index that `data` will have if it is confirmed. The proposal is lost if another term's
+        entry is confirmed there.
+        """
         self._now_ms = now_ms
         if self.role is not RaftRole.LEADER:
             return ProposalRefusal.NOT_LEADER, []
@@ -284,7 +295,7 @@ class RaftNode:
         return index, self._finish()
 
     def read(self, token: int, now_ms: int) -> tuple[ProposalRefusal | None, list[Effect]]:
-        """Asks a majority whether this server still leads; `ReadReady` follows, or `ReadRefused`."""
+        """Asks a majority whether this server still leads. `ReadReady` or `ReadRefused` follows."""
         self._now_ms = now_ms
         if self.role is not RaftRole.LEADER:
             return ProposalRefusal.NOT_LEADER, []
@@ -298,10 +309,10 @@ class RaftNode:
         return None, self._finish()
 
     def hand_over(self, to: str, now_ms: int) -> tuple[ProposalRefusal | None, list[Effect]]:
-        """Gives the leadership to another voter, once that one holds everything.
+        """Hands the leadership over to another voter once that voter has the whole log.
 
-        Whether or not it takes it, this leadership ends within an election timeout: a request to stand that
-        is still under way must not meet a leader that believes nobody else could be elected.
+        This leadership ends within an election timeout in either case. A delayed order to stand must not meet
+        a leader that believes nobody else can be elected.
         """
         self._now_ms = now_ms
         if self.role is not RaftRole.LEADER:
@@ -319,14 +330,14 @@ class RaftNode:
     def add_learner(
         self, name: str, address: str, now_ms: int
     ) -> tuple[ProposalRefusal | None, list[Effect]]:
-        """A server that gets everything and counts for nothing, until `promote`."""
+        """Adds a server that receives everything and does not count for majorities until `promote`."""
         members = self.members
         if members.address(name) is not None:
             return ProposalRefusal.KNOWN_SERVER, []
         return self._change(Members(members.voters, {**members.learners, name: address}), now_ms)
 
     def promote(self, name: str, now_ms: int) -> tuple[ProposalRefusal | None, list[Effect]]:
-        """Makes a voter of a learner that holds all that is confirmed."""
+        """Makes a learner a voter if it has everything that is confirmed."""
         members = self.members
         address = members.learners.get(name)
         if address is None:
@@ -338,7 +349,9 @@ class RaftNode:
         return self._change(Members({**members.voters, name: address}, learners), now_ms)
 
     def remove(self, name: str, now_ms: int) -> tuple[ProposalRefusal | None, list[Effect]]:
-        """Takes a server out of the group; a leader that is taken out goes when that is confirmed."""
+        """Removes a server from the group. A leader that is removed steps down once the removal is
+        confirmed.
+        """
         members = self.members
         if members.address(name) is None:
             return ProposalRefusal.UNKNOWN_SERVER, []
@@ -350,7 +363,7 @@ class RaftNode:
         return self._change(Members(voters, learners), now_ms)
 
     def compact(self, index: int, data: bytes) -> list[Effect]:
-        """Puts the machine's state after the applied entry `index` in place of the log up to it."""
+        """Replaces the log up to the applied entry `index` by the machine's state after it."""
         assert index <= self.applied, (index, self.applied)
         if index > self.log.snapshot.index:
             self.log.compact(index, data)
@@ -361,7 +374,7 @@ class RaftNode:
 
     @property
     def is_proven(self) -> bool:
-        """Whether this server takes part again after its start."""
+        """True if this server participates again after its start."""
         return self._proof is None and self._goal <= (self.log.last_term, self.log.last_index)
 
     def _begin_proof(self) -> None:
@@ -370,14 +383,15 @@ class RaftNode:
             self._proof = proof
 
     def _known_groups(self, proof: _Proof) -> set[frozenset[str]]:
-        """The voters by the own log, by the settings and by each answer."""
+        """The sets of voters by the own log, by the settings and by each answer."""
         groups = {frozenset(self.members.voters), self._asked_peers | {self.name}}
         return groups.union(frozenset(one.voters) for one in proof.answers.values())
 
     def _is_complete(self, proof: _Proof) -> bool:
-        """Whether enough others have answered: a majority of all voters, without this server. Each majority
-        that this server was part of and has forgotten has one of them. The members may have changed since,
-        so that holds for the voters of each answer, too."""
+        """Returns True if enough others have answered: a majority of all voters, not counting this server.
+        Each majority that this server belonged to and has forgotten shares a server with them. The members
+        may have changed since, so the same is required for the voters of each answer.
+        """
         answered = proof.answers.keys()
         for voters in self._known_groups(proof):
             needed = min(len(voters) // 2 + 1, len(voters - {self.name}))
@@ -395,7 +409,9 @@ class RaftNode:
             self._ask_for_votes(self.term + 1, voters, is_trial=True)
 
     def _on_message_unproven(self, message: Message, proof: _Proof) -> None:
-        """Requests of a leader stay unanswered: an acknowledgement is a promise, too."""
+        """Handles a message during the proof. Requests of a leader remain unanswered, because an
+        acknowledgement is a promise too.
+        """
         if isinstance(message, VoteRequest):
             self._answer_vote(message, is_granted=False)
         elif isinstance(message, AppendRequest | SnapshotRequest):
@@ -406,7 +422,9 @@ class RaftNode:
                 self._end_proof(proof)
 
     def _end_proof(self, proof: _Proof) -> None:
-        """Votes in the terms that are known now may be given away already."""
+        """Ends the proof. This server's votes in the terms known by now count as given, because they may have
+        been.
+        """
         self._proof = None
         term = max([self.term, *(answer.term for answer in proof.answers.values())])
         if term > self.term or self.voted_for is None:
@@ -418,8 +436,10 @@ class RaftNode:
         self._plan_election()
 
     def _is_level(self) -> bool:
-        """Whether the log reaches what the others had when this server started. Without any leader for long
-        it is not waited for: its holder may be gone, and had not confirmed it."""
+        """Returns True if the log reaches the logs that the others had when this server started. Once no
+        leader was heard for `proof_wait_ms`, this is no longer required: the server with the longer log may
+        be gone, and the end of its log was not confirmed.
+        """
         if self._goal > (self.log.last_term, self.log.last_index):
             since_ms = max(self._goal_since_ms, self._heard_ms)
             if self._now_ms - since_ms < self._options.proof_wait_ms:
@@ -428,7 +448,7 @@ class RaftNode:
         return True
 
     def _begin_anew(self) -> None:
-        """Drops log and state, as a server with an empty disk: the leader sends them again."""
+        """Drops log and state like a server with an empty disk; the leader sends them again."""
         self._leave_leadership()
         self._follow(self.term, None, "contradicts the group")
         self._set_vote(self.term, SPENT)
@@ -443,20 +463,24 @@ class RaftNode:
     # Votes.
 
     def _may_stand(self) -> bool:
-        """A voter; also one whose removal is not known to be confirmed: perhaps only it has that entry, and
-        then nobody else can be elected."""
+        """Returns True if this server may stand for leader. A voter whose removal is not known to be
+        confirmed may stand too: perhaps only this server has the entry of the removal, and then nobody else
+        can be elected.
+        """
         is_voter = self.name in self.members.voters or self.name in self.log.members_at(self.commit).voters
         return self.role is not RaftRole.LEADER and is_voter and self._is_level()
 
     def _stand(self, *, is_trial: bool, is_handover: bool = False) -> None:
-        """Asks all voters; a trial first, so that nobody's term rises for an election that cannot be won."""
+        """Asks all voters for their votes. A trial comes first, so that an election that cannot be won raises
+        nobody's term.
+        """
         self._leave_leadership()
         self.leader = None
         self._granted = {self.name}
         if is_trial:
             self.role = RaftRole.TRIAL
             self._reason = "heard no leader"
-            # A trial costs nobody anything, and a voter that heard the leader later is ready soon.
+            # A trial costs nothing, and a voter that heard the leader later will be ready soon.
             options = self._options
             self._election_due_ms = (
                 self._now_ms + options.heartbeat_ms + self._below(options.election_timeout_ms // 2)
@@ -572,7 +596,7 @@ class RaftNode:
 
     def _on_leader(self, request: AppendRequest | SnapshotRequest) -> None:
         if request.term < self.term:
-            self._answer(request, is_accepted=False, index=0)  # its sender learns that its term is over
+            self._answer(request, is_accepted=False, index=0)  # informs the sender that its term is over
             return
         if self._contradicts(request):
             return
@@ -586,7 +610,9 @@ class RaftNode:
             self._take_entries(request)
 
     def _contradicts(self, request: AppendRequest | SnapshotRequest) -> bool:
-        """Whether this leader and what is known here cannot both be true, which takes a replaced disk."""
+        """Returns True if this leader's messages and the state here cannot both be correct, which means that
+        a disk was replaced.
+        """
         leader = request.sender
         if request.term == self._led_term:
             is_lesser = isinstance(request, SnapshotRequest) or (self.commit, self.name) < (
@@ -619,8 +645,9 @@ class RaftNode:
         return False
 
     def _agrees(self, index: int, term: int, checksum: int) -> bool:
-        """Whether the entry of another server may be the one here. Two leaders of one term make entries that
-        only their contents tell apart."""
+        """Returns False if another server's entry cannot be the one here. Entries of two leaders of one term
+        differ only in their contents.
+        """
         if self.log.term_at(index) not in (None, term):
             return False
         return -1 in (checksum, own := self.log.checksum_at(index)) or checksum == own
@@ -648,7 +675,7 @@ class RaftNode:
             hint = self.log.last_index_below(previous - 1, request.previous_term)
             self._answer(request, is_accepted=False, index=max(hint, self.commit), previous_index=previous)
             return
-        # What is confirmed is the same everywhere, so only entries behind it can be new or differ.
+        # Confirmed entries are identical on all servers, so only later ones can be new or differ.
         for count, entry in enumerate(request.entries):
             if entry.index > self.commit and self.log.entry_at(entry.index) != entry:
                 if entry.index <= self.log.last_index:
@@ -704,7 +731,7 @@ class RaftNode:
             self._broadcast()
 
     def _majority_ms(self, now_ms: int) -> int:
-        """The latest time such that a majority answered requests which were sent then or later."""
+        """Returns the latest time such that a majority answered requests sent at or after it."""
         times = sorted(
             (
                 now_ms if name == self.name else self._peers[name].answered_ms
@@ -725,16 +752,17 @@ class RaftNode:
         return index
 
     def _broadcast(self) -> None:
-        """To everybody what is new, or at least that the leader lives."""
+        """Sends new entries to all servers, or a heartbeat."""
         self._heartbeat_due_ms = self._now_ms + self._options.heartbeat_ms
         for name in self._peers:
             self._send_entries(name, is_heartbeat=True)
         self._urge_successor()
 
     def _send_entries(self, name: str, *, is_heartbeat: bool = False) -> None:
-        """What the server lacks, one request at a time; a heartbeat is sent beside one under way.
+        """Sends the entries that the server lacks, one request at a time. Heartbeats are sent beside an
+        outstanding request.
 
-        A request that was not answered for an election timeout is taken for lost.
+        A request that is not answered within an election timeout counts as lost.
         """
         peer = self._peers[name]
         is_lost = self._now_ms - peer.waited_since_ms >= self._options.election_timeout_ms
@@ -758,7 +786,7 @@ class RaftNode:
                 )
                 self._send(name, snapshot)
                 return
-        # With a snapshot under way, or nothing known to be equal yet, a heartbeat still shows who leads.
+        # While a snapshot is outstanding or no common entry is known, a heartbeat still announces the leader.
         previous = max(peer.next_index - 1, self.log.snapshot.index)
         previous_term = self.log.term_at(previous)
         assert previous_term is not None
@@ -785,7 +813,7 @@ class RaftNode:
         self._send(name, request)
 
     def _note_life(self, peer: _Progress, life: int) -> None:
-        """A server that has started again may have lost what it held before."""
+        """Resets the knowledge about a server that has started again, because it may have lost data."""
         if peer.life is not None and peer.life != life:
             peer.matched_index, peer.next_index = 0, self.log.last_index + 1
             peer.awaited_number, peer.is_snapshot_awaited = None, False
@@ -816,7 +844,9 @@ class RaftNode:
             self._urge_successor()
 
     def _confirm_by_majority(self) -> None:
-        """Raises what is confirmed to what a majority of voters holds, if that is of the own term."""
+        """Raises the confirmed index to the index that a majority of voters has, if that entry is of the own
+        term.
+        """
         held = sorted(
             (
                 self.log.last_index if name == self.name else self._peers[name].matched_index
@@ -829,11 +859,11 @@ class RaftNode:
         if needed < len(held) and self.log.term_at(held[needed]) == self.term:
             self._confirm(held[needed])
         if self.commit >= self.log.members_index and self.name not in self.members.voters:
-            self._broadcast()  # they learn that it is confirmed
+            self._broadcast()  # informs the others that it is confirmed
             self._follow(self.term, None, "taken out of the group")
 
     def _confirm(self, index: int) -> None:
-        """Hands out what became confirmed."""
+        """Emits the entries that became confirmed."""
         if index > self.commit:
             self.commit = index
             self._effects.append(Apply(self.log.between(self.applied + 1, index)))
@@ -848,15 +878,19 @@ class RaftNode:
             self._effects.append(ReadReady(self._reads.popleft().token))
 
     def _urge_successor(self) -> None:
-        """Once it holds everything; again with each heartbeat, because it may be lost."""
+        """Orders the successor to stand once it has everything. The order is repeated with each heartbeat,
+        because it may be lost.
+        """
         if self._successor is not None:
             peer = self._peers.get(self._successor)
             if peer is not None and peer.matched_index == self.log.last_index:
                 self._send(self._successor, TakeOver(sender=self.name, term=self.term))
 
     def _change(self, members: Members, now_ms: int) -> tuple[ProposalRefusal | None, list[Effect]]:
-        """Other members, in force from the entry on, confirmed or not. One voter more or less at a time:
-        then any majority of the old ones and any of the new ones have a server in common."""
+        """Changes the members; the new ones are in force from the entry on, confirmed or not. At most one
+        voter is added or removed at a time, so that any majority of the old voters and any majority of the
+        new ones share a server.
+        """
         self._now_ms = now_ms
         if self.role is not RaftRole.LEADER:
             return ProposalRefusal.NOT_LEADER, []
@@ -879,7 +913,7 @@ class RaftNode:
             self._broadcast()
         return None, self._finish()
 
-    # What is to be done.
+    # Effects.
 
     def _mark_dirty(self, index: int) -> None:
         self._dirty_from = index if self._dirty_from is None else min(self._dirty_from, index)

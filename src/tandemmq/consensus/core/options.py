@@ -14,14 +14,14 @@ class RaftOptions:
 
     heartbeat_ms: int = 100
     election_timeout_ms: int = 500
-    """How long a follower hears nothing before it asks for votes: between this and twice this."""
+    """The shortest time without a leader after which a follower asks for votes; the longest is twice this."""
     proof_timeouts: int = 4
-    """How many election timeouts a server that has started waits for what the others know of it."""
+    """The time, in election timeouts, that a server that has started waits for the others' answers."""
     entries_per_request_max: int = 256
     bytes_per_request_max: int = 1 * MIB
-    """Of entries; the first one is sent whatever its size."""
+    """The bound on the entries of a request; the first entry is sent regardless of its size."""
     unconfirmed_entries_max: int = 1_024
-    """Proposals that wait for a majority; one more is refused."""
+    """The number of proposals that may wait for a majority; further ones are refused."""
     command_bytes_max: int = 1 * MIB
     waiting_reads_max: int = 4_096
 

@@ -1,1 +1,1 @@
-"""Raft on a machine: its files, and the server that runs the core with clock and peers."""
+"""Raft on a machine: the files, and the server that runs the core with a clock and peers."""

@@ -1,13 +1,15 @@
-"""RaftFiles: what a server of a Raft group keeps on its disk.
+"""RaftFiles: the files of one server of a Raft group.
 
-Strategy:   three files. `vote` (term and vote in one record) and `snapshot` are replaced as a whole; `log` is
-            preallocated and gets one frame with a checksum per write, fsynced before `save` returns. A newer
-            entry replaces an older one of its index and what follows that, so nothing is ever written over.
-            A log that is full is replaced by one with the living entries only. A start replaces all three:
-            after it nothing rests on pages that a failed fsync of the life before may have left behind.
-Invariants: at most the last frame may be torn, since each is durable before the next one; damage with a
-            whole frame behind it was no torn write and is not cut, the server does not start.
-Bounds:     the log is rewritten when it is full, at least 2 MiB long and twice what lives in it.
+Strategy:   three files. `vote` (term and vote in one record) and `snapshot` are replaced as a whole. `log` is
+            preallocated and receives one frame with a checksum per write, which is fsynced before `save`
+            returns. A newer entry replaces the older one of its index and all entries after it, so nothing is
+            overwritten in place. A full log is replaced by one with the remaining entries only. A start
+            replaces all three files, so that nothing depends on pages that a failed fsync of the previous run
+            may have left behind.
+Invariants: at most the last frame may be torn, because each is durable before the next one is written. Damage
+            before an intact frame is not a torn write; it is not cut, and the server does not start.
+Bounds:     the log is rewritten when it is full. Its size is at least 2 MiB and twice that of its remaining
+            entries.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class _VoteRecord(msgspec.Struct, frozen=True):
-    """The vote, and the server whose files these are. `identity`: the random id of its group, once it has
-    one; two groups may have the same name."""
+    """The vote, and the server to which the files belong. `identity` is the random id of its group, once the
+    group has one: two groups may have the same name.
+    """
 
     group: str
     name: str
@@ -67,7 +70,7 @@ class RaftFiles:
         """The random id of the group that these files belong to; empty before it is known."""
 
     def open(self, first: Saved) -> Saved:
-        """What was saved; `first` in a directory that is empty.
+        """Returns the saved state; `first` if the directory is empty.
 
         Raises:  StoreLocked; ConfigError for the files of another server; Corrupt; OSError.
         """
@@ -75,7 +78,7 @@ class RaftFiles:
         try:
             saved = self._load(first) or first
             self._entries = list(saved.entries)
-            # The vote last: a directory without it was never used.
+            # The vote comes last: a directory without it was never used.
             self._replace_snapshot(saved.snapshot)
             self._replace_log()
             self._replace_vote(saved.vote)
@@ -85,14 +88,14 @@ class RaftFiles:
         return saved
 
     def save_identity(self, identity: str) -> None:
-        """Keeps the id of the group. Raises as `save`."""
+        """Persists the id of the group. Raises what `save` raises."""
         self.identity = identity
         self.save(Persist(vote=self._vote))
 
     def save(self, persist: Persist) -> None:
         """Returns when everything is on the disk.
 
-        Raises:  FlushFailed: what is on the disk is not known; this server must not go on.
+        Raises:  FlushFailed: the state of the disk is unknown; this server must stop.
         """
         try:
             if persist.vote is not None:
@@ -123,7 +126,7 @@ class RaftFiles:
                 raise Corrupt(vote_path, 0, "the file is missing, but there is a log")
             snapshot_path = self._path("snapshot")
             if self._disk.exists(snapshot_path):
-                # The log may live in it, without an entry of its own.
+                # The log may be contained in the snapshot and have no entries itself.
                 snapshot = self._read_record("snapshot", Snapshot)
                 if snapshot.index > first.snapshot.index:
                     raise Corrupt(vote_path, 0, "the file is missing, but there is a snapshot")
@@ -139,8 +142,8 @@ class RaftFiles:
         entries = self._read_log()
         if entries and entries[0].index > snapshot.index + 1:
             raise Corrupt(log_path, 0, f"entries {snapshot.index + 1}..{entries[0].index - 1} are missing")
-        # A crash between the replacement of the snapshot and that of the log leaves a log that begins
-        # earlier, or another history than the snapshot's.
+        # A crash between the replacements of snapshot and log leaves a log that begins earlier, or one with a
+        # different history.
         known = {entry.index: entry.term for entry in entries}
         if known.get(snapshot.index, snapshot.term) != snapshot.term:
             entries = []
@@ -206,7 +209,7 @@ class RaftFiles:
         self._disk.write_atomically(self._path(name), _RECORD.pack(_RECORD_MAGIC, crc32(data)) + data)
 
     def _replace_log(self) -> None:
-        """A new file with the living entries in its first frame and room behind it."""
+        """Writes a new file: its first frame holds the remaining entries, and free space follows."""
         frame = self._make_frame(tuple(self._entries))
         size = max(self._log_bytes, align_up(2 * len(frame), self._log_bytes))
         path = self._path("log")
@@ -239,7 +242,7 @@ class RaftFiles:
 
 
 def _read_frame(data: bytes, position: int) -> tuple[int, bytes, int] | None:
-    """Number, payload and end of a whole frame; None if there is none."""
+    """Returns number, payload and end of an intact frame; None if there is none."""
     if len(data) - position < _FRAME.size:
         return None
     magic, size, number, checksum = _FRAME.unpack_from(data, position)
@@ -253,8 +256,7 @@ def _read_frame(data: bytes, position: int) -> tuple[int, bytes, int] | None:
 
 
 def _put(entries: list[LogEntry], newer: tuple[LogEntry, ...]) -> None:
-    """Adds entries; they replace what has the same index and everything behind. Raises ValueError for a
-    gap."""
+    """Adds entries; they replace those from the same index on. Raises ValueError for a gap."""
     if not newer:
         return
     if entries:

@@ -1,11 +1,12 @@
-"""RaftServer: one server of a group at work: the core, its files, its clock, and those who ask it.
+"""RaftServer: one running server of a group: the core, its files, its clock and its callers.
 
-Strategy:   one task takes one step at a time and carries out what the core wants done, the disk first. What
-            comes meanwhile waits in a line.
-Invariants: a proposal is answered after its entry was applied here; the machine sees each confirmed entry
+Strategy:   one task runs one step at a time and carries out the effects of the core, the disk first. Further
+            steps wait in a queue.
+Invariants: a proposal is answered after its entry was applied here; the machine receives each confirmed entry
             once, in order.
-Bounds:     steps that wait; a message that finds the line full is dropped, as any message may be lost.
-Knows not:  sockets, and what the commands mean.
+Bounds:     the number of waiting steps. A message that meets a full queue is dropped, as any message may be
+            lost.
+Knows not:  sockets, and the meaning of the commands.
 """
 
 from __future__ import annotations
@@ -47,21 +48,21 @@ log = logging.getLogger(__name__)
 STEPS_WAITING_MAX = 4_096
 SNAPSHOT_ENTRIES = 1_000
 CONTRADICTIONS_MAX = 64
-"""Reasons that one process logs."""
+"""The number of different reasons that one process logs."""
 
 Step = Callable[[RaftNode, int], list[Effect]]
 
 
 class StateMachine(Protocol):
-    """What the group agrees on the state of. Deterministic: equal commands give equal states and answers."""
+    """The replicated state. It is deterministic: equal commands give equal states and answers."""
 
     def apply(self, command: bytes) -> Any:
-        """What the proposer of this command is told."""
+        """Applies a command and returns the answer for its proposer."""
 
     def take_snapshot(self) -> bytes: ...
 
     def restore(self, data: bytes) -> None:
-        """Empty `data` is the state before the first command."""
+        """Replaces the state; empty `data` is the state before the first command."""
 
     @property
     def identity(self) -> str:
@@ -69,7 +70,7 @@ class StateMachine(Protocol):
 
 
 class RaftServer:
-    """One server between `start` and `stop`. Facts about the group are those of the last step."""
+    """One server between `start` and `stop`. Its facts about the group are those of the last step."""
 
     def __init__(
         self,
@@ -89,8 +90,9 @@ class RaftServer:
         snapshot_entries: int = SNAPSHOT_ENTRIES,
         peers: frozenset[str] = frozenset(),
     ) -> None:
-        """`voters`: what the group begins with, by name; none for a server that is added later, which asks
-        `peers` whether they know it. `send` must neither raise nor wait."""
+        """`voters` are the initial voters by name. They are empty for a server that is added later. `peers`
+        are asked after a start for what they know of this server. `send` must neither raise nor wait.
+        """
         self.name = name
         self.machine = machine
         self._first = new_group(Members(voters))
@@ -110,7 +112,7 @@ class RaftServer:
         self._running: asyncio.Task[Any] | None = None
         self._is_stopping = False
         self._is_settled = False
-        """As the core, once what it confirmed is applied here, too."""
+        """The core's `is_settled`, delayed until the confirmed entries are applied here."""
         self._timer: TimerHandle | None = None
         self._proposals: dict[int, tuple[int, asyncio.Future[Any]]] = {}
         self._reads: dict[int, asyncio.Future[Any]] = {}
@@ -120,13 +122,15 @@ class RaftServer:
 
     @property
     def node(self) -> RaftNode:
-        """For looking at."""
+        """The core, for inspection."""
         assert self._node is not None, "the server does not run"
         return self._node
 
     @property
     def is_leader(self) -> bool:
-        """Whether it leads and knows all that was ever confirmed; not from when it begins to stop."""
+        """True if this server leads and knows everything that was ever confirmed; False once it begins to
+        stop.
+        """
         is_settled = self._is_settled and self._node is not None and self._node.is_settled
         return is_settled and not self._is_stopping
 
@@ -163,7 +167,7 @@ class RaftServer:
         self._running = self._scope.start("steps", self._run(self._node))
 
     async def stop(self) -> None:
-        """A step that is written to the disk is finished first."""
+        """Stops the server. A step that is being written to the disk is completed first."""
         self._is_stopping = True
         if self._timer is not None:
             self._timer.cancel()
@@ -176,14 +180,14 @@ class RaftServer:
         await self._disk.offload(self._files.close)
 
     def receive(self, message: Message) -> None:
-        """A message of another server of the group."""
+        """Queues a message of another server of the group."""
         if len(self._steps) < STEPS_WAITING_MAX:
             self._put(lambda node, now_ms: node.on_message(message, now_ms))
 
     async def propose(self, command: bytes, timeout_s: float) -> Any:
-        """What the machine answered, once the command was confirmed and applied.
+        """Returns the machine's answer once the command was confirmed and applied.
 
-        Raises:  NotLeader, Busy: nothing was done. OutcomeUnknown: it may still be applied, or was not.
+        Raises:  NotLeader, Busy: nothing was done. OutcomeUnknown: the command may or may not be applied.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -194,7 +198,7 @@ class RaftServer:
             if isinstance(index, ProposalRefusal):
                 future.set_exception(_to_error(index))
             else:
-                # What waits there was proposed in an earlier term: its entry was cut.
+                # A proposal that waits at this index is of an earlier term: its entry was cut.
                 _fail(self._proposals.pop(index, (0, None))[1], _to_error(ProposalRefusal.NOT_LEADER))
                 self._proposals[index] = node.term, future
             return effects
@@ -202,7 +206,7 @@ class RaftServer:
         return await self._wait(step, future, timeout_s)
 
     async def read(self, timeout_s: float) -> None:
-        """Returns when the machine shows everything that was answered before the call.
+        """Returns once the machine's state includes everything that was answered before the call.
 
         Raises:  NotLeader, Busy, OutcomeUnknown.
         """
@@ -228,7 +232,7 @@ class RaftServer:
         question: Callable[[RaftNode, int], tuple[ProposalRefusal | None, list[Effect]]],
         timeout_s: float,
     ) -> ProposalRefusal | None:
-        """Has the core change members or leader; None: it has begun to."""
+        """Asks the core to change the members or the leader. Returns None if the core has begun to."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def step(node: RaftNode, now_ms: int) -> list[Effect]:
@@ -285,7 +289,7 @@ class RaftServer:
         term, future = waiting
         if term == entry.term:
             _resolve(future, answer)
-        else:  # another leader's entry took its place
+        else:  # another leader's entry has this index
             _fail(future, _to_error(ProposalRefusal.NOT_LEADER))
 
     def _tell_role(self, change: RoleChanged) -> None:
@@ -301,7 +305,7 @@ class RaftServer:
         self._on_role(change)
 
     def _tell_contradiction(self, effect: Contradicted) -> None:
-        """Once per reason."""
+        """Logs each reason once."""
         if effect.reason not in self._contradictions and len(self._contradictions) < CONTRADICTIONS_MAX:
             self._contradictions.add(effect.reason)
             log.error(
