@@ -13,6 +13,7 @@ from replica_pair import FAST, Peers, log_bytes, send
 from tandemmq.replication.core.frames import encode_report
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import SlaveState
+from tandemmq.replication.shell import slave_connection
 from tandemmq.store import BrokerRole, PutStatus
 from waits import until
 
@@ -39,21 +40,25 @@ async def test_slave_that_knows_the_secret_follows_and_confirms(peers: Peers) ->
 
 
 @pytest.mark.parametrize(
-    ("role", "options", "is_warned"),
+    ("role", "options", "is_local", "is_warned"),
     [
-        (SYNC, FAST, True),
-        (SYNC, SECRET, False),
-        (SYNC, replace(FAST, allowed_slaves=("127.0.0.1",)), False),
-        (BrokerRole.ASYNC_MASTER, FAST, False),
+        (SYNC, FAST, False, True),
+        (SYNC, FAST, True, False),
+        (SYNC, SECRET, False, False),
+        (SYNC, replace(FAST, allowed_slaves=("127.0.0.1",)), False, False),
+        (BrokerRole.ASYNC_MASTER, FAST, False, True),
     ],
 )
-async def test_master_whose_acknowledgements_anybody_can_send_says_so(
+async def test_master_whose_log_anybody_can_copy_says_so(
     peers: Peers,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
     role: BrokerRole,
     options: ReplicationOptions,
+    is_local: bool,
     is_warned: bool,
 ) -> None:
+    monkeypatch.setattr(slave_connection, "is_loopback", lambda _host: is_local)
     await peers.start_master(role, options)
     assert ("replication.open_to_everybody" in caplog.messages) is is_warned
 

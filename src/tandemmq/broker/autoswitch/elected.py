@@ -764,7 +764,7 @@ class ElectedBroker:
         await self.broker.stop(keeps=self._forwarding.is_used_by)
         if not await self._begin_role(BrokerRole.SYNC_MASTER, facts.master_epoch):
             await self.replication.end_term()
-            self.store.begin_role(BrokerRole.SLAVE)
+            await self._begin_role(BrokerRole.SLAVE)
             await self._compose(is_master=False, epoch=self._epoch)
             return
         await self._compose(is_master=True, epoch=facts.master_epoch)
