@@ -463,7 +463,7 @@ def test_far_brokers_hold_a_change_before_its_author_is_told() -> None:
         await until(cluster, cluster.is_level, "all are in the set")
         operator = Changer("operator", cluster.world, cluster.admin._namesrv, cluster.ledger, cluster.watch)
         operator.start()
-        await until(cluster, lambda: operator.is_over, "all changes are answered")
+        assert await cluster.world.until(lambda: operator.is_over, 4 * SOON_S), "not all changes are answered"
         await operator.end_in_order()
 
     play(script, lambda settings: replace(calm(settings), latency_ms=(90.0, 110.0)))

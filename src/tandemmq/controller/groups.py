@@ -92,6 +92,10 @@ class Live(msgspec.Struct, frozen=True, array_like=True):
     is_ours: bool = False
     is_incomplete: bool = False
     """True if the broker may have lost acknowledged messages."""
+    is_whole: bool = False
+    """True if the broker followed the recorded master when it reported, and held all that was known to be
+    confirmed then. Later confirmations wait for the broker while it is in the set; a restart makes it
+    False."""
 
     @property
     def tells_its_log(self) -> bool:
@@ -100,7 +104,8 @@ class Live(msgspec.Struct, frozen=True, array_like=True):
 
     def holds(self, floor: Floor) -> bool:
         """Returns True if the broker's log reaches a confirmed offset."""
-        return floor == NO_FLOOR or (self.tells_its_log and (self.epoch, self.max_offset) >= floor)
+        reaches = self.tells_its_log and (self.epoch, self.max_offset) >= floor
+        return floor == NO_FLOOR or self.is_whole or reaches
 
 
 class ApplyId(msgspec.Struct, frozen=True, tag="apply id"):
@@ -674,22 +679,32 @@ class LiveTable:
         self._heard: dict[Key, Heard] = {}
 
     def hear(
-        self, header: BrokerHeartbeatRequest, connection: object, now_s: float, *, is_ours: bool
+        self,
+        header: BrokerHeartbeatRequest,
+        connection: object,
+        now_s: float,
+        *,
+        is_ours: bool,
+        floor: Floor | None = None,
     ) -> bool:
-        """Records a heartbeat. Returns True if the broker was not alive before."""
+        """Records a heartbeat. Returns True if the broker was not alive before. `floor` is the confirmed
+        offset that is known now, None if the broker does not follow the recorded master.
+        """
         assert header.broker_id is not None
         key = header.broker_name, header.broker_id
         is_new = not self.is_alive(*key, now_s)
         priority = PRIORITY_DEFAULT if header.election_priority is None else header.election_priority
+        facts = Live(
+            header.broker_id,
+            -1 if header.epoch is None else header.epoch,
+            -1 if header.max_log_offset is None else header.max_log_offset,
+            priority,
+            is_ours,
+            bool(header.is_incomplete),
+        )
+        is_whole = floor is not None and facts.holds(floor)
         self._heard[key] = Heard(
-            facts=Live(
-                header.broker_id,
-                -1 if header.epoch is None else header.epoch,
-                -1 if header.max_log_offset is None else header.max_log_offset,
-                priority,
-                is_ours,
-                bool(header.is_incomplete),
-            ),
+            facts=msgspec.structs.replace(facts, is_whole=is_whole),
             address=header.broker_address,
             connection=connection,
             confirmed_offset=-1 if header.confirmed_offset is None else header.confirmed_offset,

@@ -102,7 +102,9 @@ class ControllerHandlers:
             if group is not None:
                 self._history.register_again(group, header)
             return command.reply(remark=remark)  # it must register first; until then it cannot be elected
-        is_new = self._live.hear(header, channel, self._clock.monotonic(), is_ours=is_ours)
+        follows = (header.epoch_known, header.master_known) == (group.master_epoch, group.master_id)
+        floor = self._history.floor_of(group) if follows else None
+        is_new = self._live.hear(header, channel, self._clock.monotonic(), is_ours=is_ours, floor=floor)
         if channel not in self._watched:
             self._watched.add(channel)
             channel.on_close.append(self._on_close)

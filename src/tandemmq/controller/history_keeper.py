@@ -20,6 +20,7 @@ from tandemmq.controller.groups import (
     Adopt,
     CommandOutcome,
     Elect,
+    Floor,
     Groups,
     LiveTable,
     NameControllers,
@@ -262,7 +263,7 @@ class HistoryKeeper:
         if now_s < self._noted_s.get(group.name, float("-inf")) or self.is_outdated(group):
             return
         group_id = "" if group.group_id else self._id_for(group)
-        floor = max(group.floor, self.reports.floor_of(group))
+        floor = self.floor_of(group)
         if not group_id and floor <= group.floor:
             return
         self._noted_s[group.name] = now_s + FLOOR_PERIOD_S
@@ -311,8 +312,12 @@ class HistoryKeeper:
             command,
             term_id=1 + self._chance.below(TERM_ID_BOUND),
             epoch_known=self.reports.epoch_known(group.name),
-            floor=max(group.floor, self.reports.floor_of(group)),
+            floor=self.floor_of(group),
         )
+
+    def floor_of(self, group: ReplicaGroup) -> Floor:
+        """Returns the highest confirmed offset of the group that is known here."""
+        return max(group.floor, self.reports.floor_of(group))
 
 
 def succeeded(outcome: CommandOutcome) -> bool:

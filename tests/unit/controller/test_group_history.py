@@ -297,6 +297,15 @@ def test_nobody_below_the_confirmed_offset_is_elected_while_a_member_has_not_tol
     assert group.floor_since == (3 if floor == (1, 600) else 0)
 
 
+def test_a_member_that_followed_the_master_is_whole_though_its_last_report_is_older_than_the_floor() -> None:
+    groups = made_with_floor()
+    apply(groups, Elect(name=NAME, floor=NO_FLOOR))  # the master is gone
+    late = Live(2, 1, 400, is_ours=True, is_whole=True)
+    elected = apply(groups, Elect(name=NAME, floor=(1, 900), live=(late,))).group
+    assert elected is not None
+    assert (elected.master_id, elected.floor) == (2, (1, 900))
+
+
 def test_a_member_that_an_election_left_out_is_waited_for_until_its_winner_confirms_something() -> None:
     groups = made_with_floor()
     elected = apply(groups, Elect(name=NAME, floor=NO_FLOOR, live=(Live(2, 1, 600, is_ours=True),)))

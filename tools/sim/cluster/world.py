@@ -53,6 +53,8 @@ class World:
         """The times at which a broker's process or machine was lost."""
         self.master_opened_s = 0.0
         """The time at which a master last opened its log."""
+        self.has_old_copies = False
+        """True if a broker was started with an older disk; as a slave it may serve deleted topics."""
         self.discards: list[tuple[float, float]] = []
         """The times at which slaves replaced a master, each with the time since when its master's work is
         discarded.

@@ -217,6 +217,7 @@ class ElectedCluster(Cluster):
         """Replaces the disk of a broker."""
         self.watch.on_copy_lost(node)
         self._flushed.pop(node, None)
+        self.world.has_old_copies = True
         node.put_in(image)
         self.world.note(f"{node.name} has another disk")
 

@@ -223,9 +223,11 @@ class RenewedWork(OperatedWork):
 
     def _is_unheard(self, at_s: float) -> bool:
         """Returns True if slaves may serve reads without knowing the deletion: the master was lost before
-        they could learn it, and is away or just back; or a slave has halted.
+        they could learn it, and is away or just back; or a slave has halted, or has an older disk.
         """
         world = self.world
+        if world.has_old_copies:
+            return True
         if any(is_halted(node) for node in self._watch.brokers if node.store is not None and node.broker_id):
             return True
         is_away = all(node.store is None for node in self._watch.brokers if node.broker_id == 0)
