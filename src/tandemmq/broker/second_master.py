@@ -42,7 +42,7 @@ the broker itself, and a broker must not yield to itself.
 """
 
 
-class MasterFacts(NamedTuple):
+class MasterSeniority(NamedTuple):
     """Another master of the name, as described by its own answer."""
 
     started_at_ms: int
@@ -135,7 +135,7 @@ class MasterClaim:
         if facts is None or self.yielded_to:
             return
         told = {"broker": self._options.broker_name, "other": other}
-        if facts > MasterFacts(self.started_at_ms, self._own_address()):
+        if facts > MasterSeniority(self.started_at_ms, self._own_address()):
             if other != self._found:
                 self._found = other
                 log.error(events.SECOND_MASTER_FOUND, extra=told)
@@ -154,7 +154,7 @@ class MasterClaim:
         except TandemError:
             return None
 
-    async def _ask(self, address: str) -> MasterFacts | None:
+    async def _ask(self, address: str) -> MasterSeniority | None:
         """Returns the other master at the address. None without an answer, for a broker that is not a master
         of this name, for a yielded master, and for this broker itself.
         """
@@ -169,7 +169,7 @@ class MasterClaim:
             return None
         if runtime.get(YIELDED_KEY) or self._is_own(runtime):
             return None
-        return MasterFacts(started_at_ms, address)
+        return MasterSeniority(started_at_ms, address)
 
     def _is_own(self, runtime: dict[str, str]) -> bool:
         return bool(self._incarnation) and runtime.get(INCARNATION_KEY) == self._incarnation

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.second_master import MasterClaim, MasterFacts
+from tandemmq.broker.second_master import MasterClaim, MasterSeniority
 from tandemmq.errors import ConfigError
 from tandemmq.runtime.machine import SeededRandom
 
@@ -39,11 +39,11 @@ class Claim(MasterClaim):
     async def _members(self, name_server: str) -> dict[int, str] | None:
         return self.world.members.get(name_server)
 
-    async def _ask(self, address: str) -> MasterFacts | None:
+    async def _ask(self, address: str) -> MasterSeniority | None:
         other = self.world.claims.get(address)
         if other is None or other.yielded_to:
             return None
-        return MasterFacts(other.started_at_ms, address)
+        return MasterSeniority(other.started_at_ms, address)
 
     async def register(self, name_server: str) -> bool:
         """Registers like a link: the last broker to register becomes the master."""
