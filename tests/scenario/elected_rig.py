@@ -12,7 +12,7 @@ from controller_rig import CLUSTER, GROUP, Rig
 
 from sim.memory import MemoryDisk
 from tandemmq.broker.autoswitch.elected import ElectedBroker
-from tandemmq.broker.options import BrokerOptions, ElectionOptions
+from tandemmq.broker.options import AccessOptions, BrokerOptions, ElectionOptions
 from tandemmq.errors import StaleTerm
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
@@ -131,6 +131,7 @@ class Elected:
     def __init__(self, rig: Rig, name_servers: tuple[str, ...] = ()) -> None:
         self.rig = rig
         self.name_servers = name_servers
+        self.access = AccessOptions()
         Copier.running.clear()
         self.disks: dict[int, MemoryDisk] = {}
         self.lists: dict[int, dict[int, EpochList]] = {}
@@ -173,6 +174,7 @@ class Elected:
             clock=self.rig.clock,
             chance=SeededRandom(number),
             on_fatal=self.rig.fatal.append,
+            access=self.access,
         )
         await broker.start()
         return broker

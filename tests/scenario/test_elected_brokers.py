@@ -25,6 +25,7 @@ from tandemmq.api.nameserver import query_cluster_info
 from tandemmq.api.replica import FetchedTable, HeldTable, MasterPlace
 from tandemmq.broker.autoswitch import elected
 from tandemmq.broker.metrics import read_replication
+from tandemmq.broker.options import AccessOptions
 from tandemmq.broker.replica import config_sync
 from tandemmq.broker.replica.config_sync import ConfigSync
 from tandemmq.controller.elections import LEASE_MS
@@ -101,6 +102,19 @@ async def test_a_slave_becomes_master_and_the_old_master_its_slave(group: Electe
     await group.caught_up()
     assert [broker.broker_id for broker in group.brokers.values()].count(1) == 1
     assert not group.brokers[1].is_master
+
+
+async def test_a_slave_signs_with_the_account_of_tools_yml(group: Elected) -> None:
+    account = b"accessKey: operator\n%ssecretKey: operator-secret\n"
+    group.access = AccessOptions(acl_enable=True, acl_directory=Path("/conf"))
+    for number in (1, 2):
+        disk = group.disks[number] = MemoryDisk()
+        disk.make_dirs(Path("/conf"))
+        rules = b"accounts:\n  - " + account % b"    " + b"    admin: true\n"
+        disk.write_atomically(Path("/conf/plain_acl.yml"), rules)
+        disk.write_atomically(Path("/conf/tools.yml"), account % b"")
+        await group.start(number)
+    await group.in_set(1, 2)
 
 
 async def test_elected_brokers_serve_the_metrics_of_their_history(group: Elected) -> None:

@@ -316,7 +316,7 @@ class AccessService:
         clock: Clock,
     ) -> None:
         self._options = options
-        credentials = _own_credentials(options, disk)
+        credentials = own_credentials(options, disk)
         self.signer = None if credentials is None else credentials.sign
         self.users = AuthTable()
         self.audit = AccessLog(clock)
@@ -407,7 +407,7 @@ class AccessService:
         self._guard.rules = rules
 
 
-def _own_credentials(options: AccessOptions, disk: Disk) -> Credentials | None:
+def own_credentials(options: AccessOptions, disk: Disk) -> Credentials | None:
     """Returns innerClientAuthenticationCredentials, or else those of tools.yml while aclEnable is on."""
     if options.inner_credentials is not None or not options.acl_enable:
         return options.inner_credentials

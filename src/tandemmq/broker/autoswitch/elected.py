@@ -29,7 +29,7 @@ from tandemmq.api.controller import (
     read_master_notice,
 )
 from tandemmq.api.replica import find_master_place
-from tandemmq.broker.access.service import warn_if_open
+from tandemmq.broker.access.service import own_credentials, warn_if_open
 from tandemmq.broker.autoswitch.controllers import Controllers, Heartbeats, MasterLease, Promise, Vouches
 from tandemmq.broker.autoswitch.forwarding import Forwarding
 from tandemmq.broker.autoswitch.history import ControllerDoubt, newest_term, report_history
@@ -175,7 +175,7 @@ class ElectedBroker:
         self._on_fatal = on_fatal
         self._access = access
         self._tls = tls
-        credentials = access.inner_credentials
+        credentials = own_credentials(access, disk)
         self._client = RemotingClient(
             network=network,
             clock=clock,
