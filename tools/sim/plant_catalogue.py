@@ -702,8 +702,8 @@ _TABLES: Final = (
     Plant(
         name="of two masters the first one yields",
         path="broker/second_master.py",
-        sound="if facts > MasterFacts(self.started_at_ms, self._own_address()):",
-        bug="if facts < MasterFacts(self.started_at_ms, self._own_address()):",
+        sound="if facts > MasterSeniority(self.started_at_ms, self._own_address()):",
+        bug="if facts < MasterSeniority(self.started_at_ms, self._own_address()):",
         proofs=("unit/broker/test_master_claim.py",),
     ),
     Plant(
