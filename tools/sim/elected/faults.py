@@ -18,6 +18,7 @@ from tandemmq.errors import RequestRejected, TandemError
 HAND_OVER_S_MAX = 15.0
 BACKUP_PERCENT = 30
 REFUSAL_S_MAX = 10.0
+ADOPTED_S_MAX = 30.0
 
 
 class OperatorNode(ClientNode):
@@ -67,7 +68,7 @@ class ElectedTrouble(Trouble):
             Fault("lose controller", Kind.OTHER, self._lose_controller),
             Fault("lose controller and master", Kind.COPY, self._lose_controller_and_master),
             Fault("restore controller", Kind.OTHER, self._restore_controller),
-            Fault("empty controller", Kind.OTHER, self._empty_controller),
+            Fault("empty controller", Kind.COPY, self._empty_controller),
             Fault("swap controllers", Kind.OTHER, self._swap_controllers),
             Fault("old record of a lone master", Kind.COPY, self._old_record_of_lone_master),
             Fault("restore broker", Kind.COPY, self._restore_broker),
@@ -166,6 +167,8 @@ class ElectedTrouble(Trouble):
         node.wipe()
         self._cluster.note_old_record()
         node.start()
+        # A group that the controllers do not know and that has no master waits for an operator.
+        await self._world.until(lambda: not self._cluster.is_record_old, ADOPTED_S_MAX)
 
     async def _swap_controllers(self) -> None:
         """Starts a controller with the directory of another one, which it must refuse; then restores
