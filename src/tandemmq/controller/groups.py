@@ -702,7 +702,9 @@ class LiveTable:
             is_ours,
             bool(header.is_incomplete),
         )
-        is_whole = floor is not None and facts.holds(floor)
+        before = self._heard.get(key)
+        was_whole = before is not None and before.facts.is_whole and before.connection is connection
+        is_whole = floor is not None and (was_whole or facts.holds(floor))
         self._heard[key] = Heard(
             facts=msgspec.structs.replace(facts, is_whole=is_whole),
             address=header.broker_address,
@@ -735,6 +737,15 @@ class LiveTable:
             heard_s=now_s,
             timeout_s=FIRST_HEARTBEAT_S,
         )
+
+    def vouch(self, name: str, ids: Iterable[int]) -> None:
+        """Records that these brokers hold all that is confirmed: their master has made them members of the
+        set. A broker that has only registered since is left out.
+        """
+        for one in ids:
+            heard = self._heard.get((name, one))
+            if heard is not None and heard.connection is not None:
+                heard.facts = msgspec.structs.replace(heard.facts, is_whole=True)
 
     def get(self, name: str, broker_id: int) -> Heard | None:
         return self._heard.get((name, broker_id))

@@ -325,6 +325,7 @@ class ControllerHandlers:
         group = outcome.group
         if not succeeded(outcome) or group is None:
             return command.reply(outcome.code, headers.AlterSyncStateSetResponse(), remark=outcome.remark)
+        self._live.vouch(group.name, group.sync_set)
         answer = headers.AlterSyncStateSetResponse(set_epoch=group.set_epoch)
         return command.reply(header=answer, body=encode_set(group))
 
