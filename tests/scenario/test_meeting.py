@@ -177,7 +177,9 @@ async def test_a_history_that_was_confirmed_nowhere_is_cut_at_the_last_equal_rec
     [error] = errors(caplog, events.REPLICA_HISTORY_DIFFERS)
     assert error.__dict__["is_healed"] is True
     [copy] = (two.root / "divergent").iterdir()
-    assert int(copy.name.split("-")[1]) == shared
+    cut = int(copy.name.split("-")[1])
+    # Without ids only bytes tell the terms apart: records that both stored in one millisecond are equal.
+    assert cut == shared if any(ids) else cut >= shared
     await until(lambda: one.proposals[-1] == {1, 2})
 
 
