@@ -1,12 +1,6 @@
-"""The integer types that must not be mixed up, the common type of bytes, and rounding of sizes."""
+"""The types of times and replica ids, the common type of bytes, and rounding of sizes."""
 
 from typing import Final, NewType, TypeAlias
-
-LogOffset = NewType("LogOffset", int)
-"""A byte position in the CommitLog, global over all its files (RocketMQ: phyOffset)."""
-
-QueueOffset = NewType("QueueOffset", int)
-"""A position in one ConsumeQueue, in messages (RocketMQ: logicOffset, cqOffset)."""
 
 EpochMs = NewType("EpochMs", int)
 """Wall-clock milliseconds since 1970-01-01 UTC."""

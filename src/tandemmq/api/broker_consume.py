@@ -67,7 +67,7 @@ from tandemmq.protocol.requests.consume import (
 )
 from tandemmq.protocol.requests.route import ConsumerListRequest, UnregisterClientRequest
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.units import Buffer, EpochMs, QueueOffset
+from tandemmq.units import Buffer, EpochMs
 
 # Pulling: messages from an offset on, with long polling (spec remoting 9.3).
 
@@ -304,14 +304,14 @@ async def query_committed_offset(
     *,
     zero_if_missing: bool | None = None,
     timeout_s: float = CALL_TIMEOUT_S,
-) -> QueueOffset | None:
+) -> int | None:
     """Returns the group's committed offset in a queue; None when it has never committed there. See
     `query_progress`.
     """
     progress = await query_progress(
         client, address, group, topic, queue_id, zero_if_missing=zero_if_missing, timeout_s=timeout_s
     )
-    return None if progress is None else QueueOffset(progress.offset)
+    return None if progress is None else progress.offset
 
 
 async def query_progress(
@@ -383,20 +383,20 @@ async def commit_offset_oneway(
 
 async def query_max_offset(
     client: RemotingClient, address: str, topic: str, queue_id: int, *, timeout_s: float = CALL_TIMEOUT_S
-) -> QueueOffset:
+) -> int:
     """Returns the offset that the next message of the queue will get."""
     header = GetMaxOffsetRequest(topic=topic, queue_id=queue_id)
     answer = await call(client, address, RequestCode.GET_MAX_OFFSET, header, timeout_s=timeout_s)
-    return QueueOffset(answer.decode(GetMaxOffsetResponse).offset)
+    return answer.decode(GetMaxOffsetResponse).offset
 
 
 async def query_min_offset(
     client: RemotingClient, address: str, topic: str, queue_id: int, *, timeout_s: float = CALL_TIMEOUT_S
-) -> QueueOffset:
+) -> int:
     """Returns the offset of the oldest message that the queue still has."""
     header = GetMinOffsetRequest(topic=topic, queue_id=queue_id)
     answer = await call(client, address, RequestCode.GET_MIN_OFFSET, header, timeout_s=timeout_s)
-    return QueueOffset(answer.decode(GetMinOffsetResponse).offset)
+    return answer.decode(GetMinOffsetResponse).offset
 
 
 async def search_offset(
@@ -408,7 +408,7 @@ async def search_offset(
     *,
     is_upper: bool = False,
     timeout_s: float = CALL_TIMEOUT_S,
-) -> QueueOffset:
+) -> int:
     """Returns the first message stored at or after `time_ms`; with `is_upper` the last one at or before
     it.
     """
@@ -416,7 +416,7 @@ async def search_offset(
         topic=topic, queue_id=queue_id, timestamp_ms=time_ms, boundary="UPPER" if is_upper else "LOWER"
     )
     answer = await call(client, address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, timeout_s=timeout_s)
-    return QueueOffset(answer.decode(SearchOffsetResponse).offset)
+    return answer.decode(SearchOffsetResponse).offset
 
 
 async def query_earliest_store_time(

@@ -26,7 +26,7 @@ from tandemmq.protocol.bodies.tables import PERMISSION_DEFAULT, TopicConfig
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.record import Record
 from tandemmq.protocol.topic_names import check_topic
-from tandemmq.units import MASTER_ID, QueueOffset
+from tandemmq.units import MASTER_ID
 
 ROUTE_WAIT_S = 10.0
 ROUTE_POLL_S = 0.05
@@ -36,8 +36,8 @@ ROUTE_POLL_S = 0.05
 class QueueRange:
     """The offsets `[min_offset, max_offset)` of the messages in a queue."""
 
-    min_offset: QueueOffset
-    max_offset: QueueOffset
+    min_offset: int
+    max_offset: int
 
     @property
     def count(self) -> int:
@@ -216,10 +216,10 @@ class Admin(Client):
         """Returns the number of messages in the topic."""
         return sum(one.count for one in (await self.topic_offsets(topic)).values())
 
-    async def offsets_at(self, topic: str, time_ms: int) -> dict[MessageQueue, QueueOffset]:
+    async def offsets_at(self, topic: str, time_ms: int) -> dict[MessageQueue, int]:
         """Returns, per queue, the offset of the first message stored at or after `time_ms`."""
         view = build_view(topic, await self.topic_route(topic))
-        offsets: dict[MessageQueue, QueueOffset] = {}
+        offsets: dict[MessageQueue, int] = {}
         for queue in view.subscribe_queues:
             address = _address_of(view, queue)
             offsets[queue] = await broker_consume.search_offset(
@@ -229,10 +229,10 @@ class Admin(Client):
 
     # Groups
 
-    async def committed_offsets(self, group: str, topic: str) -> dict[MessageQueue, QueueOffset | None]:
+    async def committed_offsets(self, group: str, topic: str) -> dict[MessageQueue, int | None]:
         """Returns, per queue, the committed offset of the group; None for a queue without a commit."""
         view = build_view(topic, await self.topic_route(topic))
-        offsets: dict[MessageQueue, QueueOffset | None] = {}
+        offsets: dict[MessageQueue, int | None] = {}
         for queue in view.subscribe_queues:
             address = _address_of(view, queue)
             offsets[queue] = await broker_consume.query_committed_offset(

@@ -54,7 +54,6 @@ from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute
 from tandemmq.protocol.bodies.tables import PERMISSION_DEFAULT
 from tandemmq.protocol.message import Message, PoppedMessage, ReceivedMessage
 from tandemmq.protocol.record import Record
-from tandemmq.units import QueueOffset
 
 
 class BlockingProducer(Facade[Producer]):
@@ -531,7 +530,7 @@ class BlockingAdmin(Facade[Admin]):
         """Returns the offset range of each queue of the topic."""
         return self._call(self._running.topic_offsets(topic))
 
-    def offsets_at(self, topic: str, time_ms: int) -> dict[MessageQueue, QueueOffset]:
+    def offsets_at(self, topic: str, time_ms: int) -> dict[MessageQueue, int]:
         """Returns, per queue, the offset of the first message stored at or after `time_ms`."""
         return self._call(self._running.offsets_at(topic, time_ms))
 
@@ -539,7 +538,7 @@ class BlockingAdmin(Facade[Admin]):
         """Returns the number of messages in the topic."""
         return self._call(self._running.message_count(topic))
 
-    def committed_offsets(self, group: str, topic: str) -> dict[MessageQueue, QueueOffset | None]:
+    def committed_offsets(self, group: str, topic: str) -> dict[MessageQueue, int | None]:
         """Returns the committed offset of the group, per queue."""
         return self._call(self._running.committed_offsets(group, topic))
 

@@ -19,7 +19,7 @@ from tandemmq.protocol.properties import encode_properties, is_reserved
 from tandemmq.protocol.record import Record
 from tandemmq.protocol.sys_flag import COMPRESSED, COMPRESSION_MASK
 from tandemmq.protocol.topic_names import NOT_SENDABLE_TOPICS, TOPIC_CHARS_MAX, topic_fault
-from tandemmq.units import MIB, EpochMs, QueueOffset
+from tandemmq.units import MIB, EpochMs
 
 MESSAGE_BYTES_MAX: Final = 4 * MIB
 FLAG_BOUND: Final = 2**31
@@ -225,9 +225,9 @@ class ReceivedMessage:
         return self.record.queue_id
 
     @property
-    def queue_offset(self) -> QueueOffset:
+    def queue_offset(self) -> int:
         """The message's offset in its queue."""
-        return QueueOffset(self.record.queue_offset)
+        return self.record.queue_offset
 
     @property
     def born_at_ms(self) -> EpochMs:

@@ -15,7 +15,7 @@ from ipaddress import ip_address
 from typing import Final, NamedTuple
 
 from tandemmq.errors import BadRequest, LocalProtocolError
-from tandemmq.units import EpochMs, LogOffset
+from tandemmq.units import EpochMs
 
 HOST_BYTES_V4: Final = 8
 HOST_BYTES_V6: Final = 20
@@ -54,7 +54,7 @@ class MessageId(NamedTuple):
 
     ip: str
     port: int
-    log_offset: LogOffset
+    log_offset: int
 
 
 def encode_message_id(store_host: bytes, log_offset: int) -> str:
@@ -74,7 +74,7 @@ def decode_message_id(text: str) -> MessageId:
     if len(text) not in (32, 56) or len(raw) * 2 != len(text):
         raise BadRequest(f"message id {text[:64]!r}: must be 32 or 56 hexadecimal digits")
     ip, port = decode_host(raw[:-8])
-    return MessageId(ip, port, LogOffset(_OFFSET.unpack(raw[-8:])[0]))
+    return MessageId(ip, port, _OFFSET.unpack(raw[-8:])[0])
 
 
 def month_start_ms(now_ms: int, utc_offset_ms: int = 0) -> EpochMs:
