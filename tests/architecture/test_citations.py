@@ -1,8 +1,8 @@
 """Every citation of the specification and of a decision leads somewhere.
 
-A citation is `spec NAME REFS`: NAME is a file of docs/spec, REFS are sections (`4.1 and 4.2`, `3 to 6`),
-items of a numbered list (`21.3` is item 3 of section 21) or numbered facts (`SP-12`, `I7`). A decision is
-cited as `decision 010`.
+A citation is `spec NAME REFS`: NAME is a page of docs/spec with the pages in its folder, REFS are sections
+(`4.1 and 4.2`, `3 to 6`), items of a numbered list (`21.3` is item 3 of section 21) or numbered facts
+(`SP-12`, `I7`). A decision is cited as `decision 010`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SPEC = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "spec").glob("*.md")}
+SPEC_FOLDER = ROOT / "docs" / "spec"
+SPEC = {
+    path.stem: "\n".join(
+        part.read_text(encoding="utf-8") for part in (path, *sorted((SPEC_FOLDER / path.stem).glob("*.md")))
+    )
+    for path in SPEC_FOLDER.glob("*.md")
+}
 DECISIONS = {path.name[:3] for path in (ROOT / "docs" / "decisions").glob("*.md")}
 SOURCES = [
     path
@@ -21,7 +27,7 @@ SOURCES = [
     for path in (ROOT / folder).rglob("*.py")
     if path != Path(__file__)
 ]
-DOCUMENTS = [path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "spec"]
+DOCUMENTS = [path for path in (ROOT / "docs").rglob("*.md") if SPEC_FOLDER not in path.parents]
 
 NAMES = "|".join(sorted(SPEC.keys() - {"README"}))
 REF = r"(?:SP-\d+|[A-Z]\d+|\d+(?:\.\d+)*)(?!\w)"
