@@ -438,7 +438,7 @@ def _plan_descriptors(open_file_count_max: int = 0, replication_connections_max:
     RESERVE.hold(RESERVE_COUNT)
     if plan.is_short:
         logging.getLogger("tandemmq.config").warning(
-            events.DESCRIPTORS_FEW,
+            events.DESCRIPTORS_LOW,
             extra={
                 "limit": limit,
                 "connections_max": plan.connections_max,

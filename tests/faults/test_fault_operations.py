@@ -43,7 +43,7 @@ async def test_a_lost_slave_and_a_slave_that_is_ahead_stay_visible(tmp_path: Pat
         async with sending(names, lists, "T"):
             await until_more(lists, "SEND_OK", 20)
             # A slave that never came into sync cannot fall out of it.
-            await until(lambda: "slave.came_in_sync" in cluster.log_text("master"), "the slave is in sync")
+            await until(lambda: "slave.in_sync" in cluster.log_text("master"), "the slave is in sync")
             cluster.slave.kill()
             await until_more(lists, "FLUSH_SLAVE_TIMEOUT", 3)
         code, tables = await ha_command(cluster, "-b", cluster.master_address)
@@ -84,7 +84,7 @@ async def test_a_lost_slave_and_a_slave_that_is_ahead_stay_visible(tmp_path: Pat
         (copy,) = tables["copies"]
         assert copy["state"] == "HALTED"
         assert str(copy["halt"]).startswith("SLAVE_AHEAD at ")
-        for event in ("slave.came_in_sync", "slave.fell_out_of_sync"):
+        for event in ("slave.in_sync", "slave.out_of_sync"):
             assert event in cluster.log_text("master"), event
         for event in ("master.lost", "replica.halted"):
             assert event in cluster.log_text("slave"), event

@@ -346,7 +346,7 @@ async def test_a_master_that_lost_power_takes_back_what_its_slave_holds(tmp_path
             await until_more(lists, "SEND_OK", 50)
         lists.check().check()
         assert "log_tail.fetched" in cluster.log_text("master")
-        assert "log_tail.settled" in cluster.log_text("master")
+        assert "log_tail.accepted" in cluster.log_text("master")
         assert "replica.halted" not in cluster.log_text("slave")
     finally:
         cluster.close()

@@ -86,6 +86,6 @@ async def test_idle_strangers_neither_end_a_broker_nor_keep_clients_out(tmp_path
             writer.close()
         await asyncio.to_thread(server.stop)
     text = log.read_text()
-    assert "descriptors.few limit=256 connections_max=16 open_file_count_max=64" in text
+    assert "descriptors.low limit=256 connections_max=16 open_file_count_max=64" in text
     assert "CRITICAL" not in text
     assert "is_clean=True" in text

@@ -160,7 +160,7 @@ def test_a_batch_is_repeated_without_queues_that_are_gone(
     follow(failOnDataLoss="false")
     # A batch without rows follows, whose offset no longer names the missing queues.
     assert [count for count in counts if count] == [400, 100]
-    assert f"messages.found_lost queue={topic}@b:3 from_offset=0 messages=100 " in spark_log.read_text()
+    assert f"messages.lost queue={topic}@b:3 from_offset=0 messages=100 " in spark_log.read_text()
 
 
 def _shrink(address: str, topic: str) -> None:
@@ -298,7 +298,7 @@ def test_a_topic_made_again_is_not_taken_for_the_old_one(
         land(stream, out)
     land(lossy, out)
     assert sorted(pq.read_table(out)["body"].to_pylist()) == sorted(first + second)
-    assert f"messages.found_lost queue={topic}@b:0 from_offset=40 to_offset=0 " in spark_log.read_text()
+    assert f"messages.lost queue={topic}@b:0 from_offset=40 to_offset=0 " in spark_log.read_text()
 
 
 def test_a_new_checkpoint_on_an_old_lake_is_refused(lake_spark: Any, cluster: Any, tmp_path: Path) -> None:

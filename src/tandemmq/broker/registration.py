@@ -302,7 +302,9 @@ class NameServerLink:
         """Logs one line per outage rather than per try."""
         if self._is_reachable:
             event = (
-                events.NAMESERVER_UNREACHABLE if isinstance(error, ClientError) else events.NAMESERVER_REFUSED
+                events.NAMESERVER_UNREACHABLE
+                if isinstance(error, ClientError)
+                else events.NAMESERVER_REGISTRATION_REFUSED
             )
             log.warning(event, extra={"address": self.address, "reason": str(error)})
         self._is_reachable = False

@@ -236,7 +236,7 @@ class Elections:
         try:
             await self.elect(group, master_epoch=group.master_epoch, is_passed_over=is_passed_over)
         except RequestRejected as error:
-            log.info(events.BROKER_MASTER_UNDECIDED, extra={"broker": group.name, "reason": str(error)})
+            log.info(events.BROKER_MASTER_NOT_ELECTED, extra={"broker": group.name, "reason": str(error)})
         finally:
             self._close(group.name)
 
@@ -411,7 +411,7 @@ class Elections:
             try:
                 await self._client.send_oneway(address, command)
             except TandemError as error:
-                log.info(events.BROKER_NOT_TOLD, extra={"address": address, "reason": str(error)})
+                log.info(events.BROKER_NOT_NOTIFIED, extra={"address": address, "reason": str(error)})
 
 
 def encode_set(group: ReplicaGroup) -> bytes:

@@ -165,7 +165,7 @@ class HistoryKeeper:
         try:
             await self.adopt(command)
         except RequestRejected as error:
-            log.info(events.BROKER_MASTER_UNDECIDED, extra={"broker": command.name, "reason": str(error)})
+            log.info(events.BROKER_MASTER_NOT_ELECTED, extra={"broker": command.name, "reason": str(error)})
         finally:
             self._busy.discard(command.name)
 

@@ -259,4 +259,4 @@ class MinIdNotices:
             try:
                 await self._client.send_oneway(address, command)
             except TandemError as error:
-                log.info(events.BROKER_NOT_TOLD, extra={"address": address, "reason": str(error)})
+                log.info(events.BROKER_NOT_NOTIFIED, extra={"address": address, "reason": str(error)})

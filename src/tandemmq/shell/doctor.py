@@ -241,7 +241,7 @@ def _judge_replication(one: Checkup) -> Iterator[DoctorLine]:
     if _whole(one.facts.get(HISTORY_DIFFERED_KEY)):
         count = one.facts[HISTORY_DIFFERED_KEY]
         text = f"{one.label} held another history than its master under equal terms ({count} times)"
-        fix = "its log says where (replica_history.differed); compare: `tandemmq audit`"
+        fix = "its log says where (replica_history.differs); compare: `tandemmq audit`"
         yield DoctorLine("problem", "replication", text, fix)
     if not status.is_master:
         if status.client.halt_reason is not None:

@@ -499,7 +499,7 @@ def require_named(topology: Topology, options: SourceOptions) -> None:
     if not missing:
         return
     if not options.fail_on_data_loss:
-        log.warning(events.QUEUES_MISSED, extra={"queues": ", ".join(missing)})
+        log.warning(events.QUEUES_MISSING, extra={"queues": ", ".join(missing)})
         return
     raise NoRoute(
         f"no readable queue of {', '.join(missing)} is known to {', '.join(options.name_servers)}: the query"

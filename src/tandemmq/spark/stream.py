@@ -261,7 +261,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         except BrokerUnreachable as error:
             if self._options.fail_on_data_loss:
                 raise BrokerUnreachable(f"{error}{_SILENT_HINT}") from error
-            log.warning(events.QUEUES_MISSED, extra={"error": str(error)})
+            log.warning(events.QUEUES_MISSING, extra={"error": str(error)})
         except TopicNotFound:
             pass  # The brokers answer; `find_losses` reports what happened to the queues.
 
@@ -273,7 +273,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         if missing and self._target is not None and self._options.fail_on_data_loss:
             raise BrokerUnreachable(f"no broker answers for {render_queues(missing)}{_SILENT_HINT}")
         if missing and missing != self._missing:
-            log.warning(events.QUEUES_MISSED, extra={"queues": render_queues(missing)})
+            log.warning(events.QUEUES_MISSING, extra={"queues": render_queues(missing)})
         self._missing = missing
 
     def _mark(self, end: StreamOffset, bounds: Mapping[QueueKey, Bounds]) -> StreamOffset:

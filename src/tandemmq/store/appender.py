@@ -425,14 +425,14 @@ class WriteSpeed:
         assert took_s > self.slow_s or self.is_watching, (took_s, self.slow_s)
         if took_s > self.slow_s:
             if not self.is_watching:
-                log.warning(events.PAGE_CACHE_BECAME_BUSY, extra={"write_ms": round(took_s * 1000)})
+                log.warning(events.PAGE_CACHE_BUSY, extra={"write_ms": round(took_s * 1000)})
             self.is_watching = True
             self._busy_until = now + BUSY_PAUSE_S
             remark = f"[PC_SYNCHRONIZED]the page cache is busy, a write took {took_s * 1000:.0f} ms"
             self._admission.block(_PAGE_CACHE_BUSY, remark, Busy)
         elif not self._admission.is_blocked(_PAGE_CACHE_BUSY):
             self.is_watching = False
-            log.warning(events.PAGE_CACHE_BECAME_QUICK, extra={"write_ms": round(took_s * 1000)})
+            log.warning(events.PAGE_CACHE_RECOVERED, extra={"write_ms": round(took_s * 1000)})
 
     def retry(self, now: float) -> None:
         """Accepts sends again after a refused one, if the pause is over."""

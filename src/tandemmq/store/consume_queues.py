@@ -127,7 +127,7 @@ class Doubts:
 
 def _deny(queue: ConsumeQueue, place: QueuePlace) -> None:
     log.error(
-        events.QUEUE_NUMBER_DENIED,
+        events.QUEUE_OFFSET_REJECTED,
         extra={
             "topic": queue.key[0],
             "queue_id": queue.key[1],
@@ -359,7 +359,7 @@ def _remove(queue: ConsumeQueue) -> None:
         queue.remove()
     except OSError as error:
         extra = {"topic": queue.key[0], "queue_id": queue.key[1], "error": str(error)}
-        log.warning(events.QUEUE_FILES_LEFT, extra=extra)
+        log.warning(events.QUEUE_FILES_NOT_DELETED, extra=extra)
 
 
 def _begins_anew(queue: ConsumeQueue, queue_offset: int, log_offset: int) -> bool:
@@ -373,7 +373,7 @@ def _tell_gap(queue: ConsumeQueue, gap: int, queue_offset: int) -> None:
     """
     if gap < 0:
         log.info(
-            events.QUEUE_BEGUN_ANEW,
+            events.QUEUE_RESTARTED,
             extra={"topic": queue.key[0], "queue_id": queue.key[1], "queue_offset": queue_offset},
         )
     elif gap and queue.min_offset != queue_offset:

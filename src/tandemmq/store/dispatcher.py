@@ -370,7 +370,7 @@ class Dispatcher:
             if checked.outcome is not RecordOutcome.OK or self._is_of_another(checked):
                 continue
             log.warning(
-                events.QUEUE_ENTRY_MENDED,
+                events.QUEUE_ENTRY_REPAIRED,
                 extra={
                     "topic": checked.topic,
                     "queue_id": checked.queue_id,
@@ -437,7 +437,7 @@ class Dispatcher:
         if isinstance(error, FilesLeft) and queue.unwritten_bytes <= UNWRITTEN_BYTES_MAX:
             if not queue.waits_for_deletion:
                 queue.waits_for_deletion = True
-                log.error(events.QUEUE_FILES_LEFT, extra=facts)
+                log.error(events.QUEUE_FILES_NOT_DELETED, extra=facts)
             return False
         if not self._admission.is_blocked(QUEUE_WRITE_FAILED):
             log.error(events.QUEUE_WRITE_FAILED, extra=facts)

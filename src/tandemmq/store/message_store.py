@@ -659,7 +659,7 @@ class MessageStore:
             try:
                 self._marks.remove_doubt()
             except OSError as error:
-                log.warning(events.STORE_TAIL_DOUBT_KEPT, extra={"reason": str(error)})
+                log.warning(events.LOG_TAIL_MARK_KEPT, extra={"reason": str(error)})
             self.may_lack_tail = False
 
     def accept_log(self) -> None:

@@ -176,7 +176,7 @@ class Replies:
             except AssertionError as error:
                 failed = failed or error
             except Exception as error:  # whatever the error is, the store is intact
-                log.error(events.ANSWER_FAILED, exc_info=error)
+                log.error(events.REPLY_FAILED, exc_info=error)
         if failed is not None:
             raise failed
 

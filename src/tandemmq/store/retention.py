@@ -63,7 +63,7 @@ def require_room(options: StoreOptions, disk: Disk, directory: Path) -> None:
             )
         if 0 < usable < LOG_FILES_MIN * size:
             facts = {"path": directory, "disk_bytes": total, "commit_log_file_bytes": size}
-            log.warning(events.DISK_HOLDS_FEW_FILES, extra=facts)
+            log.warning(events.DISK_SMALL, extra=facts)
 
 
 def no_room_for_first_file(options: StoreOptions, disk: Disk, directory: Path) -> str:
@@ -303,7 +303,7 @@ class Cleaner:
             return
         if is_full:
             self._admission.block(_DISK_FULL, "the disk is full")
-            log.error(events.DISK_BECAME_FULL, extra={"path": str(self._log.log.directory)})
+            log.error(events.DISK_FULL, extra={"path": str(self._log.log.directory)})
         else:
             self._admission.unblock(_DISK_FULL)
-            log.warning(events.DISK_BECAME_FREE, extra={"path": str(self._log.log.directory)})
+            log.warning(events.DISK_SPACE_RECOVERED, extra={"path": str(self._log.log.directory)})

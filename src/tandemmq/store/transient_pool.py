@@ -190,7 +190,7 @@ class TransientPool:
         assert len(memory.view) == size, (len(memory.view), size)
         if not memory.is_locked and not self._has_warned:
             self._has_warned = True
-            log.warning(events.POOL_MEMORY_UNLOCKED, extra={"size_bytes": size})
+            log.warning(events.POOL_MEMORY_NOT_LOCKED, extra={"size_bytes": size})
         return memory
 
     def _exhausted(self) -> RequestRejected:

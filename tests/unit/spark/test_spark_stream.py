@@ -769,7 +769,7 @@ def test_a_batch_query_does_not_leave_out_what_it_names(
         batch().partitions()
     reader = batch(failOnDataLoss="false")
     assert _rows(reader, reader.partitions()) == [(0, 0), (0, 1)]
-    assert [(r.message, r.queues) for r in caplog.records] == [(events.QUEUES_MISSED, missing)]  # type: ignore[attr-defined]
+    assert [(r.message, r.queues) for r in caplog.records] == [(events.QUEUES_MISSING, missing)]  # type: ignore[attr-defined]
 
 
 def test_an_empty_batch_query_has_one_task_without_ranges(net: FakeNet) -> None:

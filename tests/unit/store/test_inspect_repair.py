@@ -280,7 +280,7 @@ def test_record_with_a_number_that_no_queue_has_gets_no_entry(
         remove_queues(root)
         remove_checkpoint(root)
         asyncio.run(reopened_and_closed(root))
-        assert [r.queue_offset for r in caplog.records if r.msg == events.QUEUE_NUMBER_DENIED] == [  # type: ignore[attr-defined]
+        assert [r.queue_offset for r in caplog.records if r.msg == events.QUEUE_OFFSET_REJECTED] == [  # type: ignore[attr-defined]
             queue_offset
         ]
     assert max(int(file.name) for file in (root / "consumequeue" / name).iterdir()) <= 20 * COUNT

@@ -351,7 +351,7 @@ def test_memory_is_made_when_needed_and_used_again_and_a_refused_lock_is_told_on
                 log.end = base
                 pool.release_below(base)
     assert len(made) == 2
-    assert caplog.messages == [events.POOL_MEMORY_UNLOCKED]
+    assert caplog.messages == [events.POOL_MEMORY_NOT_LOCKED]
     (piece,) = pool.pieces(log.end, pool.end)
     assert (piece.segment.base, piece.position, bytes(piece.data)) == (256 * 19, 0, b"a" * 100 + b"b" * 156)
 

@@ -230,7 +230,7 @@ async def test_a_turned_bit_in_a_queue_entry_is_found_and_mended(
     await rig.clock.pass_time(FIRST_DELAY_S + 5)
     assert store.queue_entries("T", 0, 10, 1) == [UNIT.unpack(entry)]
     assert read(store) == read(store, is_bulk=True) == list(range(300))
-    told = [r for r in caplog.records if r.msg == events.QUEUE_ENTRY_MENDED]
+    told = [r for r in caplog.records if r.msg == events.QUEUE_ENTRY_REPAIRED]
     assert [(r.topic, r.queue_id, r.queue_offset) for r in told] == [("T", 0, 10)]  # type: ignore[attr-defined]
     await store.close()
     again = await rig.open()

@@ -59,7 +59,7 @@ async def test_a_slow_write_sheds_load_until_a_write_is_quick(caplog: pytest.Log
         assert rig.put(store, record(b"quick too")) == [PutStatus.PUT_OK]
     assert bodies(store) == [b"slow", b"still slow", b"quick", b"quick too"]
     told = [event for event in caplog.messages if event.startswith("page_cache")]
-    assert told == [events.PAGE_CACHE_BECAME_BUSY, events.PAGE_CACHE_BECAME_QUICK]
+    assert told == [events.PAGE_CACHE_BUSY, events.PAGE_CACHE_RECOVERED]
     await store.close()
 
 

@@ -45,7 +45,7 @@ async def test_an_empty_store_does_not_open_where_no_log_file_fits() -> None:
 async def test_few_log_files_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     store = await opened(small(LOG_FILES_MIN * FILE_BYTES - 100))
-    assert caplog.messages == ["disk.holds_few_log_files"]
+    assert caplog.messages == ["disk.small"]
     await store.close()
     caplog.clear()
     store = await opened(small(LOG_FILES_MIN * FILE_BYTES + 100))

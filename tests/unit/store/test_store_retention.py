@@ -297,7 +297,7 @@ async def test_a_queue_file_that_can_never_be_deleted_stops_no_sends(
         again = [b"again0", b"again1", b"again2"]
         assert bodies(store) == again
         told = [line.message for line in caplog.records if line.message.startswith("queue_")]
-        assert told == [events.QUEUE_FILES_LEFT] * 2  # by the deletion, and by the first write
+        assert told == [events.QUEUE_FILES_NOT_DELETED] * 2  # by the deletion, and by the first write
         monkeypatch.setattr(dispatcher, "UNWRITTEN_BYTES_MAX", 40)
         await rig.clock.pass_time(1.1)
         assert "queue files take no writes" in str(store.facts().refusal)

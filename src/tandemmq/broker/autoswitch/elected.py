@@ -425,7 +425,7 @@ class ElectedBroker:
             "peer": render_address(channel.peer),
             "master_epoch": epoch,
         }
-        log.warning(events.BROKER_HAND_OVER_BEGUN, extra=facts)
+        log.warning(events.BROKER_HAND_OVER_STARTED, extra=facts)
         self._is_handing_over = True
         self._forwarding.hold()
         try:
@@ -665,7 +665,7 @@ class ElectedBroker:
         if len(self._told) > 16:
             self._told.clear()
         self._told.add(reason)
-        log.warning(events.CONTROLLER_REFUSED, extra={"reason": reason})
+        log.warning(events.CONTROLLER_REQUEST_REFUSED, extra={"reason": reason})
 
     async def _steer(self) -> None:
         """Runs one term after the other. Never returns."""

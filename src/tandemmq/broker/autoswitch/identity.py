@@ -198,11 +198,11 @@ async def obtain_id(
             if error.code != ResponseCode.CONTROLLER_BROKER_ID_INVALID:
                 raise
             # Another broker was faster, or the file is outdated: tries the next free id.
-            log.info(events.BROKER_ID_TAKEN, extra={"broker_id": application.broker_id})
+            log.info(events.BROKER_ID_REJECTED, extra={"broker_id": application.broker_id})
             files.drop_application()
             application = None
             continue
         await files.save_id(application.broker_id)
-        log.info(events.BROKER_ID_GIVEN, extra={"broker_id": application.broker_id})
+        log.info(events.BROKER_ID_ASSIGNED, extra={"broker_id": application.broker_id})
         return application.broker_id
     raise RequestRejected(f"no id was free in {attempt_count_max} attempts")

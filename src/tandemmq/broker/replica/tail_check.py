@@ -236,7 +236,7 @@ class TailWait:
         Raises:  StoreError if the store has failed.
         """
         facts = {"log_end": self._store.max_log_offset, "reason": self._store.tail_doubt}
-        log.warning(events.LOG_TAIL_DOUBTED, extra=facts)
+        log.warning(events.LOG_TAIL_UNVERIFIED, extra=facts)
         begun_at = self._clock.monotonic()
         while True:
             self._is_due.clear()
@@ -264,7 +264,7 @@ class TailWait:
         await self._store.sync()
         self._store.accept_log()
         self.reason = ""
-        log.warning(events.LOG_TAIL_SETTLED, extra={"log_end": self._store.max_log_offset, "by": by})
+        log.warning(events.LOG_TAIL_ACCEPTED, extra={"log_end": self._store.max_log_offset, "by": by})
 
     async def _ask_all(self, waited_s: float) -> str:
         """Returns "" if enough slaves have shown that nothing is missing; else the reason to wait."""
@@ -341,7 +341,7 @@ class TailWait:
         reason = f"{self._store.tail_doubt}; {reason}"
         if reason != self.reason:
             self.reason = reason
-            log.warning(events.LOG_TAIL_MISSED, extra={"reason": reason})
+            log.warning(events.LOG_TAIL_AWAITED, extra={"reason": reason})
 
     async def _pause(self) -> None:
         timer = self._clock.call_later(RETRY_S, self._is_due.set)

@@ -328,7 +328,7 @@ class Workers:
             await self._member.retry_later(message, delay_level=delay_level)
         except TandemError as error:
             log.warning(
-                events.HAND_BACK_FAILED, extra={"unique_key": message.message_id, "error": str(error)}
+                events.SEND_BACK_FAILED, extra={"unique_key": message.message_id, "error": str(error)}
             )
             message.note_retry()
             self._clock.call_later(HAND_BACK_AGAIN_S, self._handle_again, delivery)

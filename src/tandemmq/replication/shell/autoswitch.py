@@ -351,7 +351,7 @@ class AutoSwitchReplication:
                 "told_set": sorted(members),
                 "told_set_epoch": set_epoch,
             }
-            log.error(events.SYNC_SET_WENT_BACK, extra=facts)
+            log.error(events.SYNC_SET_REVERTED, extra=facts)
         if self._set is not None and self._set.on_committed(members, set_epoch):
             self._on_set_changed()
             self._propose()

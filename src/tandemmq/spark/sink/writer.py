@@ -282,7 +282,7 @@ def _commit(options: SinkOptions, messages: Sequence[Any], batch_id: int) -> Non
         # The facts are part of the text: Spark's Python processes log nothing else of a record.
         how = f"diverted to {options.empty_bodies_topic}" if options.empty_bodies_topic else "skipped"
         text = f"batch {batch_id}: {count} rows have no body and were {how}"
-        log.warning("%s %s", events.EMPTY_BODIES_LEFT, text, extra={"batch": batch_id, "rows": count})
+        log.warning("%s %s", events.EMPTY_BODIES_NOT_SENT, text, extra={"batch": batch_id, "rows": count})
 
 
 def _abort(options: SinkOptions, messages: Sequence[Any], batch_id: int) -> None:
