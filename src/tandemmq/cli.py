@@ -346,7 +346,7 @@ async def _elected_broker(loaded: BrokerConfig, outcome: ServerEnd) -> int:
         ports = f"{_address(server.address)}, replication on {_address(server.ha_address)}"
         return f"{name} ready on {ports}, store in {loaded.store.root}"
 
-    return await serve(server, outcome, ready)
+    return await serve(server, outcome, ready, retire=server.retire)
 
 
 class ServerEnd:
@@ -366,9 +366,15 @@ class ServerEnd:
         self.is_due.set()
 
 
-async def serve(server: ServedProcess, outcome: ServerEnd, ready: Callable[[], str]) -> int:
+async def serve(
+    server: ServedProcess,
+    outcome: ServerEnd,
+    ready: Callable[[], str],
+    *,
+    retire: Callable[[], Awaitable[None]] | None = None,
+) -> int:
     """Starts the server, prints the ready line, waits for a signal or a fatal error, and stops the server;
-    returns the exit code.
+    returns the exit code. `retire` prepares the stop of a server that was ready and has no error.
     """
     # The imports of a server, and the objects of its start, are permanent. A garbage collection that scans
     # them all, 80,000 objects, would block the loop for tens of milliseconds.
@@ -379,10 +385,12 @@ async def serve(server: ServedProcess, outcome: ServerEnd, ready: Callable[[], s
         loop.add_signal_handler(number, outcome.end)
     starting = asyncio.ensure_future(server.start())
     due = asyncio.ensure_future(outcome.is_due.wait())
+    is_ready = False
     try:
         await asyncio.wait((starting, due), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             await starting
+            is_ready = True
             gc.freeze()
             typer.echo(ready())
             notify_service_manager("READY=1")
@@ -398,11 +406,30 @@ async def serve(server: ServedProcess, outcome: ServerEnd, ready: Callable[[], s
             loop.remove_signal_handler(number)
         gc.unfreeze()
         notify_service_manager("STOPPING=1")
-        await server.stop()
+        try:
+            if retire is not None and is_ready and outcome.error is None:
+                await _unless_fatal(retire, outcome)
+        finally:
+            await server.stop()
     if outcome.error is None:
         return 0
     typer.echo(f"tandemmq: stopped: {outcome.error or type(outcome.error).__name__}", err=True)
     return 1
+
+
+async def _unless_fatal(work: Callable[[], Awaitable[None]], outcome: ServerEnd) -> None:
+    """Runs the work until it ends or the server has a fatal error. Raises the errors of the work."""
+    outcome.is_due.clear()
+    working = asyncio.ensure_future(work())
+    failing = asyncio.ensure_future(outcome.is_due.wait())
+    try:
+        await asyncio.wait((working, failing), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (working, failing):
+            task.cancel()
+        await asyncio.wait((working, failing))
+    if not working.cancelled():
+        working.result()
 
 
 def notify_service_manager(state: str) -> None:

@@ -664,6 +664,70 @@ async def test_a_client_with_an_old_route_sends_through_hand_overs(group: Electe
     assert group.brokers[1]._forwarding.count > 0
 
 
+async def test_a_master_that_retires_hands_over_and_answers_each_send_that_it_has_accepted(
+    group: Elected, rig: Rig
+) -> None:
+    await group.start(1)
+    await group.master()
+    await group.start(2)
+    await group.in_set(1, 2)
+    sender = StaleSender(group, 1)
+    await sender.more()
+    begun_s = rig.clock.monotonic()
+    await group.brokers[1].retire()
+    assert rig.clock.monotonic() - begun_s < LEASE_MS / 1000, "nobody waits for the end of a lease"
+    await until(lambda: group.masters() == [2], "the other is master")
+    assert group.brokers[1]._forwarding._unanswered == 0
+    await until(lambda: list(sender.answers.values())[-1].code != ResponseCode.SUCCESS, "it is refused")
+    await sender.stop()
+    codes = [answer.code for answer in sender.answers.values()]
+    accepted = codes.index(ResponseCode.SYSTEM_BUSY)
+    assert set(codes[:accepted]) == {ResponseCode.SUCCESS}
+    assert set(codes[accepted:]) == {ResponseCode.SYSTEM_BUSY}, "clients look for the master"
+    await group.stop(1)
+    store = group.brokers[2].store
+    assert store is not None
+    assert store.queue_max("TBW102", 0) == accepted, "a refused send was never stored"
+
+
+async def test_a_master_that_retires_forwards_sends_for_the_time_that_was_set(
+    group: Elected, rig: Rig
+) -> None:
+    first = await group.start(1)
+    await group.master()
+    await group.start(2)
+    await group.in_set(1, 2)
+    first._election = replace(first._election, stop_linger_ms=400)
+    sender = StaleSender(group, 1)
+    begun_s = rig.clock.monotonic()
+    retiring = asyncio.create_task(first.retire())
+    await until(lambda: group.masters() == [2] and first._forwarding.count > 5, "it forwards")
+    await sender.stop()
+    await retiring
+    assert rig.clock.monotonic() - begun_s >= 0.4
+    assert {answer.code for answer in sender.answers.values()} == {ResponseCode.SUCCESS}
+
+
+async def test_only_a_master_with_members_and_controllers_hands_over_when_it_retires(
+    group: Elected, rig: Rig
+) -> None:
+    first = await group.start(1)
+    await group.master()
+    await first.retire()
+    assert group.masters() == [1], "it is alone"
+    slave = await group.start(2)
+    await group.in_set(1, 2)
+    await slave.retire()
+    assert group.masters() == [1], "a slave hands over nothing"
+    first._election = replace(first._election, hands_over_at_stop=False)
+    await first.retire()
+    assert group.masters() == [1], "it was told not to"
+    first._election = replace(first._election, hands_over_at_stop=True)
+    await rig.stop()
+    await first.retire()
+    assert group.masters() == [1], "no controller elects another one"
+
+
 async def test_a_master_whose_controllers_are_gone_hands_nothing_over(group: Elected, rig: Rig) -> None:
     await group.start(1)
     await group.master()

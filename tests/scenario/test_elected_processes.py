@@ -20,7 +20,16 @@ from ports import free_port
 from tandemmq.api.broker_admin import query_ha_status
 from tandemmq.api.calls import call
 from tandemmq.api.controller import find_leader
-from tandemmq.client import Admin, Consumer, ConsumerOptions, Message, Producer, ProducerOptions, StartFrom
+from tandemmq.client import (
+    Admin,
+    ClientOptions,
+    Consumer,
+    ConsumerOptions,
+    Message,
+    Producer,
+    ProducerOptions,
+    StartFrom,
+)
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.codec import decode_body, encode_body
 from tandemmq.protocol.bodies.replica import GroupSyncState, SyncStateData
@@ -70,7 +79,7 @@ class Cluster:
             controllerStorePath=self.root / "controller",
         )
 
-    def start_broker(self, number: int) -> None:
+    def start_broker(self, number: int, **settings: object) -> None:
         self.start(
             f"broker-{number}",
             "broker",
@@ -86,12 +95,19 @@ class Cluster:
             enableControllerMode="true",
             controllerAddr=self.controller,
             allAckInSyncStateSet="true",
+            **settings,
         )
 
     def kill(self, number: int) -> None:
         process = self.running[f"broker-{number}"]
         process.kill()
         process.wait()
+
+    def stop(self, number: int) -> int:
+        """Ends a broker by SIGTERM; returns its exit code."""
+        process = self.running[f"broker-{number}"]
+        process.terminate()
+        return process.wait()
 
     def close(self) -> None:
         for process in self.running.values():
@@ -182,4 +198,48 @@ async def test_a_killed_master_is_replaced_and_comes_back_as_slave(cluster: Clus
             while not seen.issuperset(acknowledged):
                 seen.update(int(message.body) for message in await consumer.poll(100, 0.5))
     assert sorted(set(acknowledged) - seen) == [], "acknowledged and lost"
+    await client.close()
+
+
+async def test_brokers_restart_one_after_the_other_and_no_attempt_of_a_send_fails(cluster: Cluster) -> None:
+    """Each stop is only a SIGTERM, as an orchestrator sends it. The producer looks its route up once a second
+    and repeats nothing.
+    """
+    client = RemotingClient(network=TcpNetwork(), clock=LoopClock())
+    cluster.start_others()
+    linger = {"handoverStopLingerMillis": 2500}
+    for number in (1, 2):
+        cluster.start_broker(number, **linger)
+    await cluster.in_sync(client, 2)
+    async with Admin(cluster.name_server) as admin:
+
+        async def is_made() -> bool:
+            await admin.create_topic("T", queue_count=2)
+            return True
+
+        await until(is_made, "the topic", not_yet=(TandemError,))
+    client_options = ClientOptions(route_refresh_s=1.0)
+    options = ProducerOptions(retry_count_max=0, client=client_options)
+    sent = 0
+
+    async def send() -> None:
+        nonlocal sent
+        while True:
+            assert (await producer.send(Message(topic="T", body=b"%d" % sent))).is_ok
+            sent += 1
+            await asyncio.sleep(0)
+
+    async with Producer("P", cluster.name_server, options=options) as producer:
+        sending = asyncio.create_task(send())
+        masters = []
+        for _ in range(2):
+            masters.append(await cluster.in_sync(client, 2))
+            assert await asyncio.to_thread(cluster.stop, masters[-1]) == 0
+            before = sent
+            await until(lambda: sent > before + 20 or sending.done(), "it sends on")  # noqa: B023
+            cluster.start_broker(masters[-1], **linger)
+        await cluster.in_sync(client, 2)
+        assert not sending.done(), sending.exception()
+        sending.cancel()
+    assert sorted(masters) == [1, 2]
     await client.close()

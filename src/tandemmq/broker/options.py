@@ -288,6 +288,9 @@ class ElectionOptions:
     # joinSetTimeoutMillis (ours): the time for a slave to join a new master before it is removed
     join_ms_max: int = 5_000
     linger_ms: int = 60_000  # handoverLingerMillis (ours): how long a former master forwards sends
+    hands_over_at_stop: bool = True  # handoverAtStop (ours): a stopped master hands over first
+    # handoverStopLingerMillis (ours): how long a stopped master that handed over forwards sends
+    stop_linger_ms: int = 0
     is_learner: bool = False  # asyncLearner: copies the log and is never elected
     from_last_file: bool = False  # syncFromLastFile: an empty slave copies the last file only
     reapplies_id: bool = False  # ours, reapplyBrokerId: registers anew if the controllers forgot this broker
@@ -310,8 +313,9 @@ class ElectionOptions:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} must be at least 1")
-        if self.linger_ms < 0:
-            raise ConfigError(f"linger_ms: {self.linger_ms} must be at least 0")
+        for name in ("linger_ms", "stop_linger_ms"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}: {getattr(self, name)} must be at least 0")
         if self.silence_ms_max < 4 * self.heartbeat_ms:
             raise ConfigError(
                 f"silence_ms_max: {self.silence_ms_max} must be at least 4 heartbeats"

@@ -251,6 +251,8 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "haMaxTimeSlaveNotCatchup": _key(POSITIVE, "election.lag_ms_max"),
     "joinSetTimeoutMillis": _key(POSITIVE, "election.join_ms_max"),  # ours
     "handoverLingerMillis": _key(whole(0), "election.linger_ms"),  # ours
+    "handoverAtStop": _key(FLAG, "election.hands_over_at_stop"),  # ours
+    "handoverStopLingerMillis": _key(whole(0), "election.stop_linger_ms"),  # ours
     "asyncLearner": _key(FLAG, "election.is_learner"),
     "syncFromLastFile": _key(FLAG, "election.from_last_file"),
     "reapplyBrokerId": _key(FLAG, "election.reapplies_id"),  # ours

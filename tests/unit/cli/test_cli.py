@@ -173,6 +173,56 @@ async def test_fatal_error_stops_the_server_with_exit_code_one(capsys: pytest.Ca
     assert capsys.readouterr().err == "tandemmq: stopped: fsync of /d/0: I/O error\n"
 
 
+async def test_a_server_that_was_ready_retires_before_it_stops() -> None:
+    server, seen = StandInServer(), list[bool]()
+
+    async def retire() -> None:
+        seen.append(server.is_stopped)
+
+    def ready() -> str:
+        asyncio.get_running_loop().call_soon(outcome.end)
+        return "ready"
+
+    outcome = ServerEnd()
+    assert await serve(server, outcome, ready, retire=retire) == 0
+    assert (seen, server.is_stopped) == ([False], True)
+    for early in (StandInServer(hangs=True), StandInServer()):
+        outcome = ServerEnd()
+        outcome.end() if early.hangs else outcome.fail(FlushFailed("fsync of /d/0: I/O error"))
+        await serve(early, outcome, lambda: "ready", retire=retire)
+        assert (seen, early.is_stopped) == ([False], True), "it was not ready, or cannot be trusted"
+
+
+async def test_a_fatal_error_ends_the_wait_of_a_server_that_retires() -> None:
+    server, outcome = StandInServer(), ServerEnd()
+
+    async def retire() -> None:
+        outcome.fail(FlushFailed("fsync of /d/0: I/O error"))
+        await asyncio.Event().wait()
+
+    def ready() -> str:
+        asyncio.get_running_loop().call_soon(outcome.end)
+        return "ready"
+
+    assert await serve(server, outcome, ready, retire=retire) == 1
+    assert server.is_stopped
+
+
+async def test_a_bug_of_a_server_that_retires_is_raised_after_its_stop() -> None:
+    server, outcome = StandInServer(), ServerEnd()
+
+    async def retire() -> None:
+        raise ZeroDivisionError
+
+    def ready() -> str:
+        asyncio.get_running_loop().call_soon(outcome.end)
+        return "ready"
+
+    with pytest.raises(ZeroDivisionError):
+        await serve(server, outcome, ready, retire=retire)
+    assert server.is_stopped
+
+
 async def test_a_server_has_its_garbage_collected_though_its_imports_had_not() -> None:
     class Looking(StandInServer):
         was_enabled = False

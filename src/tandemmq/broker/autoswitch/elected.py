@@ -303,6 +303,21 @@ class ElectedBroker:
         self._scope.start("look", self._look_for_ever())
         self._scope.start("watch_gate", self._watch_gate())
 
+    async def retire(self) -> None:
+        """Prepares a stop: a master hands over to a member of its set and forwards sends for a while, then
+        until each forwarded send is answered. A slave, a master that cannot hand over, and a master that was
+        told not to, do nothing; the controllers then elect a successor after the stop.
+        """
+        others = self.replication.required
+        if not self._election.hands_over_at_stop or not self.may_write() or not others:
+            return
+        try:
+            await self._hand_over(min(others), "stop")
+        except RequestRejected:
+            return  # the log has the reason
+        await self._clock.sleep(self._election.stop_linger_ms / 1000)
+        await self._forwarding.drain()
+
     async def stop(self) -> None:
         self._is_master = False
         self._forwarding.end()
@@ -409,11 +424,25 @@ class ElectedBroker:
         return command.reply(header=VouchResponse(token=self._vouches.new_token(now_s), is_wanted=is_wanted))
 
     async def handle_hand_over(self, channel: Channel, command: Command) -> Command:
-        """TANDEM_HAND_OVER (30106): this master stops accepting writes, waits until its set holds its whole
-        log, and has the requested broker elected. Meanwhile sends are parked, for the next master or for this
-        one. If anything fails, this master continues as soon as it has a lease or the slaves' promises.
-        """
+        """TANDEM_HAND_OVER (30106): hands the master role over to the requested broker."""
         target = command.decode(HandOverRequest).broker_id
+        successor = await self._hand_over(target, render_address(channel.peer))
+        header = MasterResponse(
+            broker_name=self._options.broker_name,
+            master_id=successor.master_id,
+            master_address=successor.master_address,
+            master_epoch=successor.master_epoch,
+            set_epoch=successor.set_epoch,
+        )
+        return command.reply(header=header)
+
+    async def _hand_over(self, target: int, requester: str) -> MasterFacts:
+        """Stops accepting writes, waits until the set holds the whole log, and has `target` elected; returns
+        the new term. Meanwhile sends are parked, for the next master or for this one. If anything fails, this
+        master continues as soon as it has a lease or the slaves' promises.
+
+        Raises:  RequestRejected.
+        """
         epoch, begun_s = self._epoch, self._clock.monotonic()
         if not self.may_write():
             raise RequestRejected("this broker is no master, or it is fenced or hands over already")
@@ -422,7 +451,7 @@ class ElectedBroker:
         facts = {
             "broker": self._options.broker_name,
             "target": target,
-            "peer": render_address(channel.peer),
+            "peer": requester,
             "master_epoch": epoch,
         }
         log.warning(events.BROKER_HAND_OVER_STARTED, extra=facts)
@@ -436,15 +465,11 @@ class ElectedBroker:
             log.warning(events.BROKER_HAND_OVER_FAILED, extra={**facts, "reason": str(error)})
             raise RequestRejected(f"nothing was handed over that is known: {error}") from error
         else:
-            log.warning(
-                events.BROKER_HANDED_OVER,
-                extra={
-                    **facts,
-                    "new_epoch": successor.master_epoch,
-                    "took_ms": round((self._clock.monotonic() - begun_s) * 1000),
-                },
-            )
+            took_ms = round((self._clock.monotonic() - begun_s) * 1000)
+            extra = {**facts, "new_epoch": successor.master_epoch, "took_ms": took_ms}
+            log.warning(events.BROKER_HANDED_OVER, extra=extra)
             self._note_master(successor)
+            return successor
         finally:
             if self._epoch == epoch and not self._is_replaced(epoch):
                 if self._is_drained:
@@ -455,14 +480,6 @@ class ElectedBroker:
                 self._serve_parked()
                 self._heartbeats.soon()
                 self._look_due.set()
-        header = MasterResponse(
-            broker_name=self._options.broker_name,
-            master_id=successor.master_id,
-            master_address=successor.master_address,
-            master_epoch=successor.master_epoch,
-            set_epoch=successor.set_epoch,
-        )
-        return command.reply(header=header)
 
     def _serve_parked(self) -> None:
         """Serves the parked sends if this broker may serve them."""

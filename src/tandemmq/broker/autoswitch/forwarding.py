@@ -51,6 +51,7 @@ PARKED_S_MAX: Final = 2.0
 PARKED_MAX: Final = 10_000
 PARKED_BYTES_MAX: Final = 64 << 20
 ANSWER_S_MAX: Final = 10.0
+DRAIN_LOOK_S: Final = 0.005
 _SIGNED_BY: Final = frozenset((ACCESS_KEY, SECURITY_TOKEN, SIGNATURE))
 
 Serve = Callable[[Channel, Command], None]
@@ -78,6 +79,7 @@ class Forwarding:
         self._end_timer: TimerHandle | None = None
         self._is_lingering = False
         self._users: set[Channel] = set()
+        self._unanswered = 0
         self.is_open = False
         """True if sends are accepted here; otherwise this broker serves or refuses them itself."""
         self.count = 0
@@ -124,6 +126,19 @@ class Forwarding:
             log.info(events.BROKER_FORWARDING_ENDED, extra=facts)
         self._refuse_before(float("inf"), "no master of the group takes messages")
         self._close()
+
+    async def drain(self) -> None:
+        """Waits until the master is known and has all parked sends, or PARKED_S_MAX; then closes it and waits
+        until each forwarded send is answered or has timed out.
+        """
+        ends_at_s = self._clock.monotonic() + PARKED_S_MAX
+        while self.is_open and (self._target is None or self._parked):
+            if self._clock.monotonic() > ends_at_s:
+                break
+            await self._clock.sleep(DRAIN_LOOK_S)
+        self.end()
+        while self._unanswered:
+            await self._clock.sleep(DRAIN_LOOK_S)
 
     def accept(self, channel: Channel, command: Command) -> None:
         """Accepts a send. Call only while it is open; the answer follows when the master answers.
@@ -228,11 +243,13 @@ class Forwarding:
                 way.start_request(copy, partial(self._answer, channel, command), ANSWER_S_MAX)
             except TandemError:
                 return False  # too many in flight: resumes when one is answered
+            self._unanswered += 1
         self.count += 1
         return True
 
     def _answer(self, channel: Channel, command: Command, result: Command | TandemError) -> None:
         """Passes the master's answer on unchanged."""
+        self._unanswered -= 1
         if isinstance(result, TandemError):
             channel.abort(f"what came of a send that was passed on is not known: {result}")
         else:
