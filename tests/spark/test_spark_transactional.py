@@ -40,7 +40,7 @@ class DyingSource(TandemSource):
     def streamWriter(self, schema, overwrite):
         from tandemmq.spark.sink import transaction as sink
 
-        settle, parent = sink.Ender._settle, os.getppid()
+        settle, parent = sink.Ender._read_answers, os.getppid()
 
         def settle_and_wait(self, lane, decision):
             settle(self, lane, decision)
@@ -49,7 +49,7 @@ class DyingSource(TandemSource):
                 time.sleep(0.05)
             os._exit(1)
 
-        sink.WINDOW, sink.Ender._settle = 16, settle_and_wait
+        sink.WINDOW, sink.Ender._read_answers = 16, settle_and_wait
         return super().streamWriter(schema, overwrite)
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pyspark
 
 from tandemmq.spark.java import find_java
-from tandemmq.spark.pipelines.runner import is_passing
+from tandemmq.spark.pipelines.runner import is_transient
 from tandemmq.spark.session import share_python_path
 
 SECONDS_MAX = 300.0
@@ -109,6 +109,6 @@ def _run(command: list[str], **environment: str) -> str:
             raise FormatFailed(f"{command} did not end within {SECONDS_MAX:.0f} s") from error
         if not done.returncode:
             return done.stdout
-        if not is_passing(done.stderr):
+        if not is_transient(done.stderr):
             break
     raise FormatFailed(f"{command} failed: {done.stdout[-1000:]}{done.stderr[-3000:]}")

@@ -21,12 +21,12 @@ from tandemmq.spark.options import KAFKA, PropertiesAs
 class Column(NamedTuple):
     """A column and the Spark types it supports, the default first.
 
-    `shows`: the column whose values it contains, if that column has another name.
+    `source_name`: the column whose values it contains, if that column has another name.
     """
 
     name: str
     types: tuple[str, ...]
-    shows: str = ""
+    source_name: str = ""
 
 
 class OutputColumn(NamedTuple):
@@ -126,7 +126,7 @@ def select_columns(
         raise ConfigError(f"option columns names a column twice: {', '.join(names)}")
     wanted = {"properties": "string" if properties_as is PropertiesAs.STRING else MAP_TYPE}
     return tuple(
-        OutputColumn(column.name, column.shows or column.name, wanted.get(column.name, column.types[0]))
+        OutputColumn(column.name, column.source_name or column.name, wanted.get(column.name, column.types[0]))
         for column in chosen
     )
 
@@ -144,7 +144,7 @@ def project_schema(
         column = find_column(label, known)
         if type_name not in column.types:
             raise ConfigError(f"column {label}: expected {' or '.join(column.types)}, got {type_name}")
-        projection.append(OutputColumn(label, column.shows or column.name, type_name, is_nullable))
+        projection.append(OutputColumn(label, column.source_name or column.name, type_name, is_nullable))
     return tuple(projection)
 
 

@@ -200,7 +200,7 @@ def scan_piece(piece: SegmentPiece, *, run_records: int, check_crc: bool) -> Ite
     if piece.file.size == 0:
         return
     view = memoryview(map_file(piece.file.path))
-    position = 0 if piece.begin == 0 else find_sound(view, piece.file.base, piece.begin)
+    position = 0 if piece.begin == 0 else find_next_record(view, piece.file.base, piece.begin)
     while position < piece.end:
         bounds = scan_boundaries(view, position, count_max=run_records)
         columns = read_columns(view, bounds, log_offset=piece.file.base)
@@ -215,13 +215,13 @@ def scan_piece(piece: SegmentPiece, *, run_records: int, check_crc: bool) -> Ite
             continue
         if _is_finished(piece, view, position):
             return
-        end = find_sound(view, piece.file.base, position + 1)
+        end = find_next_record(view, piece.file.base, position + 1)
         shown_end = data_end(view, position) if end == len(view) and piece.is_last else end
         yield describe_damage(piece.file, view, position, shown_end, is_stale=False)
         position = end
 
 
-def find_sound(view: memoryview, base: int, begin: int) -> int:
+def find_next_record(view: memoryview, base: int, begin: int) -> int:
     """Returns the position of the first record or BLANK at or after `begin` that states its own position
     correctly, else the end of the file.
     """
@@ -258,13 +258,13 @@ def read_piece(piece: SegmentPiece, options: LogOptions, projection: Projection)
     """
     for found in scan_piece(piece, run_records=options.arrow_rows, check_crc=options.verify_crc):
         if isinstance(found, Damage):
-            yield from _of_damage(found, options, projection)
+            yield from _damage_row(found, options, projection)
         else:
-            yield from _of_run(found, options, projection)
+            yield from _decode_run(found, options, projection)
 
 
-def _of_run(run: FileRun, options: LogOptions, projection: Projection) -> Iterator[Any]:
-    wanted = _of_topics(run, options.topics)
+def _decode_run(run: FileRun, options: LogOptions, projection: Projection) -> Iterator[Any]:
+    wanted = _match_topics(run, options.topics)
     good = np.flatnonzero(wanted & run.is_intact)
     if len(good):
         yield _decode(run.view, take_rows(run.columns, good), options, projection, damage=None)
@@ -272,14 +272,14 @@ def _of_run(run: FileRun, options: LogOptions, projection: Projection) -> Iterat
         columns = take_rows(run.columns, slice(row, row + 1))
         reason = RecordOutcome.BAD_CRC.value
         if options.damaged is Damaged.FAIL:
-            raise _failure(int(columns.log_offset[0]), reason)
+            raise _damage_error(int(columns.log_offset[0]), reason)
         if options.damaged is Damaged.REPORT:
             # The damaged bytes may be ones that a decompressor would need.
             as_stored = replace(options, decompress=False)
             yield _decode(run.view, columns, as_stored, projection, damage=reason)
 
 
-def _of_topics(run: FileRun, topics: tuple[str, ...]) -> NDArray[np.bool_]:
+def _match_topics(run: FileRun, topics: tuple[str, ...]) -> NDArray[np.bool_]:
     columns = run.columns
     if not topics:
         return np.ones(len(columns), dtype=np.bool_)
@@ -314,14 +314,14 @@ def _decode(
     )
 
 
-def _of_damage(damage: Damage, options: LogOptions, projection: Projection) -> Iterator[Any]:
+def _damage_row(damage: Damage, options: LogOptions, projection: Projection) -> Iterator[Any]:
     """Yields one row with the facts that are still known about the damaged range."""
     if options.topics and damage.topic is not None and damage.topic not in options.topics:
         return
     size = damage.log_end - damage.log_offset
     reason = f"{size} bytes cannot be read: {damage.reason}"
     if options.damaged is Damaged.FAIL:
-        raise _failure(damage.log_offset, reason)
+        raise _damage_error(damage.log_offset, reason)
     if options.damaged is Damaged.SKIP:
         return
     known = {
@@ -340,7 +340,7 @@ def _of_damage(damage: Damage, options: LogOptions, projection: Projection) -> I
     yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _failure(log_offset: int, reason: str) -> RemoteProtocolError:
+def _damage_error(log_offset: int, reason: str) -> RemoteProtocolError:
     return RemoteProtocolError(f"the record at log offset {log_offset}: {reason}")
 
 

@@ -167,10 +167,10 @@ class _Rows:
 
     def _scan(self) -> PropertySpans:
         if self._spans is None:
-            self._spans = scan_properties(self._take(_PROPERTIES))
+            self._spans = scan_properties(self._piece_array(_PROPERTIES))
         return self._spans
 
-    def _take(self, piece: int) -> Any:
+    def _piece_array(self, piece: int) -> Any:
         """Returns one piece of every record as a separate binary array."""
         if self._pieces is None:
             self._pieces = self._cut()
@@ -203,7 +203,7 @@ class _Rows:
                 # The usual case: a queue has one topic.
                 if (texts == texts[0]).all():
                     return _repeat(bytes(self._data[at : at + size]), len(columns))
-        return repair_text(self._take(_TOPIC).view(pa.string()))
+        return repair_text(self._piece_array(_TOPIC).view(pa.string()))
 
     def broker_name(self, column: OutputColumn) -> Any:
         parts = [_repeat(name.encode(), count) for name, count in self._brokers]
@@ -226,7 +226,7 @@ class _Rows:
     def _read_bodies(self) -> Any:
         """Returns all bodies, decompressed if the plan says so; computed once."""
         if self._bodies is None:
-            body = self._take(_BODY)
+            body = self._piece_array(_BODY)
             self._bodies = self._inflate(body) if self._plan.decompress else body
         return self._bodies
 
@@ -263,7 +263,7 @@ class _Rows:
     def properties(self, column: OutputColumn) -> Any:
         if column.type == MAP_TYPE:
             return build_map(self._scan())
-        return repair_text(self._take(_PROPERTIES).view(pa.string()))
+        return repair_text(self._piece_array(_PROPERTIES).view(pa.string()))
 
     def user_properties(self, column: OutputColumn) -> Any:
         return build_map(leave_out(self._scan(), _SYSTEM, TRANSIENT_PREFIX.encode()))

@@ -122,7 +122,7 @@ class RangeReader:
         self._is_probed = False
         self._answer_bytes = 1
         self._whole_answers = 0
-        self._master_says: PullResponse | None = None
+        self._master_answer: PullResponse | None = None
 
     def read(self) -> Iterator[Chunk]:
         """Yields all records of the range, in order.
@@ -141,7 +141,7 @@ class RangeReader:
                 continue
             attempt += 1
             if attempt > self._options.retry_count:
-                self._give_up(failure)
+                self._end_read(failure)
                 continue
             wait_before(attempt, self._options)
             self._refresh_replicas()
@@ -149,10 +149,10 @@ class RangeReader:
     def _try_replicas(self) -> Generator[Chunk, None, Exception | None]:
         """Tries every replica once; returns the last failure, or None if all of them answered."""
         failure: Exception | None = None
-        self._master_says = None
+        self._master_answer = None
         if not self._replicas:
             return BrokerUnreachable(f"no replica of broker {self._queue.broker} is registered")
-        for broker_id in self._order():
+        for broker_id in self._replica_order():
             try:
                 with POOL.borrow(self._replicas[broker_id], self._options.security) as connection:
                     verdict = yield from self._read_from(connection, broker_id)
@@ -181,15 +181,15 @@ class RangeReader:
             self._tally.answers += 1
             self._tally.size_bytes += len(answer.body)
             if broker_id == MASTER_ID:
-                self._master_says = header
+                self._master_answer = header
             if answer.code == ResponseCode.SUCCESS:
-                yield self._take(answer, header, lane)
+                yield self._accept_answer(answer, header, lane)
             elif answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY and header.next_offset > lane.begin:
                 self._skip_unmatched(header, lane)
             else:
                 return FetchEnd.NOT_HERE
             self._refill_gap(connection, lanes, lane.stop)
-            if self._is_sent_elsewhere(header, broker_id):
+            if self._is_redirected(header, broker_id):
                 return FetchEnd.SWITCH
         return FetchEnd.DONE
 
@@ -219,7 +219,7 @@ class RangeReader:
         header = make_pull(self._options, self._queue, begin, stop - begin, is_filtered=True, bulk=BULK_BYTES)
         return Command.request(RequestCode.PULL_MESSAGE, header)
 
-    def _take(self, answer: Command, header: PullResponse, lane: _Lane) -> Chunk:
+    def _accept_answer(self, answer: Command, header: PullResponse, lane: _Lane) -> Chunk:
         """Returns the records of an answer that belong to its lane, and advances the position behind them."""
         data, boundaries = _find_records(answer.body, header)
         self._answer_bytes = max(self._answer_bytes * 3 // 4, len(data), 1)
@@ -242,7 +242,7 @@ class RangeReader:
                 header.min_offset,
                 header.max_offset,
                 self._options,
-                goes_on_at=reached - len(positions),
+                resumes_at=reached - len(positions),
             )
         self._learn_step(header, lane)
         self.position = reached
@@ -274,12 +274,12 @@ class RangeReader:
                 header.min_offset,
                 header.max_offset,
                 self._options,
-                goes_on_at=reached,
+                resumes_at=reached,
             )
         self._learn_step(header, lane)
         self.position = reached
 
-    def _is_sent_elsewhere(self, header: PullResponse, broker_id: int) -> bool:
+    def _is_redirected(self, header: PullResponse, broker_id: int) -> bool:
         self._settling = max(0, self._settling - 1)
         suggested = header.suggested_broker_id
         if self._options.read_from is not ReadPreference.SUGGESTED or suggested == broker_id:
@@ -290,7 +290,7 @@ class RangeReader:
         self._settling = SETTLE_AFTER
         return True
 
-    def _order(self) -> list[int]:
+    def _replica_order(self) -> list[int]:
         """Returns the broker ids in the order in which this round asks them."""
         is_slave_first = self._options.read_from is ReadPreference.PREFER_SLAVE
         first = None if is_slave_first else self._preferred
@@ -301,25 +301,25 @@ class RangeReader:
         """Skips messages below the master's oldest one after a round in which all replicas answered: they are
         deleted.
         """
-        says = self._master_says
-        if says is None or self.position >= says.min_offset:
+        from_master = self._master_answer
+        if from_master is None or self.position >= from_master.min_offset:
             return
-        report_loss(self._queue, self.position, says.min_offset, says.max_offset, self._options)
-        self.position = min(says.min_offset, self._end)
+        report_loss(self._queue, self.position, from_master.min_offset, from_master.max_offset, self._options)
+        self.position = min(from_master.min_offset, self._end)
 
-    def _give_up(self, failure: Exception | None) -> None:
+    def _end_read(self, failure: Exception | None) -> None:
         """Ends the read after too many rounds without progress: with an error, or, if losses are allowed, at
         the end of the range.
         """
-        says = self._master_says
-        if failure is None and says is not None:
+        from_master = self._master_answer
+        if failure is None and from_master is not None:
             report_loss(
                 self._queue,
                 self.position,
-                says.min_offset,
-                says.max_offset,
+                from_master.min_offset,
+                from_master.max_offset,
                 self._options,
-                goes_on_at=self._end,
+                resumes_at=self._end,
             )
             self.position = self._end
             return
@@ -361,12 +361,14 @@ def _find_records(body: Buffer, header: PullResponse) -> tuple[Buffer, Boundarie
     """Returns the records of an answer and their positions: from the sizes in the answer, else by
     scanning.
     """
-    told = header.sizes_bytes or 0
-    if not told:
+    trailer_bytes = header.sizes_bytes or 0
+    if not trailer_bytes:
         return body, scan_boundaries(body)
-    end = len(body) - told
-    if told % 4 or end < 4:
-        raise RemoteProtocolError(f"{told} of {len(body)} bytes of an answer cannot be sizes of records")
+    end = len(body) - trailer_bytes
+    if trailer_bytes % 4 or end < 4:
+        raise RemoteProtocolError(
+            f"{trailer_bytes} of {len(body)} bytes of an answer cannot be sizes of records"
+        )
     sizes = np.frombuffer(body, dtype=">i4", offset=end).astype(np.int64)
     ends = np.cumsum(sizes)
     positions = ends - sizes

@@ -58,7 +58,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Path:
             f"Spark needs Java {JAVA_VERSION_MIN} or newer and there is no java in {where}: install one "
             "(Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME."
         )
-    version = parse_java_version(_ask_version(program))
+    version = parse_java_version(_run_version(program))
     if version < JAVA_VERSION_MIN:
         raise ConfigError(
             f"Spark needs Java {JAVA_VERSION_MIN} or newer, and {program} is Java {version or '?'}: "
@@ -76,7 +76,7 @@ def parse_java_version(text: str) -> int:
     return int(match[2] or 0) if major == 1 else major
 
 
-def _ask_version(program: str) -> str:
+def _run_version(program: str) -> str:
     try:
         result = subprocess.run(
             [program, "-version"], capture_output=True, text=True, timeout=ANSWER_S_MAX, check=False
@@ -103,8 +103,8 @@ def archive_path(java_home: Path, environment: Mapping[str, str] | None = None) 
     environment = os.environ if environment is None else environment
     cache = environment.get("XDG_CACHE_HOME", "") or str(Path.home() / ".cache")
     release = java_home / "release"
-    told = release.read_bytes() if release.exists() else bytes(java_home)
-    java = hashlib.sha256(told).hexdigest()[:12]
+    printed = release.read_bytes() if release.exists() else bytes(java_home)
+    java = hashlib.sha256(printed).hexdigest()[:12]
     return Path(cache) / "tandemmq" / f"spark-{spark_version}-java-{java}.jsa"
 
 

@@ -76,7 +76,7 @@ class Bounds(NamedTuple):
     is_master: bool
 
 
-class Sighting(NamedTuple):
+class ReplicaMark(NamedTuple):
     """The message that a replica has at a queue offset; `mark` is None if it has none there or does not
     answer with one.
     """
@@ -159,11 +159,11 @@ class QueriedCluster:
             return Bounds(low, accept(answers[1]).decode(GetMaxOffsetResponse).offset, is_master)
 
         unknown: set[QueueKey] = set() if refused is None else refused
-        return self._ask_each(
+        return self._query_each(
             topology, topology.queues, ask, read, prefer_slave=prefer_slave, refused=unknown
         )
 
-    def look_at(self, topology: Topology, places: Positions) -> dict[QueueKey, Sighting]:
+    def read_marks(self, topology: Topology, places: Positions) -> dict[QueueKey, ReplicaMark]:
         """Returns the message at one queue offset of each queue."""
 
         def ask(queue: QueueKey) -> list[Command]:
@@ -171,16 +171,16 @@ class QueriedCluster:
                 Command.request(RequestCode.PULL_MESSAGE, make_pull(self._options, queue, places[queue], 1))
             ]
 
-        def read(answers: Sequence[Command], is_master: bool) -> Sighting:
+        def read(answers: Sequence[Command], is_master: bool) -> ReplicaMark:
             if answers[0].code != ResponseCode.SUCCESS:
-                return Sighting(None, is_master)
+                return ReplicaMark(None, is_master)
             try:
                 record = decode_record(answers[0].body, 0)
             except RecordError:
-                return Sighting(None, is_master)
-            return Sighting(Mark(record.queue_offset, record.log_offset, record.stored_at_ms), is_master)
+                return ReplicaMark(None, is_master)
+            return ReplicaMark(Mark(record.queue_offset, record.log_offset, record.stored_at_ms), is_master)
 
-        found = self._ask_each(topology, sorted(places), ask, read)
+        found = self._query_each(topology, sorted(places), ask, read)
         # A compacted topic has no message at some offsets; the broker answers with the next one.
         return {
             queue: seen if seen.mark and seen.mark.queue_offset == places[queue] else seen._replace(mark=None)
@@ -237,10 +237,10 @@ class QueriedCluster:
         def read(answers: Sequence[Command], is_master: bool) -> int:
             return accept(answers[0]).decode(SearchOffsetResponse).offset
 
-        found = self._ask_each(topology, sorted(times_ms), ask, read)
-        return found | self._step_over_older(topology, found, times_ms)
+        found = self._query_each(topology, sorted(times_ms), ask, read)
+        return found | self._skip_older(topology, found, times_ms)
 
-    def _step_over_older(
+    def _skip_older(
         self, topology: Topology, found: Positions, times_ms: Mapping[QueueKey, int]
     ) -> dict[QueueKey, int]:
         """Returns the next offset for each queue whose found message is older than its time: brokers of 4.9
@@ -257,7 +257,7 @@ class QueriedCluster:
                 return None
             return decode_record(answers[0].body, 0).stored_at_ms
 
-        stored = self._ask_each(topology, sorted(found), ask, read)
+        stored = self._query_each(topology, sorted(found), ask, read)
         return {queue: found[queue] + 1 for queue, at in stored.items() if at and at < times_ms[queue]}
 
     def find_by_key(self, topology: Topology, topic: str, broker: str, key: str) -> KeyMatches | None:
@@ -334,7 +334,7 @@ class QueriedCluster:
                 return None
             return accept(answers[0]).decode(QueryOffsetResponse).offset
 
-        found = self._ask_each(topology, topology.queues, ask, read)
+        found = self._query_each(topology, topology.queues, ask, read)
         return {queue: offset for queue, offset in found.items() if offset is not None}
 
     def commit(self, topology: Topology, positions: Positions) -> None:
@@ -354,7 +354,7 @@ class QueriedCluster:
             return answers[0].code
 
         queues = [queue for queue in positions if queue.broker in topology.replicas]
-        codes = self._ask_each(topology, queues, ask, read)
+        codes = self._query_each(topology, queues, ask, read)
         refused = sorted({code for code in codes.values() if code != ResponseCode.SUCCESS})
         if refused:
             log.warning(events.PROGRESS_REFUSED, extra={"group": group, "codes": refused})
@@ -376,7 +376,7 @@ class QueriedCluster:
         is_internal = is_retry_topic(topic) or is_dlq_topic(topic)
         return is_system_topic(topic) or (is_internal and "%" not in self._options.topic_pattern)
 
-    def _ask_each(
+    def _query_each(
         self,
         topology: Topology,
         queues: Sequence[QueueKey],
@@ -420,7 +420,7 @@ def _read_each(
     is_master: bool,
     refused: set[QueueKey] | None,
 ) -> dict[QueueKey, T]:
-    """Decodes one broker's answers for each queue; see `_ask_each`."""
+    """Decodes one broker's answers for each queue; see `_query_each`."""
     found: dict[QueueKey, T] = {}
     for queue, answers in pieces:
         try:

@@ -241,7 +241,7 @@ def _drop_overridden(spans: PropertySpans) -> PropertySpans:
     for first, second in suspects:
         if rows[first] == rows[second] and _name(spans, first) == _name(spans, second):
             is_kept[first] = False
-    return _keep(spans, is_kept)
+    return _filter_pairs(spans, is_kept)
 
 
 def leave_out(spans: PropertySpans, names: Iterable[bytes], prefix: bytes) -> PropertySpans:
@@ -249,10 +249,10 @@ def leave_out(spans: PropertySpans, names: Iterable[bytes], prefix: bytes) -> Pr
     found = spans.pieces.take(pa.array(np.arange(0, 4 * len(spans.name_at), 4, dtype=np.int32)))
     found = found.view(pa.binary())
     is_out = pc.or_(pc.is_in(found, pa.array(sorted(names), pa.binary())), pc.starts_with(found, prefix))
-    return _keep(spans, ~is_out.to_numpy(zero_copy_only=False))
+    return _filter_pairs(spans, ~is_out.to_numpy(zero_copy_only=False))
 
 
-def _keep(spans: PropertySpans, is_kept: NDArray[np.bool_]) -> PropertySpans:
+def _filter_pairs(spans: PropertySpans, is_kept: NDArray[np.bool_]) -> PropertySpans:
     if is_kept.all():
         return spans
     return PropertySpans(

@@ -52,7 +52,7 @@ class QueueRule:
     is_negated: bool = False
 
     def holds(self, queue: QueueKey) -> bool:
-        return _judge(self.kind, _OF_QUEUE[self.column](queue), self.value) is not self.is_negated
+        return _satisfies(self.kind, _OF_QUEUE[self.column](queue), self.value) is not self.is_negated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +67,13 @@ class Pushed:
     tags: tuple[str, ...] | None = None
     key: str | None = None
 
-    def wants(self, queue: QueueKey) -> bool:
+    def may_match(self, queue: QueueKey) -> bool:
         return all(rule.holds(queue) for rule in self.queue_rules)
 
     def render(self) -> str:
         """Renders the conditions for people; `-` if there are none."""
         parts = [
-            f"{'not ' if rule.is_negated else ''}{rule.column} {rule.kind} {_show(rule.value)}"
+            f"{'not ' if rule.is_negated else ''}{rule.column} {rule.kind} {_render_value(rule.value)}"
             for rule in self.queue_rules
         ]
         if self.begin or self.end is not None:
@@ -137,13 +137,13 @@ def _narrow(plan: PushdownPlan, column: str, kind: str, value: Any, is_negated: 
 
 
 def _narrow_queues(plan: PushdownPlan, rule: QueueRule) -> bool:
-    if _judge(rule.kind, rule.value, rule.value) is None:
+    if _satisfies(rule.kind, rule.value, rule.value) is None:
         return False
     plan.pushed = replace(plan.pushed, queue_rules=(*plan.pushed.queue_rules, rule))
     return True
 
 
-def _judge(kind: str, actual: Any, value: Any) -> bool | None:
+def _satisfies(kind: str, actual: Any, value: Any) -> bool | None:
     """Returns True if the value satisfies a filter; None for an unknown kind of filter."""
     if kind in _EQUAL:
         return bool(actual == value)
@@ -162,9 +162,9 @@ def _judge(kind: str, actual: Any, value: Any) -> bool | None:
     return None
 
 
-def _show(value: Any) -> str:
+def _render_value(value: Any) -> str:
     if isinstance(value, tuple):
-        return ",".join(map(_show, value))
+        return ",".join(map(_render_value, value))
     return value.decode() if isinstance(value, bytes) else str(value)
 
 

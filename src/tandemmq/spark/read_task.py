@@ -19,7 +19,7 @@ from tandemmq.spark.columns import Projection
 from tandemmq.spark.decode import BodyFaults, DecodePlan, decode_records
 from tandemmq.spark.fetch import Chunk, RangeReader, ReadTally
 from tandemmq.spark.options import SourceOptions
-from tandemmq.spark.task import TaskRanges, tell_read
+from tandemmq.spark.task import TaskRanges, log_read
 from tandemmq.telemetry import events
 from tandemmq.telemetry.log_lines import show_warnings
 
@@ -58,7 +58,7 @@ def read_task(task: InputPartition, options: SourceOptions, projection: Projecti
         yield from _cut(buffer.decode(plan, faults), options.arrow_rows)
     if faults.count:
         log.warning(events.BODIES_UNDECODED, extra={"messages": faults.count, "first": faults.first})
-    tell_read(
+    log_read(
         task,
         options,
         messages=rows,

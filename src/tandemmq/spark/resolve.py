@@ -69,8 +69,8 @@ def resolve_start(
     Raises:  ConfigError for a rule that names a queue that does not exist, or an offset beyond its end;
              OffsetOutOfRange for a start that the broker no longer has, unless failOnDataLoss is false.
     """
-    asked = _ask_start(cluster, topology, bounds, options)
-    return {queue: check_kept(queue, at, bounds[queue], options) for queue, at in asked.items()}
+    asked = _resolve_rule_start(cluster, topology, bounds, options)
+    return {queue: checked_position(queue, at, bounds[queue], options) for queue, at in asked.items()}
 
 
 def resolve_range(
@@ -81,20 +81,20 @@ def resolve_range(
 
     Raises:  the errors of `resolve_start`; ConfigError for a start behind the end.
     """
-    begin = _ask_start(cluster, topology, bounds, options)
+    begin = _resolve_rule_start(cluster, topology, bounds, options)
     last = {queue: limits.end for queue, limits in bounds.items()}
-    end = {**last, **_ask_end(cluster, topology, bounds, options.end)}
-    turned = {queue for queue, at in begin.items() if at > end[queue] and end[queue] != last[queue]}
-    if turned:
-        queue = min(turned)
+    end = {**last, **_resolve_rule_ends(cluster, topology, bounds, options.end)}
+    reversed_queues = {queue for queue, at in begin.items() if at > end[queue] and end[queue] != last[queue]}
+    if reversed_queues:
+        queue = min(reversed_queues)
         raise ConfigError(
-            f"the start lies behind the end in {render_queues(turned)}: {begin[queue]} and {end[queue]}"
+            f"the start is after the end in {render_queues(reversed_queues)}: {begin[queue]} and {end[queue]}"
         )
-    kept = {queue: check_kept(queue, at, bounds[queue], options) for queue, at in begin.items()}
+    kept = {queue: checked_position(queue, at, bounds[queue], options) for queue, at in begin.items()}
     return kept, {queue: min(at, last[queue]) for queue, at in end.items()}
 
 
-def _ask_start(
+def _resolve_rule_start(
     cluster: QueriedCluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], options: SourceOptions
 ) -> dict[QueueKey, int]:
     assert options.start is not None
@@ -107,7 +107,9 @@ def _ask_start(
     elif rule.kind is StartKind.TIMESTAMP:
         begin |= _search(cluster, topology, bounds, rule)
     elif rule.kind is StartKind.OFFSETS:
-        begin |= {queue: _place(at, bounds[queue]) for queue, at in rule.offsets.items() if queue in bounds}
+        begin |= {
+            queue: _to_offset(at, bounds[queue]) for queue, at in rule.offsets.items() if queue in bounds
+        }
         _require_reached(begin, bounds)
     return begin
 
@@ -127,7 +129,7 @@ def _require_reached(begin: Positions, bounds: Mapping[QueueKey, Bounds]) -> Non
         )
 
 
-def _ask_end(
+def _resolve_rule_ends(
     cluster: QueriedCluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], rule: PositionRule
 ) -> Positions:
     """Returns the ends of the queues for which the rule has one."""
@@ -135,7 +137,7 @@ def _ask_end(
     if rule.kind is StartKind.TIMESTAMP:
         return _search(cluster, topology, bounds, rule)
     if rule.kind is StartKind.OFFSETS:
-        return {queue: _place(at, bounds[queue]) for queue, at in rule.offsets.items() if queue in bounds}
+        return {queue: _to_offset(at, bounds[queue]) for queue, at in rule.offsets.items() if queue in bounds}
     return {}
 
 
@@ -188,29 +190,29 @@ def find_losses(
     offset: StreamOffset,
     options: SourceOptions,
     *,
-    looks_everywhere: bool,
+    checks_all_queues: bool,
     refused: Collection[QueueKey] = (),
 ) -> Losses:
     """Compares the positions of a query with the messages that the brokers have.
 
-    Queues without new messages are compared only with `looks_everywhere`, because they cannot skip anything.
+    Queues without new messages are compared only with `checks_all_queues`, because they cannot skip anything.
     `refused`: queues that the name servers list and their masters do not know.
     Raises:  OffsetOutOfRange naming the queue, the requested offset and the existing ones, unless
              failOnDataLoss is false.
     """
     here = {queue: at for queue, at in offset.positions.items() if queue in bounds}
-    moved = {queue: check_kept(queue, at, bounds[queue], options) for queue, at in here.items()}
+    moved = {queue: checked_position(queue, at, bounds[queue], options) for queue, at in here.items()}
     moved = {queue: at for queue, at in moved.items() if at != here[queue]}
     marks = {
         queue: mark
         for queue, mark in offset.marks.items()
-        if queue in here and queue not in moved and (looks_everywhere or here[queue] < bounds[queue].end)
+        if queue in here and queue not in moved and (checks_all_queues or here[queue] < bounds[queue].end)
     }
     replaced, doubted = find_replaced(cluster, topology, bounds, marks)
     # The clock of a promoted slave may be behind; reading some messages twice is better than missing one.
     since = {queue: max(mark.stored_at_ms - CLOCK_SLACK_MS, 0) for queue, mark in replaced.items()}
     for queue, at in cluster.search(topology, since).items():
-        report_replaced(queue, here[queue], bounds[queue], options, goes_on_at=at)
+        report_replaced(queue, here[queue], bounds[queue], options, resumes_at=at)
         moved[queue] = at
     asked = {queue for queue in set(offset.positions) - set(bounds) if options.selects(queue)}
     missing = {queue for queue in asked if queue not in topology.queues or queue in refused}
@@ -242,7 +244,7 @@ def find_lost(
     for queue in {queue for each in marks for queue in find_replaced(cluster, topology, bounds, each)[0]}:
         limits = bounds[queue]
         if queue in items:
-            report_replaced(queue, items[queue].begin, limits, options, goes_on_at=limits.begin)
+            report_replaced(queue, items[queue].begin, limits, options, resumes_at=limits.begin)
             resume_at[queue] = items[queue].end
     for queue, limits in bounds.items():
         if queue not in resume_at and limits.is_master and items[queue].begin < limits.begin:
@@ -263,7 +265,7 @@ def find_replaced(
         for queue, mark in marks.items()
         if queue in bounds and bounds[queue].begin <= mark.queue_offset < bounds[queue].end
     }
-    seen = cluster.look_at(topology, {queue: mark.queue_offset for queue, mark in kept.items()})
+    seen = cluster.read_marks(topology, {queue: mark.queue_offset for queue, mark in kept.items()})
     others = {queue: at for queue, at in seen.items() if at.mark is not None and at.mark != kept[queue]}
     return (
         {queue: kept[queue] for queue, at in others.items() if at.is_master},
@@ -271,7 +273,7 @@ def find_replaced(
     )
 
 
-def check_kept(queue: QueueKey, position: int, bounds: Bounds, options: SourceOptions) -> int:
+def checked_position(queue: QueueKey, position: int, bounds: Bounds, options: SourceOptions) -> int:
     """Returns `position`, or the first existing offset if `position` is gone and losses are allowed.
 
     A position beyond the end belongs to an earlier incarnation of the topic; all messages of the current one
@@ -291,14 +293,14 @@ def report_loss(
     end: int,
     options: SourceOptions,
     *,
-    goes_on_at: int | None = None,
+    resumes_at: int | None = None,
 ) -> None:
     """Raises OffsetOutOfRange, or, if failOnDataLoss is false, logs the old and the new position of the
     query.
 
-    The new position is `goes_on_at`, by default `begin`.
+    The new position is `resumes_at`, by default `begin`.
     """
-    _tell_move(queue, position, begin if goes_on_at is None else goes_on_at, (begin, end), "", options)
+    _report_move(queue, position, begin if resumes_at is None else resumes_at, (begin, end), "", options)
 
 
 def report_gone(gone: Mapping[QueueKey, tuple[int, int | None]], options: SourceOptions) -> None:
@@ -310,7 +312,7 @@ def report_gone(gone: Mapping[QueueKey, tuple[int, int | None]], options: Source
     why = "and the queue is gone: its topic was deleted, or has fewer queues now"
     for queue, (position, end) in sorted(gone.items()):
         others = f" (so are {render_queues(set(gone) - {queue})})" if len(gone) > 1 else ""
-        _tell_loss(
+        _report_or_raise(
             queue,
             f"the query is at queue offset {position}, {why}{others}",
             "go on without it; if the topic has fewer queues now, making them again brings its messages back",
@@ -320,36 +322,36 @@ def report_gone(gone: Mapping[QueueKey, tuple[int, int | None]], options: Source
 
 
 def report_replaced(
-    queue: QueueKey, position: int, bounds: Bounds, options: SourceOptions, *, goes_on_at: int
+    queue: QueueKey, position: int, bounds: Bounds, options: SourceOptions, *, resumes_at: int
 ) -> None:
     """Reports a position that exists, but is preceded by another message than the one that was read."""
-    _tell_move(
+    _report_move(
         queue,
         position,
-        goes_on_at,
+        resumes_at,
         (bounds.begin, bounds.end),
         ", but another message than was read lies before it",
         options,
     )
 
 
-def _tell_move(
-    queue: QueueKey, position: int, goes_on_at: int, has: tuple[int, int], but: str, options: SourceOptions
+def _report_move(
+    queue: QueueKey, position: int, resumes_at: int, has: tuple[int, int], but: str, options: SourceOptions
 ) -> None:
-    facts = {"from_offset": position, "to_offset": goes_on_at, "min_offset": has[0], "max_offset": has[1]}
-    if goes_on_at > position:
-        facts["messages"] = goes_on_at - position
-    _tell_loss(
+    facts = {"from_offset": position, "to_offset": resumes_at, "min_offset": has[0], "max_offset": has[1]}
+    if resumes_at > position:
+        facts["messages"] = resumes_at - position
+    _report_or_raise(
         queue,
         f"the query is at queue offset {position}, the broker has [{has[0]}, {has[1]}){but}: messages were "
         "deleted, or the topic was made anew",
-        f"go on at queue offset {goes_on_at}",
+        f"go on at queue offset {resumes_at}",
         facts,
         options,
     )
 
 
-def _tell_loss(
+def _report_or_raise(
     queue: QueueKey, what: str, remedy: str, facts: Mapping[str, int], options: SourceOptions
 ) -> None:
     if options.fail_on_data_loss:
@@ -359,7 +361,7 @@ def _tell_loss(
     log.warning(events.MESSAGES_LOST, extra={"queue": render_queues([queue]), **facts, "detail": what})
 
 
-def _place(position: int, bounds: Bounds) -> int:
+def _to_offset(position: int, bounds: Bounds) -> int:
     if position == EARLIEST:
         return bounds.begin
     return bounds.end if position == LATEST else position

@@ -28,7 +28,7 @@ from tandemmq.spark.options import KAFKA, SourceOptions, parse_options
 from tandemmq.spark.packing import plan_tasks
 from tandemmq.spark.pushdown import CLOCK_SLACK_MS, Pushed, plan_pushdown
 from tandemmq.spark.resolve import describe_all, resolve_range
-from tandemmq.spark.task import TaskRanges, make_tasks, tell_plan
+from tandemmq.spark.task import TaskRanges, log_plan, make_tasks
 from tandemmq.telemetry.log_lines import show_warnings
 
 
@@ -36,7 +36,7 @@ def narrow_ranges(
     ranges: Iterable[OffsetRange], pushed: Pushed, cluster: QueriedCluster, topology: Topology
 ) -> list[OffsetRange]:
     """Returns the ranges that the pushed conditions leave, in the order of `ranges`."""
-    left = [item for item in ranges if pushed.wants(item.queue)]
+    left = [item for item in ranges if pushed.may_match(item.queue)]
     left = _cut_all(left, dict.fromkeys((item.queue for item in left), pushed.begin), {})
     if pushed.end is not None:
         left = _cut_all(left, {}, dict.fromkeys((item.queue for item in left), pushed.end))
@@ -47,7 +47,7 @@ def narrow_ranges(
         # Brokers of 4.9 answer with the nearest message, which may be older than the time.
         left = _cut_all(left, {}, {queue: at + 1 for queue, at in found.items()})
     if pushed.key is not None and left:
-        left = _keep_key(left, pushed.key, cluster, topology)
+        left = _narrow_to_key(left, pushed.key, cluster, topology)
     return left
 
 
@@ -82,7 +82,7 @@ def _search(
     return cluster.search(topology, {item.queue: at_ms for item in ranges})
 
 
-def _keep_key(
+def _narrow_to_key(
     ranges: Sequence[OffsetRange], key: str, cluster: QueriedCluster, topology: Topology
 ) -> list[OffsetRange]:
     """Returns the messages that the brokers' key indexes name, and all that may be too young to be
@@ -134,7 +134,7 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
         tasks = make_tasks(plan_tasks(ranges, options.packing), used.replicas)
         spared = asked - sum(item.end - item.begin for item in ranges)
         pushed = "-" if self._pushed is None else self._pushed.render()
-        tell_plan(tasks, self._options, topology, used, pushed=pushed, spared_messages=spared)
+        log_plan(tasks, self._options, topology, used, pushed=pushed, spared_messages=spared)
         return tasks
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -185,7 +185,7 @@ class TandemSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
         from tandemmq.spark.source import PushdownTopicReader, TopicReader
 
         options = self._parse(is_streaming=False)
-        kind = PushdownTopicReader if options.can_push_filters and _is_asked_for_filters() else TopicReader
+        kind = PushdownTopicReader if options.can_push_filters and _can_push_filters() else TopicReader
         return kind(options, self._project(schema, options))
 
     def streamReader(self, schema: Any) -> TopicStreamReader:
@@ -251,7 +251,7 @@ class RocketSource(TandemSource):
         return "rocketmq"
 
 
-def _is_asked_for_filters() -> bool:
+def _can_push_filters() -> bool:
     """Returns True if Spark will push filters: it does so in a worker whose module is loaded for nothing
     else.
     """

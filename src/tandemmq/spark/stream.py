@@ -52,7 +52,7 @@ from tandemmq.spark.resolve import (
     find_lost,
     resolve_start,
 )
-from tandemmq.spark.task import TaskRanges, make_tasks, tell_plan
+from tandemmq.spark.task import TaskRanges, log_plan, make_tasks
 from tandemmq.spark.wire import UNREACHABLE
 from tandemmq.telemetry import events
 from tandemmq.telemetry.log_lines import show_warnings
@@ -63,7 +63,7 @@ TOPOLOGY_FRESH_S = 5.0
 SAMPLE_RECORDS = 32
 
 
-_SILENT_HINT = (
+_UNREACHABLE_HINT = (
     ", which the query reads. Start it again when the broker is back, or set failOnDataLoss=false to read "
     "the other queues now and these in a later run"
 )
@@ -140,7 +140,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         show_warnings()
         offset = decode_offset(start)
         self._check_filter(offset)
-        view = self._look(offset)
+        view = self._read_brokers(offset)
         self._commit_progress(offset)
         known = {**view.begin, **offset.positions, **view.losses.moved}
         end = advance(
@@ -187,7 +187,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         tasks = make_tasks(planned, self._topology.replicas)
         # Spark does not plan a replayed batch anew, so the ends are unknown.
         lag = count_behind(ends.positions, self._latest) if self._latest else "-"
-        tell_plan(tasks, self._options, self._whole_topology, self._topology, lag_messages=lag)
+        log_plan(tasks, self._options, self._whole_topology, self._topology, lag_messages=lag)
         return tasks
 
     def read(self, partition: TaskRanges) -> Iterator[Any]:
@@ -211,7 +211,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
                 f"now it is {self._options.subscription!r}. Use the old one, or a new checkpoint"
             )
 
-    def _look(self, offset: StreamOffset) -> _View:
+    def _read_brokers(self, offset: StreamOffset) -> _View:
         """Returns the state of the brokers, compared with `offset`."""
         cluster, options = QueriedCluster(self._options), self._options
         losses = NO_LOSSES
@@ -246,9 +246,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         bounds = cluster.read_bounds(topology, refused=refused)
         is_first = not self._has_compared
         losses = find_losses(
-            cluster, topology, bounds, offset, self._options, looks_everywhere=is_first, refused=refused
+            cluster, topology, bounds, offset, self._options, checks_all_queues=is_first, refused=refused
         )
-        self._tell_missing(set(offset.positions) - set(bounds) - losses.gone)
+        self._report_missing(set(offset.positions) - set(bounds) - losses.gone)
         return topology, bounds, losses
 
     def _await_silent(self, cluster: QueriedCluster) -> None:
@@ -260,18 +260,18 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             describe_all(cluster, self._options, may_be_absent=True)
         except BrokerUnreachable as error:
             if self._options.fail_on_data_loss:
-                raise BrokerUnreachable(f"{error}{_SILENT_HINT}") from error
+                raise BrokerUnreachable(f"{error}{_UNREACHABLE_HINT}") from error
             log.warning(events.QUEUES_MISSING, extra={"error": str(error)})
         except TopicNotFound:
             pass  # The brokers answer; `find_losses` reports what happened to the queues.
 
-    def _tell_missing(self, queues: set[QueueKey]) -> None:
+    def _report_missing(self, queues: set[QueueKey]) -> None:
         """Logs queues for which no replica answers; a stream waits for them. A run up to fixed ends cannot
         wait, so it raises BrokerUnreachable unless failOnDataLoss is false.
         """
         missing = {queue for queue in queues if self._options.selects(queue)}
         if missing and self._target is not None and self._options.fail_on_data_loss:
-            raise BrokerUnreachable(f"no broker answers for {render_queues(missing)}{_SILENT_HINT}")
+            raise BrokerUnreachable(f"no broker answers for {render_queues(missing)}{_UNREACHABLE_HINT}")
         if missing and missing != self._missing:
             log.warning(events.QUEUES_MISSING, extra={"queues": render_queues(missing)})
         self._missing = missing
@@ -287,7 +287,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         }
         known = {queue: mark.queue_offset for queue, mark in end.marks.items()}
         asked = {queue: at for queue, at in wanted.items() if known.get(queue) != at}
-        seen = QueriedCluster(self._options).look_at(self._topology, asked)
+        seen = QueriedCluster(self._options).read_marks(self._topology, asked)
         found = {queue: at.mark for queue, at in seen.items() if at.mark is not None}
         return replace(end, marks={**end.marks, **found}, packing=self._options.packing)
 

@@ -47,7 +47,7 @@ def make_tasks(tasks: Sequence[PlannedTask], replicas: Replicas) -> list[TaskRan
     ]
 
 
-def tell_plan(
+def log_plan(
     tasks: Sequence[TaskRanges], options: SourceOptions, known: Topology, used: Topology, **facts: object
 ) -> None:
     """Logs on the driver, with the option `explain`, what the tasks read and from where.
@@ -70,16 +70,18 @@ def tell_plan(
         "read_from": options.read_from.value if options.replica is None else f"replica {options.replica}",
         "slow_slaves": ",".join(slow) or "-",
     }
-    _tell(events.READ_PLANNED, {**plan, **facts})
+    _log_explained(events.READ_PLANNED, {**plan, **facts})
 
 
-def tell_read(task: TaskRanges, options: SourceOptions, **facts: object) -> None:
+def log_read(task: TaskRanges, options: SourceOptions, **facts: object) -> None:
     """Logs on the executor, with the option `explain`, the cost of reading the task."""
     if options.is_explained:
-        _tell(events.READ_FINISHED, {"queues": render_queues([item.queue for item in task.ranges]), **facts})
+        _log_explained(
+            events.READ_FINISHED, {"queues": render_queues([item.queue for item in task.ranges]), **facts}
+        )
 
 
-def _tell(event: str, facts: Mapping[str, object]) -> None:
+def _log_explained(event: str, facts: Mapping[str, object]) -> None:
     if not log.isEnabledFor(logging.INFO):
         # The option `explain` asks for this line, but the process logs only warnings by default.
         log.setLevel(logging.INFO)

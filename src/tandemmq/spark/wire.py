@@ -321,7 +321,7 @@ class ConnectionPool:
         connection: WireConnection | None = None
         is_kept = False
         try:
-            connection = self._take_idle(address, security) or WireConnection(address, security=security)
+            connection = self._pop_idle(address, security) or WireConnection(address, security=security)
             yield connection
             is_kept = connection.is_clean
             self._suspect_until.pop(address, None)
@@ -346,7 +346,7 @@ class ConnectionPool:
         else:
             connection.close()
 
-    def _take_idle(self, address: str, security: Security) -> WireConnection | None:
+    def _pop_idle(self, address: str, security: Security) -> WireConnection | None:
         if self._process != os.getpid():
             self._process = os.getpid()
             self._idle = {}
@@ -377,7 +377,7 @@ class BlockingNameServers:
         Raises:  BrokerUnreachable if no name server answers.
         """
         header = RouteRequest(topic=topic, accepts_standard_json=True)
-        answer = self._ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+        answer = self._request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return None
         return decode_topic_route(accept(answer).body)
@@ -388,14 +388,16 @@ class BlockingNameServers:
 
         Raises:  BrokerUnreachable if no name server answers.
         """
-        info = decode_cluster_info(accept(self._ask(RequestCode.GET_BROKER_CLUSTER_INFO)).body)
+        info = decode_cluster_info(accept(self._request(RequestCode.GET_BROKER_CLUSTER_INFO)).body)
         return info.brokers[name].addresses if name in info.brokers else {}
 
     def list_topics(self) -> list[str]:
         """Returns all topics, including system topics."""
-        return list(decode_topic_list(accept(self._ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)).body))
+        return list(
+            decode_topic_list(accept(self._request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)).body)
+        )
 
-    def _ask(self, code: RequestCode, header: Header | None = None) -> Command:
+    def _request(self, code: RequestCode, header: Header | None = None) -> Command:
         """Returns the answer of the first name server that answers; later requests ask that one first."""
         failures = []
         for address in list(self._addresses):

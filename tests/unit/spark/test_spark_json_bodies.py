@@ -9,11 +9,11 @@ import pytest
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.pipelines.json_bodies import (
-    as_object,
     choose_spellings,
     explain_body,
     find_more,
     merge_schemas,
+    parse_object,
     parse_schema,
     split_body,
 )
@@ -41,7 +41,9 @@ def test_of_names_that_differ_in_case_the_commonest_stays() -> None:
 
 def test_a_body_nested_too_deeply_does_not_keep_others_from_a_schema() -> None:
     deep = b'{"a":' + b"[" * 700 + b"]" * 700 + b"}"
-    assert [as_object(body) for body in (deep, deep.decode(), b'{"a": [[1]]}', '{"b": 2}', b"[]", None)] == [
+    assert [
+        parse_object(body) for body in (deep, deep.decode(), b'{"a": [[1]]}', '{"b": 2}', b"[]", None)
+    ] == [
         None,
         None,
         {"a": [[1]]},

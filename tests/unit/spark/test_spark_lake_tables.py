@@ -28,7 +28,7 @@ from tandemmq.spark.lake.formats import (
     plan_files,
     read_committed,
 )
-from tandemmq.spark.lake.home import DataFiles, TableHome, keep_home, make_home
+from tandemmq.spark.lake.home import DataFiles, TableHome, make_home, save_home
 from tandemmq.spark.lake.parquet import ParquetStager
 from tandemmq.spark.lake.upkeep import check_lake, compact_lake
 from tandemmq.spark.lake.view import view_lake
@@ -269,7 +269,7 @@ def land(root: Path, home: TableHome, batch_id: int, rows: Any, query: str = "q"
     kind = LakeFormat(home.kind)
     files = stage(kind, root, batch_id, rows, address=home.address)
     check_table(root, home)
-    keep_home(root, home)
+    save_home(root, home)
     return commit_files(kind, root, batch_id, query, files)
 
 

@@ -18,7 +18,7 @@ from tandemmq.errors import ConfigError
 from tandemmq.spark.command_watch import parse_time
 from tandemmq.spark.lake.files import SUMMARY_FILE, batch_dir, claim_lake
 from tandemmq.spark.lake.view import view_lake
-from tandemmq.spark.pipelines.dead_letters import DeadLetterOptions, _tell
+from tandemmq.spark.pipelines.dead_letters import DeadLetterOptions, _make_letter
 from tandemmq.spark.pipelines.events import ResultReporter
 from tandemmq.spark.pipelines.replay import Replay, ReplayOptions, load_state
 from tandemmq.spark.pipelines.runner import StopFlag
@@ -120,7 +120,7 @@ def test_when_a_letter_died_is_told_in_utc() -> None:
     row = dict.fromkeys(("origin", "originId", "keys", "error", "body", "reconsumeTimes"))
     # The form of a time in Spark's rows.
     row["storeTimestamp"] = datetime.fromtimestamp(1_700_000_000)  # type: ignore[assignment]
-    assert _tell(row).stored_at == "2023-11-14 22:13:20"
+    assert _make_letter(row).stored_at == "2023-11-14 22:13:20"
 
 
 def test_times() -> None:

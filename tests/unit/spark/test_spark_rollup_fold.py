@@ -20,7 +20,7 @@ from tandemmq.spark.pipelines.rollup import (
     fold_messages,
     read_rollup,
     read_sums,
-    show_rollup,
+    rollup_charts,
 )
 
 NOON_MS = 1_700_000_000_000
@@ -105,5 +105,5 @@ def test_the_table_adds_up_all_parts(tmp_path: Path) -> None:
     assert second.messages == 3
     assert [row.topic for row in read_rollup(tmp_path, topic="U")] == ["U"]
     assert read_rollup(tmp_path, end_ms=first.minute_ms) == []
-    assert len(show_rollup(read_sums(tmp_path))) == 5
+    assert len(rollup_charts(read_sums(tmp_path))) == 5
     assert read_rollup(tmp_path / "nothing") == []

@@ -37,7 +37,7 @@ from tandemmq.spark.pipelines.runner import (
     StopFlag,
     Totals,
     explain_failure,
-    is_passing,
+    is_transient,
 )
 
 PASSING = "pages of Java\ntandemmq.errors.BrokerUnreachable: no replica gives T@b:0\n more"
@@ -261,11 +261,11 @@ def test_lag_is_unknown_for_a_replayed_batch() -> None:
 
 
 def test_our_error_is_found_in_sparks_pages() -> None:
-    assert is_passing(PASSING)
-    assert not is_passing(LASTING)
-    assert not is_passing("java.lang.OutOfMemoryError")
-    assert is_passing("org.apache.spark.SparkException: Python worker failed to connect back.\n at ...")
-    assert not is_passing(f"Python worker failed to connect back.\n{LASTING}")
+    assert is_transient(PASSING)
+    assert not is_transient(LASTING)
+    assert not is_transient("java.lang.OutOfMemoryError")
+    assert is_transient("org.apache.spark.SparkException: Python worker failed to connect back.\n at ...")
+    assert not is_transient(f"Python worker failed to connect back.\n{LASTING}")
     assert explain_failure("\njava.lang.OutOfMemoryError: heap\n\tat x") == "java.lang.OutOfMemoryError: heap"
 
 

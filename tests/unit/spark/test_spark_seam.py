@@ -13,7 +13,7 @@ from spark_fakes import FakeNet, FakeQueue
 
 from tandemmq.errors import ConfigError, NoRoute, OffsetOutOfRange
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, SUMMARY_FILE, batch_dir
-from tandemmq.spark.lake.formats import LakeFormat, note_summary
+from tandemmq.spark.lake.formats import LakeFormat, record_summary
 from tandemmq.spark.lake.parquet import ParquetOptions, ParquetStager
 from tandemmq.spark.lake.sink import LakeWriter, TaskFiles
 from tandemmq.spark.lake.view import LakeView, view_lake
@@ -67,7 +67,7 @@ def test_bad_records_count_as_far_as_the_lake_has_their_batch(tmp_path: Path) ->
     for batch in (0, 1, 2, 4):
         _land(bad, batch)
     # If a batch has only bad records, the record of its commit alone shows that it is complete.
-    note_summary(tmp_path, 2, [])
+    record_summary(tmp_path, 2, [])
     seam = find_seam(tmp_path)
     assert [(piece.name, len(piece.places), len(piece.bad_places)) for piece in seam.view.pieces] == [
         ("0", 1, 1),

@@ -699,11 +699,11 @@ def test_a_batch_query_reads_from_start_to_end(net: FakeNet) -> None:
                 "startingOffsets": '{"T": {"b": {"1": 20}}}',
                 "endingOffsets": '{"T": {"b": {"1": 10}}}',
             },
-            "start lies behind the end in T@b:1: 20 and 10",
+            "start is after the end in T@b:1: 20 and 10",
         ),
         (
             {"startingTimestamp": "2020", "endingTimestamp": "2010"},
-            "behind the end in T@b:0, T@b:1: 20 and 10",
+            "after the end in T@b:0, T@b:1: 20 and 10",
         ),
     ],
 )

@@ -26,7 +26,7 @@ REASON_PROPERTY, ORIGIN_PROPERTY = "badReason", "origin"
 
 REASON_CHARS_MAX = 1000
 ROWS_PER_BATCH = 5000
-_PLACE = ("topic", "brokerName", "queueId", "queueOffset")
+_ORIGIN = ("topic", "brokerName", "queueId", "queueOffset")
 _KEPT = ("tags", "keys")
 _TYPES = {"body": "binary", "tags": "string", "keys": "string", "properties": "map<string,string>"}
 
@@ -72,7 +72,9 @@ def _make_messages(batch: Any, reason_column: str) -> Any:
     reasons = batch.column(reason_column).to_pylist()
     own = batch.column("properties").to_pylist() if "properties" in there else [None] * len(reasons)
     places = (
-        zip(*(batch.column(name).to_pylist() for name in _PLACE), strict=True) if _has_place(there) else None
+        zip(*(batch.column(name).to_pylist() for name in _ORIGIN), strict=True)
+        if _has_origin(there)
+        else None
     )
     pairs = []
     for reason, properties in zip(reasons, own, strict=True):
@@ -84,8 +86,8 @@ def _make_messages(batch: Any, reason_column: str) -> Any:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _has_place(names: Sequence[str]) -> bool:
-    return set(_PLACE) <= set(names)
+def _has_origin(names: Sequence[str]) -> bool:
+    return set(_ORIGIN) <= set(names)
 
 
 def _read_pairs(properties: Any) -> list[tuple[str, str]]:

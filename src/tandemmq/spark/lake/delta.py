@@ -116,7 +116,7 @@ def open_delta(root: Path) -> DeltaTable | None:
         return None
 
 
-def look_at_delta(
+def read_delta_state(
     root: Path, query_id: str
 ) -> tuple[int | None, dict[str, dict[str, str | None]], list[str]]:
     """Returns, for one version of the table, the query's last batch, the partition values by file, and the

@@ -127,7 +127,7 @@ def commit_files(
         for file in files:
             if file.staged not in live:
                 data.delete(file.staged)
-    note_summary(root, batch_id, files)
+    record_summary(root, batch_id, files)
     return outcome
 
 
@@ -212,7 +212,7 @@ def _summary_path(root: Path, batch_id: int) -> Path:
     return root / CONTROL_DIR / SUMMARIES_DIR / f"{batch_id:08d}.json"
 
 
-def note_summary(root: Path, batch_id: int, files: Sequence[StagedFile]) -> None:
+def record_summary(root: Path, batch_id: int, files: Sequence[StagedFile]) -> None:
     """Records the size of a committed batch; a replay has the same rows and records it again."""
     path = _summary_path(root, batch_id)
     path.parent.mkdir(parents=True, exist_ok=True)

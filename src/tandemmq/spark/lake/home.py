@@ -265,7 +265,7 @@ def check_home(root: Path, home: TableHome, *, is_begun: bool) -> None:
     )
 
 
-def keep_home(root: Path, home: TableHome) -> None:
+def save_home(root: Path, home: TableHome) -> None:
     """Stores the table's location before anything of it is committed; nothing is stored for the lake's
     directory.
     """

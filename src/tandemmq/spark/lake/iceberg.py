@@ -77,7 +77,7 @@ def open_iceberg(root: Path) -> Table | None:
         return None
 
 
-def look_at_iceberg(root: Path, query_id: str) -> tuple[int | None, list[str]]:
+def read_iceberg_state(root: Path, query_id: str) -> tuple[int | None, list[str]]:
     """Returns, for one version of the table, the query's last batch and the names of the files.
 
     Raises:  ConfigError for a table with deleted rows inside its files.

@@ -23,11 +23,11 @@ from tandemmq.spark.lake.formats import (
     LakeFormat,
     check_table,
     commit_files,
-    note_summary,
     parse_format,
     plan_files,
+    record_summary,
 )
-from tandemmq.spark.lake.home import TableHome, keep_home, make_home, refuse_address
+from tandemmq.spark.lake.home import TableHome, make_home, refuse_address, save_home
 from tandemmq.spark.option_table import SECURITY_ROWS, parse_list
 from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
 from tandemmq.spark.task import BATCH_ID, QUERY_ID
@@ -187,12 +187,12 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
         """Returns the rows for the lake and the bad records."""
         if not self._bad_column:
             return (batch,)
-        kept_apart = [self._bad_column, *self._bad_only]
+        bad_rows = [self._bad_column, *self._bad_only]
         if batch.column(self._bad_column).null_count == batch.num_rows:
             # The usual case copies nothing.
-            return batch.drop_columns(kept_apart), batch.slice(0, 0)
+            return batch.drop_columns(bad_rows), batch.slice(0, 0)
         is_good = batch.column(self._bad_column).is_null()
-        return batch.filter(is_good).drop_columns(kept_apart), batch.filter(_invert(is_good))
+        return batch.filter(is_good).drop_columns(bad_rows), batch.filter(_invert(is_good))
 
     def commit(self, messages: Sequence[TaskFiles | None], batchId: int) -> None:
         done = [message for message in messages if message is not None]
@@ -202,7 +202,7 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
         bad_files = [file for message in done for file in message.bad_files]
         try:
             check_table(self._root, self._home)
-            keep_home(self._root, self._home)
+            save_home(self._root, self._home)
             # The lake is committed last: if it has the batch, the batch is complete, and a replay changes
             # neither lake.
             if bad_files:
@@ -210,7 +210,7 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
             commit_files(self._kind, self._root, batchId, done[0].query_id, files)
             if bad_files and not files:
                 # Without files the lake has no other record that the batch is complete.
-                note_summary(self._root, batchId, files)
+                record_summary(self._root, batchId, files)
         except Exception:
             # Spark's exception says only that writing failed, so the cause is logged here (spec spark SP-47).
             log.exception(events.LAKE_COMMIT_FAILED, extra={"batch": batchId, "path": str(self._root)})

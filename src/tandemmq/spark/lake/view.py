@@ -82,13 +82,13 @@ def view_lake(root: Path) -> LakeView:
     partitions: dict[str, dict[str, str | None]] = {}
     owner = read_owner(root) or ""
     if kind is LakeFormat.DELTA:
-        from tandemmq.spark.lake.delta import look_at_delta
+        from tandemmq.spark.lake.delta import read_delta_state
 
-        in_log, partitions, names = look_at_delta(root, owner)
+        in_log, partitions, names = read_delta_state(root, owner)
     else:
-        from tandemmq.spark.lake.iceberg import look_at_iceberg
+        from tandemmq.spark.lake.iceberg import read_iceberg_state
 
-        in_log, names = look_at_iceberg(root, owner)
+        in_log, names = read_iceberg_state(root, owner)
     last = max([*known, *([] if in_log is None else [in_log])], default=None)
     files, merged = _sort_files(find_files(root), names)
     pieces = (*merged, *_add_bad_records(root, files, {}, last))

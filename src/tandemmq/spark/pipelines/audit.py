@@ -97,7 +97,7 @@ def run_audit(options: AuditOptions, reporter: Reporter) -> int:
     codes: list[int] = []
 
     def judge(spark: SparkSession, stop: StopFlag) -> int:
-        code, end = _judge(spark, options, reporter, stop)
+        code, end = _run_round(spark, options, reporter, stop)
         if code != EXIT_SIGNAL or not codes:
             ends.append(end)
             codes.append(code)
@@ -111,7 +111,7 @@ def run_audit(options: AuditOptions, reporter: Reporter) -> int:
     return code
 
 
-def _judge(
+def _run_round(
     spark: SparkSession, options: AuditOptions, reporter: Reporter, stop: StopFlag
 ) -> tuple[int, AuditDone]:
     try:
@@ -164,21 +164,21 @@ class Audit:
             more=dict(options.source),
         )
         ranges = self._find_ranges(sides[0], frames)
-        self._settle([side for side in sides if side.replica is not None], ranges)
-        self._tell_start(sides, form, ranges)
+        self._await_ends([side for side in sides if side.replica is not None], ranges)
+        self._report_start(sides, form, ranges)
         reads = zip(sides, self._read_all(sides, frames, ranges), strict=True)
         digests: dict[str, Digests] = {side.name: read for side, read in reads if read is not None}
         if not digests:
             return False
         readable = [side for side in sides if side.name in digests]
-        is_equal = self._judge_sides(readable, digests, frames, ranges)
+        is_equal = self._compare_sides(readable, digests, frames, ranges)
         bars = tuple((side, float(sum(d.rows for d in found.values()))) for side, found in digests.items())
         self._reporter.report(BarChart(title="Rows by side", unit="rows", bars=bars))
         if options.count_repeated_keys:
-            self._tell_repeated_keys(readable[0], frames, ranges)
+            self._report_repeated_keys(readable[0], frames, ranges)
         return is_equal and len(readable) == len(sides)
 
-    def _judge_sides(
+    def _compare_sides(
         self, sides: Sequence[Side], digests: Mapping[str, Digests], frames: Frames, ranges: Ranges
     ) -> bool:
         """Compares all sides with the first one and reports each verdict; returns True if all are equal."""
@@ -188,11 +188,11 @@ class Audit:
         is_equal = True
         for side in sides:
             found = compare(digests[reference.name], digests[side.name], parts, expected, ranges)
-            self._tell_verdict(side, reference, found, frames)
+            self._report_verdict(side, reference, found, frames)
             is_equal &= found.is_equal
         return is_equal
 
-    def _tell_repeated_keys(self, side: Side, frames: Frames, ranges: Ranges) -> None:
+    def _report_repeated_keys(self, side: Side, frames: Frames, ranges: Ranges) -> None:
         frame = frames.read(side, ranges)
         messages, keys, example = self._jobs.run(lambda: frames.repeated_keys(frame))
         self._reporter.report(RepeatedKeys(side=side.name, messages=messages, keys=keys, example=example))
@@ -227,7 +227,7 @@ class Audit:
         _, bounds = describe_all(QueriedCluster(source), source)
         return {queue: (limits.begin, limits.end) for queue, limits in sorted(bounds.items())}
 
-    def _settle(self, replicas: Sequence[Side], ranges: Ranges) -> None:
+    def _await_ends(self, replicas: Sequence[Side], ranges: Ranges) -> None:
         """Waits until the replicas have reached the ends of `ranges`, or the time for it is over."""
         deadline = time.monotonic() + self._options.settle_s
         for side in replicas:
@@ -238,7 +238,7 @@ class Audit:
                     break
                 time.sleep(POLL_S)
 
-    def _tell_start(self, sides: Sequence[Side], form: Form, ranges: Ranges) -> None:
+    def _report_start(self, sides: Sequence[Side], form: Form, ranges: Ranges) -> None:
         self._reporter.report(
             AuditStarted(
                 topic=self._options.topic,
@@ -266,9 +266,9 @@ class Audit:
             return found, max(time.monotonic() - began, 0.001)
 
         results = self._jobs.run_all([partial(read, side) for side in sides], tick)
-        return [self._tell_read(side, result) for side, result in zip(sides, results, strict=True)]
+        return [self._report_read(side, result) for side, result in zip(sides, results, strict=True)]
 
-    def _tell_read(
+    def _report_read(
         self, side: Side, result: tuple[dict[PieceKey, Digest], float] | BaseException
     ) -> dict[PieceKey, Digest] | None:
         if isinstance(result, (Interrupted, ConfigError)):
@@ -284,7 +284,7 @@ class Audit:
         )
         return digests
 
-    def _tell_verdict(self, side: Side, reference: Side, comparison: Comparison, frames: Frames) -> None:
+    def _report_verdict(self, side: Side, reference: Side, comparison: Comparison, frames: Frames) -> None:
         searched = comparison.suspects[:SEARCHED_PIECES_MAX]
         findings = self._search(side, reference, searched, frames) if searched else _Findings()
         for difference in findings.shown:

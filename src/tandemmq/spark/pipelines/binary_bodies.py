@@ -101,7 +101,7 @@ class AvroReader:
         import fastavro
 
         parsed = fastavro.parse_schema(json.loads(self.schema))
-        _ripen_defaults(parsed)
+        _parse_defaults(parsed)
         return parsed
 
     def ddl(self) -> str:
@@ -368,10 +368,10 @@ def make_array(rows: Sequence[dict[str, Any]], kind: Any) -> pa.Array:
     try:
         return pa.array(rows, kind)
     except _UNFIT:
-        return pa.array([_judge(row, kind) for row in rows], kind)
+        return pa.array([_check_row(row, kind) for row in rows], kind)
 
 
-def _judge(row: dict[str, Any], kind: Any) -> dict[str, Any]:
+def _check_row(row: dict[str, Any], kind: Any) -> dict[str, Any]:
     try:
         pa.array([row], kind)
     except _UNFIT as error:
@@ -445,7 +445,7 @@ def _avro_type(kind: Any, place: str, outside: tuple[str, ...], named: dict[str,
     return _AVRO[base] if base in _AVRO else _avro_type(base, place, outside, named)
 
 
-def _ripen_defaults(kind: Any) -> None:
+def _parse_defaults(kind: Any) -> None:
     """Converts the defaults of a parsed schema to the values that decoding would produce: times and decimals
     instead of numbers and texts.
 
@@ -453,20 +453,20 @@ def _ripen_defaults(kind: Any) -> None:
     """
     if isinstance(kind, list):
         for one in kind:
-            _ripen_defaults(one)
+            _parse_defaults(one)
     if not isinstance(kind, dict):
         return
     for inner in (kind.get("items"), kind.get("values"), kind["type"]):
-        _ripen_defaults(inner)
+        _parse_defaults(inner)
     for one in kind.get("fields", ()):
-        _ripen_defaults(one["type"])
+        _parse_defaults(one["type"])
         # The default of a union belongs to its first type.
         first = one["type"][0] if isinstance(one["type"], list) else one["type"]
         if one.get("default") is not None and isinstance(first, dict) and "logicalType" in first:
-            one["default"] = _ripen(one["default"], first)
+            one["default"] = _parse_default(one["default"], first)
 
 
-def _ripen(default: Any, kind: Any) -> Any:
+def _parse_default(default: Any, kind: Any) -> Any:
     from fastavro.read import LOGICAL_READERS
 
     reader = LOGICAL_READERS.get(f"{kind['type']}-{kind['logicalType']}")

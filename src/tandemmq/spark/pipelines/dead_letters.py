@@ -168,13 +168,13 @@ class DeadLetters:
         self._stop = stop
         self._jobs = Jobs(spark, stop)
         self._end = _End()
-        self._tell_start()
+        self._report_start()
 
     def run(self) -> int:
         """Shows the dead letters once, and resends them if requested."""
         self._end = _End()
         try:
-            self._look()
+            self._report_groups()
         except Interrupted:
             self._end.reason = "signal"
         except TandemError as error:
@@ -183,7 +183,7 @@ class DeadLetters:
             self._end = _End("error", explain_failure(str(error)))
         return 0
 
-    def _look(self) -> None:
+    def _report_groups(self) -> None:
         source = parse_options(self._options.source_options(), is_streaming=False)
         if not QueriedCluster(source).describe().queues:
             # The topic is created with the first dead letter.
@@ -208,7 +208,7 @@ class DeadLetters:
         )
         return 1 if reason == "error" else 0
 
-    def _tell_start(self) -> None:
+    def _report_start(self) -> None:
         done = self._state
         self._reporter.report(
             Started(
@@ -242,10 +242,10 @@ class DeadLetters:
         self._reporter.report(
             DeadLettersSeen(group=self._options.group, messages=self._end.seen, kinds=len(groups))
         )
-        self._reporter.report(_show_groups(groups[:GROUPS_SHOWN]))
-        self._reporter.report(_show_errors(groups))
+        self._reporter.report(_group_charts(groups[:GROUPS_SHOWN]))
+        self._reporter.report(_error_charts(groups))
         for row in first if self._options.shown else ():
-            self._reporter.report(_tell(row))
+            self._reporter.report(_make_letter(row))
 
     def _resend(self, frame: DataFrame) -> None:
         """Sends the dead letters that were not sent before, a bounded number at a time, oldest first in each
@@ -254,14 +254,14 @@ class DeadLetters:
         assert self._state is not None
         round_number = 0
         while True:
-            rows = self._jobs.run(lambda: self._next_places(frame))
+            rows = self._jobs.run(lambda: self._next_origins(frame))
             if not rows:
                 return
             began = time.monotonic()
             size_bytes = self._jobs.run(partial(self._send, frame, rows))
             share, rest = divmod(size_bytes, len(rows))
             for index, row in enumerate(rows):
-                self._state.done[_place_name(row)] = (1, share + (index < rest))
+                self._state.done[_render_origin(row)] = (1, share + (index < rest))
             self._state.write()
             done = Totals(rows=len(rows), size_bytes=size_bytes)
             total = Totals(rows=self._state.rows, size_bytes=self._state.size_bytes)
@@ -271,11 +271,11 @@ class DeadLetters:
             if len(rows) < RESEND_ROWS:
                 return
 
-    def _next_places(self, frame: DataFrame) -> list[Any]:
+    def _next_origins(self, frame: DataFrame) -> list[Any]:
         """Returns positions and origins of the next dead letters to send."""
         assert self._state is not None
         frame = frame.select(*PLACE, "origin")
-        done = [_read_place(name) for name in self._state.done]
+        done = [_parse_origin(name) for name in self._state.done]
         if done:
             sent = self._spark.createDataFrame(
                 done, "topic string, brokerName string, queueId int, queueOffset bigint"
@@ -285,8 +285,8 @@ class DeadLetters:
         lost = [row for row in rows if not (self._options.to_topic or row["origin"])]
         if lost:
             raise ConfigError(
-                f"dead letter {_place_name(lost[0])} does not say its topic; leave it out with --where, or "
-                "name a topic with --to"
+                f"dead letter {_render_origin(lost[0])} has no topic of origin; exclude it with --where, or "
+                "set a topic with --to"
             )
         return rows
 
@@ -373,14 +373,14 @@ def _counts() -> list[Any]:
     ]
 
 
-def _show_groups(groups: list[Any]) -> ReportTable:
+def _group_charts(groups: list[Any]) -> ReportTable:
     names = ("origin", "error", "age", "count", "first", "last", "example")
     rows: tuple[tuple[Cell, ...], ...] = tuple(tuple(row[name] for name in names) for row in groups)
     note = f"the {GROUPS_SHOWN} largest groups" if len(rows) == GROUPS_SHOWN else ""
     return ReportTable(title="By topic, error and age", columns=names, rows=rows, note=note)
 
 
-def _show_errors(groups: list[Any]) -> BarChart:
+def _error_charts(groups: list[Any]) -> BarChart:
     counts: dict[str, float] = {}
     for row in groups:
         counts[row["error"]] = counts.get(row["error"], 0) + row["count"]
@@ -388,7 +388,7 @@ def _show_errors(groups: list[Any]) -> BarChart:
     return BarChart(title="By error", unit="", bars=bars)
 
 
-def _tell(row: Any) -> DeadLetter:
+def _make_letter(row: Any) -> DeadLetter:
     body = bytes(row["body"] or b"")[:120].decode("utf-8", "replace")
     return DeadLetter(
         # The times in Spark's rows are in the local time zone, without saying so.
@@ -402,10 +402,10 @@ def _tell(row: Any) -> DeadLetter:
     )
 
 
-def _place_name(row: Any) -> str:
+def _render_origin(row: Any) -> str:
     return "/".join(str(row[name]) for name in ("topic", "brokerName", "queueId", "queueOffset"))
 
 
-def _read_place(name: str) -> tuple[str, str, int, int]:
+def _parse_origin(name: str) -> tuple[str, str, int, int]:
     topic, broker, queue, offset = name.rsplit("/", 3)
     return topic, broker, int(queue), int(offset)

@@ -145,7 +145,7 @@ def bound_live(options: SourceOptions, seam: Seam) -> tuple[Positions, Positions
     topology, bounds = describe_all(cluster, options, may_be_absent=bool(seam.positions))
     known = {queue: at for queue, at in seam.positions.items() if queue.topic in options.topics}
     end = replace(seam.end, positions=known)
-    losses = find_losses(cluster, topology, bounds, end, options, looks_everywhere=True)
+    losses = find_losses(cluster, topology, bounds, end, options, checks_all_queues=True)
     if losses.doubted:
         raise BrokerUnreachable(
             f"{render_queues(losses.doubted)}: a slave has other messages than were landed, and its master"

@@ -105,7 +105,7 @@ def choose_schema(
         chosen, left_out = (kept, ()) if kept is not None else infer_schema(spark, source)
     else:
         chosen = parse_schema(text)
-        if kept is not None and changes is JsonChanges.GROW and _is_grown(chosen, kept):
+        if kept is not None and changes is JsonChanges.GROW and _is_growth_of(chosen, kept):
             chosen = kept
         if kept is not None and kept != chosen:
             raise ConfigError(
@@ -113,16 +113,16 @@ def choose_schema(
                 "another directory"
             )
     if kept is None:
-        keep_schema(out, chosen)
+        save_schema(out, chosen)
     return chosen, JsonSchema(fields=tuple(chosen.fieldNames()), left_out=left_out)
 
 
-def _is_grown(begun: StructType, kept: StructType) -> bool:
+def _is_growth_of(begun: StructType, kept: StructType) -> bool:
 
     return bool(merge_schemas(begun, kept) == kept)
 
 
-def keep_schema(out: Path, schema: StructType) -> None:
+def save_schema(out: Path, schema: StructType) -> None:
     """Stores the schema of a lake's bodies; it is on disk when this returns."""
     replace_text(out / CONTROL_DIR / SCHEMA_FILE, schema.json() + "\n")
 
@@ -188,7 +188,7 @@ def infer_schema(spark: SparkSession, source: Mapping[str, str]) -> tuple[Struct
     # A sample needs neither all topics nor all messages.
     own = {**own, "columns": "body", "failOnDataLoss": "false"}
     frame = spark.read.format("tandemmq").options(**own).load().limit(SAMPLE_ROWS)
-    found = [value for row in frame.collect() if (value := as_object(row.body)) is not None]
+    found = [value for row in frame.collect() if (value := parse_object(row.body)) is not None]
     if not found:
         raise ConfigError("no JSON objects in the topic to infer a schema from; give one with --json-schema")
     objects, left_out = choose_spellings(found)
@@ -216,7 +216,7 @@ def choose_spellings(objects: Sequence[Any]) -> tuple[list[Any], tuple[str, ...]
         for name in names
         if name != chosen[place]
     )
-    return [_keep_names(value, (), chosen) for value in objects], tuple(left_out)
+    return [_apply_spellings(value, (), chosen) for value in objects], tuple(left_out)
 
 
 def _count_names(value: Any, place: Place, counts: dict[Place, Counter[str]]) -> None:
@@ -230,13 +230,13 @@ def _count_names(value: Any, place: Place, counts: dict[Place, Counter[str]]) ->
             _count_names(inner, at, counts)
 
 
-def _keep_names(value: Any, place: Place, chosen: Mapping[Place, str]) -> Any:
+def _apply_spellings(value: Any, place: Place, chosen: Mapping[Place, str]) -> Any:
     if isinstance(value, list):
-        return [_keep_names(item, place, chosen) for item in value]
+        return [_apply_spellings(item, place, chosen) for item in value]
     if not isinstance(value, dict):
         return value
     return {
-        name: _keep_names(inner, at, chosen)
+        name: _apply_spellings(inner, at, chosen)
         for name, inner in value.items()
         if chosen[at := (*place, name.lower())] == name
     }
@@ -398,7 +398,7 @@ def _mismatch(value: Any, wanted: str, place: str) -> str:
     return told.encode("utf-8", "backslashreplace").decode()
 
 
-def as_object(body: bytes | str | None) -> dict[str, Any] | None:
+def parse_object(body: bytes | str | None) -> dict[str, Any] | None:
     """Returns the body if it is a JSON object that is usable for inferring a schema; of a repeated name the
     last value counts.
     """
@@ -414,7 +414,7 @@ def _is_within(value: Any, levels: int) -> bool:
     return levels > 0 and all(_is_within(item, levels - 1) for item in inner)
 
 
-def show_bad_records(root: Path) -> ReportTable:
+def bad_record_charts(root: Path) -> ReportTable:
     """Returns the reasons of the bad records of a lake, the most common first."""
     import pyarrow.parquet as pq
 
@@ -500,15 +500,15 @@ def _escape_halves(value: Any) -> Any:
     input; in a name it becomes U+FFFD.
     """
     if isinstance(value, dict):
-        return {_mend(name): _escape_halves(inner) for name, inner in value.items()}
+        return {_restore_halves(name): _escape_halves(inner) for name, inner in value.items()}
     if isinstance(value, list):
         return [_escape_halves(item) for item in value]
-    if isinstance(value, str) and _mend(value) != value:
+    if isinstance(value, str) and _restore_halves(value) != value:
         return msgspec.Raw(json.dumps(value).encode())
     return value
 
 
-def _mend(text: str) -> str:
+def _restore_halves(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -561,7 +561,7 @@ def _read_texts(files: DataFiles, names: Iterable[str]) -> Iterator[str]:
 
 def grow_schema(spark: SparkSession, schema: StructType, rescued: Sequence[str]) -> StructType:
     """Returns the schema extended by the rescued names; an equal one if all were known."""
-    found = [value for text in rescued if (value := as_object(text)) is not None]
+    found = [value for text in rescued if (value := parse_object(text)) is not None]
     objects, _ = choose_spellings(found)
     if not objects:
         return schema

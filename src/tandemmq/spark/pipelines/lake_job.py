@@ -122,7 +122,7 @@ class _Streams:
         self._make = make
         self._first: DataFrame | None = make()
 
-    def take(self) -> DataFrame:
+    def take_first(self) -> DataFrame:
         stream, self._first = self._first, None
         return self._make() if stream is None else stream
 
@@ -137,7 +137,7 @@ def _make_job(
 ) -> Job:
     def start() -> Any:
         writer = (
-            streams.take()
+            streams.take_first()
             .writeStream.format("tandemmq_lake")
             .queryName(name)
             .option("checkpointLocation", str(target.checkpoint_dir.absolute()))

@@ -27,11 +27,11 @@ from tandemmq.spark.pipelines.json_bodies import (
     BAD_COLUMN,
     SCHEMA_FILE,
     JsonChanges,
+    bad_record_charts,
     choose_schema,
-    keep_schema,
     parse_bodies,
     parse_schema,
-    show_bad_records,
+    save_schema,
 )
 from tandemmq.spark.pipelines.lake_job import CHECKPOINT_DIR, LakeTarget, run_lake_job
 
@@ -103,7 +103,7 @@ class LandingOptions:
         return self.is_parsed or self.has_body
 
     @property
-    def shows_faults(self) -> bool:
+    def has_body_faults(self) -> bool:
         return self._names(BODY_FAULT.name)
 
     def _names(self, column: str) -> bool:
@@ -174,7 +174,7 @@ def run_landing(options: LandingOptions, reporter: Reporter) -> int:
         is_outdated=partial(_grow, options.out) if options.json_changes is JsonChanges.GROW else None,
     )
     if options.has_bad_records:
-        reporter.report(show_bad_records(options.out / BAD_RECORDS_DIR))
+        reporter.report(bad_record_charts(options.out / BAD_RECORDS_DIR))
     return code
 
 
@@ -207,7 +207,7 @@ def _make_stream(spark: SparkSession, options: LandingOptions, reporter: Reporte
     schema, body = options.schema(), "string" if options.is_body_text else "binary"
     if options.is_parsed and not options.has_body:
         schema += f", `body` {body}"
-    if options.has_bad_records and not options.shows_faults:
+    if options.has_bad_records and not options.has_body_faults:
         schema += f", `{BODY_FAULT.name}` {BODY_FAULT.types[0]}"
     stream = spark.readStream.format("tandemmq").schema(schema).options(**options.source_options()).load()
     if options.records is not None:
@@ -237,7 +237,7 @@ def _add_faults(frame: DataFrame, options: LandingOptions) -> DataFrame:
     elif options.records is not None:
         reason = f.coalesce(reason, f.col(BAD_COLUMN))
     marked = frame.withColumn(BAD_COLUMN, reason)
-    return marked if options.shows_faults else marked.drop(BODY_FAULT.name)
+    return marked if options.has_body_faults else marked.drop(BODY_FAULT.name)
 
 
 def _grow(out: Path, spark: SparkSession, batch_id: int) -> bool:
@@ -248,5 +248,5 @@ def _grow(out: Path, spark: SparkSession, batch_id: int) -> bool:
     grown = grow_schema(spark, known, read_rescued(out, batch_id))
     if grown == known:
         return False
-    keep_schema(out, grown)
+    save_schema(out, grown)
     return True

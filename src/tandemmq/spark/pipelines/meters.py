@@ -74,11 +74,11 @@ class MetricsReporter:
             if isinstance(event, Stopped):
                 self._set(BAD, event.bad_total)
         elif isinstance(event, BatchDone):
-            self._take_batch(event)
+            self._apply_batch(event)
         elif isinstance(event, Restarted):
             self._add(RESTARTS)
         elif isinstance(event, SideJudged):
-            self._take_verdict(event)
+            self._apply_verdict(event)
 
     def close(self) -> None:
         self._server.shutdown()
@@ -88,7 +88,7 @@ class MetricsReporter:
         """Returns every series that has a value."""
         return [Sample(metric, value, labels) for (metric, labels), value in list(self._values.items())]
 
-    def _take_batch(self, event: BatchDone) -> None:
+    def _apply_batch(self, event: BatchDone) -> None:
         self._add(BATCHES)
         self._set(ROWS, event.rows_total)
         self._set(BYTES, event.bytes_total)
@@ -99,7 +99,7 @@ class MetricsReporter:
         if event.lag is not None:
             self._set(LAG, event.lag)
 
-    def _take_verdict(self, event: SideJudged) -> None:
+    def _apply_verdict(self, event: SideJudged) -> None:
         for metric, value in (
             (EQUAL, int(event.is_equal)),
             (MISSING, event.missing),

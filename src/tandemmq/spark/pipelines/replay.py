@@ -122,7 +122,7 @@ class Replay:
 
     def run_all(self) -> int:
         """Sends the messages of the lake, and newly landed ones if requested; returns the exit code."""
-        self._tell_start()
+        self._report_start()
         reason, error = "done", ""
 
         def send_new() -> int:
@@ -139,10 +139,10 @@ class Replay:
 
     def run(self) -> int:
         """Sends the parts of the current lake that are not done; returns the exit code."""
-        self._tell_start()
+        self._report_start()
         return self._end(*self._send_all(view_lake(self._options.lake)))
 
-    def _tell_start(self) -> None:
+    def _report_start(self) -> None:
         self._reporter.report(
             Started(
                 topic=str(self._options.lake),

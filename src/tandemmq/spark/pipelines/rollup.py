@@ -352,7 +352,7 @@ def group_sums(sums: dict[Key, Sums], group: Callable[[Key], Key]) -> dict[Key, 
     return found
 
 
-def show_rollup(sums: dict[Key, Sums]) -> list[Exhibit]:
+def rollup_charts(sums: dict[Key, Sums]) -> list[Exhibit]:
     """Returns the plots and tables of a report."""
     by_topic = group_sums(sums, lambda key: (key[0], "", 0))
     busiest = sorted(by_topic, key=lambda key: -by_topic[key].messages)[:TOPICS_SHOWN_MAX]
@@ -391,11 +391,11 @@ def _latencies(
     title: str, sums: dict[Key, Sums], read: Callable[[Sums], Counts], longest: Callable[[Sums], int]
 ) -> LineChart:
     def percentile(share: float) -> Callable[[Sums], float | None]:
-        def of(one: Sums) -> float | None:
+        def counts_of(one: Sums) -> float | None:
             found = find_percentile(read(one), share)
             return None if found is None else min(found, float(longest(one)))
 
-        return of
+        return counts_of
 
     lines = [_line(f"p{share * 100:g}", sums, "", percentile(share)) for share in (0.5, 0.95, 0.99)]
     note = "" if any(line.points for line in lines) else "measured while the rollup follows its topics live"
@@ -482,7 +482,7 @@ def run_rollup(options: RollupOptions, reporter: Reporter) -> int:
     code = run_lake_job(
         "rollup", options.subject, options.master, options.target(), make, reporter, measure_batch
     )
-    for exhibit in show_rollup(read_sums(options.out)):
+    for exhibit in rollup_charts(read_sums(options.out)):
         reporter.report(exhibit)
     return code
 

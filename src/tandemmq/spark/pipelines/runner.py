@@ -109,10 +109,10 @@ STOP_POLL_S = 0.01
 STOP_WAIT_S = 120.0
 RESTART_PAUSE_S_MAX = 30.0
 
-_PASSING = ("BrokerUnreachable", "RequestTimeout", "NoRoute", "Busy", "ServiceNotAvailable")
+_TRANSIENT = ("BrokerUnreachable", "RequestTimeout", "NoRoute", "Busy", "ServiceNotAvailable")
 """The names of our errors after which a later attempt may succeed."""
 
-_PASSING_OF_SPARK = (
+_TRANSIENT_OF_SPARK = (
     # The planner process of a stream has 10 s to connect to Java, a constant in Spark's code. An overloaded
     # machine sometimes needs longer.
     "Python worker failed to connect back",
@@ -167,13 +167,13 @@ class Runner:
             if error is None and self._is_outdated and not self._stop.is_set:
                 continue
             if error is None:
-                self._tell_end("signal" if self._stop.is_set else "done")
+                self._report_end("signal" if self._stop.is_set else "done")
                 return 0
             if self._totals != batches_before:
                 restarts = 0
             limit = self._job.restarts_max
-            if not is_passing(error) or (limit is not None and restarts >= limit) or self._stop.is_set:
-                self._tell_end("error", explain_failure(error))
+            if not is_transient(error) or (limit is not None and restarts >= limit) or self._stop.is_set:
+                self._report_end("error", explain_failure(error))
                 return 1
             pause_s = min(2.0**restarts, RESTART_PAUSE_S_MAX)
             restarts += 1
@@ -201,17 +201,17 @@ class Runner:
         told = -1
         self._is_outdated = False
         while query.isActive and not self._stop.is_set and not self._is_outdated:
-            told = self._tell_batches(query, told)
+            told = self._report_batches(query, told)
             # Not awaitTermination: it raises the failure of the query, which is needed below as text.
             time.sleep(POLL_S)
         is_ended = self._stop.is_set or self._is_outdated
         if is_ended:
             self._stop_between_batches(query)
-        self._tell_batches(query, told)
+        self._report_batches(query, told)
         failure = query.exception()
         return None if failure is None or is_ended else str(failure)
 
-    def _tell_batches(self, query: Any, told: int) -> int:
+    def _report_batches(self, query: Any, told: int) -> int:
         """Reports the finished batches after `told`; returns the last reported one."""
         last = query.lastProgress
         if last is None or last.batchId <= told:
@@ -219,10 +219,10 @@ class Runner:
         for progress in query.recentProgress:
             if progress.batchId > told and progress.numInputRows > 0:
                 told = progress.batchId
-                self._tell_batch(progress)
+                self._report_batch(progress)
         return told
 
-    def _tell_batch(self, progress: Any) -> None:
+    def _report_batch(self, progress: Any) -> None:
         done = self._job.measure_batch(progress.batchId)
         # Measured anew instead of added up: a batch that is replayed after a crash was delivered before.
         self._totals = self._job.measure_all()
@@ -246,7 +246,7 @@ class Runner:
         while not self._stop.is_set and time.monotonic() < deadline:
             time.sleep(POLL_S)
 
-    def _tell_end(self, reason: str, error: str = "") -> None:
+    def _report_end(self, reason: str, error: str = "") -> None:
         totals = self._totals = self._job.measure_all()
         self._reporter.report(
             Stopped(
@@ -272,12 +272,12 @@ def explain_failure(text: str) -> str:
     return next(iter(told or lines), "unknown error")
 
 
-def is_passing(text: str) -> bool:
+def is_transient(text: str) -> bool:
     """Returns True if a later attempt may succeed: brokers are unreachable, or the machine is overloaded."""
     ours = _OUR_ERROR.findall(text)
     if ours:
-        return ours[-1][0] in _PASSING
-    return any(sign in text for sign in _PASSING_OF_SPARK)
+        return ours[-1][0] in _TRANSIENT
+    return any(sign in text for sign in _TRANSIENT_OF_SPARK)
 
 
 T = TypeVar("T")

@@ -180,7 +180,7 @@ def encode_row_properties(batch: Any, columns: SinkColumns, keys: Any, first_row
     for name, wire_name in (("shardingKey", names.SHARDING_KEY), ("keys", names.KEYS), ("tags", names.TAGS)):
         values = column(name)
         if values is not None:
-            add(wire_name, _as_binary(values))
+            add(wire_name, _to_binary(values))
     levels, times = column("delayLevel"), column("deliverAt")
     is_delayed = np.zeros(count, dtype=bool)
     if levels is not None:
@@ -192,7 +192,7 @@ def encode_row_properties(batch: Any, columns: SinkColumns, keys: Any, first_row
         add(DELIVER_AT, times.cast(pa.string()).cast(pa.binary()))
         is_delayed |= times.is_valid().to_numpy(zero_copy_only=False)
     given = column("uniqueKey")
-    add(names.UNIQ_KEY, keys if given is None else pc.coalesce(_as_binary(given), keys))
+    add(names.UNIQ_KEY, keys if given is None else pc.coalesce(_to_binary(given), keys))
     encoded = pc.binary_join_element_wise(*parts, _EMPTY, null_handling="replace", null_replacement="")
     _refuse(
         pc.greater(pc.binary_length(encoded), PROPERTIES_BYTES_MAX),
@@ -202,7 +202,7 @@ def encode_row_properties(batch: Any, columns: SinkColumns, keys: Any, first_row
     return encoded, is_delayed
 
 
-def _as_binary(values: Any) -> Any:
+def _to_binary(values: Any) -> Any:
     return (_join_texts(values) if pa.types.is_list(values.type) else values).cast(pa.binary())
 
 

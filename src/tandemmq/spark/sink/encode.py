@@ -115,7 +115,7 @@ def _choose_slots(
         if values.null_count == len(values):
             continue
         if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
-            values = _as_text(values)
+            values = _decode_keys(values)
         encoded = values.dictionary_encode()
         known = queues(topic)
         table = np.array(
@@ -127,7 +127,7 @@ def _choose_slots(
     return slots
 
 
-def _as_text(keys: Any) -> Any:
+def _decode_keys(keys: Any) -> Any:
     """Returns binary keys as text, because keys of messages are text."""
     try:
         return keys.cast(pa.string())
@@ -257,10 +257,12 @@ class BatchEncoder:
             )
         is_empty = is_missing.to_numpy(zero_copy_only=False)
         self.empty_count += int(is_empty.sum())
-        notes = [self._note(batch, row, body[row].is_valid) for row in np.flatnonzero(is_empty).tolist()]
+        notes = [
+            self._diverted_body(batch, row, body[row].is_valid) for row in np.flatnonzero(is_empty).tolist()
+        ]
         return pc.replace_with_mask(body, is_missing, pa.array(notes, pa.binary())), is_empty
 
-    def _note(self, batch: Any, row: int, is_valid: bool) -> bytes:
+    def _diverted_body(self, batch: Any, row: int, is_valid: bool) -> bytes:
         """Returns the body of a diverted message: the row's topic, and whether its body was empty or null."""
         place = self._columns.place("topic")
         topic = self._topic or (None if place is None else batch.column(place)[row].as_py())

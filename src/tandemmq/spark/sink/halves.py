@@ -208,7 +208,7 @@ class DecisionFiles:
                 file.write(len(raw).to_bytes(_SIZE_BYTES, "big"))
                 file.write(raw)
         sync_file(path)
-        self._put(decision)
+        self._write_document(decision)
 
     def read_parts(self, decision: Decision) -> list[HalfPart]:
         """Returns the half messages of a decision that is not done.
@@ -230,11 +230,11 @@ class DecisionFiles:
 
     def mark_done(self, decision: Decision) -> None:
         """Records that the batch is committed, and removes the files of half messages."""
-        self._put(replace(decision, is_done=True))
+        self._write_document(replace(decision, is_done=True))
         for path in self.directory.glob("halves-*.bin"):
             path.unlink(missing_ok=True)
 
-    def _put(self, decision: Decision) -> None:
+    def _write_document(self, decision: Decision) -> None:
         document = {"version": VERSION, **{name: getattr(decision, name) for name in Decision.__slots__}}
         path = self.directory / DECISION_FILE
         staged = path.with_name(f"{path.name}.{uuid4().hex[:12]}")

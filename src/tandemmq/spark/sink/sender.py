@@ -43,7 +43,7 @@ Pins = dict[str, tuple[MessageQueue, ...]]
 NEW_TOPIC_QUEUES = 4
 PAUSE_FACTOR_MAX = 16
 
-_PASSING = (*UNREACHABLE, NoRoute, SendNotConfirmed)
+_TRANSIENT = (*UNREACHABLE, NoRoute, SendNotConfirmed)
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class RowSender:
         Raises:  the final error of this or an earlier shipment.
         """
         while len(self._in_flight) >= self._options.in_flight or self._is_queue_busy(shipment.queue):
-            self._settle_oldest()
+            self._complete_oldest()
         properties = shipment.properties
         if self._once is not None:
             properties += self._once.claim(shipment)
@@ -129,7 +129,7 @@ class RowSender:
     def finish(self) -> None:
         """Waits until all shipments are confirmed."""
         while self._in_flight:
-            self._settle_oldest()
+            self._complete_oldest()
 
     def close(self) -> None:
         """Returns the connections to the pool, which closes those with outstanding answers."""
@@ -146,8 +146,8 @@ class RowSender:
         while True:
             try:
                 self._start(item)
-            except _PASSING as error:
-                self._note_failure(item, error)
+            except _TRANSIENT as error:
+                self._prepare_retry(item, error)
             else:
                 self._in_flight.append(item)
                 return
@@ -167,7 +167,7 @@ class RowSender:
             self._drop_line(address, error)
             raise
 
-    def _settle_oldest(self) -> None:
+    def _complete_oldest(self) -> None:
         """Waits for the oldest answer; afterwards the shipment is done or in flight again."""
         item = self._in_flight.popleft()
         try:
@@ -177,11 +177,11 @@ class RowSender:
             answer = line.connection.receive(item.opaque, item.deadline)
         except UNREACHABLE as error:
             self._drop_line(item.address, error)
-            self._note_failure(item, error)
+            self._prepare_retry(item, error)
         except NoRoute as error:
-            self._note_failure(item, error)
+            self._prepare_retry(item, error)
         else:
-            failure = judge_answer(answer)
+            failure = failure_reason(answer)
             if failure is None:
                 if self._halves is not None:
                     assert item.queue is not None
@@ -189,17 +189,17 @@ class RowSender:
                 self.message_count += item.shipment.count
                 self.send_count += 1
                 return
-            self._note_failure(item, failure)
+            self._prepare_retry(item, failure)
         self._launch(item)
 
-    def _note_failure(self, item: _Item, error: Exception) -> None:
+    def _prepare_retry(self, item: _Item, error: Exception) -> None:
         """Prepares a retry: drops the route and pauses.
 
         Raises:  `error` if it is permanent, or the attempts are used up.
         """
-        is_passing = not isinstance(error, RequestRejected) or error.retriable
+        is_transient = not isinstance(error, RequestRejected) or error.retriable
         item.attempts += 1
-        if not is_passing or item.attempts > self._options.retry_count:
+        if not is_transient or item.attempts > self._options.retry_count:
             raise error
         self._views.pop(item.shipment.topic, None)
         self._pause(item.attempts)
@@ -270,7 +270,7 @@ class RowSender:
             line.loan.__exit__(type(error), error, error.__traceback__)
 
 
-def judge_answer(answer: Command) -> Exception | None:
+def failure_reason(answer: Command) -> Exception | None:
     """Returns the reason why a send is not done; None if it is."""
     status = STATUS_OF_CODE.get(answer.code)
     if status is None:

@@ -49,8 +49,8 @@ from tandemmq.telemetry import events
 WINDOW = 256
 CLOCK_SKEW_MS = 3_600_000
 """The maximum lag of a broker's clock behind the driver's at which a committed message is still found."""
-_PASSING = (*UNREACHABLE, NoRoute)
-_NOT_KNOWN = (ResponseCode.QUERY_NOT_FOUND, ResponseCode.NO_PERMISSION, ResponseCode.INVALID_PARAMETER)
+_TRANSIENT = (*UNREACHABLE, NoRoute)
+_NOT_FOUND = (ResponseCode.QUERY_NOT_FOUND, ResponseCode.NO_PERMISSION, ResponseCode.INVALID_PARAMETER)
 
 
 class EndFailed(TandemError):
@@ -111,7 +111,7 @@ class Ender:
         lanes = [_EndingLane(part, is_uncertain=is_repeat) for part in parts if len(part)]
         try:
             while open_lanes := [lane for lane in lanes if not lane.is_done]:
-                self._step(open_lanes, TRANSACTION_COMMIT)
+                self._end_window(open_lanes, TRANSACTION_COMMIT)
         except (TandemError, ValueError) as error:
             left = sum(len(lane.part) - lane.at + len(lane.window) for lane in lanes)
             raise EndFailed(f"{left} of {count_halves(parts)} rows are not committed yet: {error}") from error
@@ -126,24 +126,24 @@ class Ender:
         for lane in [_EndingLane(part, is_uncertain=False) for part in parts if len(part)]:
             try:
                 while not lane.is_done:
-                    self._step([lane], decision)
+                    self._end_window([lane], decision)
             except (TandemError, ValueError) as error:
                 facts = {"topic": lane.part.topic, "broker": lane.part.broker_name, "error": str(error)}
                 log.warning(events.TRANSACTION_END_UNSENT, extra=facts)
             finally:
                 lane.drop_connection()
 
-    def _step(self, lanes: Sequence[_EndingLane], decision: int) -> None:
+    def _end_window(self, lanes: Sequence[_EndingLane], decision: int) -> None:
         """Ends one window of every lane."""
         for lane in lanes:
             lane.fill()
             try:
                 self._start(lane, decision)
-            except (*_PASSING, RequestRejected) as error:
-                self._note_failure(lane, error)
+            except (*_TRANSIENT, RequestRejected) as error:
+                self._prepare_retry(lane, error)
         for lane in lanes:
             if lane.numbers:
-                self._settle(lane, decision)
+                self._read_answers(lane, decision)
 
     def _start(self, lane: _EndingLane, decision: int) -> None:
         connection = lane.connection or self._connect(lane)
@@ -154,7 +154,7 @@ class Ender:
         commands = [self._make_end(lane.part, half, decision) for half in lane.window]
         lane.numbers = connection.send(commands)
 
-    def _settle(self, lane: _EndingLane, decision: int) -> None:
+    def _read_answers(self, lane: _EndingLane, decision: int) -> None:
         """Reads the answers; half messages that are not ended stay in the window."""
         assert lane.connection is not None
         numbers, lane.numbers = lane.numbers, []
@@ -175,9 +175,9 @@ class Ender:
         if has_moved:
             lane.attempts = 0
         if failure is not None:
-            self._note_failure(lane, failure)
+            self._prepare_retry(lane, failure)
 
-    def _note_failure(self, lane: _EndingLane, error: Exception) -> None:
+    def _prepare_retry(self, lane: _EndingLane, error: Exception) -> None:
         """Prepares a retry.
 
         Raises:  `error` if no attempt is left.
@@ -240,7 +240,7 @@ def is_committed(half: Half, topic: str, answer: Command) -> bool:
 
     Raises:  the RequestRejected class of any other rejection.
     """
-    if answer.code in _NOT_KNOWN:
+    if answer.code in _NOT_FOUND:
         return False
     if answer.code != ResponseCode.SUCCESS:
         raise rejections.to_error(answer)
