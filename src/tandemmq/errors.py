@@ -54,6 +54,12 @@ class BadRequest(RequestRejected):
     """A field is missing, ill-typed or out of range; the remark names it and the allowed values."""
 
 
+class QueueNotFound(BadRequest):
+    """The topic has no such queue at the broker, any more: it was created again, or reduced."""
+
+    refresh_route = True
+
+
 class MessageIllegal(RequestRejected):
     """The message can never be stored as it is: too large, invalid properties, invalid batch."""
 

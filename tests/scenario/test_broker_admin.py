@@ -31,6 +31,7 @@ from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.bodies.stats import decode_consume_stats, decode_topic_stats
 from tandemmq.protocol.bodies.tables import (
     SubscriptionGroupConfig,
+    TopicConfig,
     decode_group_config,
     decode_group_list,
     decode_group_table,
@@ -104,6 +105,30 @@ async def test_topic_is_made_changed_shown_and_deleted(tmp_path: Path, peer: Pee
     assert (await peer.send_ok("T1")).queue_offset == 0
 
 
+@pytest.mark.parametrize(
+    ("if_exists", "wanted", "found"),
+    [
+        ("keep", (9, 9, 4), (4, 4, 6)),
+        ("grow", (2, 9, 4), (4, 9, 6)),
+        ("noFewer", (9, 2, 4), (9, 4, 4)),
+        (None, (2, 3, 4), (2, 3, 4)),
+    ],
+)
+async def test_a_creation_says_what_an_existing_topic_keeps(
+    peer: Peer, if_exists: str | None, wanted: tuple[int, int, int], found: tuple[int, int, int]
+) -> None:
+    async def create(read: int, write: int, permission: int) -> TopicConfig:
+        counts = {"read_queue_count": read, "write_queue_count": write, "permission": permission}
+        made = topic_request("T1", if_exists=if_exists, **counts)
+        assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, made)).code == 0
+        shown = await peer.ask(RequestCode.GET_TOPIC_CONFIG, TopicConfigRequest(topic="T1"))
+        return decode_topic_config(shown.body)
+
+    for request, result in (((4, 4, 6), (4, 4, 6)), (wanted, found)):
+        config = await create(*request)
+        assert (config.read_queue_count, config.write_queue_count, config.permission) == result
+
+
 async def test_queues_of_a_topic_that_no_table_tells_of_are_deleted(broker: Broker, peer: Peer) -> None:
     """This happens on a slave that became master before it learned that the topic was created."""
     await peer.send_ok("T1", b"old")
@@ -128,6 +153,7 @@ async def test_queues_of_a_topic_that_no_table_tells_of_are_deleted(broker: Brok
         topic_request("T1", attributes="+cleanup.policy=COMPACTION"),
         topic_request("T1", attributes="message.type=FIFO"),
         topic_request("T1", attributes="+message.type=MIXED"),
+        topic_request("T1", if_exists="shrink"),
     ],
 )
 async def test_impossible_topics_are_refused(peer: Peer, request_: CreateTopicRequest) -> None:

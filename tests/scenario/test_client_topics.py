@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from client_rig import Rig, numbers, running_cluster, running_rig, take
 
 from tandemmq.api import broker_admin
 from tandemmq.client import Admin, BlockingAdmin, Message, Producer
-from tandemmq.errors import BadRequest, TopicExists, TopicHasUnread, TopicNotFound
+from tandemmq.errors import BadRequest, QueueNotFound, TopicExists, TopicHasUnread, TopicNotFound
 from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.bodies.tables import TopicConfig
+from tandemmq.remoting.client import RemotingClient
 from waits import until
 
 
@@ -119,3 +122,96 @@ async def test_the_blocking_facade_does_the_same(tmp_path: Path) -> None:
                 assert admin.topic_route("T").queues[0].read_queue_count == 1
 
         await asyncio.to_thread(work)
+
+
+def let_changes_cross(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the next two requests that change a topic cross: both callers have looked before either writes,
+    and the request with more queues arrives first.
+    """
+    real = broker_admin.create_topic
+    seen: list[TopicConfig] = []
+    both, first_is_done = asyncio.Event(), asyncio.Event()
+
+    async def create_topic(client: RemotingClient, address: str, config: TopicConfig, **more: Any) -> None:
+        seen.append(config)
+        if len(seen) >= 2:
+            both.set()
+        await both.wait()
+        if config.write_queue_count < max(one.write_queue_count for one in seen):
+            await first_is_done.wait()
+        await real(client, address, config, **more)
+        first_is_done.set()
+
+    monkeypatch.setattr(broker_admin, "create_topic", create_topic)
+
+
+async def test_two_callers_that_create_a_topic_at_once_remove_no_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        running_cluster(tmp_path, queue_count=4) as rig,
+        Admin(rig.namesrv) as one,
+        Admin(rig.namesrv) as two,
+    ):
+        let_changes_cross(monkeypatch)
+        done = await asyncio.gather(
+            one.create_topic("U", queue_count=8),
+            two.create_topic("U", queue_count=2),
+            return_exceptions=True,
+        )
+        assert done[0] is True
+        assert isinstance(done[1], TopicExists)
+        assert await counts(one, "U") == [(8, 8, 6)]
+
+
+async def test_two_callers_that_ensure_a_topic_at_once_remove_no_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        running_cluster(tmp_path, queue_count=4) as rig,
+        Admin(rig.namesrv) as one,
+        Admin(rig.namesrv) as two,
+    ):
+        let_changes_cross(monkeypatch)
+        done = await asyncio.gather(
+            one.ensure_topic("T", queue_count=8), two.ensure_topic("T", queue_count=6)
+        )
+        assert done == [True, True]
+        await shows(one, (8, 8, 6))
+
+
+async def test_a_changed_permission_removes_no_queue_that_another_caller_adds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        running_cluster(tmp_path, queue_count=4) as rig,
+        Admin(rig.namesrv) as one,
+        Admin(rig.namesrv) as two,
+    ):
+        let_changes_cross(monkeypatch)
+        await asyncio.gather(one.ensure_topic("T", queue_count=8), two.update_topic("T", permission=4))
+        await shows(one, (8, 8, 4))
+
+
+async def test_sends_by_the_route_of_a_topic_that_was_made_again_with_fewer_queues_arrive(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running_cluster(tmp_path, queue_count=8) as rig,
+        Admin(rig.namesrv) as admin,
+        Producer("P", rig.namesrv) as producer,
+    ):
+        await producer.send(Message(topic="T", body=b"old"))
+        await admin.delete_topic("T")
+        await admin.create_topic("T", queue_count=1)
+        await producer.send(Message(topic="T", body=b"new"))
+        await until(lambda: is_known_to_have(producer, 1))
+        # A queue that the caller names is no other queue's business.
+        await admin.update_topic("T", queue_count=4)
+        with pytest.raises(QueueNotFound, match="queueId 7"):
+            await producer.send(Message(topic="T", body=b"x"), queue=MessageQueue("T", "broker-a", 7))
+        await until(lambda: is_known_to_have(producer, 4))
+
+
+async def is_known_to_have(producer: Producer, count: int) -> bool:
+    return len(await producer.queues("T")) == count

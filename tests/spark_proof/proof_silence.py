@@ -170,7 +170,8 @@ class SilenceProof:
         self.create(topic)
 
     def shrink(self, topic: str) -> None:
-        self.create(topic, queue_count=1)
+        with BlockingAdmin(self._namesrv) as admin:
+            admin.update_topic(topic, queue_count=1, force=True)
 
     def lose_disk(self, topic: str) -> None:
         self._master.kill()

@@ -805,6 +805,27 @@ _TABLES: Final = (
         proofs=("scenario/test_broker_admin.py",),
     ),
     Plant(
+        name="two callers that create a topic at once leave the smaller one",
+        path="broker/topics/handlers.py",
+        sound="            return before, None",
+        bug="            return config, attributes",
+        proofs=("scenario/test_broker_admin.py",),
+    ),
+    Plant(
+        name="a changed permission takes away the queues that another caller adds",
+        path="client/admin_topics.py",
+        sound="if_exists = None if names_counts else IfExists.NO_FEWER",
+        bug="if_exists = None",
+        proofs=("scenario/test_client_topics.py",),
+    ),
+    Plant(
+        name="a send is not repeated when its queue is gone",
+        path="client/producer/sender.py",
+        sound="is_retriable = error.retriable or is_stale or is_coded",
+        bug="is_retriable = error.retriable or is_coded",
+        proofs=("scenario/test_client_topics.py",),
+    ),
+    Plant(
         name="a slave keeps the offsets that were deleted with their group",
         path="broker/replica/config_sync.py",
         sound="            table.take_dropped(fetched.dropped or {})\n",

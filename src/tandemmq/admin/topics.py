@@ -49,6 +49,7 @@ from tandemmq.protocol.bodies.tables import (
 )
 from tandemmq.protocol.codes import render_version
 from tandemmq.protocol.properties_file import parse_properties
+from tandemmq.protocol.requests.admin import IfExists
 from tandemmq.protocol.topic_names import (
     HALF_TOPIC,
     ORDER_TOPICS,
@@ -326,7 +327,8 @@ async def change_topic(
             changes["sys_flag"] = flags | bit if is_set else flags & ~bit
         config = msgspec.structs.replace(config, **changes)
         if held is None:
-            await broker_admin.create_topic(tools.remoting, target.address, config)
+            if_exists = IfExists.NO_FEWER
+            await broker_admin.create_topic(tools.remoting, target.address, config, if_exists=if_exists)
         else:
             masters = {target.broker_name or target.address: target.address}
             try:
@@ -350,7 +352,9 @@ async def change_permission(tools: Tools, topic: str, permission: int, place: Pl
         if held is None:
             continue
         config = msgspec.structs.replace(held, permission=permission)
-        await broker_admin.create_topic(tools.remoting, target.address, config)
+        # Another caller may add queues at the same moment.
+        if_exists = IfExists.NO_FEWER
+        await broker_admin.create_topic(tools.remoting, target.address, config, if_exists=if_exists)
         table.rows.append((target.address, topic, held.permission, permission))
     if not table.rows:
         raise TopicNotFound(f"no broker that was asked has the topic {topic!r}")

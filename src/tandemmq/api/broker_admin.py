@@ -72,6 +72,7 @@ from tandemmq.protocol.requests.admin import (
     DeleteGroupRequest,
     DeleteTopicRequest,
     GroupConfigRequest,
+    IfExists,
     ListAclsRequest,
     ListUsersRequest,
     ProducerConnectionsRequest,
@@ -96,9 +97,18 @@ ADMIN_TIMEOUT_S = 5.0
 
 
 async def create_topic(
-    client: RemotingClient, address: str, config: TopicConfig, *, timeout_s: float = ADMIN_TIMEOUT_S
+    client: RemotingClient,
+    address: str,
+    config: TopicConfig,
+    *,
+    if_exists: IfExists | None = None,
+    timeout_s: float = ADMIN_TIMEOUT_S,
 ) -> None:
-    """Creates or changes a topic on one broker; the broker registers it with its name servers at once."""
+    """Creates or changes a topic on one broker; the broker registers it with its name servers at once.
+
+    The broker obeys `if_exists` in one step, whatever other callers do at the same moment. A broker that does
+    not know the field changes an existing topic as requested.
+    """
     header = CreateTopicRequest(
         topic=config.name,
         default_topic=AUTO_CREATE_TOPIC,
@@ -109,6 +119,7 @@ async def create_topic(
         topic_sys_flag=config.sys_flag,
         is_ordered=config.is_ordered,
         attributes=as_changes(config.attributes) or None,
+        if_exists=if_exists,
     )
     await call(client, address, RequestCode.UPDATE_AND_CREATE_TOPIC, header, timeout_s=timeout_s)
 

@@ -4,7 +4,9 @@ A queue is readable while its number is below the topic's count of read queues. 
 messages of the removed queues from every consumer, and no lag reports them.
 
 Invariants: the count of read queues is lowered only after the removed queues were checked, or when forced. A
-            change keeps every setting that it does not name.
+            change keeps every setting that it does not name. Callers that cross never remove queues: the
+            broker itself keeps what a request means to keep (`IfExists`). At a broker of RocketMQ, or an
+            older one of ours, only the check before the request protects.
 Strategy:   to remove queues, lower the count of write queues first. The count of read queues follows when
             every known group of the topic has consumed the removed queues.
 """
@@ -21,6 +23,7 @@ from tandemmq.errors import BadRequest, RequestRejected, TopicExists, TopicHasUn
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.requests.admin import IfExists
 from tandemmq.remoting.client import RemotingClient
 
 Masters = Mapping[str, str]
@@ -40,18 +43,22 @@ async def create(
     """Creates the topic on the masters that lack it; returns True if a master lacked it.
 
     `route` is the topic's current route, used for a broker that refuses to show its configuration.
-    Raises:  TopicExists when a master has the topic with other settings, unless `exist_ok`; nothing was
-             created then.
+    Raises:  TopicExists when a master has the topic with other settings, unless `exist_ok`. Nothing was
+             created then, except when another caller created the topic at the same moment.
     """
-    lacking: list[str] = []
+    lacking: dict[str, str] = {}
     for name, address in masters.items():
         held = await _shown(remoting, name, address, wanted.name, route)
         if held is None:
-            lacking.append(address)
+            lacking[name] = address
         elif not exist_ok:
             _require_equal(name, held, wanted)
-    for address in lacking:
-        await broker_admin.create_topic(remoting, address, wanted)
+    for name, address in lacking.items():
+        await broker_admin.create_topic(remoting, address, wanted, if_exists=IfExists.KEEP)
+        if not exist_ok:
+            held = await _shown(remoting, name, address, wanted.name, None)
+            if held is not None:  # with the attributes as that broker understands them
+                _require_equal(name, held, msgspec.structs.replace(wanted, attributes={}))
     return bool(lacking)
 
 
@@ -71,7 +78,7 @@ async def grow(remoting: RemotingClient, masters: Masters, wanted: TopicConfig) 
             )
             if (config.read_queue_count, config.write_queue_count) == _counts(held):
                 continue
-        await broker_admin.create_topic(remoting, address, config)
+        await broker_admin.create_topic(remoting, address, config, if_exists=IfExists.GROW)
         is_changed = True
     return is_changed
 
@@ -86,6 +93,8 @@ async def change(
              some group has not consumed; all other changes are applied then, including the count of write
              queues.
     """
+    names_counts = "read_queue_count" in changes or "write_queue_count" in changes
+    if_exists = None if names_counts else IfExists.NO_FEWER
     changed: dict[str, TopicConfig] = {}
     unread: list[str] = []
     for name, address in masters.items():
@@ -101,7 +110,7 @@ async def change(
                 unread.append(f"{name}: {found}")
                 changed[name] = first
                 continue
-        await broker_admin.create_topic(remoting, address, wanted)
+        await broker_admin.create_topic(remoting, address, wanted, if_exists=if_exists)
         changed[name] = wanted
     if not changed:
         raise TopicNotFound(f"no master that was asked has the topic {topic!r}")

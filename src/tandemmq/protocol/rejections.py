@@ -7,6 +7,7 @@ Source:  spec remoting 10; the codes a client may retry: spec remoting 9.2 and 9
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from tandemmq.errors import (
@@ -18,6 +19,7 @@ from tandemmq.errors import (
     NotPermitted,
     NotServed,
     OffsetOutOfRange,
+    QueueNotFound,
     RequestRejected,
     ServiceNotAvailable,
     TopicNotFound,
@@ -42,6 +44,12 @@ CLASS_OF_CODE: dict[int, type[RequestRejected]] = {
 NOT_SERVED_TAG: Final = "[REJECTREQUEST]"
 """The prefix of a SYSTEM_BUSY remark from a slave, or from a master without room (spec semantics 4)."""
 
+_NO_QUEUE_CODES: Final = frozenset({ResponseCode.INVALID_PARAMETER, ResponseCode.SYSTEM_ERROR})
+_NO_QUEUE: Final = re.compile(r"(request )?queueId(\[-?\d+\] is illegal| -?\d+ is outside )")
+"""The beginning of the remark about a queue beyond the topic's queues, from RocketMQ's brokers and from ours:
+the codes alone have many reasons.
+"""
+
 
 def to_error(command: Command) -> RequestRejected:
     """Returns the error for a refusing response; its code is kept."""
@@ -49,6 +57,8 @@ def to_error(command: Command) -> RequestRejected:
     remark = command.remark or _describe(command.code)
     if rejected is Busy and remark.startswith(NOT_SERVED_TAG):
         rejected = NotServed
+    elif command.code in _NO_QUEUE_CODES and _NO_QUEUE.match(remark):
+        rejected = QueueNotFound
     return rejected(remark, code=command.code)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandemmq.errors import BadRequest, Busy, NotServed, RequestRejected, TopicNotFound
+from tandemmq.errors import BadRequest, Busy, NotServed, QueueNotFound, RequestRejected, TopicNotFound
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.rejections import CLASS_OF_CODE, from_error, to_error
@@ -24,7 +24,23 @@ def test_classes() -> None:
     assert type(to_error(Command(2, remark="[OVERLOAD]too much"))) is Busy
     assert type(to_error(Command(2, remark="[REJECTREQUEST]system busy"))) is NotServed
     assert type(to_error(Command(1))) is RequestRejected
+    assert type(to_error(Command(29, remark="perm 8 is outside 0..7"))) is BadRequest
     assert type(to_error(Command(-1004))) is RequestRejected
+
+
+@pytest.mark.parametrize(
+    ("code", "remark"),
+    [
+        (29, "queueId 7 is outside 0..1 of the topic T"),
+        (29, "request queueId[7] is illegal, TopicConfig [topicName=T] Producer: /127.0.0.1:5"),
+        (1, "queueId[7] is illegal, topic:[T] topicConfig.readQueueNums:[2] consumer:[/127.0.0.1:5]"),
+    ],
+)
+def test_a_queue_that_is_gone_is_told_from_other_bad_requests(code: int, remark: str) -> None:
+    error = to_error(Command(code, remark=remark))
+    assert type(error) is QueueNotFound
+    assert error.refresh_route
+    assert error.code == code
 
 
 def test_missing_remark_is_described() -> None:

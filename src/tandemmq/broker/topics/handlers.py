@@ -40,6 +40,7 @@ from tandemmq.protocol.requests.admin import (
     DeleteTopicRequest,
     GroupConfigRequest,
     GroupForbiddenRequest,
+    IfExists,
     TopicConfigRequest,
 )
 from tandemmq.protocol.topic_names import group_fault, is_system_topic, topic_fault
@@ -104,7 +105,7 @@ class TopicHandlers:
             sys_flag=header.topic_sys_flag or 0,
             is_ordered=header.is_ordered,
         )
-        config = self._checked(config, header.attributes)
+        config = self._checked(*self._kept(config, header.attributes, header.if_exists))
         hidden = self._hidden(config)
         if self._put(config, channel.peer, hidden):
             await save_or_reject(self._saver, self._file)
@@ -124,6 +125,29 @@ class TopicHandlers:
             await save_or_reject(self._saver, self._file)
         await self.wait_told([config.name for config in checked])
         return command.reply()
+
+    def _kept(
+        self, config: TopicConfig, attributes: str | None, if_exists: str | None
+    ) -> tuple[TopicConfig, str | None]:
+        """Returns the configuration and the changed attributes of a request, with what an existing topic
+        keeps. Nothing is awaited until the table is changed, so that no other request comes between.
+        """
+        if if_exists is not None and if_exists not in tuple(IfExists):
+            raise invalid(f"tmIfExists {if_exists[:32]!r} is none of {', '.join(IfExists)}")
+        before = self._topics.get(config.name)
+        if before is None or if_exists is None:
+            return config, attributes
+        if if_exists == IfExists.KEEP:
+            return before, None
+        base = config
+        if if_exists == IfExists.GROW:
+            base, attributes = before, None
+        grown = replace(
+            base,
+            read_queue_count=max(before.read_queue_count, config.read_queue_count),
+            write_queue_count=max(before.write_queue_count, config.write_queue_count),
+        )
+        return grown, attributes
 
     def _checked(self, config: TopicConfig, changes: str | None) -> TopicConfig:
         """Returns the resulting topic with its attributes changed as requested. Raises BadRequest."""

@@ -4,7 +4,9 @@ Between `dispatch` and the result there are only plain calls: the answer's callb
 the socket. Only a missing route or connection needs a task, one for all shipments that wait for it.
 
 If the only broker for a message fails, its group may have another master in a moment: the send is retried
-until its deadline. A send is also retried if its broker is silent while the routes name another master.
+until its deadline. A send is also retried if its broker is silent while the routes name another master, and
+if the topic has no such queue any more: the refreshed route names the queues that are left. A send to a queue
+that the caller chose fails then, because only the caller can choose another one.
 
 The queues of a topic take turns (`QueueChoice`), and brokers that failed are skipped. The turn starts at a
 random queue, so that many producers that start together do not all begin with queue 0, and advances by one
@@ -25,6 +27,7 @@ from tandemmq.client.route_cache import FaultyPeers, RouteView
 from tandemmq.errors import (
     BrokerUnreachable,
     NoRoute,
+    QueueNotFound,
     RequestRejected,
     RequestTimeout,
     TandemError,
@@ -227,12 +230,14 @@ class Sender:
     def _retry_or_fail(self, shipment: Shipment, error: TandemError) -> None:
         if error.refresh_route:
             self._routes.refresh_soon(shipment.topic)
-        is_retriable = error.retriable or (isinstance(error, RequestRejected) and error.code in RETRY_CODES)
+        is_stale = isinstance(error, QueueNotFound) and not shipment.is_pinned
+        is_coded = isinstance(error, RequestRejected) and error.code in RETRY_CODES
+        is_retriable = error.retriable or is_stale or is_coded
         if not is_retriable or isinstance(error, RequestTimeout):
             self._fail(shipment, error)
             return
         if not self._may_retry(shipment):
-            if isinstance(error, OUTAGES) and self._may_wait(shipment):
+            if (is_stale or isinstance(error, OUTAGES)) and self._may_wait(shipment):
                 shipment.avoid = ""
                 low, high = OUTAGE_PAUSE_MS
                 pause_s = (low + self._instance.chance.below(high - low)) / 1000

@@ -6,6 +6,8 @@ Source:  spec remoting 8.6 and 9.11; spec semantics 21.2, 21.3.
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from msgspec import field
 
 from tandemmq.protocol.header_codec import Header, Int32, Int64
@@ -178,8 +180,22 @@ class ReadModeRequest(Header, frozen=True, kw_only=True):
     mode: Int32 = field(name="READ_AHEAD_MODE")
 
 
+class IfExists(StrEnum):
+    """The change that a creation makes to a topic that the broker has already; ours, in `tmIfExists`."""
+
+    KEEP = "keep"
+    """None."""
+    GROW = "grow"
+    """It gets the missing queues, and keeps every other setting."""
+    NO_FEWER = "noFewer"
+    """It is changed as requested, but keeps its queues if the request has fewer."""
+
+
 class CreateTopicRequest(Header, frozen=True, kw_only=True):
-    """UPDATE_AND_CREATE_TOPIC (17). `attributes` is a comma list of `+key=value` and `-key`."""
+    """UPDATE_AND_CREATE_TOPIC (17). `attributes` is a comma list of `+key=value` and `-key`. Without
+    `if_exists`, an existing topic is changed as requested; RocketMQ's brokers, and older ones of ours, do
+    nothing else.
+    """
 
     topic: str
     default_topic: str = field(name="defaultTopic")
@@ -191,6 +207,7 @@ class CreateTopicRequest(Header, frozen=True, kw_only=True):
     is_ordered: bool = field(name="order", default=False)
     attributes: str | None = None
     is_forced: bool | None = field(name="force", default=None)
+    if_exists: str | None = field(name="tmIfExists", default=None)  # ours
 
 
 class DeleteTopicRequest(Header, frozen=True, kw_only=True):
