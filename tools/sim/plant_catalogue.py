@@ -2093,6 +2093,20 @@ _ELECTED: Final = (
         proofs=("unit/controller/test_groups.py", "elected"),
     ),
     Plant(
+        name="a restarted broker is whole though its log lacks the last term",
+        path="controller/groups.py",
+        sound="if told[key].is_ours and not alive[key].knows_term(term) and may_know - {key}",
+        bug="if told[key].is_ours and not told[key].tells_its_log",
+        proofs=("unit/controller/test_group_history.py",),
+    ),
+    Plant(
+        name="an older disk is whole by a floor that is older than the term",
+        path="controller/groups.py",
+        sound="holds_all = was_whole or (facts.holds(floor or NO_FLOOR) and heard.knows_term(term))",
+        bug="holds_all = was_whole or facts.holds(floor or NO_FLOOR)",
+        proofs=("unit/controller/test_group_history.py",),
+    ),
+    Plant(
         name="a broker without its tail registers like any other",
         path="broker/autoswitch/history.py",
         sound="        is_incomplete=store.may_lack_tail or None,\n",

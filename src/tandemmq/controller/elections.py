@@ -280,7 +280,7 @@ class Elections:
             name=group.name,
             is_unclean_allowed=self._options().elects_unclean_master,
             takes_incomplete=self._hears_all(group),
-            live=tuple(heard.facts for heard in self.alive(group)),
+            live=self._live.facts_for(group, self._clock.monotonic()),
         )
         return self._history.complete(command, group)
 

@@ -43,6 +43,7 @@ Key = tuple[str, int]
 Floor = tuple[int, int]
 """A confirmed offset as (epoch of its last byte, offset). The greater one is the later one."""
 NO_FLOOR: Final[Floor] = (-1, -1)
+NO_TERM: Final = -1
 
 
 class Replica(msgspec.Struct, frozen=True):
@@ -76,6 +77,13 @@ class ReplicaGroup(msgspec.Struct, frozen=True, kw_only=True):
     """
     adopted_below: int = 0
     """Brokers with lower ids are accepted without an application if they know the group id."""
+    former_term: int = 0
+    """The epoch of the last term that had a master, while there is none; 0: unknown."""
+
+    @property
+    def last_term(self) -> int:
+        """The epoch of the last term that had a master; 0: there was none, or it is unknown."""
+        return self.former_term if self.master_id is None else self.master_epoch
 
     @property
     def master_address(self) -> str | None:
@@ -479,6 +487,8 @@ class Groups:
         return self._put(group, replicas={key: one for key, one in group.replicas.items() if key not in gone})
 
     def _change(self, group: ReplicaGroup, **values: Any) -> ReplicaGroup:
+        if values.get("master_id", group.master_id) is None:
+            values["former_term"] = group.last_term
         changed = msgspec.structs.replace(group, **values)
         self._groups[group.name] = changed
         return changed
@@ -653,6 +663,16 @@ class Heard:
     confirmed_offset: int
     heard_s: float
     timeout_s: float
+    since_term: int
+    """The last term of the group when the broker started, as far as this controller knows; NO_TERM if the
+    broker's master has made it a member of the set since.
+    """
+
+    def knows_term(self, term: int) -> bool:
+        """Returns True unless the broker was started after this term had begun, and its log lacks the term:
+        the disk is one of an earlier moment, or the broker never copied a byte of the term.
+        """
+        return self.since_term < term or self.facts.epoch >= term or not term
 
     @property
     def is_connected(self) -> bool:
@@ -686,9 +706,11 @@ class LiveTable:
         *,
         is_ours: bool,
         floor: Floor | None = None,
+        term: int = 0,
     ) -> bool:
         """Records a heartbeat. Returns True if the broker was not alive before. `floor` is the confirmed
-        offset that is known now, None if the broker does not follow the recorded master.
+        offset that is known now, None if the broker does not follow the recorded master. `term` is the last
+        term of the group.
         """
         assert header.broker_id is not None
         key = header.broker_name, header.broker_id
@@ -703,21 +725,26 @@ class LiveTable:
             bool(header.is_incomplete),
         )
         before = self._heard.get(key)
+        is_same_run = before is not None and before.connection in (None, connection)
         was_whole = before is not None and before.facts.is_whole and before.connection is connection
-        is_whole = floor is not None and (was_whole or facts.holds(floor))
-        self._heard[key] = Heard(
-            facts=msgspec.structs.replace(facts, is_whole=is_whole),
+        heard = self._heard[key] = Heard(
+            facts=facts,
             address=header.broker_address,
             connection=connection,
             confirmed_offset=-1 if header.confirmed_offset is None else header.confirmed_offset,
             heard_s=now_s,
             timeout_s=max(1, header.heartbeat_timeout_ms or TIMEOUT_MS_DEFAULT) / 1000,
+            since_term=before.since_term if before is not None and is_same_run else term,
         )
+        # The floor is told by heartbeats, so it may be older than what the term has confirmed by now.
+        holds_all = was_whole or (facts.holds(floor or NO_FLOOR) and heard.knows_term(term))
+        heard.facts = msgspec.structs.replace(facts, is_whole=floor is not None and holds_all)
         return is_new
 
-    def note_started(self, header: RegisterReplicaRequest, now_s: float) -> None:
+    def note_started(self, header: RegisterReplicaRequest, now_s: float, *, term: int = 0) -> None:
         """Records that the broker has restarted: its earlier facts no longer count. A registration that
-        reports neither a log nor a possible loss, as from the previous release, changes nothing.
+        reports neither a log nor a possible loss, as from the previous release, changes nothing. `term` is
+        the last term of the group.
         """
         if header.max_log_offset is None and not header.is_incomplete:
             return
@@ -736,6 +763,7 @@ class LiveTable:
             confirmed_offset=-1,
             heard_s=now_s,
             timeout_s=FIRST_HEARTBEAT_S,
+            since_term=term,
         )
 
     def vouch(self, name: str, ids: Iterable[int]) -> None:
@@ -746,6 +774,26 @@ class LiveTable:
             heard = self._heard.get((name, one))
             if heard is not None and heard.connection is not None:
                 heard.facts = msgspec.structs.replace(heard.facts, is_whole=True)
+                heard.since_term = NO_TERM
+
+    def facts_for(self, group: ReplicaGroup, now_s: float) -> tuple[Live, ...]:
+        """Returns the facts of the living brokers for an election. Members of the set that do not know the
+        last term count as incomplete while another member may know it: that one may have everything that the
+        term confirmed. If no other member knows it, the term confirmed nothing that is left.
+        """
+        term = group.last_term
+        alive = {one.facts.broker_id: one for one in self.alive(group.name, group.replicas, now_s)}
+        told = {key: one.facts for key, one in alive.items() if one.facts.tells_its_log}
+        may_know = {key for key in group.sync_set if key not in told or told[key].epoch >= term}
+        doubted = {
+            key
+            for key in told.keys() & set(group.sync_set)
+            if told[key].is_ours and not alive[key].knows_term(term) and may_know - {key}
+        }
+        return tuple(
+            msgspec.structs.replace(one.facts, is_incomplete=True) if key in doubted else one.facts
+            for key, one in alive.items()
+        )
 
     def get(self, name: str, broker_id: int) -> Heard | None:
         return self._heard.get((name, broker_id))

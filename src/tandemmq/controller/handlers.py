@@ -104,7 +104,8 @@ class ControllerHandlers:
             return command.reply(remark=remark)  # it must register first; until then it cannot be elected
         follows = (header.epoch_known, header.master_known) == (group.master_epoch, group.master_id)
         floor = self._history.floor_of(group) if follows else None
-        is_new = self._live.hear(header, channel, self._clock.monotonic(), is_ours=is_ours, floor=floor)
+        now_s = self._clock.monotonic()
+        is_new = self._live.hear(header, channel, now_s, is_ours=is_ours, floor=floor, term=group.last_term)
         if channel not in self._watched:
             self._watched.add(channel)
             channel.on_close.append(self._on_close)
@@ -191,7 +192,8 @@ class ControllerHandlers:
         is_in_office = header.members is not None and header.master_known == header.broker_id
         if heard is not None and not is_in_office:
             # An election may begin during the proposal: the log of the previous run must not win it.
-            self._live.note_started(header, self._clock.monotonic())
+            term = 0 if known is None else known.last_term
+            self._live.note_started(header, self._clock.monotonic(), term=term)
         outcome = await self._propose(
             Register(
                 header.cluster_name,
@@ -205,7 +207,7 @@ class ControllerHandlers:
         if not succeeded(outcome) or group is None:
             return command.reply(outcome.code, _master_header(None), remark=outcome.remark)
         if not is_in_office:
-            self._live.note_started(header, self._clock.monotonic())
+            self._live.note_started(header, self._clock.monotonic(), term=group.last_term)
         if group.master_id == header.broker_id and not is_in_office:
             await self._history.await_reports(group)
             group = self._groups.get(group.name) or group

@@ -18,9 +18,11 @@ from tandemmq.controller.groups import (
     Elect,
     Groups,
     Live,
+    LiveTable,
     Note,
     Register,
     ReplicaGroup,
+    choose_master,
     encode_command,
 )
 from tandemmq.controller.history import EPOCH_MAX, HistoryReports
@@ -333,6 +335,81 @@ def test_a_winner_that_has_confirmed_something_waits_for_nobody_that_it_left_out
     ).group
     assert alone is not None
     assert (alone.master_id, alone.former_members) == (2, ())
+
+
+def started(broker_id: int, log_epoch: int, log_end: int) -> RegisterReplicaRequest:
+    return RegisterReplicaRequest(
+        cluster_name="C",
+        broker_address=f"h{broker_id}:1",
+        broker_name=NAME,
+        broker_id=broker_id,
+        group_id=ID,
+        epoch=log_epoch,
+        max_log_offset=log_end,
+    )
+
+
+def chosen(live: LiveTable, group: ReplicaGroup, **reason: Any) -> int | None:
+    facts = live.facts_for(group, 0.5)
+    return choose_master(group, Elect(name=NAME, live=facts, takes_incomplete=True, floor=(2, 100), **reason))
+
+
+@pytest.mark.parametrize("broker_id", [1, 2])
+def test_who_started_without_the_term_of_the_set_waits_for_the_others_of_the_set(broker_id: int) -> None:
+    """The master (1) and the other member (2) died before a heartbeat told what term 3 confirmed, and the
+    disk of one of them is of the time before that term.
+    """
+    group, live, other_id = recorded(floor=(2, 100)), LiveTable(), 3 - broker_id
+    for one in (1, 2):
+        live.hear(beat(one, 2, master=1), object(), 0.0, is_ours=True, floor=(2, 100), term=2)
+    live.note_started(started(broker_id, 2, 100), 0.1, term=group.last_term)
+    live.end(NAME, other_id)
+    restart = {"caller": 1, "is_restart": True} if broker_id == 1 else {}
+    assert chosen(live, group, **restart) is None
+    # The wait outlives the record of the master, and later heartbeats of the same run.
+    groups = Groups()
+    groups.restore(twin_of(group))
+    waiting = apply(groups, Elect(name=NAME)).group
+    assert waiting is not None
+    assert (waiting.master_id, waiting.master_epoch, waiting.last_term) == (None, 4, 3)
+    again = beat(broker_id, 2, master=1)
+    live.hear(again, object(), 0.2, is_ours=True, floor=None, term=waiting.last_term)
+    assert chosen(live, waiting) is None
+    live.note_started(started(other_id, 3, 200), 0.3, term=waiting.last_term)
+    assert chosen(live, waiting) == other_id
+
+
+def test_a_term_that_no_member_of_the_set_knows_is_waited_for_by_nobody() -> None:
+    group, live = recorded(floor=(2, 100)), LiveTable()
+    for one in (1, 2):
+        live.note_started(started(one, 2, 100), 0.1, term=group.last_term)
+    assert chosen(live, group, caller=1, is_restart=True) == 2, "the elected master never began its term"
+    alone, live = recorded(floor=(2, 100), sync_set=(1,), former_members=(2,)), LiveTable()
+    live.note_started(started(1, 2, 100), 0.1, term=alone.last_term)
+    assert chosen(live, alone, caller=1, is_restart=True) == 1, "only its own disk had the term"
+
+
+def test_a_member_that_runs_since_before_the_term_needs_not_know_it() -> None:
+    group, live, connection = recorded(floor=(2, 100)), LiveTable(), object()
+    live.hear(beat(2, 2, master=1), connection, 0.0, is_ours=True, floor=(2, 100), term=2)
+    live.hear(beat(2, 3, master=1, epoch=2), connection, 0.1, is_ours=True, floor=(2, 100), term=3)
+    assert chosen(live, group) == 2, "the master died before this member met it: nothing was confirmed"
+
+
+def test_an_older_disk_is_not_whole_by_a_floor_that_is_older_than_the_term() -> None:
+    group, live, connection = recorded(floor=(2, 100)), LiveTable(), object()
+    live.note_started(started(2, 2, 100), 0.0, term=group.last_term)
+    live.hear(beat(2, 3, master=1, epoch=2), connection, 0.1, is_ours=True, floor=(2, 100), term=3)
+    # It has met the master, so its list has the term; the bytes are still to come.
+    live.hear(beat(2, 3, master=1, epoch=3), connection, 0.2, is_ours=True, floor=(3, 400), term=3)
+    assert not live.facts_for(group, 0.3)[0].is_whole
+    live.vouch(NAME, (2,))
+    assert live.facts_for(group, 0.3)[0].is_whole
+    assert not live.facts_for(group, 0.3)[0].is_incomplete
+
+
+def twin_of(group: ReplicaGroup) -> bytes:
+    return b'{"groups":[' + msgspec.json.encode(group) + b"]}"
 
 
 def test_the_floor_is_the_highest_of_the_masters_and_void_before_an_unclean_term() -> None:
