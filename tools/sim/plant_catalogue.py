@@ -1802,6 +1802,20 @@ _ELECTED: Final = (
         proofs=("unit/replication/test_epoch_list.py",),
     ),
     Plant(
+        name="a damaged list of terms is made up of ids that nothing proves",
+        path="store/checkpoint.py",
+        sound="if checksum in shown[:1] or lines in shown[1:]:",
+        bug="if epochs is lists[-1]:",
+        proofs=("unit/replication/test_epoch_list.py",),
+    ),
+    Plant(
+        name="a damaged list of terms loses the newest one",
+        path="store/checkpoint.py",
+        sound="if entry.epoch > backup.last_epoch:",
+        bug="if entry.epoch > backup.last_epoch + 1:",
+        proofs=("unit/replication/test_epoch_list.py",),
+    ),
+    Plant(
         name="a term is followed by its number, whatever its id is",
         path="replication/core/epochs.py",
         sound="    return UNKNOWN_ID in (own_id, other_id) or own_id == other_id",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from struct import Struct
 
@@ -224,11 +224,14 @@ class EpochFile:
     which RocketMQ does not read.
 
     Invariants: the list passed to `save` is on disk when `save` returns; a reader sees either the old or the
-                new list as a whole. The previous content is kept in `.bak`, which is read if the file is
-                damaged. It lacks only the newest term, so a copy ends earlier but keeps nothing wrong. The
-                ids are written first, including those of the previous list, and each is stored with the epoch
-                and start of its entry. Whichever of the two files a kill leaves behind, no entry gets the id
-                of another term. An entry without an id counts as unknown.
+                new list as a whole. The previous content is kept in `.bak`. The ids are written first,
+                including those of the previous list, and each is stored with the epoch and start of its
+                entry. Whichever of the two files a kill leaves behind, no entry gets the id of another term.
+                An entry without an id counts as unknown.
+    Damage:     a damaged file is completed: the backup and the newer terms of the ids make a list, which is
+                the lost one if it has the checksum or the lines that the damaged file shows. If no list has
+                them, the backup is used, which lacks only the newest terms: two logs agree up to a shorter
+                point, and nothing wrong is kept.
     """
 
     def __init__(self, path: Path, disk: Disk) -> None:
@@ -241,25 +244,33 @@ class EpochFile:
     def load(self) -> None:
         """Reads the list; without files it is empty.
 
-        Raises:  Corrupt when neither the file nor its backup can be read.
+        Raises:  Corrupt when the file is damaged, and neither it nor its backup can be told.
         """
-        damage: list[tuple[Path, str]] = []
+        ids = self._load_ids()
+        backup, damaged, reason = EpochList(), None, ""
         for path in (self._path, self._backup):
             if not self._disk.exists(path):
                 continue
+            data = self._disk.read_bytes(path)
             try:
-                self.epochs = decode_epochs(self._disk.read_bytes(path)).with_ids(self._load_ids())
+                backup = decode_epochs(data).with_ids(ids)
+                break
             except ValueError as error:
-                damage.append((path, str(error)))
-                continue
-            if damage:
-                facts = {"path": str(damage[0][0]), "reason": damage[0][1]}
-                log.warning(events.EPOCH_FILE_DAMAGED, extra=facts)
+                if damaged is None:
+                    damaged, reason = (path, data), str(error)
+        if damaged is None:
+            self.epochs = backup
             return
-        if damage:
-            path, reason = damage[0]
-            raise Corrupt(path, 0, f"{reason}; no backup can be read: copy the log anew from the master")
-        self.epochs = EpochList()
+        path, data = damaged
+        completed = _completed(data, backup, ids)
+        if completed is None and not backup:
+            advice = "no backup can be read: empty this store, the broker then copies the log anew"
+            raise Corrupt(path, 0, f"{reason}; {advice}")
+        self.epochs = backup if completed is None else completed
+        advice = "the list before it is used: if this copy halts, empty its store to have it copied anew"
+        extra = {"path": str(path), "reason": reason, "epoch": self.epochs.last_epoch}
+        outcome = advice if completed is None else "completed from the ids of the terms"
+        log.warning(events.EPOCH_FILE_DAMAGED, extra={**extra, "outcome": outcome})
 
     def save(self, epochs: EpochList) -> None:
         """Makes `epochs` the list, on disk first. Blocks.
@@ -288,6 +299,22 @@ class EpochFile:
         except ValueError as error:
             log.warning(events.EPOCH_FILE_DAMAGED, extra={"path": str(self._ids_path), "reason": str(error)})
             return {}
+
+
+def _completed(damaged: bytes, backup: EpochList, ids: Mapping[EpochEntry, int]) -> EpochList | None:
+    """Returns the list that a damaged file had; None if it cannot be proven. A list of the backup's terms and
+    of newer ones with ids is proven by the checksum in the damaged file, or by the lines in it.
+    """
+    lists = [backup]
+    for entry in sorted(ids):
+        if entry.epoch > backup.last_epoch:
+            lists.append(lists[-1].append(*entry, ids[entry]))
+    shown = damaged.split(b"\n", 2)[1:]
+    for epochs in filter(None, lists):
+        _, checksum, lines = encode_epochs(epochs).split(b"\n", 2)
+        if checksum in shown[:1] or lines in shown[1:]:
+            return epochs
+    return None
 
 
 class StoreMarks:

@@ -235,3 +235,44 @@ def test_a_kill_between_the_two_files_gives_no_term_the_id_of_another() -> None:
         disk.write_atomically(IDS, damaged)
         file.load()
         assert file.epochs == terms("1-0 3-1570")
+
+
+BACKUP = PATH.with_name(PATH.name + ".bak")
+
+
+@pytest.mark.parametrize("place", ["count", "checksum", "epoch", "start"])
+def test_a_damaged_file_is_completed_from_the_ids_when_its_rest_proves_the_list(place: str) -> None:
+    disk = MemoryDisk()
+    file = EpochFile(PATH, disk)
+    file.save(with_ids("1-0-7 2-1570-8"))
+    whole = with_ids("1-0-7 3-1570-9")  # the empty term 2 is replaced
+    file.save(whole)
+    sound = disk.read_bytes(PATH)
+    at = {"count": 0, "checksum": 2, "epoch": sound.rindex(b"3-1570"), "start": sound.rindex(b"0\n")}[place]
+    damaged = sound[:at] + bytes([sound[at] ^ 0x80]) + sound[at + 1 :]
+    # The ids of a term that a kill kept out of the list stand beside it.
+    disk.write_atomically(IDS, encode_ids({**whole.ids, EpochEntry(2, 1570): 8, EpochEntry(4, 1800): 5}))
+    disk.write_atomically(PATH, damaged)
+    file.load()
+    assert file.epochs == whole
+    for backup in (b"", None):
+        if backup is None:
+            disk.remove(BACKUP)
+        else:
+            disk.write_atomically(BACKUP, backup)
+        file.load()
+        assert file.epochs == whole, "the ids alone have every term"
+
+
+def test_a_list_that_nothing_proves_is_not_made_up_of_ids(caplog: pytest.LogCaptureFixture) -> None:
+    disk = MemoryDisk()
+    file = EpochFile(PATH, disk)
+    file.save(with_ids("1-0-7"))
+    file.save(with_ids("1-0-7 2-1570-8"))
+    disk.write_atomically(PATH, b"")
+    file.load()
+    assert file.epochs == with_ids("1-0-7")
+    assert "empty its store" in caplog.records[-1].__dict__["outcome"]
+    disk.remove(BACKUP)
+    with pytest.raises(Corrupt, match="empty this store"):
+        file.load()
