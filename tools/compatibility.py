@@ -311,7 +311,7 @@ DIFFERENCES: Final = {
         ),
         (
             "GET_CONSUMER_CONNECTION_LIST tells what members of the group were refused, in a field"
-            " that RocketMQ's tools pass over, and in the remark when nobody is online.",
+            " that RocketMQ's tools pass over, and in the remark when no member is online.",
             "broker/admin/inspection_handlers.py",
         ),
         (

@@ -64,7 +64,8 @@ ConfigFile = Annotated[
     typer.Option("-c", "--config", help="A properties file with RocketMQ's keys.", metavar="FILE"),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="One setting, stronger than the file.", metavar="KEY=VALUE")
+    list[str] | None,
+    typer.Option("--set", help="Override one setting of the file; repeatable.", metavar="KEY=VALUE"),
 ]
 LogLevel = Annotated[str, typer.Option("--log-level", help="DEBUG, INFO, WARNING or ERROR.")]
 
@@ -81,7 +82,7 @@ def _print_version(is_wanted: bool) -> None:
 def _main(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     pass
@@ -118,7 +119,7 @@ def broker(
     ] = None,
     log_level: LogLevel = "INFO",
     check_config: Annotated[
-        bool, typer.Option("--check-config", help="Check the settings, print what has no effect, and end.")
+        bool, typer.Option("--check-config", help="Check the settings, list those without effect, and exit.")
     ] = False,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT."""
@@ -521,26 +522,26 @@ def _local_address() -> str:
 
 _OTHERS: Final = {
     "up": ("tandemmq.shell.up", "", "Start a whole cluster on this machine and keep it running."),
-    "status": ("tandemmq.shell.up", "", "Show what runs on this machine, and how far its slaves are."),
-    "down": ("tandemmq.shell.up", "", "Stop the cluster of this machine."),
+    "status": ("tandemmq.shell.up", "", "Show the processes of the local cluster and the lag of its slaves."),
+    "down": ("tandemmq.shell.up", "", "Stop the local cluster."),
     "produce": ("tandemmq.shell.send", "", "Send lines as messages."),
-    "resend": ("tandemmq.shell.send", "", "Send the dead letters of a group once more."),
-    "consume": ("tandemmq.shell.read", "", "Read messages as a member of a group."),
-    "tail": ("tandemmq.shell.read", "", "Show messages as they come."),
-    "browse": ("tandemmq.shell.read", "", "Look messages up by place, time, key, tag or id."),
+    "resend": ("tandemmq.shell.send", "", "Redeliver a group's dead letters."),
+    "consume": ("tandemmq.shell.read", "", "Read messages as a member of a consumer group."),
+    "tail": ("tandemmq.shell.read", "", "Show messages as they arrive."),
+    "browse": ("tandemmq.shell.read", "", "Look up messages by position, time, key, tag or id."),
     "topics": ("tandemmq.shell.look", "", "List topics."),
     "groups": ("tandemmq.shell.look", "", "List consumer groups."),
-    "lag": ("tandemmq.shell.look", "", "Show how far a group is behind."),
-    "doctor": ("tandemmq.shell.doctor", "", "Look for what is wrong, and say what to do."),
+    "lag": ("tandemmq.shell.look", "", "Show the lag of a consumer group."),
+    "doctor": ("tandemmq.shell.doctor", "", "Find problems in a cluster and suggest fixes."),
     "demo": (
         "tandemmq.demo.command",
         "spark",
         "Run a whole cluster and a Spark job over real data, and check the result.",
     ),
     "pipeline": ("tandemmq.spark.command", "spark", "Run a Spark pipeline over topics."),
-    "bench": ("tandemmq.bench.command", "", "Measure what a broker costs per message."),
-    "admin": ("tandemmq.admin.command", "", "Look at brokers, topics, groups and messages; change them."),
-    "audit": ("tandemmq.admin.audit_command", "", "Compare the logs of masters and slaves while they run."),
+    "bench": ("tandemmq.bench.command", "", "Measure the broker's cost per message."),
+    "admin": ("tandemmq.admin.command", "", "Inspect and change brokers, topics, groups and messages."),
+    "audit": ("tandemmq.admin.audit_command", "", "Compare the logs of running masters and slaves."),
     "store": ("tandemmq.store_command", "", "Check or repair a store directory."),
 }
 """The other commands, as command -> module, the extra that it needs ("" for none), and its line of help."""

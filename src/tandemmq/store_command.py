@@ -46,14 +46,20 @@ app = typer.Typer(
 
 Root = Annotated[Path, typer.Argument(help="The store's directory.", metavar="DIR")]
 CommitLogDir = Annotated[
-    Path | None, typer.Option("--commitlog", help="The CommitLog, if it lies elsewhere.", metavar="DIR")
+    Path | None,
+    typer.Option(
+        "--commitlog",
+        help="The CommitLog's directory.",
+        show_default="commitlog in the store's directory",
+        metavar="DIR",
+    ),
 ]
 BrokerFile = Annotated[
     Path | None,
     typer.Option(
         "-c",
         "--config",
-        help="The broker's properties file: for index sizes and delay levels that are not the defaults.",
+        help="The broker's properties file; needed for index sizes and delay levels other than the defaults.",
         metavar="FILE",
     ),
 ]
@@ -90,13 +96,13 @@ def repair(
     commit_log: CommitLogDir = None,
     config: BrokerFile = None,
     accept_damage: Annotated[
-        bool, typer.Option("--accept-damage", help="Go on although records inside the log are lost.")
+        bool, typer.Option("--accept-damage", help="Continue although records inside the log are lost.")
     ] = False,
     skip_damaged: Annotated[
         bool,
         typer.Option(
             "--skip-damaged",
-            help="Give damaged records up: copy them to damaged/, and write over them what brokers skip.",
+            help="Copy damaged records to damaged/ and overwrite them in the log, so that brokers skip them.",
         ),
     ] = False,
     index: Annotated[
@@ -135,7 +141,7 @@ def divergent(
         str,
         typer.Option(
             "--resend",
-            help="Send the messages again to their topics, through these name servers.",
+            help="Send the messages to their topics again, through these name servers.",
             metavar="HOST:PORT",
         ),
     ] = "",
@@ -144,8 +150,7 @@ def divergent(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the messages that were cut from the log when another broker was elected; no sender was told that
-    they are stored.
+    """Show messages cut from the log when another broker became master; none was acknowledged to its sender.
 
     The senders may have sent them again themselves: check before you --resend.
     """
@@ -154,7 +159,7 @@ def divergent(
     disk = RealDisk()
     kept = directory / "divergent"
     if not directory.is_dir():
-        _fail(f"{directory} is no directory")
+        _fail(f"{directory} is not a directory")
     wanted = frozenset(topic or ())
 
     def read(_on_progress: object) -> list[tuple[KeptTail, list[Record]]]:
@@ -174,7 +179,7 @@ def divergent(
         return
     console = Console(highlight=False, soft_wrap=True)
     for tail, records in found:
-        short = "" if tail.size_bytes == tail.end - tail.begin else f", {tail.size_bytes:,} of them kept"
+        short = "" if tail.size_bytes == tail.end - tail.begin else f", of which {tail.size_bytes:,} are kept"
         console.print(escape(f"{tail.path}: bytes {tail.begin} to {tail.end} of term {tail.epoch}{short}"))
         for record in records:
             console.print(escape(f"  {_record_line(record)}"))
@@ -243,11 +248,11 @@ def _send_again(name_servers: str, records: list[Record]) -> int:
                 producer.send(message)
                 sent += 1
     except TandemError as error:
-        _fail(f"{error}; {sent} messages were sent before")
+        _fail(f"{error}; {sent} messages were already sent")
     if left:
-        typer.echo(f"tandemmq: {left} messages of the system's own topics were left out", err=True)
+        typer.echo(f"tandemmq: skipped {left} messages of system topics", err=True)
     if undecoded:
-        typer.echo(f"tandemmq: {undecoded} messages whose body does not decode were left out", err=True)
+        typer.echo(f"tandemmq: skipped {undecoded} messages whose body cannot be decoded", err=True)
     return sent
 
 
@@ -411,8 +416,10 @@ def _print_repair(report: RepairReport, root: Path) -> None:
         console.print(escape(f"warning: {warning}"))
     if report.is_refused:
         console.print("refused: the CommitLog is damaged in its middle; nothing was changed")
-        console.print("--accept-damage builds the files from what can still be read")
-        console.print("--skip-damaged gives the damaged records up, so that a broker takes messages again")
+        console.print("--accept-damage rebuilds the files from the readable records")
+        console.print(
+            "--skip-damaged overwrites the damaged records, so that a broker accepts messages again"
+        )
         return
     for change in report.changes:
         console.print(escape(change))

@@ -133,7 +133,7 @@ async def test_users_and_policies_are_copied(brokers: list[str]) -> None:
         await rows("changed", "createUser", "-b", first, "-u", name, "-p", f"{name}-secret")
         resource = ("-r", f"Topic:{name}", "-a", "Pub", "-d", "Allow")
         await rows("changed", "createAcl", "-b", first, "-s", f"User:{name}", *resource)
-    assert "knows no user nobody; it knows app, root, web" in await refusal("copyUser", *way, "-u", "nobody")
+    assert "has no user nobody; its users: app, root, web" in await refusal("copyUser", *way, "-u", "nobody")
     assert "no policies of User:nobody" in await refusal("copyAcl", *way, "-s", "User:nobody")
     assert [row["user"] for row in await rows("copied", "copyUser", *way, "-u", "app")] == ["app"]
     assert [row["user"] for row in await rows("users", "listUser", "-b", second)] == ["app", "root"]

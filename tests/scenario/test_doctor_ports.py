@@ -78,7 +78,7 @@ async def test_open_ports_are_told(tmp_path: Path) -> None:
     assert await found(tmp_path / "open", EVERYWHERE, is_guarded=False) == every
     assert await found(tmp_path / "guarded", EVERYWHERE, is_guarded=True) == ["name server"]
     (well,) = await found(tmp_path / "here", HERE, is_guarded=False)
-    assert well == "no port serves strangers of other machines"
+    assert well == "no port serves unauthenticated clients of other machines"
 
 
 async def test_servers_say_at_their_start_that_they_are_open(

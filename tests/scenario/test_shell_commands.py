@@ -97,7 +97,7 @@ def test_lines_go_in_and_come_out(shell: Shell, tmp_path: Path) -> None:
     assert len(shell.rows("tail", "Lines", "--since", "10m", "--no-follow")) == 13
     assert len(shell.rows("tail", "Lines", "--no-follow")) == 10
     assert shell.rows("tail", "Lines", "--last", "0", "--no-follow") == []
-    assert "no such message" in shell.run("browse", "Lines", "--key", "none", code=1)
+    assert "no message found" in shell.run("browse", "Lines", "--key", "none", code=1)
 
 
 def test_one_line_typed_is_one_message_of_a_topic_of_ours(shell: Shell) -> None:

@@ -145,7 +145,7 @@ def test_what_was_cut_is_shown_message_by_message(root: Path) -> None:
 def test_a_directory_that_is_none_has_no_tails(tmp_path: Path) -> None:
     result = run("divergent", tmp_path / "none")
     assert result.exit_code == 2
-    assert "is no directory" in result.stderr
+    assert "is not a directory" in result.stderr
 
 
 def test_what_was_cut_is_sent_again(root: Path) -> None:

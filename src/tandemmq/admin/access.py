@@ -20,14 +20,17 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 UserName = Annotated[str, typer.Option("-u", "--username", help="The user.")]
 UserType = Annotated[str, typer.Option("-t", "--userType", help="Super or Normal.")]
-Subject = Annotated[str, typer.Option("-s", "--subject", help="Whose policies.", metavar="User:NAME")]
-Resources = Annotated[
-    str, typer.Option("-r", "--resources", help="Separated by commas: Topic:Orders,Group:billing*.")
+Subject = Annotated[
+    str, typer.Option("-s", "--subject", help="The user of the policies.", metavar="User:NAME")
 ]
-Actions = Annotated[str, typer.Option("-a", "--actions", help="Separated by commas: Pub,Sub.")]
+Resources = Annotated[
+    str,
+    typer.Option("-r", "--resources", help="Resources, separated by commas: Topic:Orders,Group:billing*."),
+]
+Actions = Annotated[str, typer.Option("-a", "--actions", help="Actions, separated by commas: Pub,Sub.")]
 Decision = Annotated[str, typer.Option("-d", "--decision", help="Allow or Deny.")]
 SourceIps = Annotated[
-    str, typer.Option("-i", "--sourceIp", help="Addresses, separated by commas; else from everywhere.")
+    str, typer.Option("-i", "--sourceIp", help="Source addresses, separated by commas.", show_default="all")
 ]
 FromBroker = Annotated[str, typer.Option("-f", "--fromBroker", help="The source.", metavar="HOST:PORT")]
 ToBroker = Annotated[str, typer.Option("-t", "--toBroker", help="The target.", metavar="HOST:PORT")]
@@ -36,7 +39,10 @@ ToBroker = Annotated[str, typer.Option("-t", "--toBroker", help="The target.", m
 @command(app, "createUser")
 def create_user(
     user: UserName,
-    password: Annotated[str, typer.Option("-p", "--password", help="Also the secret key of its clients.")],
+    password: Annotated[
+        str,
+        typer.Option("-p", "--password", help="The password; its clients sign with it as their secret key."),
+    ],
     place: Place,
     user_type: UserType = "",
 ) -> Work:
@@ -49,13 +55,13 @@ def create_user(
 def update_user(
     user: UserName,
     place: Place,
-    password: Annotated[str, typer.Option("-p", "--password", help="The new one.")] = "",
+    password: Annotated[str, typer.Option("-p", "--password", help="The new password.")] = "",
     user_type: UserType = "",
     status: Annotated[str, typer.Option("-s", "--userStatus", help="enable or disable.")] = "",
 ) -> Work:
     """Change the given fields of a user."""
     if not (password or user_type or status):
-        raise typer.BadParameter("name what changes: -p, -t or -s")
+        raise typer.BadParameter("nothing to change: give -p, -t or -s")
     info = UserInfo(
         username=user, password=password or None, user_type=user_type or None, status=status or None
     )
@@ -76,7 +82,8 @@ def get_user(user: UserName, place: Place) -> Work:
 
 @command(app, "listUser")
 def list_users(
-    place: Place, name_part: Annotated[str, typer.Option("-f", "--filter", help="A part of the names.")] = ""
+    place: Place,
+    name_part: Annotated[str, typer.Option("-f", "--filter", help="Only names that contain this text.")] = "",
 ) -> Work:
     """List all users, or those whose names contain a part."""
     return lambda tools: find_users(tools, name_part, place)
@@ -87,7 +94,7 @@ def copy_users(
     source: FromBroker,
     target: ToBroker,
     names: Annotated[
-        str, typer.Option("-u", "--usernames", help="Separated by commas; else all users.")
+        str, typer.Option("-u", "--usernames", help="Users, separated by commas.", show_default="all")
     ] = "",
 ) -> Work:
     """Copy users from one broker to another: new ones are created, existing ones changed."""
@@ -137,8 +144,12 @@ def get_acl(subject: Subject, place: Place) -> Work:
 @command(app, "listAcl")
 def list_acls(
     place: Place,
-    subject: Annotated[str, typer.Option("-s", "--subject", help="A part of the subjects.")] = "",
-    resource: Annotated[str, typer.Option("-r", "--resource", help="A part of the resources.")] = "",
+    subject: Annotated[
+        str, typer.Option("-s", "--subject", help="Only subjects that contain this text.")
+    ] = "",
+    resource: Annotated[
+        str, typer.Option("-r", "--resource", help="Only resources that contain this text.")
+    ] = "",
 ) -> Work:
     """List all policies, or those whose subjects and resources contain a part."""
     return lambda tools: find_acls(tools, subject, resource, place)
@@ -149,7 +160,7 @@ def copy_acls(
     source: FromBroker,
     target: ToBroker,
     subjects: Annotated[
-        str, typer.Option("-s", "--subjects", help="Separated by commas; else all that have policies.")
+        str, typer.Option("-s", "--subjects", help="Subjects, separated by commas.", show_default="all")
     ] = "",
 ) -> Work:
     """Copy policies from one broker to another, which keeps its entries for other resources."""
@@ -162,7 +173,7 @@ def _acl(subject: str, resources: str, actions: str, decision: str, source_ips: 
     """
     names = _parts(resources)
     if not names:
-        raise typer.BadParameter("-r: name a resource, as Topic:Orders")
+        raise typer.BadParameter("-r must name a resource, such as Topic:Orders")
     entries = tuple(
         EntryInfo(resource=name, actions=_parts(actions), source_ips=_parts(source_ips), decision=decision)
         for name in names
@@ -206,7 +217,7 @@ async def show_user(tools: Tools, name: str, place: Place) -> CommandAnswer:
         user = await broker_admin.query_user(tools.remoting, target.address, name)
         if user is not None:
             table.rows.append(_user_row(target.address, user))
-    notes = [] if table.rows else [f"no broker knows the user {name!r}"]
+    notes = [] if table.rows else [f"no broker has the user {name!r}"]
     return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
 
 
@@ -230,13 +241,13 @@ async def bring_users(tools: Tools, source: str, target: str, names: Sequence[st
     missing = [name for name in names if name not in known]
     if missing:
         raise ConfigError(
-            f"{source} knows no user {', '.join(missing)}; it knows {', '.join(known) or 'none'}"
+            f"{source} has no user {', '.join(missing)}; its users: {', '.join(known) or 'none'}"
         )
     chosen = [known[name] for name in names or known]
     hidden = [str(user.username) for user in chosen if not user.password]
     if hidden:
         raise ConfigError(
-            f"{source} does not show the password of {', '.join(hidden)}: sign as a super user of it"
+            f"{source} does not show the password of {', '.join(hidden)}: sign as one of its super users"
         )
     table = Table("copied", ("source", "target", "user"))
     for user in chosen:

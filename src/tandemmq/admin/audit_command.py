@@ -40,10 +40,10 @@ CHECKSUM_TIMEOUT_S = 60.0
 class AuditOutcome(Enum):
     """The outcome for one slave; `name` is the output for programs."""
 
-    EQUAL = "what both keep is the same"
+    EQUAL = "the bytes that both hold are equal"
     DIFFERENT = "the logs differ"
     SLAVE_AHEAD = "the slave holds more than its master"
-    APART = "no byte is kept by both"
+    APART = "the logs have no bytes in common"
     UNKNOWN = "could not be compared"
 
 
@@ -81,7 +81,7 @@ async def compare_logs(
     except RequestRejected as error:
         detail = str(error)
         if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            detail = "one of the brokers is not ours and cannot tell checksums"
+            detail = "one of the brokers is not a TandemMQ broker and cannot compute checksums"
         return LogComparison(outcome=AuditOutcome.UNKNOWN, detail=detail)
     except TandemError as error:
         return LogComparison(outcome=AuditOutcome.UNKNOWN, detail=str(error))
@@ -126,11 +126,11 @@ async def _contradict(client: RemotingClient, master: str, slave: str) -> str:
             raise
         return ""
     if one.group_id and other.group_id and one.group_id != other.group_id:
-        return f"they belong to two groups: {one.group_id} and {other.group_id}"
+        return f"the brokers belong to different groups: {one.group_id} and {other.group_id}"
     conflict = conflicting_term(told_terms(terms), told_terms(other_terms))
     if conflict is None:
         return ""
-    return f"term {conflict.epoch}, which begins at {conflict.start}, was given to two masters"
+    return f"two masters have term {conflict.epoch}, which begins at {conflict.start}"
 
 
 async def _walk(
@@ -140,7 +140,7 @@ async def _walk(
     position = start
     while position < end:
         size = min(RANGE_BYTES, end - position)
-        one, other = await asyncio.gather(*(_ask(client, address, position, size) for address in pair))
+        one, other = await asyncio.gather(*(_request(client, address, position, size) for address in pair))
         if one.size_bytes < size or other.size_bytes < size:
             kept_from = max(one.min_offset, other.min_offset)
             if kept_from <= position:
@@ -167,17 +167,19 @@ async def _locate(client: RemotingClient, pair: tuple[str, str], start: int, end
 
 
 async def _whole(client: RemotingClient, address: str, log_offset: int, size: int) -> LogChecksumResponse:
-    told = await _ask(client, address, log_offset, size)
-    if told.size_bytes != size:
+    answer = await _request(client, address, log_offset, size)
+    if answer.size_bytes != size:
         raise LogsChanged(f"{address} no longer holds {size} bytes from {log_offset} on")
-    return told
+    return answer
 
 
-async def _ask(client: RemotingClient, address: str, log_offset: int, size: int) -> LogChecksumResponse:
-    told = await read_log_checksum(client, address, log_offset, size, timeout_s=CHECKSUM_TIMEOUT_S)
-    if not 0 <= told.size_bytes <= size:
-        raise RemoteProtocolError(f"{address} told the checksum of {told.size_bytes} bytes, not of {size}")
-    return told
+async def _request(client: RemotingClient, address: str, log_offset: int, size: int) -> LogChecksumResponse:
+    answer = await read_log_checksum(client, address, log_offset, size, timeout_s=CHECKSUM_TIMEOUT_S)
+    if not 0 <= answer.size_bytes <= size:
+        raise RemoteProtocolError(
+            f"{address} returned the checksum of {answer.size_bytes} bytes instead of {size}"
+        )
+    return answer
 
 
 EXIT_DIFFERENT: Final = 1
@@ -198,7 +200,8 @@ def audit(
     broker: Annotated[str, typer.Option("--broker", help="Only the brokers of this name.")] = "",
     cluster: Cluster = "",
     last_bytes: Annotated[
-        int | None, typer.Option("--last", min=1, help="Compare only so many bytes at the common end.")
+        int | None,
+        typer.Option("--last", min=1, help="Compare only the last N bytes that both hold.", metavar="N"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -106,7 +106,7 @@ CleanedCluster = Annotated[str, typer.Option("-c", "--cluster", help="The broker
 def cluster_list(
     cluster: Cluster = "",
     has_days: Annotated[
-        bool, typer.Option("-m", "--moreStats", help="Messages of yesterday and of today instead.")
+        bool, typer.Option("-m", "--moreStats", help="Show message counts of yesterday and today instead.")
     ] = False,
 ) -> Work:
     """List all registered brokers with role, version and rates."""
@@ -123,15 +123,13 @@ def broker_status(place: Place = EVERYWHERE) -> Work:
 
 @command(app, "haStatus", interval_s=0)
 def ha_status(place: Place = EVERYWHERE) -> Work:
-    """Show how far the slaves are; exit code 1 when a slave has halted or a master waits."""
+    """Show replication lag; exit code 1 when a slave has halted or a master is not serving yet."""
     return lambda tools: show_replication(tools, place)
 
 
 @command(app, "acceptLog", names=False)
 def accept_log(broker: Address) -> Work:
-    """Make a master that waits for its slaves serve its log as it is; messages that only the slaves have are
-    lost.
-    """
+    """Let a master serve without waiting for its slaves' logs; messages that only they hold are lost."""
     return lambda tools: release(tools, broker)
 
 
@@ -147,7 +145,7 @@ def update_broker_config(
     value: NewValue,
     place: Place,
     has_slaves: Annotated[
-        str, typer.Option("-a", "--updateAllBroker", help="true: with -c at its slaves, too.")
+        str, typer.Option("-a", "--updateAllBroker", help="true: with -c, change the slaves, too.")
     ] = "false",
 ) -> Work:
     """Change a setting of a running broker, or of the masters of a cluster."""
@@ -186,7 +184,7 @@ def delete_expired_log(broker: Address = "", cluster: CleanedCluster = "") -> Wo
 def export_pop_record(
     place: Place,
     is_dry: Annotated[
-        str, typer.Option("-d", "--dryRun", help="true: name the brokers, and ask none.")
+        str, typer.Option("-d", "--dryRun", help="true: list the brokers without calling them.")
     ] = "false",
 ) -> Work:
     """Make RocketMQ brokers write pop leases from RocksDB to topics; TandemMQ brokers already keep them
@@ -199,7 +197,7 @@ def export_pop_record(
 @command(app, "resetMasterFlushOffset", names=False)
 def reset_master_flush_offset(
     broker: BrokerAddress,
-    offset: Annotated[int, typer.Option("-o", "--offset", help="The offset from now on.", min=0)],
+    offset: Annotated[int, typer.Option("-o", "--offset", help="The new offset.", min=0)],
 ) -> Work:
     """Reset the flushed offset of its master that a RocketMQ slave remembers; TandemMQ brokers compare logs
     instead.
@@ -211,7 +209,7 @@ def reset_master_flush_offset(
 def set_read_ahead_mode(
     mode: Annotated[
         int,
-        typer.Option("-m", "--commitLogReadAheadMode", help="0: ahead, 1: at random.", min=0, max=1),
+        typer.Option("-m", "--commitLogReadAheadMode", help="0: read ahead; 1: random access.", min=0, max=1),
     ],
     place: Place,
 ) -> Work:
@@ -255,14 +253,14 @@ def delete_kv_config(namespace: Space, key: KvKey) -> Work:
 
 @command(app, "getColdDataFlowCtrInfo")
 def get_cold_reads(place: Place) -> Work:
-    """Show how much groups have read of old messages in the current 5 s, and how much they may read."""
+    """Show each group's reads of old messages in the current 5 s, and its limit."""
     return lambda tools: show_cold_reads(tools, place)
 
 
 @command(app, "updateColdDataFlowCtrGroupConfig")
 def update_cold_threshold(
     group: ColdGroup,
-    threshold: Annotated[str, typer.Option("-v", "--threshold", help="Bytes of old messages in 5 s.")],
+    threshold: Annotated[str, typer.Option("-v", "--threshold", help="Most bytes of old messages per 5 s.")],
     place: Place,
 ) -> Work:
     """Limit the bytes of old messages that a group may read (coldDataFlowControlEnable)."""
@@ -458,7 +456,9 @@ async def show_replication(tools: Tools, place: Place) -> CommandAnswer:
     tables = [table for table in (masters, slaves, copies) if table.rows]
     notes = ["a slave has halted: see docs/operations.md"] if has_halted else []
     if is_waiting:
-        notes.append("a master serves nothing until its slaves have shown what they hold, or acceptLog")
+        notes.append(
+            "a master does not serve until its slaves have reported their logs; acceptLog ends the wait"
+        )
     return CommandAnswer(tables, notes, exit_code=1 if has_halted or is_waiting else 0)
 
 

@@ -12,7 +12,7 @@ from tandemmq.admin import access, brokers, controllers, groups, messages, topic
 
 app = typer.Typer(
     name="admin",
-    help="Look at brokers, topics, groups and messages, and change them. Names and flags are mqadmin's.",
+    help="Inspect and change brokers, topics, groups and messages, with mqadmin's commands and flags.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

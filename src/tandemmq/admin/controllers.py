@@ -47,17 +47,22 @@ OneGroup = Annotated[str, typer.Option("-bn", "--brokerName", help="The group of
 def controllers(
     address: ControllerAddress,
     add: Annotated[
-        str, typer.Option("--add", help="One that runs with controllerJoin=true.", metavar="ID-HOST:PORT")
+        str,
+        typer.Option(
+            "--add", help="Add this controller, which runs with controllerJoin=true.", metavar="ID-HOST:PORT"
+        ),
     ] = "",
-    remove: Annotated[str, typer.Option("--remove", help="One that goes.", metavar="ID")] = "",
-    hand_over: Annotated[str, typer.Option("--hand-over", help="Who is to lead.", metavar="ID")] = "",
+    remove: Annotated[str, typer.Option("--remove", help="Remove this controller.", metavar="ID")] = "",
+    hand_over: Annotated[
+        str, typer.Option("--hand-over", help="Make this controller the leader.", metavar="ID")
+    ] = "",
 ) -> Work:
-    """List the controllers of a group; add, remove or hand over to one of them."""
+    """List the controllers of a group; add or remove one, or make one the leader."""
     if sum(map(bool, (add, remove, hand_over))) > 1:
-        raise typer.BadParameter("one change at a time")
+        raise typer.BadParameter("only one of --add, --remove and --hand-over is allowed")
     name, dash, new_address = add.partition("-")
     if add and not (name and dash):
-        raise typer.BadParameter("--add takes ID-HOST:PORT")
+        raise typer.BadParameter(f"--add {add}: must be ID-HOST:PORT")
     action = "add" if add else "remove" if remove else "handOver" if hand_over else "list"
     name = name or remove or hand_over
     return lambda tools: change_controllers(tools, address, action, name, new_address)
@@ -69,7 +74,9 @@ def handover(
     name: GroupOfBrokers,
     target: Annotated[
         int | None,
-        typer.Option("--to", help="Who is to be the master; else any member in sync.", metavar="ID"),
+        typer.Option(
+            "--to", help="The broker id of the new master.", show_default="any replica in sync", metavar="ID"
+        ),
     ] = None,
 ) -> Work:
     """Make another broker of an elected group its master; no send fails."""
@@ -78,7 +85,7 @@ def handover(
 
 @command(app, "getControllerMetaData", names=False)
 def get_controller_metadata(address: ControllerAddress) -> Work:
-    """Show the group of a controller and its leader."""
+    """Show the group and the leader of a controller."""
     return lambda tools: show_controller(tools, address)
 
 
@@ -91,7 +98,7 @@ def get_sync_state_set(
     interval: Interval = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show the replicas in sync of a group of brokers; exit code 1 when the controllers know none."""
+    """Show the replicas in sync of a group of brokers; exit code 1 when the group is unknown."""
     demand_place(name, cluster)
     run(
         namesrv,
@@ -105,11 +112,13 @@ def get_sync_state_set(
 @command(app, "electMaster", names=False)
 def elect_master(
     address: ControllerAddress,
-    broker_id: Annotated[int, typer.Option("-b", "--brokerId", help="Who is to be the master.", min=1)],
+    broker_id: Annotated[
+        int, typer.Option("-b", "--brokerId", help="The broker id of the new master.", min=1)
+    ],
     name: OneGroup,
     cluster: Cluster,
 ) -> Work:
-    """Make a broker of a group its master; sends fail meanwhile (with `handover` none fails)."""
+    """Make a broker of a group its master; sends fail during the change (`handover` avoids that)."""
     return lambda tools: elect(tools, address, cluster, name, broker_id)
 
 
@@ -123,26 +132,27 @@ def clean_broker_metadata(
         typer.Option(
             "-b",
             "--brokerControllerIdsToClean",
-            help="Only these: 1;2. None: all of the group.",
+            help="Only the brokers with these ids, such as 1;2.",
+            show_default="all of the group",
         ),
     ] = "",
     is_forced: Annotated[
-        bool, typer.Option("-l", "--cleanLivingBroker", help="Also slaves that are alive.")
+        bool, typer.Option("-l", "--cleanLivingBroker", help="Include slaves that are alive.")
     ] = False,
     forgets_living_master: Annotated[
         bool,
         typer.Option(
             "--living-master",
-            help="Also a master that is alive: the group has no failover until its brokers start again.",
+            help="Include a master that is alive; the group then has no failover until its brokers restart.",
         ),
     ] = False,
 ) -> Work:
     """Make the controllers forget brokers that will not come back."""
     if not all(one.isdecimal() for one in ids.split(";") if ids):
-        raise typer.BadParameter(f"-b {ids}: numbers of brokers, separated by ;")
+        raise typer.BadParameter(f"-b {ids}: must be broker ids, separated by ;")
     is_forced = is_forced or forgets_living_master
     if not ids and not is_forced and not cluster:
-        raise typer.BadParameter("name the brokers (-b 1;2), or the cluster of the group (-c)")
+        raise typer.BadParameter("name the brokers (-b 1;2), or the group's cluster (-c)")
     header = CleanBrokerDataRequest(
         cluster_name=cluster or None,
         broker_name=name,
@@ -161,7 +171,7 @@ def get_broker_epoch(
     interval: Interval = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show which master wrote which bytes of the log, according to each broker of a group or a cluster."""
+    """Show the terms of the log, each with its bytes and its master, as each broker reports them."""
     demand_place(name, cluster)
     is_address = ":" in name
     run(
@@ -283,7 +293,7 @@ async def elect(tools: Tools, address: str, cluster: str, name: str, broker_id: 
         (name, facts.master_id, facts.master_address, facts.master_epoch, members, facts.set_epoch)
     )
     is_wanted = facts.master_id == broker_id
-    notes = [] if is_wanted else [f"the master of {name} stays {facts.master_id}"]
+    notes = [] if is_wanted else [f"broker {facts.master_id} remains the master of {name}"]
     return CommandAnswer([table], notes, exit_code=0 if is_wanted else 1)
 
 
@@ -330,5 +340,5 @@ async def show_epochs(tools: Tools, name: str, cluster: str, address: str) -> Co
         table.rows += [
             (*place, one.epoch, one.start, end) for one, end in zip(told.epochs, ends, strict=True)
         ]
-    notes = [] if table.rows else [f"no broker of {name or cluster or 'all'} knows a term"]
+    notes = [] if table.rows else [f"no broker of {name or cluster or 'all'} has a term"]
     return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)

@@ -54,7 +54,7 @@ _SETTINGS: Final = (
 
 ConsumerGroup = Annotated[str, typer.Option("-g", "--consumerGroup", help="The consumer group.")]
 ResetGroup = Annotated[str, typer.Option("-g", "--group", help="The consumer group.")]
-Force = Annotated[str, typer.Option("-f", "--force", help="Taken for granted, as by mqadmin.")]
+Force = Annotated[str, typer.Option("-f", "--force", help="Accepted for mqadmin's scripts; has no effect.")]
 
 
 @command(app, "consumerProgress")
@@ -62,7 +62,7 @@ def consumer_progress(
     group: Group = "",
     topic: Annotated[str, typer.Option("-t", "--topicName", help="Only this topic.")] = "",
     show_client: Annotated[
-        str, typer.Option("-s", "--showClientIP", help="true: with -g also who reads each queue.")
+        str, typer.Option("-s", "--showClientIP", help="true: with -g, show the consumer of each queue, too.")
     ] = "false",
 ) -> Work:
     """Show the progress of a group in each queue; without a group, the lag of every group."""
@@ -87,7 +87,7 @@ def consumer_status(
     group: ConsumerGroup,
     client_id: Annotated[str, typer.Option("-i", "--clientId", help="Only this member.")] = "",
     has_stack: Annotated[
-        bool, typer.Option("-s", "--jstack", help="With the stacks of a Java client's threads.")
+        bool, typer.Option("-s", "--jstack", help="Include the thread stacks of Java clients.")
     ] = False,
     broker: Address = "",
 ) -> Work:
@@ -101,7 +101,9 @@ def consumer_status(
 def producer_connection(
     group: Annotated[str, typer.Option("-g", "--producerGroup", help="The producer group.")],
     broker: Address = "",
-    topic: Annotated[str, typer.Option("-t", "--topic", help="As by mqadmin; all brokers are asked.")] = "",
+    topic: Annotated[
+        str, typer.Option("-t", "--topic", help="Accepted for mqadmin's scripts; has no effect.")
+    ] = "",
 ) -> Work:
     """Show the producers of a group; exit code 1 when none is online."""
     return lambda tools: show_producers(tools, group, broker)
@@ -117,10 +119,10 @@ def all_producers(broker: BrokerAddress) -> Work:
 def broker_consume_stats(
     broker: BrokerAddress,
     timeout_ms: Annotated[
-        int, typer.Option("-t", "--timeoutMillis", help="How long the broker may take.", min=1)
+        int, typer.Option("-t", "--timeoutMillis", help="Timeout of the request, in milliseconds.", min=1)
     ] = 50_000,
     lag_min: Annotated[
-        int, typer.Option("-l", "--level", help="Only queues that lag by so much, or more.", min=0)
+        int, typer.Option("-l", "--level", help="Only queues with at least this lag, in messages.", min=0)
     ] = 0,
     ordered: Annotated[str, typer.Option("-o", "--order", help="true: only ordered topics.")] = "false",
 ) -> Work:
@@ -133,7 +135,7 @@ def broker_consume_stats(
 
 @command(app, "getConsumerConfig")
 def get_consumer_config(group: Group) -> Work:
-    """Show the settings of a group at each master; exit code 1 when no master knows it."""
+    """Show the settings of a group at each master; exit code 1 when no master has it."""
     return lambda tools: show_settings(tools, group)
 
 
@@ -142,7 +144,7 @@ def delete_sub_group(
     group: Group,
     place: Place,
     remove_offset: Annotated[
-        str, typer.Option("-r", "--removeOffset", help="true: its offsets go, too.")
+        str, typer.Option("-r", "--removeOffset", help="true: delete its offsets, too.")
     ] = "false",
 ) -> Work:
     """Delete a group at one broker or at every master of a cluster."""
@@ -157,25 +159,29 @@ def reset_offset_by_time(
     timestamp: Annotated[
         str,
         typer.Option(
-            "-s", "--timestamp", help="now, milliseconds since 1970, -1 (the end) or yyyy-MM-dd#HH:mm:ss:SSS."
+            "-s", "--timestamp", help="now, Unix milliseconds, -1 (the end) or yyyy-MM-dd#HH:mm:ss:SSS."
         ),
     ],
     force: Force = "true",
     broker: Annotated[
-        str, typer.Option("-b", "--broker", help="With -q: the queue's master, 5.x.", metavar="HOST:PORT")
+        str,
+        typer.Option(
+            "-b", "--broker", help="With -q: the queue's master (RocketMQ 5.x).", metavar="HOST:PORT"
+        ),
     ] = "",
     queue_id: Annotated[int | None, typer.Option("-q", "--queue", help="Only this queue.", min=0)] = None,
     offset: Annotated[
-        int | None, typer.Option("-o", "--offset", help="With -q: from there, not from the time.", min=0)
+        int | None,
+        typer.Option("-o", "--offset", help="With -q: reset to this offset, not to the time.", min=0),
     ] = None,
 ) -> Work:
-    """Move a group, running or not, to a time."""
+    """Move a group, online or not, to the messages of a time."""
     flag(force, "-f")
     time_ms = parse_time(timestamp, LoopClock().now_ms())
     if bool(broker) != (queue_id is not None):
-        raise typer.BadParameter("-b and -q name a queue together")
+        raise typer.BadParameter("-b and -q must be given together: they name one queue")
     if queue_id is None and offset is not None:
-        raise typer.BadParameter("-o is an offset in a queue: name that, too (-b and -q)")
+        raise typer.BadParameter("-o also needs the queue of the offset (-b and -q)")
     if queue_id is None:
         return lambda tools: reset_by_time(tools, group, topic, time_ms)
     queue = queue_id
@@ -188,17 +194,19 @@ def skip_accumulated(
     topic: Topic,
     force: Force = "true",
 ) -> Work:
-    """Move a group, running or not, to the end of a topic: waiting messages are never handled."""
+    """Move a group, online or not, to the end of a topic; its backlog is never consumed."""
     flag(force, "-f")
     return lambda tools: reset_by_time(tools, group, topic, END_OF_QUEUE_MS)
 
 
 @command(app, "cloneGroupOffset")
 def clone_group_offset(
-    source: Annotated[str, typer.Option("-s", "--srcGroup", help="The group whose place is taken.")],
-    target: Annotated[str, typer.Option("-d", "--destGroup", help="The group that goes on there.")],
+    source: Annotated[str, typer.Option("-s", "--srcGroup", help="The group to copy from.")],
+    target: Annotated[str, typer.Option("-d", "--destGroup", help="The group to copy to.")],
     topic: Topic,
-    offline: Annotated[str, typer.Option("-o", "--offline", help="Means nothing, as by mqadmin.")] = "false",
+    offline: Annotated[
+        str, typer.Option("-o", "--offline", help="Accepted for mqadmin's scripts; has no effect.")
+    ] = "false",
 ) -> Work:
     """Copy another group's offsets in a topic to a group that is not running."""
     flag(offline, "-o")
@@ -209,27 +217,43 @@ def clone_group_offset(
 def update_sub_group(
     group: Group,
     place: Place,
-    consume: Annotated[str | None, typer.Option("-s", "--consumeEnable", help="true or false.")] = None,
+    consume: Annotated[
+        str | None, typer.Option("-s", "--consumeEnable", help="Consumption allowed: true or false.")
+    ] = None,
     from_min: Annotated[
-        str | None, typer.Option("-m", "--consumeFromMinEnable", help="true or false.")
+        str | None,
+        typer.Option("-m", "--consumeFromMinEnable", help="Start at the first offset: true or false."),
     ] = None,
     broadcast: Annotated[
-        str | None, typer.Option("-d", "--consumeBroadcastEnable", help="true or false.")
+        str | None, typer.Option("-d", "--consumeBroadcastEnable", help="Broadcast allowed: true or false.")
     ] = None,
     orderly: Annotated[
-        str | None, typer.Option("-o", "--consumeMessageOrderly", help="true or false.")
+        str | None, typer.Option("-o", "--consumeMessageOrderly", help="Consume in order: true or false.")
     ] = None,
-    retry_queues: Annotated[int | None, typer.Option("-q", "--retryQueueNums", min=0)] = None,
-    retries: Annotated[int | None, typer.Option("-r", "--retryMaxTimes", min=-1)] = None,
-    broker_id: Annotated[int | None, typer.Option("-i", "--brokerId", min=0)] = None,
-    slow_broker_id: Annotated[int | None, typer.Option("-w", "--whichBrokerWhenConsumeSlowly", min=0)] = None,
+    retry_queues: Annotated[
+        int | None, typer.Option("-q", "--retryQueueNums", help="Number of retry queues.", min=0)
+    ] = None,
+    retries: Annotated[
+        int | None, typer.Option("-r", "--retryMaxTimes", help="Most redeliveries; -1: the default.", min=-1)
+    ] = None,
+    broker_id: Annotated[
+        int | None, typer.Option("-i", "--brokerId", help="The broker to read from: 0 is the master.", min=0)
+    ] = None,
+    slow_broker_id: Annotated[
+        int | None,
+        typer.Option(
+            "-w", "--whichBrokerWhenConsumeSlowly", help="The broker that lagging consumers read from.", min=0
+        ),
+    ] = None,
     notifies: Annotated[
-        str | None, typer.Option("-a", "--notifyConsumerIdsChanged", help="true or false.")
+        str | None,
+        typer.Option("-a", "--notifyConsumerIdsChanged", help="Notify members of changes: true or false."),
     ] = None,
     retry_policy: Annotated[
-        str | None, typer.Option("-p", "--groupRetryPolicy", help="As mqadmin's: JSON.")
+        str | None,
+        typer.Option("-p", "--groupRetryPolicy", help="The retry policy: JSON in mqadmin's format."),
     ] = None,
-    attributes: Annotated[str, typer.Option("--attributes", help="Changes: +a=b,+c=d,-e.")] = "",
+    attributes: Annotated[str, typer.Option("--attributes", help="Attribute changes: +a=b,+c=d,-e.")] = "",
 ) -> Work:
     """Create a group, or change its given settings, at one broker or at every master of a cluster."""
     changes: dict[str, Any] = {
@@ -267,15 +291,15 @@ def set_consume_mode(
         typer.Option(
             "-q",
             "--popShareQueueNum",
-            help="POP: also the queues of so many next members; 0: all queues.",
+            help="POP: share the queues of the next N members; 0: all queues.",
             min=0,
         ),
     ] = 0,
 ) -> Work:
-    """Choose pull or pop in a topic, for a group whose queues the broker assigns."""
+    """Set how a group consumes a topic, by pull or pop, when the broker assigns its queues."""
     name = mode.upper()
     if name != "PULL" and name != "POP":
-        raise typer.BadParameter(f"-m {mode}: PULL or POP")
+        raise typer.BadParameter(f"-m {mode}: must be PULL or POP")
     wanted = RequestMode(group=group, mode=name, pop_share_queue_count=share_count, topic=topic)
     return lambda tools: change_mode(tools, wanted, place)
 
@@ -285,7 +309,7 @@ def _retry_policy(text: str) -> GroupRetryPolicy:
         return decode_body(text.encode(), GroupRetryPolicy)
     except RemoteProtocolError as error:
         example = '{"type":"CUSTOMIZED","customizedRetryPolicy":{"next":[1000,5000]}}'
-        raise typer.BadParameter(f"-p {text}: {error}; allowed is JSON as {example}") from None
+        raise typer.BadParameter(f"-p {text}: expected JSON such as {example}: {error}") from None
 
 
 # Implementation of the commands
@@ -329,7 +353,7 @@ async def watch_groups(tools: Tools) -> CommandAnswer:
             problems.append("members subscribe differently")
         members = await _member_count(tools, masters, group)
         if sum(lags) and not members:
-            problems.append("nobody is online")
+            problems.append("no member is online")
         figures = (members, sum(lags), max(lags, default=0), behind_s, dead_count)
         table.rows.append((group, *figures, "; ".join(problems) or None))
     return CommandAnswer([table])
@@ -353,7 +377,7 @@ async def show_connections(tools: Tools, group: str, address: str) -> CommandAns
             what = (refusal.client, refusal.request, refusal.code, refusal.count)
             refused.rows.append((target.address, *what, refusal.last_at_ms, refusal.reason))
     tables = [table for table in (members, wants, refused) if table.rows]
-    notes = [] if members.rows else [f"no consumer of the group {group!r} is online"]
+    notes = [] if members.rows else [f"no consumer of group {group!r} is online"]
     return CommandAnswer(tables, notes, exit_code=0 if members.rows else 1)
 
 
@@ -385,7 +409,7 @@ async def show_members(
         ]
         stacks += [f"{client}:\n{info.stack}"] if info.stack else []
     if not told and not notes:
-        notes.append(f"no such consumer of the group {group!r} is online")
+        notes.append(f"no consumer {client_id} of group {group!r} is online")
     return CommandAnswer([members, queues], [*notes, *stacks], exit_code=0 if members.rows else 1)
 
 
@@ -396,7 +420,7 @@ async def show_producers(tools: Tools, group: str, address: str) -> CommandAnswe
         for one in await broker_admin.query_producer_connections(tools.remoting, target.address, group):
             version = render_version(one.version)
             table.rows.append((target.address, one.client_id, one.address, one.language, version))
-    notes = [] if table.rows else [f"no producer of the group {group!r} is online"]
+    notes = [] if table.rows else [f"no producer of group {group!r} is online"]
     return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
 
 
@@ -441,7 +465,7 @@ async def show_settings(tools: Tools, group: str) -> CommandAnswer:
         if config is not None:
             values = (getattr(config, name) for name in _SETTINGS)
             table.rows.append((target.address, group, *values))
-    notes = [] if table.rows else [f"no broker knows the group {group!r}"]
+    notes = [] if table.rows else [f"no broker has the group {group!r}"]
     return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
 
 
@@ -586,7 +610,7 @@ async def _ask_members(
                     tools.remoting, target.address, group, one.client_id, has_stack=has_stack
                 )
             except TandemError as error:
-                notes.append(f"{one.client_id} does not tell: {error}")
+                notes.append(f"{one.client_id} does not report its state: {error}")
                 continue
             told.append((target.address, one.client_id, info))
     return told

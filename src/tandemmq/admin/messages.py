@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import typer
 
 from tandemmq.admin.options import (
+    TIMES,
     Begin,
     BrokerName,
     End,
@@ -87,31 +88,36 @@ _COLUMNS = ("message_id", "unique_key", "topic", "queue", "queue_offset", "log_o
 _MORE = ("stored_at", "retries", "size", "tags", "keys", "properties", "body")
 
 
-PrintBody = Annotated[str, typer.Option("-d", "--printBody", help="true: with their bodies.")]
-Tags = Annotated[str, typer.Option("-s", "--subExpression", help="Only these tags, separated by ||.")]
-CountMax = Annotated[int, typer.Option("-m", "--maxNum", help="At most so many.", min=1, max=1_000_000)]
-QueueId = Annotated[int, typer.Option("-i", "--queueId", min=0)]
+PrintBody = Annotated[str, typer.Option("-d", "--printBody", help="true: print the bodies, too.")]
+Tags = Annotated[
+    str, typer.Option("-s", "--subExpression", help="Only messages with these tags, separated by ||.")
+]
+CountMax = Annotated[
+    int, typer.Option("-m", "--maxNum", help="Stop after N messages.", min=1, max=1_000_000, metavar="N")
+]
+QueueId = Annotated[int, typer.Option("-i", "--queueId", help="The queue id.", min=0)]
 ProbeBytes = Annotated[
-    int, typer.Option("-s", "--size", "--messageSize", help="Bytes of each body.", min=1, max=4 << 20)
+    int,
+    typer.Option("-s", "--size", "--messageSize", help="Size of each body, in bytes.", min=1, max=4 << 20),
 ]
 
 
 ClientId = Annotated[
-    str, typer.Option("-d", "--clientId", help="With -g: hand the message to this consumer at once.")
+    str, typer.Option("-d", "--clientId", help="With -g: deliver the message to this consumer now.")
 ]
-HandlingGroup = Annotated[
-    str, typer.Option("-g", "--consumerGroup", help="With -d: the group of the consumer.")
-]
+HandlingGroup = Annotated[str, typer.Option("-g", "--consumerGroup", help="With -d: the consumer's group.")]
 
 
 @command(app, "queryMsgById")
 def query_message_by_id(
-    message_id: Annotated[str, typer.Option("-i", "--msgId", help="Message id, or with -t unique key.")],
-    topic: Annotated[str, typer.Option("-t", "--topic", help="For a producer's unique key.")] = "",
+    message_id: Annotated[
+        str, typer.Option("-i", "--msgId", help="The message id; with -t, the unique key.")
+    ],
+    topic: Annotated[str, typer.Option("-t", "--topic", help="The topic of a unique key.")] = "",
     group: HandlingGroup = "",
     client_id: ClientId = "",
 ) -> Work:
-    """Show one message, and which groups have consumed it; exit code 1 when there is none."""
+    """Show one message and the groups that have consumed it; exit code 1 when none is found."""
     handler = _handler(group, client_id)
     return lambda tools: find_by_id(tools, message_id, topic, handler=handler)
 
@@ -119,36 +125,41 @@ def query_message_by_id(
 @command(app, "queryMsgByUniqueKey")
 def query_message_by_unique_key(
     topic: Topic,
-    unique_key: Annotated[str, typer.Option("-i", "--msgId", help="The producer's id of it.")],
+    unique_key: Annotated[
+        str, typer.Option("-i", "--msgId", help="The unique key, which the producer made.")
+    ],
     group: HandlingGroup = "",
     client_id: ClientId = "",
-    shows_all: Annotated[bool, typer.Option("-a", "--showAll", help="As by mqadmin; all are shown.")] = False,
+    shows_all: Annotated[
+        bool, typer.Option("-a", "--showAll", help="Accepted for mqadmin's scripts; all are shown.")
+    ] = False,
 ) -> Work:
-    """Show the message with a producer's id; exit code 1 when there is none."""
+    """Show the message with a unique key; exit code 1 when none is found."""
     handler = _handler(group, client_id)
     return lambda tools: find_by_unique_key(tools, topic, unique_key, handler=handler)
 
 
 @command(app, "queryMsgTraceById")
 def query_trace_by_id(
-    unique_key: Annotated[str, typer.Option("-i", "--msgId", help="The producer's id of the message.")],
+    unique_key: Annotated[str, typer.Option("-i", "--msgId", help="The unique key of the message.")],
     trace_topic: Annotated[
-        str, typer.Option("-t", "--traceTopic", help="Where traces are written.")
+        str, typer.Option("-t", "--traceTopic", help="The topic of the traces.")
     ] = TRACE_TOPIC,
     begin: Begin = "",
     end: End = "",
     count_max: Annotated[
-        int, typer.Option("-c", "--maxNum", help="At most so many messages of the trace.", min=1, max=10_000)
+        int,
+        typer.Option("-c", "--maxNum", help="Read at most N trace messages.", min=1, max=10_000, metavar="N"),
     ] = 64,
 ) -> Work:
-    """Show who sent and who handled a message, from the clients' traces; exit code 1 when there is none."""
+    """Show the producer and the consumers of a message, from its trace; exit code 1 when none is found."""
     times = span(begin, end)
     return lambda tools: show_trace(tools, unique_key, trace_topic, count_max, times)
 
 
 def _handler(group: str, client_id: str) -> tuple[str, str] | None:
     if bool(group) != bool(client_id):
-        raise typer.BadParameter("-g and -d name a consumer together")
+        raise typer.BadParameter("-g and -d must be given together: they name one consumer")
     return (group, client_id) if group else None
 
 
@@ -157,7 +168,7 @@ def query_message_by_offset(
     topic: Topic,
     broker_name: BrokerName,
     queue_id: QueueId,
-    offset: Annotated[int, typer.Option("-o", "--offset", min=0)],
+    offset: Annotated[int, typer.Option("-o", "--offset", help="The queue offset.", min=0)],
 ) -> Work:
     """Show the message at an offset of a queue; exit code 1 when there is none."""
     queue = MessageQueue(topic, broker_name, queue_id)
@@ -167,17 +178,19 @@ def query_message_by_offset(
 @command(app, "sendMessage")
 def send_message(
     topic: Topic,
-    body: Annotated[str, typer.Option("-p", "--body", help="The message's body, as UTF-8.")],
+    body: Annotated[str, typer.Option("-p", "--body", help="The body; it is sent as UTF-8.")],
     keys: Annotated[str, typer.Option("-k", "--key", help="Its keys, separated by spaces.")] = "",
     tags: Annotated[str, typer.Option("-c", "--tags", help="Its tag.")] = "",
-    broker_name: Annotated[str, typer.Option("-b", "--broker", help="Only to the broker of this name.")] = "",
-    queue_id: Annotated[int | None, typer.Option("-i", "--qid", help="Only to this queue.", min=0)] = None,
-    traced: Annotated[str, typer.Option("-m", "--msgTraceEnable", help="true: write its trace.")] = "false",
+    broker_name: Annotated[str, typer.Option("-b", "--broker", help="Send to the broker of this name.")] = "",
+    queue_id: Annotated[
+        int | None, typer.Option("-i", "--qid", help="With -b: send to this queue.", min=0)
+    ] = None,
+    traced: Annotated[str, typer.Option("-m", "--msgTraceEnable", help="true: trace the message.")] = "false",
 ) -> Work:
     """Send one message; exit code 1 when it is stored less safely than the broker's settings promise."""
     is_traced = flag(traced, "-m")
     if queue_id is not None and not broker_name:
-        raise typer.BadParameter("-i names a queue of a broker: name that, too (-b)")
+        raise typer.BadParameter("-i also needs the broker of the queue (-b)")
     message = Message(topic, body.encode(), tags=tags, keys=keys.split())
     return lambda tools: send(tools, message, broker_name, queue_id, is_traced=is_traced)
 
@@ -211,10 +224,10 @@ def print_messages_of_queue(
     expression: Tags = ALL_TAGS,
     begin: Begin = "",
     end: End = "",
-    prints: Annotated[str, typer.Option("-p", "--printMsg", help="true: the messages themselves.")] = "false",
+    prints: Annotated[str, typer.Option("-p", "--printMsg", help="true: print the messages.")] = "false",
     body: PrintBody = "false",
     by_tag: Annotated[
-        str, typer.Option("-f", "--calculate", help="true: how many have which tag.")
+        str, typer.Option("-f", "--calculate", help="true: count the messages by tag.")
     ] = "false",
     count_max: CountMax = 10_000,
 ) -> Work:
@@ -239,29 +252,35 @@ def print_messages_of_queue(
 @command(app, "consumeMessage")
 def consume_message(
     topic: Topic,
-    broker_name: Annotated[str, typer.Option("-b", "--brokerName", help="Only of this broker.")] = "",
+    broker_name: Annotated[
+        str, typer.Option("-b", "--brokerName", help="Only messages of this broker.")
+    ] = "",
     offset: Annotated[
-        int | None, typer.Option("-o", "--offset", help="With -b and -i: from this queue offset.", min=0)
+        int | None, typer.Option("-o", "--offset", help="With -b and -i: start at this queue offset.", min=0)
     ] = None,
     queue_id: Annotated[
-        int | None, typer.Option("-i", "--queueId", help="With -b: one queue.", min=0)
+        int | None, typer.Option("-i", "--queueId", help="With -b: only this queue.", min=0)
     ] = None,
-    begin: Annotated[str, typer.Option("-s", "--beginTimestamp", help="Stored then or later.")] = "",
-    end: Annotated[str, typer.Option("-e", "--endTimestamp", help="Stored then or earlier.")] = "",
+    begin: Annotated[str, typer.Option("-s", "--beginTimestamp", help=f"Earliest store time: {TIMES}")] = "",
+    end: Annotated[str, typer.Option("-e", "--endTimestamp", help=f"Latest store time: {TIMES}")] = "",
     count_max: Annotated[
-        int, typer.Option("-c", "--MessageNumber", help="At most so many.", min=1, max=1_000_000)
+        int,
+        typer.Option(
+            "-c", "--MessageNumber", help="Stop after N messages.", min=1, max=1_000_000, metavar="N"
+        ),
     ] = 128,
     group: Annotated[
-        str, typer.Option("-g", "--consumerGroup", help="As by mqadmin; no group's progress is touched.")
+        str,
+        typer.Option("-g", "--consumerGroup", help="Accepted for mqadmin's scripts; no offset is committed."),
     ] = "",
 ) -> Work:
     """Print messages of a topic, a broker or a queue, as a consumer would receive them; exit code 1 when
     there is none.
     """
     if queue_id is not None and not broker_name:
-        raise typer.BadParameter("-i names a queue of a broker: name that, too (-b)")
+        raise typer.BadParameter("-i also needs the broker of the queue (-b)")
     if offset is not None and queue_id is None:
-        raise typer.BadParameter("-o is an offset in a queue: name that, too (-b and -i)")
+        raise typer.BadParameter("-o also needs the queue of the offset (-b and -i)")
     begin_ms, end_ms = span(begin, end)
     wanted = Wanted(
         broker_name=broker_name,
@@ -276,18 +295,18 @@ def consume_message(
 
 @command(app, "sendMsgStatus")
 def send_message_status(
-    broker_name: Annotated[str, typer.Option("-b", "--brokerName", help="The broker that is tried.")],
+    broker_name: Annotated[str, typer.Option("-b", "--brokerName", help="The broker to test.")],
     size: ProbeBytes = 128,
-    count: Annotated[int, typer.Option("-c", "--count", help="How many sends.", min=1, max=100_000)] = 50,
+    count: Annotated[int, typer.Option("-c", "--count", help="Number of sends.", min=1, max=100_000)] = 50,
 ) -> Work:
-    """Send to the topic that a broker has under its own name; exit code 1 when a send fails."""
+    """Send to a broker, in the topic that has its name, as a test; exit code 1 when a send fails."""
     return lambda tools: try_sends(tools, broker_name, count, size)
 
 
 @command(app, "checkMsgSendRT")
 def check_send_time(
     topic: Topic,
-    count: Annotated[int, typer.Option("-a", "--amount", help="How many sends.", min=1, max=100_000)] = 100,
+    count: Annotated[int, typer.Option("-a", "--amount", help="Number of sends.", min=1, max=100_000)] = 100,
     size: ProbeBytes = 128,
 ) -> Work:
     """Send to a topic and report the time of each send; exit code 1 when one fails."""
@@ -297,23 +316,25 @@ def check_send_time(
 @command(app, "clusterRT", interval_s=10)
 def cluster_send_time(
     count: Annotated[
-        int, typer.Option("-a", "--amount", help="How many sends to each broker.", min=2, max=100_000)
+        int, typer.Option("-a", "--amount", help="Number of sends to each broker.", min=2, max=100_000)
     ] = 100,
     size: ProbeBytes = 128,
     cluster: Annotated[str, typer.Option("-c", "--cluster", help="Only the brokers of this cluster.")] = "",
 ) -> Work:
-    """Measure repeatedly the time of a send to each broker, in the topic under the broker's own name."""
+    """Measure repeatedly the time of a send to each broker, in the topic that has its name."""
     return lambda tools: time_brokers(tools, cluster, count, size)
 
 
 @command(app, "queryCq")
 def query_queue_entries(
     topic: Topic,
-    queue_id: Annotated[int, typer.Option("-q", "--queue", help="The queue's number.", min=0)],
+    queue_id: Annotated[int, typer.Option("-q", "--queue", help="The queue id.", min=0)],
     index: Annotated[int, typer.Option("-i", "--index", help="The first queue offset.", min=0)],
-    count: Annotated[int, typer.Option("-c", "--count", help="How many entries.", min=1)] = 10,
+    count: Annotated[int, typer.Option("-c", "--count", help="Number of entries.", min=1)] = 10,
     broker: Annotated[str, typer.Option("-b", "--broker", help="One broker.", metavar="HOST:PORT")] = "",
-    group: Annotated[str, typer.Option("-g", "--consumer", help="Whose subscription is tried.")] = "",
+    group: Annotated[
+        str, typer.Option("-g", "--consumer", help="Show which entries match this group's subscription.")
+    ] = "",
 ) -> Work:
     """Show entries of a ConsumeQueue: the positions of messages in the log."""
     header = ConsumeQueueRequest(
@@ -328,7 +349,9 @@ def query_message_by_key(
     key: Annotated[str, typer.Option("-k", "--msgKey", help="One of the message's keys.")],
     begin: Begin = "",
     end: End = "",
-    count_max: Annotated[int, typer.Option("-m", "--maxNum", min=1, max=10_000)] = 64,
+    count_max: Annotated[
+        int, typer.Option("-m", "--maxNum", help="Show at most N messages.", min=1, max=10_000, metavar="N")
+    ] = 64,
 ) -> Work:
     """Show messages that carry a key; exit code 1 when there is none."""
     times = span(begin, end)
@@ -383,7 +406,7 @@ async def _state_of(tools: Tools, address: str, group: str, record: Record) -> t
         return members, "waits"
     want = None if found is None else found.subscriptions.get(record.topic)
     is_filtered = want is not None and bool(want.tags) and (record.tags or "") not in want.tags
-    return members, "passed over: its tag is not subscribed" if is_filtered else "done"
+    return members, "skipped: its tag is not subscribed" if is_filtered else "done"
 
 
 async def _handled(tools: Tools, records: list[Record], handler: tuple[str, str] | None) -> CommandAnswer:
@@ -458,7 +481,9 @@ async def show_trace(
     try:
         found = await _find_by_key(tools, trace_topic, unique_key, count_max, times)
     except TopicNotFound:
-        raise TopicNotFound(f"no client has traced a message: there is no topic {trace_topic!r}") from None
+        raise TopicNotFound(
+            f"topic {trace_topic!r} does not exist: no client has traced a message yet"
+        ) from None
     sends = Table("sends", ("group", "client", "topic", "kind", "sent_at", "took_ms", "ok", "broker"))
     columns = ("group", "client", "begun_at", "ended_at", "took_ms", "retries", "ok", "outcome")
     handlings = Table("handlings", columns)
@@ -489,7 +514,7 @@ async def show_trace(
             case ["Recall", at, _, group, _, key, ok, *_] if key == unique_key:
                 recalls.rows.append((group, client, _number(at), ok == "true"))
     tables = [table for table in (sends, handlings, ends, recalls) if table.rows]
-    notes = [] if tables else [f"{trace_topic} has no record of the message {unique_key!r}"]
+    notes = [] if tables else [f"no trace of message {unique_key!r} in topic {trace_topic}"]
     return CommandAnswer(tables, notes, exit_code=0 if tables else 1)
 
 
@@ -518,16 +543,18 @@ async def print_topic(tools: Tools, topic: str, wanted: Wanted) -> CommandAnswer
         if wanted.broker_name in ("", queue.broker_name) and wanted.queue_id in (None, queue.queue_id)
     ]
     if not queues:
-        raise NoRoute(f"topic {topic!r} has no such queue")
+        raise NoRoute(
+            f"topic {topic!r} has no such queue; `tandemmq admin topicRoute -t {topic!r}` lists its queues"
+        )
     records: list[Record] = []
     for queue in queues:
         addresses = view.addresses.get(queue.broker_name)
         if not addresses:
-            raise NoRoute(f"no address of broker {queue.broker_name!r} is known")
+            raise NoRoute(f"no address is known for broker {queue.broker_name!r}")
         await _read_queue(tools, addresses[min(addresses)], queue, wanted, records)
     has_more = len(records) > wanted.count_max
     answer = _answer(records[: wanted.count_max], has_bodies=wanted.has_bodies)
-    notes = [*answer.notes, *([f"there are more than {wanted.count_max}"] if has_more else [])]
+    notes = [*answer.notes, *([f"only the first {wanted.count_max} messages are shown"] if has_more else [])]
     tables = list(answer.tables) if wanted.is_printed else []
     if records and not wanted.is_printed and not wanted.counts_tags:
         notes.append(
@@ -679,7 +706,7 @@ def _answer(records: list[Record], *, has_bodies: bool = True) -> CommandAnswer:
     """Returns the messages as a table; exit code 1 when there is none."""
     columns = _COLUMNS + (_MORE if has_bodies else _MORE[:-1])
     table = Table("messages", columns, [_row(record)[: len(columns)] for record in records])
-    return CommandAnswer([table], [] if records else ["no such message"], exit_code=0 if records else 1)
+    return CommandAnswer([table], [] if records else ["no message found"], exit_code=0 if records else 1)
 
 
 def _row(record: Record) -> Row:

@@ -36,7 +36,9 @@ NameServers = Annotated[
         "-n",
         "--namesrvAddr",
         envvar=["TANDEMMQ_NAMESRV", "NAMESRV_ADDR"],
-        help="Name servers, separated by ; without any those of the running `up`.",
+        help="Name servers, separated by ;",
+        show_default="the running `up`",
+        metavar="HOST:PORT",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -44,27 +46,30 @@ Address = Annotated[str, typer.Option("-b", "--brokerAddr", help="One broker.", 
 BrokerAddress = Annotated[str, typer.Option("-b", "--brokerAddr", help="The broker.", metavar="HOST:PORT")]
 Cluster = Annotated[str, typer.Option("-c", "--clusterName", help="The brokers of this cluster.")]
 SettingKey = Annotated[str, typer.Option("-k", "--key", help="The setting.")]
-NewValue = Annotated[str, typer.Option("-v", "--value", help="Its new value.")]
+NewValue = Annotated[str, typer.Option("-v", "--value", help="The new value.")]
 Topic = Annotated[str, typer.Option("-t", "--topic", help="The topic.")]
 Group = Annotated[str, typer.Option("-g", "--groupName", help="The consumer group.")]
 ListFile = Annotated[
-    Path, typer.Option("-f", "--filename", help="A file with a JSON list, as mqadmin's.", dir_okay=False)
+    Path,
+    typer.Option("-f", "--filename", help="A file with a JSON list, in mqadmin's format.", dir_okay=False),
 ]
 BrokerName = Annotated[str, typer.Option("-b", "--brokerName", help="The broker's name.")]
 ExportDirectory = Annotated[
-    Path, typer.Option("-f", "--filePath", help="The directory for the file.", metavar="DIR")
+    Path, typer.Option("-f", "--filePath", help="The directory to write to.", metavar="DIR")
 ]
 EXPORT_DIRECTORY: Final = Path("/tmp/rocketmq/export")
 Interval = Annotated[
     float,
-    typer.Option("-i", "--interval", help="Look again after so many seconds, until Ctrl-C; 0: once.", min=0),
+    typer.Option(
+        "-i", "--interval", help="Repeat every N seconds until Ctrl-C; 0: once.", min=0, metavar="N"
+    ),
 ]
 
 TIME_FORMAT: Final = "%Y-%m-%d#%H:%M:%S:%f"
 """mqadmin's format; local time."""
-_TIMES: Final = "now, milliseconds since 1970 or yyyy-MM-dd#HH:mm:ss:SSS."
-Begin = Annotated[str, typer.Option("-b", "--beginTimestamp", help=f"Stored then or later: {_TIMES}")]
-End = Annotated[str, typer.Option("-e", "--endTimestamp", help=f"Stored then or earlier: {_TIMES}")]
+TIMES: Final = "now, Unix milliseconds or yyyy-MM-dd#HH:mm:ss:SSS."
+Begin = Annotated[str, typer.Option("-b", "--beginTimestamp", help=f"Earliest store time: {TIMES}")]
+End = Annotated[str, typer.Option("-e", "--endTimestamp", help=f"Latest store time: {TIMES}")]
 
 
 def command(
@@ -181,7 +186,7 @@ def span(begin: str, end: str) -> tuple[int | None, int | None]:
     now_ms = LoopClock().now_ms()
     begin_ms, end_ms = (parse_time(text, now_ms) if text else None for text in (begin, end))
     if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
-        raise typer.BadParameter(f"the begin {begin} is later than the end {end}")
+        raise typer.BadParameter(f"the earliest time {begin} is later than the latest time {end}")
     return begin_ms, end_ms
 
 
@@ -193,13 +198,13 @@ def parse_time(text: str, now_ms: int) -> int:
         time_ms = int(text)
         if time_ms >= END_OF_QUEUE_MS:
             return time_ms
-        raise typer.BadParameter(f"{text}: -1 is the end of each queue, other times are not below 0")
+        raise typer.BadParameter(f"{text}: times must be 0 or above, or -1 for the end of each queue")
     try:
         # %f parses milliseconds as the leading digits of microseconds, which is right.
         return int(datetime.strptime(text, TIME_FORMAT).timestamp() * 1000)
     except ValueError:
         raise typer.BadParameter(
-            f"{text}: now, milliseconds since 1970, -1 or yyyy-MM-dd#HH:mm:ss:SSS"
+            f"{text}: expected now, Unix milliseconds, -1 or yyyy-MM-dd#HH:mm:ss:SSS"
         ) from None
 
 
@@ -208,9 +213,9 @@ def read_list(path: Path, kind: type[Kind]) -> list[Kind]:
     try:
         entries = decode_body(path.read_bytes(), list[kind])  # type: ignore[valid-type]  # it is a type
     except (OSError, RemoteProtocolError) as error:
-        raise typer.BadParameter(f"-f {path}: {error}; allowed is a JSON list") from None
+        raise typer.BadParameter(f"-f {path}: expected a file with a JSON list: {error}") from None
     if not entries:
-        raise typer.BadParameter(f"-f {path}: the list is empty")
+        raise typer.BadParameter(f"-f {path}: the list is empty; it must have at least one entry")
     return entries
 
 
@@ -220,12 +225,12 @@ def attribute_changes(changes: str, option: str) -> dict[str, str]:
     for change in filter(None, map(str.strip, changes.split(","))):
         name, has_value, value = change.partition("=")
         if name[:1] not in ("+", "-") or len(name) == 1 or bool(has_value) != name.startswith("+"):
-            raise typer.BadParameter(f"{option} {change}: +name=value or -name, separated by commas")
+            raise typer.BadParameter(f"{option} {change}: expected +name=value or -name, separated by commas")
         found[name] = value
     return found
 
 
 def flag(text: str, option: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise typer.BadParameter(f"{option} {text}: true or false")
+        raise typer.BadParameter(f"{option} {text}: must be true or false")
     return text.lower() == "true"

@@ -57,7 +57,7 @@ class Tools:
         """The admin client. Raises ConfigError when no name server is known."""
         if self.admin is None:
             raise ConfigError(
-                "name the name servers: -n HOST:PORT, or NAMESRV_ADDR; or start a cluster with `tandemmq up`"
+                "no name server is given: use -n HOST:PORT or NAMESRV_ADDR, or start one with `tandemmq up`"
             )
         return self.admin
 
@@ -127,7 +127,7 @@ async def find_targets(
 def targets_of(info: ClusterInfo, cluster: str = "", *, masters_only: bool = False) -> list[Target]:
     """Returns the brokers of one cluster, or of all. Raises ConfigError for an unknown cluster."""
     if cluster and cluster not in info.clusters:
-        raise ConfigError(f"cluster {cluster!r} is unknown; {known_clusters(info)}")
+        raise ConfigError(f"unknown cluster {cluster!r}; {known_clusters(info)}")
     return sorted(
         Target(name, broker_name, broker_id, address)
         for name, broker_names in info.clusters.items()

@@ -67,14 +67,14 @@ app = typer.Typer()
 _STATS_COLUMNS = ("topic", "group", "lag", "in_tps", "out_tps", "in_24h", "out_24h")
 
 
-Force = Annotated[bool, typer.Option("--force", help="Also take read queues away that hold unread messages.")]
-Permission = Annotated[int, typer.Option("-p", "--perm", min=0, max=7, help="2 write, 4 read, 6 both.")]
+Force = Annotated[bool, typer.Option("--force", help="Remove read queues even if they hold unread messages.")]
+Permission = Annotated[int, typer.Option("-p", "--perm", min=0, max=7, help="2: write, 4: read, 6: both.")]
 
 
 @command(app, "topicList")
 def topic_list(
     with_clusters: Annotated[
-        bool, typer.Option("-c", "--clusterModel", help="With their clusters and groups.")
+        bool, typer.Option("-c", "--clusterModel", help="Show their clusters and groups, too.")
     ] = False,
 ) -> Work:
     """List the names of all topics."""
@@ -85,7 +85,7 @@ def topic_list(
 def topic_route(
     topic: Topic,
     as_list: Annotated[
-        bool, typer.Option("-l", "--list", help="Means nothing: it is a list anyway.")
+        bool, typer.Option("-l", "--list", help="Accepted for mqadmin's scripts; has no effect.")
     ] = False,
 ) -> Work:
     """Show the queues and brokers of a topic."""
@@ -109,21 +109,41 @@ def update_topic(
     topic: Topic,
     place: Place,
     read_queues: Annotated[
-        int | None, typer.Option("-r", "--readQueueNums", min=1, max=65535, show_default="8 of a new topic")
+        int | None,
+        typer.Option(
+            "-r",
+            "--readQueueNums",
+            help="Number of read queues.",
+            min=1,
+            max=65535,
+            show_default="8 for a new topic",
+        ),
     ] = None,
     write_queues: Annotated[
-        int | None, typer.Option("-w", "--writeQueueNums", min=1, max=65535, show_default="8 of a new topic")
+        int | None,
+        typer.Option(
+            "-w",
+            "--writeQueueNums",
+            help="Number of write queues.",
+            min=1,
+            max=65535,
+            show_default="8 for a new topic",
+        ),
     ] = None,
     permission: Annotated[
         int | None,
         typer.Option(
-            "-p", "--perm", min=0, max=7, help="2 write, 4 read, 6 both.", show_default="6 of a new topic"
+            "-p", "--perm", min=0, max=7, help="2: write, 4: read, 6: both.", show_default="6 for a new topic"
         ),
     ] = None,
-    ordered: Annotated[str, typer.Option("-o", "--order", help="true or false.")] = "",
-    attributes: Annotated[str, typer.Option("-a", "--attributes", help="Changes: +a=b,+c=d,-e.")] = "",
-    unit: Annotated[str, typer.Option("-u", "--unit", help="true or false.")] = "",
-    unit_subscription: Annotated[str, typer.Option("-s", "--hasUnitSub", help="true or false.")] = "",
+    ordered: Annotated[str, typer.Option("-o", "--order", help="Ordered topic: true or false.")] = "",
+    attributes: Annotated[
+        str, typer.Option("-a", "--attributes", help="Attribute changes: +a=b,+c=d,-e.")
+    ] = "",
+    unit: Annotated[str, typer.Option("-u", "--unit", help="Unit topic: true or false.")] = "",
+    unit_subscription: Annotated[
+        str, typer.Option("-s", "--hasUnitSub", help="Subscribed by units: true or false.")
+    ] = "",
     force: Force = False,
 ) -> Work:
     """Create a topic, or change its given settings, at one broker or at every master of a cluster."""
@@ -156,26 +176,31 @@ def update_topic_list(file: ListFile, place: Place, force: Force = False) -> Wor
 @command(app, "updateOrderConf")
 def update_order_conf(
     topic: Topic,
-    value: Annotated[str, typer.Option("-v", "--orderConf", help="broker-a:8;broker-b:8, for put.")] = "",
+    value: Annotated[
+        str,
+        typer.Option("-v", "--orderConf", help="With put: the queue counts, such as broker-a:8;broker-b:8."),
+    ] = "",
     method: Annotated[str, typer.Option("-m", "--method", help="put, get or delete.")] = "put",
 ) -> Work:
     """Set, show or delete the queues per broker of an ordered topic, at all name servers."""
     if method not in ("put", "get", "delete"):
-        raise typer.BadParameter(f"-m {method}: put, get or delete")
+        raise typer.BadParameter(f"-m {method}: must be put, get or delete")
     if (method == "put") != bool(value):
-        raise typer.BadParameter("-v broker-a:8;broker-b:8 is for -m put, which needs it")
+        raise typer.BadParameter(
+            "-v, such as broker-a:8;broker-b:8, must be given with -m put, and only then"
+        )
     return lambda tools: change_order(tools, topic, method, value)
 
 
 @command(app, "allocateMQ")
 def allocate_queues(
     topic: Topic,
-    members: Annotated[str, typer.Option("-i", "--ipList", help="Members, separated by commas.")],
+    members: Annotated[str, typer.Option("-i", "--ipList", help="The consumers' ids, separated by commas.")],
 ) -> Work:
     """Preview how queues would be divided among consumers, by the average strategy."""
     ids = [one.strip() for one in members.split(",") if one.strip()]
     if not ids:
-        raise typer.BadParameter(f"-i {members!r}: name members, separated by commas")
+        raise typer.BadParameter(f"-i {members!r}: must be consumer ids, separated by commas")
     return lambda tools: show_shares(tools, topic, ids)
 
 
@@ -183,7 +208,7 @@ def allocate_queues(
 def stats_all(
     topic: Annotated[str, typer.Option("-t", "--topic", help="Only this topic.")] = "",
     only_active: Annotated[
-        bool, typer.Option("-a", "--activeTopic", help="Only where messages went in or out in 24 hours.")
+        bool, typer.Option("-a", "--activeTopic", help="Only topics with traffic in the last 24 hours.")
     ] = False,
 ) -> Work:
     """Show the traffic of each topic and of its groups, and their lag."""
@@ -194,17 +219,21 @@ def stats_all(
 def export_metadata(
     place: Place,
     directory: ExportDirectory = EXPORT_DIRECTORY,
-    only_topics: Annotated[bool, typer.Option("-t", "--topic", help="Only topics: topic.json.")] = False,
+    only_topics: Annotated[
+        bool, typer.Option("-t", "--topic", help="Export only topics, to topic.json.")
+    ] = False,
     only_groups: Annotated[
-        bool, typer.Option("-g", "--subscriptionGroup", help="Only groups: subscriptionGroup.json.")
+        bool, typer.Option("-g", "--subscriptionGroup", help="Export only groups, to subscriptionGroup.json.")
     ] = False,
     has_special: Annotated[
-        bool, typer.Option("-s", "--specialTopic", help="Also topics of retries and dead letters.")
+        bool, typer.Option("-s", "--specialTopic", help="Include retry and dead-letter topics.")
     ] = False,
 ) -> Work:
-    """Write the users' topics and groups of a broker, or of a cluster's masters, to metadata.json."""
+    """Write topics and groups, without the system's, of a broker or a cluster's masters to metadata.json."""
     if only_topics and only_groups:
-        raise typer.BadParameter("-t: only topics, -g: only groups; name one of them, or none for both")
+        raise typer.BadParameter(
+            "-t exports only topics and -g only groups: give one of them, or neither for both"
+        )
     what = "topics" if only_topics else "groups" if only_groups else ""
     return lambda tools: export_tables(tools, place, directory, what, has_special=has_special)
 
@@ -340,7 +369,7 @@ async def change_topic(
     if failure is not None:
         raise failure
     unread = [row for row in table.rows if row[3] > row[2]]
-    notes = [f"{row[0]}: {row[3] - row[2]} write queues are read by nobody" for row in unread]
+    notes = [f"{row[0]}: {row[3] - row[2]} write queues have no readers" for row in unread]
     return CommandAnswer([table], notes)
 
 
@@ -357,7 +386,7 @@ async def change_permission(tools: Tools, topic: str, permission: int, place: Pl
         await broker_admin.create_topic(tools.remoting, target.address, config, if_exists=if_exists)
         table.rows.append((target.address, topic, held.permission, permission))
     if not table.rows:
-        raise TopicNotFound(f"no broker that was asked has the topic {topic!r}")
+        raise TopicNotFound(f"none of the brokers has the topic {topic!r}")
     return CommandAnswer([table])
 
 
@@ -369,7 +398,7 @@ async def remove_topic(tools: Tools, topic: str, cluster: str) -> CommandAnswer:
 
 def _master_or_slave(addresses: Mapping[int, str], broker_name: str) -> str:
     if not addresses:
-        raise NoRoute(f"no address of broker {broker_name!r} is known")
+        raise NoRoute(f"no address is known for broker {broker_name!r}")
     return addresses.get(MASTER_ID) or addresses[min(addresses)]
 
 
@@ -425,7 +454,7 @@ async def change_topics(
                 tools.remoting, target.address, config.name, config.read_queue_count
             )
             if found:
-                raise TopicHasUnread(f"nothing is changed: topic {config.name!r} would lose {found}")
+                raise TopicHasUnread(f"nothing was changed: topic {config.name!r} would lose {found}")
     for target in targets:
         await broker_admin.create_topics(tools.remoting, target.address, configs)
         table.rows += [(target.address, config.name) for config in configs]

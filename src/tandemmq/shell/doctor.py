@@ -119,7 +119,7 @@ async def examine(tools: Tools, servers: Sequence[str]) -> list[DoctorLine]:
         try:
             infos[address] = await nameserver.query_cluster_info(tools.remoting, address)
         except TandemError as error:
-            fix = "start it, or take it out of namesrvAddr and --namesrv"
+            fix = "start it, or remove it from namesrvAddr and --namesrv"
             findings.append(DoctorLine("problem", "name servers", f"{address} does not answer: {error}", fix))
     if not infos:
         return findings
@@ -146,9 +146,9 @@ async def _check_up(tools: Tools, target: Target) -> Checkup | DoctorLine:
     except TandemError as error:
         where = f"{target.broker_name} ({target.address})"
         if isinstance(error, NotPermitted):
-            text = f"{where} lets us see nothing: {error}"
-            return DoctorLine("problem", "clients", text, "docs/security.md tells how tools sign")
-        fix = "is it running, and can this machine reach brokerIP1? `tandemmq status` shows the local ones"
+            text = f"{where} does not let this tool read its state: {error}"
+            return DoctorLine("problem", "clients", text, "docs/security.md explains how tools sign requests")
+        fix = "check that it runs and that brokerIP1 is reachable; `tandemmq status` shows local brokers"
         return DoctorLine("problem", "brokers", f"{where} does not answer: {error}", fix)
     settings = {key: one.text for key, one in parse_properties(text.encode(), target.address).items()}
     return Checkup(target, facts, settings, replication)
@@ -166,7 +166,7 @@ def judge_name_servers(infos: Mapping[str, ClusterInfo]) -> Iterator[DoctorLine]
             fix = "name all name servers in the namesrvAddr of every broker"
             yield DoctorLine("problem", "name servers", f"{address} does not know {', '.join(missing)}", fix)
         elif not brokers:
-            fix = "start one, with namesrvAddr set to this name server"
+            fix = "start a broker with namesrvAddr set to this name server"
             yield DoctorLine("problem", "brokers", f"no broker is registered at {address}", fix)
         else:
             yield DoctorLine("ok", "name servers", f"{address} answers and knows {len(brokers)} brokers")
@@ -182,7 +182,7 @@ def judge_broker(one: Checkup, now_ms: int, servers: Sequence[str]) -> Iterator[
         yield DoctorLine("problem", "brokers", text, fix)
     if _is_loopback(one.target.address) and not all(_is_loopback(server) for server in servers):
         fix = "set brokerIP1 to an address that clients can reach"
-        text = f"{one.label} tells clients of other machines an address of their own loopback"
+        text = f"{one.label} registered a loopback address, which clients on other machines cannot reach"
         yield DoctorLine("problem", "addresses", text, fix)
     yield from _judge_clock(one, now_ms)
     yield from _judge_disk(one)
@@ -190,11 +190,13 @@ def judge_broker(one: Checkup, now_ms: int, servers: Sequence[str]) -> Iterator[
     yield from _judge_refusals(one)
     is_elected = one.settings.get("enableControllerMode") == "true"  # waits for its set, not for a number
     if role == "SYNC_MASTER" and one.settings.get("inSyncReplicas") == "1" and not is_elected:
-        fix = "set inSyncReplicas=2, or brokerRole=ASYNC_MASTER if that is what is meant"
-        yield DoctorLine("warning", "settings", f"{one.label} is a SYNC_MASTER that waits for no slave", fix)
+        fix = "set inSyncReplicas=2, or brokerRole=ASYNC_MASTER if that is intended"
+        yield DoctorLine(
+            "warning", "settings", f"{one.label} is a SYNC_MASTER that does not wait for slaves", fix
+        )
     if role == "ASYNC_MASTER" and _whole(one.settings.get("inSyncReplicas")) > 1:
         fix = "set brokerRole=SYNC_MASTER, or inSyncReplicas=1"
-        text = f"{one.label} has inSyncReplicas above 1, and as ASYNC_MASTER waits for nobody"
+        text = f"{one.label} has inSyncReplicas above 1, but as ASYNC_MASTER does not wait for slaves"
         yield DoctorLine("warning", "settings", text, fix)
 
 
@@ -205,11 +207,11 @@ def _judge_clock(one: Checkup, now_ms: int) -> Iterator[DoctorLine]:
     days, hours, minutes, seconds = map(int, age.groups())
     behind_ms = now_ms - booted - (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000
     if abs(behind_ms) > CLOCK_MS_MAX:
-        text = f"the clock of {one.label} and ours are {abs(behind_ms) / 1000:.0f} s apart, or one was set"
+        text = f"the clocks of {one.label} and this machine differ by {abs(behind_ms) / 1000:.0f} s"
         fix = "run a time service (chrony, systemd-timesyncd) on both machines"
         yield DoctorLine("problem", "clocks", text, fix)
     else:
-        yield DoctorLine("ok", "clocks", f"{one.label} has our time")
+        yield DoctorLine("ok", "clocks", f"the clocks of {one.label} and this machine agree")
 
 
 def _judge_disk(one: Checkup) -> Iterator[DoctorLine]:
@@ -218,15 +220,15 @@ def _judge_disk(one: Checkup) -> Iterator[DoctorLine]:
     except ValueError:
         return
     text = f"the disk of {one.label} is {ratio:.0%} full"
-    fix = "free space or lower fileReservedTime: a full disk first costs old messages, then refuses sends"
+    fix = "free space or lower fileReservedTime: a full disk deletes old messages, then rejects sends"
     level = "problem" if ratio >= DISK_PROBLEM else "warning" if ratio >= DISK_WARNING else "ok"
     yield DoctorLine(level, "disk", text, "" if level == "ok" else fix)
     refusal = one.facts.get(STORE_REFUSAL_KEY)
     if refusal and not one.replication.waiting:
-        fix = "free space, or take a larger disk; for an empty store lower mappedFileSizeCommitLog"
+        fix = "free space, or use a larger disk; for an empty store lower mappedFileSizeCommitLog"
         if "disk" not in refusal and "space" not in refusal:
-            fix = "see `Log` in docs/operations.md; the broker's log says since when"
-        yield DoctorLine("problem", "disk", f"the store of {one.label} takes no messages: {refusal}", fix)
+            fix = "see `Log` in docs/operations.md; the broker's log has the time of the failure"
+        yield DoctorLine("problem", "disk", f"the store of {one.label} rejects messages: {refusal}", fix)
     if _whole(one.facts.get("damagedRangeCount")):
         text = f"{one.label} has {one.facts['damagedBytes']} damaged bytes in its log"
         yield DoctorLine("problem", "disk", text, "see `tandemmq store check` and docs/operations.md")
@@ -235,13 +237,13 @@ def _judge_disk(one: Checkup) -> Iterator[DoctorLine]:
 def _judge_replication(one: Checkup) -> Iterator[DoctorLine]:
     status = one.replication
     if one.facts.get(HISTORY_DOUBT_KEY):
-        text = f"{one.label} is not of the history that it is told: {one.facts[HISTORY_DOUBT_KEY]}"
+        text = f"the history of {one.label} does not fit its group: {one.facts[HISTORY_DOUBT_KEY]}"
         fix = 'see "A history that does not fit" in docs/operations.md'
         yield DoctorLine("problem", "replication", text, fix)
     if _whole(one.facts.get(HISTORY_DIFFERED_KEY)):
         count = one.facts[HISTORY_DIFFERED_KEY]
-        text = f"{one.label} held another history than its master under equal terms ({count} times)"
-        fix = "its log says where (replica_history.differs); compare: `tandemmq audit`"
+        text = f"{one.label} had a different history than its master in equal terms ({count} times)"
+        fix = "its log has the offsets (replica_history.differs); `tandemmq audit` compares the logs"
         yield DoctorLine("problem", "replication", text, fix)
     if not status.is_master:
         if status.client.halt_reason is not None:
@@ -249,19 +251,19 @@ def _judge_replication(one: Checkup) -> Iterator[DoctorLine]:
             yield DoctorLine("problem", "replication", text, "see Replication in docs/operations.md")
         return
     if status.waiting:
-        fix = "start its slaves, or give up what only they hold: `tandemmq admin acceptLog`"
-        yield DoctorLine("problem", "replication", f"{one.label} serves nothing yet: {status.waiting}", fix)
-    here = [slave for slave in status.connections if slave.away_ms is None]
-    wanted = _whole(one.settings.get("inSyncReplicas"))
-    if one.facts.get("brokerRole") == "SYNC_MASTER" and 1 + len(here) < wanted:
-        text = f"{one.label} waits for {wanted} copies, and {len(here)} slaves are connected"
-        fix = "start the slave; until then senders get no SEND_OK"
+        fix = "start its slaves, or give up the messages that only they hold: `tandemmq admin acceptLog`"
+        yield DoctorLine("problem", "replication", f"{one.label} does not serve yet: {status.waiting}", fix)
+    connected = [slave for slave in status.connections if slave.away_ms is None]
+    required = _whole(one.settings.get("inSyncReplicas"))
+    if one.facts.get("brokerRole") == "SYNC_MASTER" and 1 + len(connected) < required:
+        text = f"{one.label} needs {required} copies, but only {len(connected)} slaves are connected"
+        fix = "start a slave; until then producers get no SEND_OK"
         yield DoctorLine("problem", "replication", text, fix)
-    for slave in here:
+    for slave in connected:
         if slave.lag_bytes > LAG_BYTES_MAX:
             text = f"slave {slave.address} is {slave.lag_bytes:,} bytes behind {one.label}"
             yield DoctorLine(
-                "warning", "replication", text, "see whether it catches up: `tandemmq admin haStatus`"
+                "warning", "replication", text, "check with `tandemmq admin haStatus` that it catches up"
             )
         else:
             yield DoctorLine("ok", "replication", f"slave {slave.address} follows {one.label}")
@@ -275,40 +277,45 @@ def _judge_refusals(one: Checkup) -> Iterator[DoctorLine]:
         return
     found = []
     if _whole(one.facts.get(DENIALS_KEY)):
-        text = f"{one.facts[DENIALS_KEY]} requests by access control, last {one.facts[NEWEST_DENIAL_KEY]}"
-        fix = "correct its key, or give it the right (`tandemmq admin createAcl`, or plain_acl.yml)"
+        text = f"{one.facts[DENIALS_KEY]} requests by access control, the last {one.facts[NEWEST_DENIAL_KEY]}"
+        fix = "correct its key, or grant the right (`tandemmq admin createAcl`, or plain_acl.yml)"
         found.append((text, fix))
     if _whole(one.facts.get(REFUSED_CONNECTIONS_KEY)):
-        text = f"{one.facts[REFUSED_CONNECTIONS_KEY]} connections above its bound"
-        found.append((text, "find who opens them: each is a `channel.refused` in its log, with the peer"))
+        text = f"{one.facts[REFUSED_CONNECTIONS_KEY]} connections above its limit"
+        found.append(
+            (text, "find the client that opens them: its log has a `channel.refused` with the peer for each")
+        )
     if _whole(one.facts[REFUSALS_KEY]):
-        text = f"{one.facts[REFUSALS_KEY]} requests of consumers, last {one.facts.get(NEWEST_REFUSAL_KEY)}"
-        found.append((text, "correct that group: `tandemmq admin consumerConnection -g GROUP` has them all"))
+        text = (
+            f"{one.facts[REFUSALS_KEY]} requests of consumers, the last {one.facts.get(NEWEST_REFUSAL_KEY)}"
+        )
+        found.append((text, "correct that group: `tandemmq admin consumerConnection -g GROUP` lists all"))
     if one.facts.get(SEND_REFUSALS_KEY):
         text = f"sends with {one.facts[SEND_REFUSALS_KEY]}"
         found.append(
-            (text, "the errors of the senders say why: the disk, a topic's perm, or a bound in its settings")
+            (
+                text,
+                "the producers' errors have the reason: the disk, a topic's perm, or a limit in its settings",
+            )
         )
     for text, fix in found:
-        yield DoctorLine("warning", "clients", f"{one.label} has refused {text}", fix)
+        yield DoctorLine("warning", "clients", f"{one.label} has rejected {text}", fix)
     if not found:
-        yield DoctorLine("ok", "clients", f"{one.label} has refused nobody since it started")
+        yield DoctorLine("ok", "clients", f"{one.label} has rejected no requests since it started")
 
 
 def judge_groups(info: ClusterInfo, checkups: Sequence[Checkup]) -> Iterator[DoctorLine]:
     """Checks that each group of brokers has a master, and that its members' settings agree."""
     for name, broker in sorted(info.brokers.items()):
         if MASTER_ID not in broker.addresses:
-            fix = "start it: until then nothing can be sent there, and reading goes on at its slaves"
+            fix = "start it: until then sends there fail, and consumers read from its slaves"
             yield DoctorLine("problem", "brokers", f"{name} has no master", fix)
         members = [one for one in checkups if one.target.broker_name == name]
         for key, level in _ALIKE.items():
             values = {one.label: one.settings[key] for one in members if key in one.settings}
             if len(set(values.values())) > 1:
                 text = f"{key} differs: " + ", ".join(f"{text} at {label}" for label, text in values.items())
-                yield DoctorLine(
-                    level, "settings", text, "a slave that takes over must be what its master was"
-                )
+                yield DoctorLine(level, "settings", text, "use the master's value: a slave may become master")
 
 
 async def _judge_routes(tools: Tools, info: ClusterInfo) -> list[DoctorLine]:
@@ -324,22 +331,24 @@ async def _judge_routes(tools: Tools, info: ClusterInfo) -> list[DoctorLine]:
             continue
         unknown = sorted({queue.broker_name for queue in route.queues} - set(info.brokers))
         if unknown:
-            text = f"{topic} has queues at {', '.join(unknown)}, which is not registered"
+            text = f"{topic} has queues at {', '.join(unknown)}, which are not registered"
             findings.append(DoctorLine("problem", "routes", text, "start that broker"))
-    return findings or [DoctorLine("ok", "routes", f"{min(len(topics), TOPICS_MAX)} topics lead to brokers")]
+    return findings or [
+        DoctorLine("ok", "routes", f"{min(len(topics), TOPICS_MAX)} topics have routes to registered brokers")
+    ]
 
 
 _OPEN_PORTS: Final = {
     "name server": (
-        "register brokers and change it",
-        "name servers know no accounts: close the port to strangers, or use TLS with client certificates",
+        "register brokers and change its settings",
+        "close the port to other machines or use TLS with client certificates: name servers have no accounts",
     ),
     "broker": (
         "do everything",
-        "access control, TLS with client certificates, or a closed port: docs/security.md",
+        "use access control, TLS with client certificates, or a closed port: docs/security.md",
     ),
     "controller": (
-        "elect masters and change it",
+        "elect masters and change its settings",
         "set controllerSharedSecret on controllers and brokers: docs/security.md",
     ),
 }
@@ -355,25 +364,27 @@ async def _judge_ports(servers: Sequence[str], checkups: Sequence[Checkup]) -> l
             ports += [(address, "controller", RequestCode.GET_CONTROLLER_CONFIG) for address in named]
     findings = []
     tls = make_client_tls(tools_options().tls)
-    stranger = RemotingClient(network=TcpNetwork(), clock=LoopClock(), tls=tls)
+    anonymous = RemotingClient(network=TcpNetwork(), clock=LoopClock(), tls=tls)
     try:
         for address, kind, code in dict.fromkeys(ports):
-            is_open = await _serves(stranger, address, code)
-            if is_open and (kind != "controller" or await _serves_changes(stranger, address)):
-                what, fix = _OPEN_PORTS[kind]
-                text = f"everybody who reaches the {kind} {address} may {what}"
+            is_open = await _serves(anonymous, address, code)
+            if is_open and (kind != "controller" or await _serves_changes(anonymous, address)):
+                right, fix = _OPEN_PORTS[kind]
+                text = f"any client that reaches the {kind} {address} may {right}"
                 findings.append(DoctorLine("warning", "security", text, fix))
     finally:
-        await stranger.close()
-    return findings or [DoctorLine("ok", "security", "no port serves strangers of other machines")]
+        await anonymous.close()
+    return findings or [
+        DoctorLine("ok", "security", "no port serves unauthenticated clients of other machines")
+    ]
 
 
-async def _serves(stranger: RemotingClient, address: str, code: RequestCode) -> bool:
+async def _serves(anonymous: RemotingClient, address: str, code: RequestCode) -> bool:
     """Returns True if a server shows its settings to an unauthenticated client, on a port that other machines
     reach.
     """
     try:
-        text = bytes((await call(stranger, address, code)).body)
+        text = bytes((await call(anonymous, address, code)).body)
         settings = parse_properties(text, address)
     except TandemError:
         return False
@@ -381,13 +392,13 @@ async def _serves(stranger: RemotingClient, address: str, code: RequestCode) -> 
     return not (_is_loopback(address) if bound is None or not bound.text else is_loopback(bound.text))
 
 
-async def _serves_changes(stranger: RemotingClient, address: str) -> bool:
+async def _serves_changes(anonymous: RemotingClient, address: str) -> bool:
     """Returns True if a controller would accept changes of an unauthenticated client; the request itself
     changes nothing.
     """
     header = NextBrokerIdRequest(cluster_name="doctor", broker_name="doctor")
     try:
-        answer = await ask(stranger, address, RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, header)
+        answer = await ask(anonymous, address, RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, header)
     except TandemError:
         return False
     return answer.code != ResponseCode.NO_PERMISSION

@@ -142,9 +142,13 @@ def make_plan(
     is_old = any(folder.glob("broker-*/store"))  # else a start may have failed, which decides nothing
     was_elected = is_old and controller_store.exists()
     if is_elected and is_old and not was_elected:
-        raise ConfigError(f"{folder} holds a cluster whose masters are not elected: give --store another one")
+        raise ConfigError(
+            f"{folder} holds a cluster without elections: omit --elected, or choose another --store"
+        )
     if is_elected is False and was_elected:
-        raise ConfigError(f"{folder} holds a cluster whose masters are elected: give --store another one")
+        raise ConfigError(
+            f"{folder} holds a cluster with elections: omit --no-elected, or choose another --store"
+        )
     if is_elected is None:
         is_elected = was_elected or not (is_minimal or is_old)
     if not 1 <= groups <= GROUPS_MAX:
@@ -241,7 +245,7 @@ def _require_ipv4(option: str, text: str) -> None:
     try:
         IPv4Address(text)
     except ValueError:
-        raise ConfigError(f"{option} {text}: must be a numeric IPv4 address, as 192.0.2.1") from None
+        raise ConfigError(f"{option} {text}: must be a numeric IPv4 address, such as 192.0.2.1") from None
 
 
 def _write_plan(
@@ -266,7 +270,7 @@ def _choose_ports(
         masters = [first + PORT_STEP * number for number in range(groups)]
         return names, [(master,) if is_minimal else (master, master + PORT_STEP // 2) for master in masters]
 
-    def first_taken(names: int, brokers: list[tuple[int, ...]]) -> int | None:
+    def first_occupied(names: int, brokers: list[tuple[int, ...]]) -> int | None:
         wanted = [port + distance for pair in brokers for port in pair for distance in PORTS_OF_BROKER]
         if is_elected:
             wanted.append(names + CONTROLLER_DISTANCE)
@@ -276,19 +280,20 @@ def _choose_ports(
         for _ in range(100):
             base = random.randrange(_AUTO_LOWEST, _AUTO_HIGHEST)
             chosen = ports_from(base, base + 5)
-            if first_taken(*chosen) is None:
+            if first_occupied(*chosen) is None:
                 return chosen
-        raise ConfigError(f"no {groups * PORT_STEP} neighbouring ports are free at {bind}")
+        raise ConfigError(f"found no {groups * PORT_STEP} free consecutive ports at {bind}")
+    port_end = 65536 - PORT_STEP * groups - 5
     if not port_base:
         chosen = ports_from(NAMESRV_PORT, BROKER_PORT)
-    elif port_base.isdecimal() and 0 < int(port_base) < 65536 - PORT_STEP * groups - 5:
+    elif port_base.isdecimal() and 0 < int(port_base) < port_end:
         chosen = ports_from(int(port_base), int(port_base) + 5)
     else:
-        raise ConfigError(f"--port-base {port_base}: must be a port, with room above it, or {AUTO}")
-    taken = first_taken(*chosen)
+        raise ConfigError(f"--port-base {port_base}: must be a port below {port_end}, or {AUTO}")
+    taken = first_occupied(*chosen)
     if taken is not None:
         raise ConfigError(
-            f"port {taken} at {bind} is taken by another program: end it, or choose other ports with"
+            f"port {taken} at {bind} is in use by another program: stop it, or choose other ports with"
             f" --port-base 20000 or --port-base {AUTO}"
         )
     return chosen
@@ -354,7 +359,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise AlreadyRunning(f"a cluster runs in {folder} already") from None
+            raise AlreadyRunning(f"a cluster already runs in {folder}") from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield
@@ -383,7 +388,7 @@ def supervisor_pid(folder: Path) -> int | None:
 # Processes
 
 
-def environment_of(folder: Path) -> dict[str, str]:
+def server_environment(folder: Path) -> dict[str, str]:
     """Returns the environment of a server of the folder."""
     return {**os.environ, MARK: str(folder)}
 
@@ -407,9 +412,9 @@ def end_servers(folder: Path, stop_seconds_max: float = STOP_SECONDS_MAX) -> int
     """Stops the servers of the folder, by SIGTERM and then by SIGKILL; returns their number."""
     pids = server_pids(folder)
     _signal(pids, signal.SIGTERM)
-    if not _until(lambda: not server_pids(folder), stop_seconds_max):
+    if not _wait_for(lambda: not server_pids(folder), stop_seconds_max):
         _signal(server_pids(folder), signal.SIGKILL)
-        _until(lambda: not server_pids(folder), stop_seconds_max)
+        _wait_for(lambda: not server_pids(folder), stop_seconds_max)
     return len(pids)
 
 
@@ -422,9 +427,9 @@ def end_supervisor(folder: Path) -> bool:
         return False
     _signal([pid], signal.SIGTERM)
     # It releases the folder a moment before it ends.
-    if not _until(lambda: not _is_running(pid), 2 * STOP_SECONDS_MAX):
+    if not _wait_for(lambda: not _is_running(pid), 2 * STOP_SECONDS_MAX):
         _signal([pid], signal.SIGKILL)
-        _until(lambda: not _is_running(pid), STOP_SECONDS_MAX)
+        _wait_for(lambda: not _is_running(pid), STOP_SECONDS_MAX)
     return True
 
 
@@ -445,7 +450,7 @@ def _signal(pids: Sequence[int], number: signal.Signals) -> None:
             continue
 
 
-def _until(is_met: Callable[[], bool], seconds_max: float) -> bool:
+def _wait_for(is_met: Callable[[], bool], seconds_max: float) -> bool:
     end = time.monotonic() + seconds_max
     while not is_met():
         if time.monotonic() > end:

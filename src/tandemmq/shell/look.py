@@ -19,7 +19,7 @@ from tandemmq.shell.session import AsJson, NameServers, explain, find_name_serve
 def topics(
     namesrv: NameServers = "",
     all_topics: Annotated[
-        bool, typer.Option("--all", help="Also the system's, and those of retries and dead letters.")
+        bool, typer.Option("--all", help="Include system, retry and dead-letter topics.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -59,9 +59,10 @@ def lag(
     group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
     namesrv: NameServers = "",
     topic: Annotated[str, typer.Option("--topic", "-t", help="Only this topic.")] = "",
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again and again, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.")] = False,
     interval: Annotated[
-        float, typer.Option("--interval", help="Seconds between two looks.", min=0.1, max=3600)
+        float,
+        typer.Option("--interval", help="Seconds between repetitions, with --watch.", min=0.1, max=3600),
     ] = 2.0,
     as_json: AsJson = False,
 ) -> None:

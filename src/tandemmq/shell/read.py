@@ -50,11 +50,13 @@ WAITING_PULLS_MAX: Final = 16
 _LAST: Final = 10
 """The number of messages that `tail` starts with; the Unix command starts with as many lines."""
 _RETRY_S: Final = 0.5
-_READER_LOOK_S: Final = 0.5
+_READER_CHECK_S: Final = 0.5
 _MS_DIGITS_MAX: Final = 18
 _TIME_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
-Tag = Annotated[str, typer.Option("--tag", help="Only these tags, separated by ||.", metavar="TAGS")]
+Tag = Annotated[
+    str, typer.Option("--tag", help="Only messages with these tags, separated by ||.", metavar="TAGS")
+]
 
 
 # Reading as a group
@@ -66,14 +68,14 @@ def consume(
     namesrv: NameServers = "",
     tag: Tag = "*",
     start: Annotated[
-        str, typer.Option("--from", help="Where a new group begins: first or last.", metavar="WHERE")
+        str, typer.Option("--from", help="Where a new group starts: first or last.", metavar="WHERE")
     ] = "first",
     count: Annotated[
-        int | None, typer.Option("--count", "-c", help="End after so many messages.", min=1)
+        int | None, typer.Option("--count", "-c", help="Stop after N messages.", min=1, metavar="N")
     ] = None,
     wait: Annotated[
         float | None,
-        typer.Option("--wait", help="End after so many seconds without a message.", min=0.1),
+        typer.Option("--wait", help="Stop after N idle seconds.", min=0.1, metavar="N"),
     ] = None,
     meta: Meta = False,
     as_json: AsJson = False,
@@ -81,7 +83,7 @@ def consume(
     """Read as a member of a group. Printed messages are acknowledged; the next run continues after them."""
     check_name(topic)
     if start not in ("first", "last"):
-        raise typer.BadParameter(f"--from {start}: first or last")
+        raise typer.BadParameter(f"--from {start}: must be first or last")
     servers = find_name_servers(namesrv)
     options = ConsumerOptions(
         client=tools_options(),
@@ -99,7 +101,7 @@ def consume(
             last_at = time.monotonic()
             while left is None or left > 0:
                 many = 256 if left is None else min(left, 256)
-                messages = await consumer.poll(many, timeout_s=min(_READER_LOOK_S, wait or _READER_LOOK_S))
+                messages = await consumer.poll(many, timeout_s=min(_READER_CHECK_S, wait or _READER_CHECK_S))
                 if is_reader_gone():
                     break
                 if messages:
@@ -138,7 +140,7 @@ class TopicTail:
         """Returns one answer, the wanted messages in it, and the id of the answering broker."""
         replica = choose_replica(self.addresses.get(queue.broker_name, {}), MASTER_ID, avoided)
         if replica is None:
-            raise NoRoute(f"no address of broker {queue.broker_name!r} is known")
+            raise NoRoute(f"no address is known for broker {queue.broker_name!r}")
         header = PullRequest(
             consumer_group=TOOLS_GROUP,
             topic=self.topic,
@@ -178,18 +180,18 @@ class TopicTail:
         """Puts all messages from the offset on into `out`, for ever; a fault is reported once, and reading is
         retried.
         """
-        is_away = False
+        is_unreadable = False
         while True:
             try:
                 pulled, found, broker_id = await self.pull(queue, offset, suspend_ms=SUSPEND_MS)
             except TandemError as error:
-                if not is_away:
-                    note(f"queue {queue.queue_id} of {queue.broker_name} cannot be read: {error}; trying on")
-                is_away = True
+                if not is_unreadable:
+                    note(f"queue {queue.queue_id} of {queue.broker_name} cannot be read: {error}; retrying")
+                is_unreadable = True
                 await asyncio.sleep(_RETRY_S)
-                await self._look_again()
+                await self._refresh_route()
                 continue
-            is_away = False
+            is_unreadable = False
             if found:
                 await out.put(found)
             if broker_id != MASTER_ID and pulled.next_offset < offset:
@@ -199,7 +201,7 @@ class TopicTail:
             else:
                 offset = pulled.next_offset
 
-    async def _look_again(self) -> None:
+    async def _refresh_route(self) -> None:
         try:
             await self.queues()
         except TandemError:
@@ -226,17 +228,18 @@ def tail(
         typer.Option(
             "--last",
             "-l",
-            help="Begin with so many of the last messages.",
+            help="Start with the last N messages.",
+            metavar="N",
             min=0,
             max=100_000,
             show_default=f"{_LAST}, none with --since",
         ),
     ] = None,
     since: Annotated[
-        str, typer.Option("--since", help="Begin so long ago: 90s, 10m, 2h, 7d, or at a time.")
+        str, typer.Option("--since", help="Start at a time, or a duration ago: 90s, 10m, 2h, 7d.")
     ] = "",
     follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", help="Go on with new messages, or end.")
+        bool, typer.Option("--follow/--no-follow", help="Keep printing new messages, or exit at the end.")
     ] = True,
     tag: Tag = "*",
     meta: Meta = False,
@@ -245,7 +248,7 @@ def tail(
     """Show the last messages of all queues and new ones, without a group; continues while brokers restart."""
     check_name(topic)
     if last and since:
-        raise typer.BadParameter("either --last or --since")
+        raise typer.BadParameter("--last and --since exclude each other: give only one")
     since_ms = parse_when(since) if since else None
     if last is None:
         last = 0 if since else _LAST
@@ -292,7 +295,7 @@ async def _follow(
                 if task.done():
                     task.result()
             try:
-                async with asyncio.timeout(_READER_LOOK_S):
+                async with asyncio.timeout(_READER_CHECK_S):
                     messages = await found.get()
             except TimeoutError:
                 continue
@@ -306,21 +309,25 @@ async def _follow(
 def browse(
     topic: Topic,
     namesrv: NameServers = "",
-    offset: Annotated[int | None, typer.Option("--offset", help="From this queue offset on.", min=0)] = None,
-    queue: Annotated[int | None, typer.Option("--queue", "-q", help="Only this queue id.", min=0)] = None,
+    offset: Annotated[int | None, typer.Option("--offset", help="Start at this queue offset.", min=0)] = None,
+    queue: Annotated[
+        int | None, typer.Option("--queue", "-q", help="Only the queue with this id.", min=0)
+    ] = None,
     broker: Annotated[str, typer.Option("--broker", "-b", help="Only this broker's queues.")] = "",
-    when: Annotated[str, typer.Option("--time", help="From a time on, or so long ago: 10m.")] = "",
-    key: Annotated[str, typer.Option("--key", "-k", help="Messages that carry this key.")] = "",
-    message_id: Annotated[str, typer.Option("--id", "-i", help="The message with this id.")] = "",
+    when: Annotated[str, typer.Option("--time", help="Start at a time, or a duration ago: 10m.")] = "",
+    key: Annotated[str, typer.Option("--key", "-k", help="Only messages with this key.")] = "",
+    message_id: Annotated[str, typer.Option("--id", "-i", help="Only the message with this id.")] = "",
     tag: Tag = "*",
-    count: Annotated[int, typer.Option("--count", "-c", help="At most so many.", min=1, max=100_000)] = 20,
+    count: Annotated[
+        int, typer.Option("--count", "-c", help="Stop after N messages.", min=1, max=100_000, metavar="N")
+    ] = 20,
     meta: Meta = True,
     as_json: AsJson = False,
 ) -> None:
-    """Look up messages by position, time, key, tag or id; exit code 1 when there is none."""
+    """Look up messages by position, time, key, tag or id; exit code 1 when none is found."""
     check_name(topic)
     if sum(map(bool, (offset is not None, when, key, message_id))) > 1:
-        raise typer.BadParameter("one of --offset, --time, --key and --id")
+        raise typer.BadParameter("--offset, --time, --key and --id exclude each other: give only one")
     when_ms = parse_when(when) if when else None
     subscription = parse_subscription(topic, tag, 0)
     servers = find_name_servers(namesrv)
@@ -340,7 +347,7 @@ def browse(
                     messages += await reader.read(one, begins.get(one, offset or 0), count)
             write_messages(in_time(messages)[:count], as_json=as_json, with_meta=meta)
         if not messages:
-            note("no such message")
+            note("no message found")
         return 0 if messages else 1
 
     run(work)
@@ -369,5 +376,5 @@ def parse_when(text: str) -> int:
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except (ValueError, OverflowError):
         raise typer.BadParameter(
-            f"{text}: so long ago (90s, 10m, 2h, 7d), a time (2026-11-23 14:05) or milliseconds since 1970"
+            f"{text}: expected a duration (90s, 10m, 2h, 7d), a time (2026-11-23 14:05) or Unix milliseconds"
         ) from None

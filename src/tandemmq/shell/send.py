@@ -40,8 +40,8 @@ from tandemmq.shell.session import (
     NameServers,
     Topic,
     check_name,
-    ending_well,
     explain,
+    explained_errors,
     find_name_servers,
     note,
     run,
@@ -54,23 +54,26 @@ if TYPE_CHECKING:
 
 READ_BYTES: Final = MIB
 LINE_BYTES_MAX: Final = 4 * MIB
-_LOOK_S: Final = 0.1
+_ROUTE_POLL_S: Final = 0.1
 
 
 def produce(
     topic: Topic,
     namesrv: NameServers = "",
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Read this file, not standard input.", metavar="FILE")
+        Path | None,
+        typer.Option("--file", "-f", help="Read this file instead of standard input.", metavar="FILE"),
     ] = None,
-    key: Annotated[list[str] | None, typer.Option("--key", help="A key of every message.")] = None,
-    tag: Annotated[str, typer.Option("--tag", help="The tag of every message.")] = "",
+    key: Annotated[
+        list[str] | None, typer.Option("--key", help="A key for every message; repeatable.")
+    ] = None,
+    tag: Annotated[str, typer.Option("--tag", help="A tag for every message.")] = "",
     properties: Annotated[
         list[str] | None,
-        typer.Option("--property", help="A property of every message.", metavar="NAME=VALUE"),
+        typer.Option("--property", help="A property for every message; repeatable.", metavar="NAME=VALUE"),
     ] = None,
     batch: Annotated[
-        int, typer.Option("--batch", help="Messages that may share one request.", min=1, max=10_000)
+        int, typer.Option("--batch", help="Most messages in one request.", min=1, max=10_000)
     ] = 1_000,
     as_json: AsJson = False,
 ) -> None:
@@ -83,7 +86,7 @@ def produce(
     def make(line: bytes) -> Message:
         return Message(topic, line, tags=tag, keys=keys, properties=pairs)
 
-    with ending_well(), ExitStack() as stack:
+    with explained_errors(), ExitStack() as stack:
         producer = stack.enter_context(
             BlockingProducer("TANDEMMQ_PRODUCE", find_name_servers(namesrv), options=options)
         )
@@ -92,18 +95,18 @@ def produce(
         if file is not None:
             stack.callback(os.close, source)
         if os.isatty(source):
-            note("each line that you type is a message; Ctrl-D ends")
+            note("each line that you type becomes a message; Ctrl-D ends the input")
         sending = Sending(stack.enter_context(_progress(source)))
         try:
             for lines in read_lines(source):
                 sending.send(producer, [make(line) for line in lines if line], len(lines))
         except KeyboardInterrupt:
             note("interrupted")
-            sending.tell(topic, as_json=as_json)
+            sending.print_summary(topic, as_json=as_json)
             raise typer.Exit(130) from None
         except TandemError as error:
             raise sending.explain(error) from error
-    sending.tell(topic, as_json=as_json)
+    sending.print_summary(topic, as_json=as_json)
 
 
 def read_lines(source: int) -> Iterator[list[bytes]]:
@@ -115,7 +118,9 @@ def read_lines(source: int) -> Iterator[list[bytes]]:
     while chunk := os.read(source, READ_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > LINE_BYTES_MAX:
-            raise MessageIllegal(f"a line has more than {LINE_BYTES_MAX} bytes, which no message can hold")
+            raise MessageIllegal(
+                f"a line is longer than {LINE_BYTES_MAX} bytes, the most that a message can hold"
+            )
         if lines:
             yield lines
     if rest:
@@ -135,13 +140,13 @@ class Sending:
 
     def send(self, producer: BlockingProducer, messages: list[Message], line_count: int) -> None:
         """Sends the messages. Raises the first error, once every send in flight has its result."""
-        producer.send_many(messages, on_result=self._note)
+        producer.send_many(messages, on_result=self._count)
         self.lines_before += line_count
         if self._progress is not None and self._task is not None:
             rate = f"{self.sent_count:,} messages, {self._rate():,.0f}/s"
             self._progress.update(self._task, rate=rate)
 
-    def _note(self, message: Message, outcome: SendResult | TandemError) -> None:
+    def _count(self, message: Message, outcome: SendResult | TandemError) -> None:
         if isinstance(outcome, TandemError):
             return
         self.sent_count += 1
@@ -150,7 +155,7 @@ class Sending:
     def _rate(self) -> float:
         return self.sent_count / max(time.monotonic() - self._began, 1e-6)
 
-    def tell(self, topic: str, *, as_json: bool) -> None:
+    def print_summary(self, topic: str, *, as_json: bool) -> None:
         """Prints the summary."""
         seconds = time.monotonic() - self._began
         if as_json:
@@ -160,7 +165,7 @@ class Sending:
             word = "message" if self.sent_count == 1 else "messages"
             typer.echo(f"{self.sent_count} {word} sent to {topic}")
         if self.alone_count:
-            note(f"{self.alone_count} of them are not at a slave yet: `tandemmq doctor` looks why")
+            note(f"{self.alone_count} of them are not replicated yet: `tandemmq doctor` looks for the reason")
 
     def explain(self, error: TandemError) -> Explained:
         """Returns the error with the way to resume."""
@@ -182,16 +187,25 @@ def resend(
     namesrv: NameServers = "",
     to: Annotated[
         str,
-        typer.Option("--to", help="This topic.", show_default="the group's retries", metavar="TOPIC"),
+        typer.Option(
+            "--to",
+            help="Send to this topic instead.",
+            show_default="the group's retry topic",
+            metavar="TOPIC",
+        ),
     ] = "",
-    key: Annotated[list[str] | None, typer.Option("--key", "-k", help="Only messages with this key.")] = None,
+    key: Annotated[
+        list[str] | None, typer.Option("--key", "-k", help="Only messages with this key; repeatable.")
+    ] = None,
     message_id: Annotated[
-        list[str] | None, typer.Option("--id", "-i", help="Only the message with this id.")
+        list[str] | None, typer.Option("--id", "-i", help="Only the message with this id; repeatable.")
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Also what was sent by an earlier `resend`.")
+        bool, typer.Option("--again", help="Include messages that an earlier `resend` sent.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show them.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the dead letters instead of sending them.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Redeliver a group's dead letters; only that group receives them, unless --to names a topic.
@@ -215,7 +229,7 @@ def resend(
                     else:
                         await letters.send(messages)
             except TandemError as error:
-                sent = f"; {letters.sent_count} dead letters were sent before" if letters.sent_count else ""
+                sent = f"; {letters.sent_count} dead letters were already sent" if letters.sent_count else ""
                 raise Explained(f"{explain(error)}{sent}") from error
         if not dry_run:
             facts = {"group": group, "topic": letters.target, "sent": letters.sent_count}
@@ -256,11 +270,11 @@ class DeadLetterGroup:
         try:
             queues = await self._reader.queues()
         except TopicNotFound:
-            note(f"there is no topic {self._topic}: the group never had a dead letter")
+            note(f"topic {self._topic} does not exist: the group never had a dead letter")
             return
         if not queues:
             raise NotPermitted(
-                f"{self._topic} may not be read: `tandemmq admin updateTopic -t {self._topic} -p 6` allows it"
+                f"{self._topic} is not readable; `tandemmq admin updateTopic -t {self._topic} -p 6` allows it"
             )
         marks = {} if again or not self._is_whole else await admin.committed_offsets(self._mark, self._topic)
         for queue, ends in (await admin.topic_offsets(self._topic)).items():
@@ -291,21 +305,23 @@ class DeadLetterGroup:
             masters = [view.master_address(name) for name in (message.broker_name, *view.addresses)]
             address = next(filter(None, masters), None)
             if address is None:
-                raise NoRoute(f"no broker of {self.target} has a master now")
+                raise NoRoute(f"no broker of {self.target} has a master at the moment")
             answer = await self._send_one(message, address)
             self.sent_count += 1
             if answer.status is not SendStatus.SEND_OK:
-                note(f"{message.message_id} is not at a slave yet: {answer.status.value}")
+                note(f"{message.message_id} is not replicated yet: {answer.status.value}")
 
     async def _send_one(self, message: ReceivedMessage, address: str) -> broker_send.SendAnswer:
         """Sends one message; if the broker has no room for its properties, without its origin, as the dead
         letter itself may be stored.
         """
-        header = self._header(message, _OF_ITS_TRIES)
+        header = self._header(message, _DELIVERY_PROPERTIES)
         try:
             return await broker_send.send(self._tools.remoting, address, header, message.body)
         except MessageIllegal:
-            header = self._header(message, _OF_ITS_TRIES | {names.ORIGIN_MESSAGE_ID, names.RETRY_TOPIC})
+            header = self._header(
+                message, _DELIVERY_PROPERTIES | {names.ORIGIN_MESSAGE_ID, names.RETRY_TOPIC}
+            )
             return await broker_send.send(self._tools.remoting, address, header, message.body)
 
     async def _route(self) -> TopicRoute:
@@ -339,7 +355,7 @@ class DeadLetterGroup:
         )
 
 
-_OF_ITS_TRIES: Final = frozenset(
+_DELIVERY_PROPERTIES: Final = frozenset(
     {
         names.RECONSUME_TIME,
         names.MAX_RECONSUME_TIMES,
@@ -368,7 +384,7 @@ def _wait_for_route(producer: BlockingProducer, topic: str) -> None:
         except NoRoute:
             if time.monotonic() > end:
                 raise
-            time.sleep(_LOOK_S)
+            time.sleep(_ROUTE_POLL_S)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -49,18 +49,18 @@ NameServers = Annotated[
         metavar="HOST:PORT",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON, one object per line or answer.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: one object per message or result.")]
 Topic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC")]
 Meta = Annotated[
-    bool, typer.Option("--meta/--no-meta", help="Put time, place, tag and keys before each body.")
+    bool, typer.Option("--meta/--no-meta", help="Print time, position, id, tag and keys before each body.")
 ]
 
 _NEXT_STEPS: Final[tuple[tuple[type[TandemError], str], ...]] = (
-    (TopicNotFound, "`tandemmq topics` lists what there is; the first `tandemmq produce` makes a topic"),
-    (GroupNotFound, "`tandemmq groups` lists what there is"),
-    (NoRoute, "`tandemmq doctor` looks for the broker that is missing"),
-    (BrokerUnreachable, "`tandemmq up` starts a cluster here, `tandemmq doctor` looks at one"),
-    (NotPermitted, "docs/security.md tells how tools sign"),
+    (TopicNotFound, "`tandemmq topics` lists the topics; the first `tandemmq produce` creates one"),
+    (GroupNotFound, "`tandemmq groups` lists the groups"),
+    (NoRoute, "`tandemmq doctor` looks for the missing broker"),
+    (BrokerUnreachable, "`tandemmq up` starts a cluster here, `tandemmq doctor` examines one"),
+    (NotPermitted, "docs/security.md explains how tools sign requests"),
 )
 
 
@@ -74,18 +74,18 @@ def explain(error: TandemError) -> TandemError:
     return Explained(f"{error}; {step}") if step else error
 
 
-def find_name_servers(given: str) -> str:
+def find_name_servers(option: str) -> str:
     """Returns the given name servers, else those of the environment, else that of the local cluster. Raises
     ConfigError.
     """
-    text = given or next(filter(None, (os.environ.get(name) for name in VARIABLES)), "")
+    text = option or next(filter(None, (os.environ.get(name) for name in VARIABLES)), "")
     if text:
         return text
     try:
         return local.running_state(local.default_folder()).namesrv
     except local.NotRunning:
         raise ConfigError(
-            "no name server is known: start a cluster with `tandemmq up`, or name one: --namesrv HOST:PORT"
+            "no name server is given: start a cluster with `tandemmq up`, or use --namesrv HOST:PORT"
         ) from None
 
 
@@ -102,13 +102,13 @@ def run(work: Callable[[], Awaitable[int]]) -> NoReturn:
         except asyncio.CancelledError:
             return 0
 
-    with ending_well():
+    with explained_errors():
         code = asyncio.run(main())
     raise typer.Exit(code)
 
 
 @contextmanager
-def ending_well() -> Iterator[None]:
+def explained_errors() -> Iterator[None]:
     """Adds the next step to errors; a closed reader of standard output ends the command with code 0."""
     with readers_may_go():
         try:
@@ -148,7 +148,7 @@ def write_messages(messages: Iterable[ReceivedMessage], *, as_json: bool, with_m
     for message in messages:
         if message.body_fault:
             place = f"{message.broker_name}/{message.queue_id}@{message.queue_offset}"
-            note(f"{place} is written as it is stored: {message.body_fault}")
+            note(f"the body of {place} is printed as stored: {message.body_fault}")
         if as_json:
             line = json.dumps(message.as_object(), ensure_ascii=False).encode()
         else:

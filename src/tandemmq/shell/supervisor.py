@@ -32,10 +32,10 @@ STEADY_S: Final = 60.0
 STOP_S_MAX: Final = local.STOP_SECONDS_MAX
 LOG_BYTES_MAX: Final = 32 * 1024 * 1024
 """The size of one server's log at which it becomes `log.1`, replacing the previous one."""
-LOG_LOOK_S: Final = 10.0
-REGISTERED_LOOK_S: Final = 0.05
+LOG_CHECK_S: Final = 10.0
+REGISTERED_POLL_S: Final = 0.05
 SLOW_START_S: Final = 15.0
-"""The time after which the user is told which servers are not ready."""
+"""The time after which the user sees which servers are not ready."""
 
 Say = Callable[[str], None]
 
@@ -43,12 +43,12 @@ Say = Callable[[str], None]
 class SupervisedServer:
     """One server process with its restarts."""
 
-    def __init__(self, plan: ServerPlan, folder: Path, note: Callable[[], None], say: Say) -> None:
+    def __init__(self, plan: ServerPlan, folder: Path, on_change: Callable[[], None], say: Say) -> None:
         self.plan = plan
         self.state = ServerState(plan.name, plan.role, plan.address, str(plan.log_path))
         self.is_ready = asyncio.Event()
-        self._environment = local.environment_of(folder)
-        self._note = note
+        self._environment = local.server_environment(folder)
+        self._on_change = on_change
         self._say = say
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
@@ -65,24 +65,24 @@ class SupervisedServer:
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
-                how = _ending(await self._live())
+                how = _exit_text(await self._run_once())
             except OSError as error:  # no process or file can be created now
                 how = f"cannot be started: {error.strerror or error}"
             if self._stopping.is_set():
                 return
             if not self.is_ready.is_set():
                 raise ProcessFailed(
-                    f"{self.label} did not start: {self._last_words() or how} (log: {self.plan.log_path})"
+                    f"{self.label} did not start: {self._last_error() or how} (log: {self.plan.log_path})"
                 )
             if time.monotonic() - began > STEADY_S:
                 pause_s = RESTART_PAUSE_S_MIN
-            self._change("restarting", f"{how}; starts again in {pause_s:g} s")
-            self._say(f"{self.label} {how}; starts again in {pause_s:g} s (log: {self.plan.log_path})")
+            self._change("restarting", f"{how}; restarting in {pause_s:g} s")
+            self._say(f"{self.label} {how}; restarting in {pause_s:g} s (log: {self.plan.log_path})")
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, RESTART_PAUSE_S_MAX)
             self.state.restarts += 1
 
-    async def _live(self) -> int:
+    async def _run_once(self) -> int:
         """Runs the process once; returns its exit code."""
         self.bound_log()
         with self.plan.log_path.open("ab") as log:
@@ -141,7 +141,7 @@ class SupervisedServer:
             with suppress(ProcessLookupError):
                 self._process.terminate()
 
-    def _last_words(self) -> str:
+    def _last_error(self) -> str:
         """Returns the server's last error message of this run; empty when there is none."""
         with suppress(OSError), self.plan.log_path.open("rb") as log:
             log.seek(self._log_begin)
@@ -152,7 +152,7 @@ class SupervisedServer:
 
     def _change(self, state: str, note: str = "") -> None:
         self.state.state, self.state.note = state, note
-        self._note()
+        self._on_change()
 
 
 class Supervisor:
@@ -160,25 +160,25 @@ class Supervisor:
 
     def __init__(self, folder: Path, plans: Sequence[ServerPlan], say: Say) -> None:
         self._say = say
-        self._is_told = True
-        self.servers = [SupervisedServer(plan, folder, self._note, say) for plan in plans]
+        self._state_is_written = True
+        self.servers = [SupervisedServer(plan, folder, self._write_state, say) for plan in plans]
         states = [server.state for server in self.servers]
         self.state = UpState(os.getpid(), str(folder), plans[0].address, _now_ms(), servers=states)
         self._tasks: list[asyncio.Task[None]] = []
 
-    def _note(self) -> None:
+    def _write_state(self) -> None:
         """Writes the state to `up.json`. A full disk must not end the supervisor: the next change tries
         again.
         """
         try:
             local.write_state(self.state)
         except OSError as error:
-            if self._is_told:
+            if self._state_is_written:
                 why = error.strerror or error
-                self._say(f"`tandemmq status` is behind: up.json cannot be written: {why}")
-            self._is_told = False
+                self._say(f"`tandemmq status` is outdated, because up.json cannot be written: {why}")
+            self._state_is_written = False
         else:
-            self._is_told = True
+            self._state_is_written = True
 
     async def run(self, on_ready: Callable[[UpState], None]) -> None:
         """Runs the servers until a signal ends them.
@@ -195,21 +195,21 @@ class Supervisor:
             local.write_state(self.state)
             self._tasks = [asyncio.create_task(server.run()) for server in self.servers]
             starting = asyncio.create_task(self._all_ready())
-            begun = [starting, ending, *self._tasks]
-            done, _ = await asyncio.wait(begun, timeout=SLOW_START_S, return_when=asyncio.FIRST_COMPLETED)
+            started = [starting, ending, *self._tasks]
+            done, _ = await asyncio.wait(started, timeout=SLOW_START_S, return_when=asyncio.FIRST_COMPLETED)
             if not done:
-                self._say(self._why_not_ready())
-                await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
+                self._say(self._pending_text())
+                await asyncio.wait(started, return_when=asyncio.FIRST_COMPLETED)
             self._raise_failures()
             if not due.is_set():
                 await starting
                 self.state.is_ready = True
-                self._note()
+                self._write_state()
                 on_ready(self.state)
             starting.cancel()
             while not due.is_set():
                 await asyncio.wait(
-                    [ending, *self._tasks], timeout=LOG_LOOK_S, return_when=asyncio.FIRST_COMPLETED
+                    [ending, *self._tasks], timeout=LOG_CHECK_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 self._raise_failures()
                 for server in self.servers:
@@ -232,15 +232,17 @@ class Supervisor:
         if was_too_early or is_elected:
             # An elected broker that is not the master yet may be registered or not.
             groups = Counter(server.plan.name for server in brokers)
-            await _registered(names.plan.address, dict.fromkeys(groups, 1) if is_elected else groups)
+            await _wait_until_registered(
+                names.plan.address, dict.fromkeys(groups, 1) if is_elected else groups
+            )
 
-    def _why_not_ready(self) -> str:
+    def _pending_text(self) -> str:
         late = [server.label for server in self.servers if not server.is_ready.is_set()]
         if late:
             names = ", ".join(late)
             return f"not ready after {SLOW_START_S:g} s: {names}; the logs are in {self.state.folder}"
         return (
-            f"all servers run, but after {SLOW_START_S:g} s no master of each group is at the name server"
+            f"all servers run, but after {SLOW_START_S:g} s not every group has a master at the name server"
             f" {self.state.namesrv}: can the servers reach that address, which --host gives?"
         )
 
@@ -259,10 +261,10 @@ class Supervisor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._note()
+        self._write_state()
 
 
-async def _registered(namesrv: str, groups: Mapping[str, int]) -> None:
+async def _wait_until_registered(namesrv: str, groups: Mapping[str, int]) -> None:
     """Waits until the name server knows the given number of brokers of each group, and its master: before
     that, sends fail.
     """
@@ -279,13 +281,13 @@ async def _registered(namesrv: str, groups: Mapping[str, int]) -> None:
                     for name, count in groups.items()
                 ):
                     return
-            await asyncio.sleep(REGISTERED_LOOK_S)
+            await asyncio.sleep(REGISTERED_POLL_S)
 
 
-def _ending(code: int) -> str:
+def _exit_text(code: int) -> str:
     if code >= 0:
-        return f"ended with exit code {code}"
-    return f"was ended by {signal.Signals(-code).name}"
+        return f"exited with code {code}"
+    return f"was killed by {signal.Signals(-code).name}"
 
 
 def _now_ms() -> int:

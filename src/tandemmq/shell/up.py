@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DETACH_SECONDS_MAX: Final = 60.0
 _PAUSE_S: Final = 0.01
-_RUNS_ALREADY: Final = "a cluster runs in {} already; `tandemmq down` ends it"
+_RUNS_ALREADY: Final = "a cluster already runs in {}; `tandemmq down` stops it"
 
 Store = Annotated[
     Path | None,
@@ -41,36 +41,43 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 def up(
     store: Store = None,
-    minimal: Annotated[bool, typer.Option("--minimal", help="One name server and one broker.")] = False,
+    minimal: Annotated[
+        bool, typer.Option("--minimal", help="Start one broker per group, without a slave.")
+    ] = False,
     elected: Annotated[
         bool | None,
         typer.Option(
             "--elected/--no-elected",
-            help="Whether a controller elects the masters, so that a dead one is replaced.",
-            show_default="as the folder began; a new one: unless --minimal",
+            help="Fail over automatically.",
+            show_default="on; off with --minimal; existing folders keep their mode",
         ),
     ] = None,
-    processes: Annotated[int, typer.Option("--processes", help="Broker groups.", metavar="N")] = 1,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Go on in the background.")] = False,
+    processes: Annotated[int, typer.Option("--processes", help="Number of broker groups.", metavar="N")] = 1,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")] = False,
     port_base: Annotated[
         str,
         typer.Option(
             "--port-base",
-            help="The name server's port, the brokers' follow; auto: free ones.",
+            help="The name server's port; the brokers' ports follow it. auto: choose free ports.",
             show_default="RocketMQ's: 9876, 10911",
             metavar="PORT",
         ),
     ] = "",
     host: Annotated[
-        str, typer.Option("--host", help="The numeric address that clients are told.", metavar="IP")
+        str, typer.Option("--host", help="The numeric IPv4 address that clients connect to.", metavar="IP")
     ] = "127.0.0.1",
     bind: Annotated[
         str,
-        typer.Option("--bind", help="Where to listen, if elsewhere.", show_default="--host", metavar="IP"),
+        typer.Option(
+            "--bind",
+            help="The IPv4 address to listen on.",
+            show_default="--host if it is loopback, else all interfaces",
+            metavar="IP",
+        ),
     ] = "",
     override: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A setting of all brokers, stronger than ours.", metavar="KEY=VALUE"),
+        typer.Option("--set", help="Override a setting of all brokers; repeatable.", metavar="KEY=VALUE"),
     ] = None,
 ) -> None:
     """Start a name server, a master and its slave on this machine, and keep them running."""
@@ -90,7 +97,7 @@ def up(
         with local.folder_lock(folder):
             left = local.end_servers(folder)
             if left:
-                typer.echo(f"ended {left} processes of an earlier `up` that was killed")
+                typer.echo(f"stopped {left} processes that an earlier, killed `up` had left")
             plans = local.make_plan(
                 folder,
                 groups=processes,
@@ -101,12 +108,12 @@ def up(
                 bind=bind,
                 overrides=override or (),
             )
-            asyncio.run(_supervise(Supervisor(folder, plans, _say)))
+            asyncio.run(_supervise(Supervisor(folder, plans, _print_line)))
     except AlreadyRunning:
-        _tell_running(folder)
+        _report_running(folder)
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     """Prints a line for the user; a closed output must not end the servers."""
     with suppress(OSError):
         typer.echo(line)
@@ -114,7 +121,7 @@ def _say(line: str) -> None:
 
 async def _supervise(supervisor: Supervisor) -> None:
     await supervisor.run(lambda state: _print_ready(state, "Ctrl-C"))
-    _say("stopped")
+    _print_line("stopped")
 
 
 def _detach(folder: Path) -> int:
@@ -169,27 +176,27 @@ def _await_ready(folder: Path, supervisor: int, *, is_ours: bool) -> None:
         text = (folder / "up.log").read_text(encoding="utf-8", errors="replace").strip()
     if pid is not None:
         raise ProcessFailed(
-            f"not ready within {DETACH_SECONDS_MAX:g} s; it goes on trying: {folder / 'up.log'}"
+            f"still not ready after {DETACH_SECONDS_MAX:g} s; left running, see {folder / 'up.log'}"
         )
-    raise ProcessFailed((text.splitlines() or ["it ended at once"])[-1].removeprefix("tandemmq: "))
+    raise ProcessFailed((text.splitlines() or ["it exited at once"])[-1].removeprefix("tandemmq: "))
 
 
-def _tell_running(folder: Path) -> None:
+def _report_running(folder: Path) -> None:
     typer.echo(_RUNS_ALREADY.format(folder))
     state = local.read_state(folder)
     if state is not None and state.pid == local.supervisor_pid(folder):
         _print_ready(state, "`tandemmq down`")
 
 
-def _print_ready(state: UpState, how_to_end: str) -> None:
+def _print_ready(state: UpState, stop_command: str) -> None:
     width = max(len(_label(server)) for server in state.servers)
     for server in state.servers:
         line = f"{_label(server):{width}}  {server.address:21}  {server.state:8}  process {server.pid}"
-        _say(line)
+        _print_line(line)
     where = "" if _is_default(state) else f"export TANDEMMQ_STORE={shlex.quote(state.folder)}\n  "
-    _say(
-        f"\nClients need the name server only: {state.namesrv}\n"
-        f"Files and logs are in {state.folder}; {how_to_end} ends it. Try:\n"
+    _print_line(
+        f"\nClients need only the name server: {state.namesrv}\n"
+        f"Files and logs are in {state.folder}; {stop_command} stops it. Try:\n"
         f"  {where}echo hello | tandemmq produce demo\n"
         "  tandemmq tail demo --last 10\n"
         "  tandemmq status"
@@ -216,15 +223,15 @@ def down(store: Store = None) -> None:
     local.end_servers(folder)
     left = local.server_pids(folder)
     if left:
-        raise ProcessFailed(f"these processes do not end: {', '.join(map(str, left))}")
+        raise ProcessFailed(f"these processes did not stop: {', '.join(map(str, left))}")
     if was_running or count:
-        typer.echo(f"stopped {count} processes; the messages stay in {folder}")
+        typer.echo(f"stopped {count} processes; the messages are kept in {folder}")
     else:
-        typer.echo(f"nothing runs in {folder}")
+        typer.echo(f"no cluster runs in {folder}")
 
 
 def status(store: Store = None, as_json: AsJson = False) -> None:
-    """Show the local processes with address, role and lag; exit code 1 when one is not running well."""
+    """Show the local processes with address, role and lag; exit code 1 when one has a problem."""
     folder = _folder(store)
     try:
         state = local.running_state(folder)
@@ -233,8 +240,8 @@ def status(store: Store = None, as_json: AsJson = False) -> None:
         if not left:
             raise
         raise NotRunning(
-            f"the supervisor in {folder} was killed, {len(left)} of its processes run on: `tandemmq up` takes"
-            " over, `tandemmq down` ends them"
+            f"the supervisor in {folder} was killed; {len(left)} of its processes still run: `tandemmq up`"
+            " restarts them, `tandemmq down` stops them"
         ) from None
     asyncio.run(_show_status(state, as_json))
 
@@ -242,7 +249,7 @@ def status(store: Store = None, as_json: AsJson = False) -> None:
 async def _show_status(state: UpState, as_json: bool) -> None:
     from tandemmq.admin.render import CommandAnswer, Table, print_answer, readers_may_go
 
-    found = dict(await asyncio.gather(*(_ask(state, server) for server in state.servers[1:])))
+    found = dict(await asyncio.gather(*(_check_broker(state, server) for server in state.servers[1:])))
     now_ms = int(time.time() * 1000)
     is_well = all(server.state == "ready" for server in state.servers)
     columns = ("name", "role", "address", "process", "state", "uptime_seconds", "restarts", "lag_bytes")
@@ -266,7 +273,7 @@ async def _show_status(state: UpState, as_json: bool) -> None:
     raise typer.Exit(0 if is_well else 1)
 
 
-async def _ask(state: UpState, server: ServerState) -> tuple[str, tuple[str, int | None, str]]:
+async def _check_broker(state: UpState, server: ServerState) -> tuple[str, tuple[str, int | None, str]]:
     """Returns the role, a slave's lag behind its master in bytes, and the problem of a broker."""
     from tandemmq.admin.targets import open_tools
     from tandemmq.api import broker_admin
@@ -286,7 +293,7 @@ async def _ask(state: UpState, server: ServerState) -> tuple[str, tuple[str, int
                 known = (one for one in state.servers if (one.name, one.role) == (server.name, "master"))
                 master = next(known).address
             if not master:
-                return server.address, (role, None, "no master is elected")
+                return server.address, (role, None, "no master is elected yet")
             whole = await broker_admin.query_ha_status(tools.remoting, master)
             return server.address, (role, max(0, whole.max_log_offset - own.client.max_log_offset), "")
     except TandemError as error:

@@ -59,7 +59,7 @@ def test_help_needs_none_of_the_heavy_modules() -> None:
         (["broker", "-n", "somewhere"], "namesrvAddr=somewhere: must be host:port"),
         (["namesrv", "--set", "x"], "must have the form key=value"),
         (["namesrv", "--log-level", "loud"], "--log-level loud: must be one of DEBUG, INFO, WARNING, ERROR"),
-        (["admin", "topicList", "-n", ""], "or start a cluster with `tandemmq up`\n"),
+        (["admin", "topicList", "-n", ""], "or start one with `tandemmq up`\n"),
     ],
 )
 def test_mistake_ends_with_one_sentence(arguments: list[str], sentence: str) -> None:
@@ -83,8 +83,8 @@ def test_an_error_of_the_machine_is_one_sentence(monkeypatch: pytest.MonkeyPatch
 def test_an_audit_that_cannot_ask_is_no_difference() -> None:
     result = run("audit", "-n", "")
     assert (result.exit_code, result.stdout) == (2, "")
-    ways = "-n HOST:PORT, or NAMESRV_ADDR; or start a cluster with `tandemmq up`"
-    assert result.stderr == f"tandemmq: name the name servers: {ways}\n"
+    ways = "use -n HOST:PORT or NAMESRV_ADDR, or start one with `tandemmq up`"
+    assert result.stderr == f"tandemmq: no name server is given: {ways}\n"
 
 
 def stand_in(name: str, monkeypatch: pytest.MonkeyPatch, **members: object) -> None:

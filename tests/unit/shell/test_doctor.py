@@ -89,7 +89,7 @@ def test_refused_clients_are_told_with_what_to_correct() -> None:
 
     nobody = {codec.REFUSALS_KEY: "0", codec.DENIALS_KEY: "0", codec.REFUSED_CONNECTIONS_KEY: "0"}
     assert said() == []  # Java brokers do not report it
-    assert said(**nobody) == ["b (192.0.2.2:10911) has refused nobody since it started "]
+    assert said(**nobody) == ["b (192.0.2.2:10911) has rejected no requests since it started "]
     everything = {
         codec.REFUSALS_KEY: "3",
         codec.NEWEST_REFUSAL_KEY: "PULL_MESSAGE of group billing from 192.0.2.9:5: not allowed",
@@ -99,11 +99,11 @@ def test_refused_clients_are_told_with_what_to_correct() -> None:
         codec.SEND_REFUSALS_KEY: "NO_PERMISSION 4",
     }
     denied, connections, consumers, sends = said(**everything)
-    assert "2 requests by access control, last mallory from 192.0.2.9:6" in denied
+    assert "2 requests by access control, the last mallory from 192.0.2.9:6" in denied
     assert "createAcl" in denied
-    assert "7 connections above its bound" in connections
+    assert "7 connections above its limit" in connections
     assert "channel.refused" in connections
-    assert "3 requests of consumers, last PULL_MESSAGE of group billing" in consumers
+    assert "3 requests of consumers, the last PULL_MESSAGE of group billing" in consumers
     assert "consumerConnection" in consumers
     assert "sends with NO_PERMISSION 4" in sends
 

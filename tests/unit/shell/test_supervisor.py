@@ -26,7 +26,7 @@ def make(tmp_path: Path, lines: list[str]) -> SupervisedServer:
     [(1e9, ["0.001", "0.002", "0.004", "0.004", "0.004"]), (-1.0, ["0.001"] * 5)],
     ids=["dies_young", "has_run_for_long"],
 )
-async def test_the_pause_doubles_until_a_life_was_long(
+async def test_the_pause_doubles_until_a_run_was_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steady_s: float, pauses: list[str]
 ) -> None:
     monkeypatch.setattr(supervisor, "RESTART_PAUSE_S_MIN", 0.001)
@@ -35,21 +35,21 @@ async def test_the_pause_doubles_until_a_life_was_long(
     lines: list[str] = []
     server = make(tmp_path, lines)
     server.is_ready.set()
-    lives = 0
+    runs = 0
 
-    async def live() -> int:
-        nonlocal lives
-        lives += 1
-        if lives == 3:
+    async def run_once() -> int:
+        nonlocal runs
+        runs += 1
+        if runs == 3:
             raise OSError(28, "No space left on device")
-        if lives > 5:
+        if runs > 5:
             await server.stop()
         return -9
 
-    monkeypatch.setattr(server, "_live", live)
+    monkeypatch.setattr(server, "_run_once", run_once)
     await asyncio.wait_for(server.run(), 60)
-    assert [line.partition("starts again in ")[2].split()[0] for line in lines] == pauses
-    assert "was ended by SIGKILL" in lines[0]
+    assert [line.partition("restarting in ")[2].split()[0] for line in lines] == pauses
+    assert "was killed by SIGKILL" in lines[0]
     assert "cannot be started: No space left on device" in lines[2]
     assert server.state.restarts == 5
 
@@ -71,7 +71,7 @@ def test_servers_that_do_not_listen_are_ended_by_force(tmp_path: Path) -> None:
     deafen = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     code = f"{deafen}; print(flush=True); time.sleep(600)"
     with subprocess.Popen(
-        [sys.executable, "-c", code], env=local.environment_of(tmp_path), stdout=subprocess.PIPE
+        [sys.executable, "-c", code], env=local.server_environment(tmp_path), stdout=subprocess.PIPE
     ) as deaf:
         try:
             assert deaf.stdout is not None
@@ -83,14 +83,14 @@ def test_servers_that_do_not_listen_are_ended_by_force(tmp_path: Path) -> None:
             deaf.kill()
 
 
-@pytest.mark.parametrize(("wrong", "code"), [("", 0), ("no master is elected", 1)])
+@pytest.mark.parametrize(("wrong", "code"), [("", 0), ("no master is elected yet", 1)])
 async def test_status_ends_with_1_when_a_broker_says_what_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: str, code: int
 ) -> None:
     async def ask(_: UpState, server: ServerState) -> tuple[str, tuple[str, int | None, str]]:
         return server.address, ("slave", 0, wrong)
 
-    monkeypatch.setattr(up, "_ask", ask)
+    monkeypatch.setattr(up, "_check_broker", ask)
     servers = [
         ServerState(name, name, f"127.0.0.1:{port}", "log", state="ready")
         for name, port in (("n", 1), ("b", 2))
