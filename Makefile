@@ -7,7 +7,7 @@ ARGS ?=
 # Without compiled files each process that a test starts would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: package changelog coverage setup-maintain help demo test test-long test-all interop client-both client-soak lint types contracts check crash power sim elected raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka setup-demo setup-dev clean
+.PHONY: docs packaging package changelog coverage setup-maintain help demo test test-long test-all interop client-both client-soak lint types contracts check crash power sim elected raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -143,5 +143,16 @@ changelog: setup-maintain ## Show what the changes in changes/ would add to CHAN
 coverage: setup-maintain ## Run the unit, property and scenario tests and print how much of the package they execute
 	@$(PY) -m pytest -n 2 --dist loadfile --cov --cov-report=term --cov-report=html:build/coverage -m "not interop and not long and not spark" tests/unit tests/property tests/scenario $(ARGS)
 
+packaging: ## Check the files in packaging/: the Dockerfile, the Kubernetes manifest, the confinement of the systemd units
+	@scripts/setup linters
+	@.venv-linters/bin/hadolint packaging/Dockerfile
+	@.venv-linters/bin/kubernetes-validate --strict --quiet packaging/kubernetes.yaml
+	@for unit in packaging/*.service; do systemd-analyze security --offline=true --threshold=20 --no-pager $$unit | tail -n 1; test $${PIPESTATUS[0]} = 0 || exit 1; done
+
+docs: ## Build the site of the documents and the API in build/site; a broken link or reference fails
+	@scripts/setup venv docs
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+	@echo "build/site/index.html"
+
 clean: ## Remove the virtual environments and caches
-	rm -rf .venv .venv-s3 .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .venv-s3 .venv-linters .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
