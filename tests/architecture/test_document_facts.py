@@ -55,8 +55,6 @@ OPTIONS = {
     "access": AccessOptions,
 }
 
-OPTIONS_ARE_NOT_SETTINGS = {"docs/spark.md", "examples/README.md"}
-
 CODE_BLOCK = re.compile(r"^```.*?^```$|^ {4}\S.*?$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:^|`|=\S* |\$ )(tandemmq(?: [^`\n#&]+)?)", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://)([^)\s#]*)#([^)\s]+)\)")

@@ -1,4 +1,4 @@
-"""Reads Avro bodies with Spark's own functions, as in docs/spark.md, and compares them.
+"""Reads Avro bodies with Spark's own functions, as in docs/spark/landing.md, and compares them.
 
 Runs as a separate process, because Java needs the jar of Spark's Avro package at its start: `python
 avro_reading.py DOCUMENT JAR_CACHE DIRECTORY` prints the number of rows that it read.

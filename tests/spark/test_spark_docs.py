@@ -1,5 +1,5 @@
-"""Runs every example of docs/spark.md and docs/coming-from-kafka.md in order, in one session, and the
-README's.
+"""Runs every example of the pages about Spark and of docs/coming-from-kafka.md in order, in one session, and
+the README's.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ from tandemmq.client import BlockingAdmin, BlockingProducer
 from tandemmq.protocol.message import Message
 from tandemmq.units import MIB
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "spark.md"
-README = DOCUMENT.parents[1] / "README.md"
-FROM_KAFKA = DOCUMENT.with_name("coming-from-kafka.md")
+DOCS = Path(__file__).parents[2] / "docs"
+DOCUMENTS = (DOCS / "spark.md", *sorted((DOCS / "spark").glob("*.md")))
+"""In this order: the page of the landing is before that of the pipelines, which read its lake."""
+
+README = DOCS.parent / "README.md"
+FROM_KAFKA = DOCS / "coming-from-kafka.md"
 
 TOLD = {
     "landing": "400 rows",
@@ -84,14 +87,14 @@ def test_the_examples_run(
     spark = lake_spark
     cluster.send("Orders", 400)
     (tmp_path / "store").symlink_to(cluster.directory / "master")
-    text = _here(DOCUMENT.read_text(), cluster, tmp_path)
+    text = _here("".join(page.read_text() for page in DOCUMENTS), cluster, tmp_path)
     make_dead_letters(cluster.namesrv, "billing", "Orders2Pay", 20, key="order-{}")
     # Simulates the loss of all queues: the log contains the messages that the slave acknowledged.
     shutil.copytree(cluster.directory / "slave" / "commitlog", tmp_path / "stopped" / "commitlog")
     for command, told in _commands(text):
         output = run_command(*command)
         assert told in output, (command, output)
-    scope = _run_blocks(spark, text, DOCUMENT)
+    scope = _run_blocks(spark, text, DOCS / "spark")
     assert scope["table"].num_rows == 400
     for topic in ("Answers", "Copied", "CopiedOnce", "CopiedWhole"):
         source = spark.read.format("tandemmq").options(nameServer=cluster.namesrv, topic=topic)

@@ -55,7 +55,7 @@ def test_a_topic_is_copied_from_kafka_and_back_by_the_documented_queries(tmp_pat
 @pytest.mark.interop
 @pytest.mark.timeout(900)
 def test_avro_bodies_are_read_by_sparks_own_functions_as_documented(tmp_path: Path) -> None:
-    assert run_document("avro_reading.py", "spark.md", tmp_path) == "READ rows=100"
+    assert run_document("avro_reading.py", "spark/landing.md", tmp_path) == "READ rows=100"
 
 
 def run_document(script: str, document: str, directory: Path) -> str:

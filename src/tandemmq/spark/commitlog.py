@@ -352,7 +352,7 @@ class LogPiece(InputPartition):  # type: ignore[misc]  # pyspark is untyped here
 
 
 class CommitLogSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
-    """The source `commitlog`; see docs/spark.md for the options."""
+    """The source `commitlog`; see docs/spark/options.md for the options."""
 
     @classmethod
     def name(cls) -> str:

@@ -343,7 +343,7 @@ SECURITY_ROWS = tuple(
 
 
 def render_option_table(table: Sequence[OptionRow] = OPTION_TABLE) -> str:
-    """Renders an option table as Markdown; `docs/spark.md` contains exactly this text."""
+    """Renders an option table as Markdown; `docs/spark/options.md` contains exactly this text."""
     lines = ["| option | default | for | meaning |", "|---|---|---|---|"]
     for row in table:
         also = f" (also `{'`, `'.join(row.aliases)}`)" if row.aliases else ""

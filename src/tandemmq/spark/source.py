@@ -172,7 +172,7 @@ the two.
 
 
 class TandemSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
-    """Topics as tables and streams; see docs/spark.md for the options."""
+    """Topics as tables and streams; see docs/spark/options.md for the options."""
 
     @classmethod
     def name(cls) -> str:

@@ -136,5 +136,5 @@ def test_a_path_without_a_log_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_documentation_holds_the_table_of_commitlog() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "spark" / "options.md").read_text()
     assert render_option_table(LOG_OPTION_TABLE) in text

@@ -247,7 +247,7 @@ def test_options_travel_to_executors() -> None:
 
 
 def test_the_documentation_holds_the_table_of_the_code() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "spark" / "options.md").read_text()
     assert render_option_table() in text
     assert render_option_table(SINK_OPTION_TABLE) in text
 
