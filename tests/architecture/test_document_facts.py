@@ -111,6 +111,7 @@ def test_settings_with_a_value_exist() -> None:
     for name in (
         "README.md",
         "docs/client.md",
+        *sorted(name for name in TEXTS if name.startswith("docs/client/")),
         "docs/durability.md",
         "docs/operations.md",
         "docs/security.md",

@@ -15,7 +15,13 @@ from client_rig import running_cluster
 from waits import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "docs/client.md", "docs/operations.md", "docs/security.md")
+DOCUMENTS = (
+    "README.md",
+    "docs/client.md",
+    *(f"docs/client/{path.name}" for path in sorted((ROOT / "docs" / "client").glob("*.md"))),
+    "docs/operations.md",
+    "docs/security.md",
+)
 NAME_SERVER = "127.0.0.1:9876"
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
