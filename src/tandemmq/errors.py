@@ -109,6 +109,12 @@ class NotServed(Busy):
     refresh_route = True
 
 
+class NotNameServer(RequestRejected):
+    """The address of a name server is that of a broker or a controller."""
+
+    code = 3
+
+
 class OffsetOutOfRange(RequestRejected):
     """A queue offset outside [min, max]."""
 

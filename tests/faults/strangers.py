@@ -31,8 +31,10 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import yaml
 from fault_cluster import NEXT, SMALL
@@ -65,6 +67,10 @@ go unnoticed.
 """
 TRIES_MAX = 3
 """The number of tries for an attack that seems to slow the producer: the machine may have had other load."""
+BEGUN = "connected"
+"""The line that an attack's process prints after its first connection."""
+BEGIN_S_MAX = 20.0
+"""The time that an attack's process may take to start and connect."""
 NEWCOMER_S_MAX = 20.0
 LIMIT = 1_024
 GROWN_MIB_MAX = 300
@@ -256,6 +262,19 @@ def signed(code: int, body: bytes = b"", **fields: object) -> bytes:
     return encode_frame(command)
 
 
+@cache
+def say_begun() -> None:
+    """Tells the parent once that the attack is in progress."""
+    print(BEGUN, flush=True)
+
+
+async def dial(host: str, port: int, **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connects to a target; every attack does it by this function."""
+    connected = await asyncio.open_connection(host, port, **options)
+    say_begun()
+    return connected
+
+
 async def repeat(places: Sequence[Place], data: Sequence[bytes], *, pause_s: float) -> None:
     """Writes these frames in turn to each place, with a pause after each; answers are read and dropped."""
     await asyncio.gather(*(_repeat(place, data, pause_s) for place in places))
@@ -264,7 +283,7 @@ async def repeat(places: Sequence[Place], data: Sequence[bytes], *, pause_s: flo
 async def _repeat(place: Place, data: Sequence[bytes], pause_s: float) -> None:
     for one in itertools.cycle(data):
         with suppress(OSError):
-            reader, writer = await asyncio.open_connection(*place)
+            reader, writer = await dial(*place)
             dropping = asyncio.ensure_future(_drop(reader))
             try:
                 while not reader.at_eof() and not writer.is_closing():
@@ -358,7 +377,7 @@ async def idle_connections(targets: Targets) -> None:
     async def open_some(place: Place) -> None:
         for _ in range(IDLE_COUNT):
             with suppress(OSError):
-                kept.append((await asyncio.open_connection(*place))[1])
+                kept.append((await dial(*place))[1])
             await asyncio.sleep(IDLE_PAUSE_S)
 
     replication = [(host, port + 1) for host, port in targets.brokers]
@@ -372,7 +391,7 @@ async def slow_readers(targets: Targets) -> None:
 
     async def ask(place: Place, pause_s: float) -> None:
         with suppress(OSError):
-            _, writer = await asyncio.open_connection(*place, limit=1_024)
+            _, writer = await dial(*place, limit=1_024)
             while True:
                 writer.write(data)
                 await writer.drain()
@@ -390,7 +409,7 @@ async def half_frames(targets: Targets) -> None:
 
     async def begin(place: Place) -> None:
         with suppress(OSError):
-            _, writer = await asyncio.open_connection(*place)
+            _, writer = await dial(*place)
             writer.write(head)
             await writer.drain()
             await asyncio.sleep(3600)
@@ -407,7 +426,7 @@ async def connect_storm(targets: Targets) -> None:
     async def knock(place: Place) -> None:
         while True:
             with suppress(OSError):
-                (await asyncio.open_connection(*place))[1].transport.abort()
+                (await dial(*place))[1].transport.abort()
             await asyncio.sleep(0.02)
 
     await asyncio.gather(*(knock(place) for place in targets.all))
@@ -483,7 +502,7 @@ def attacking(name: str, targets: Targets, log_path: Path) -> Iterator[subproces
     with log_path.open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, __file__, "--attack", name, "--places", places],
-            stdout=log,
+            stdout=subprocess.PIPE,
             stderr=log,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
@@ -494,6 +513,8 @@ def attacking(name: str, targets: Targets, log_path: Path) -> Iterator[subproces
     finally:
         process.kill()
         process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 def attack_for_ever(name: str, places: str) -> None:
@@ -665,7 +686,9 @@ class Strangers:
         load.longest_stall_s = 0.0
         rates, quiet_rates = [], []
         with attacking(name, self._targets, self._root / "attacks.log") as process:
-            await asyncio.sleep(1.0)  # until it is in progress
+            assert process.stdout is not None
+            line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), BEGIN_S_MAX)
+            assert line.decode().strip() == BEGUN, f"the attack {name} has not begun: {line!r}"
             newcomer = asyncio.ensure_future(load.newcomer_s())
             for _ in range(TURNS):
                 rates.append(await load.rate())

@@ -14,10 +14,18 @@ from client_rig import Rig, numbers, running_cluster, running_rig, take
 
 from tandemmq.api import broker_admin
 from tandemmq.client import Admin, BlockingAdmin, Message, Producer
-from tandemmq.errors import BadRequest, QueueNotFound, TopicExists, TopicHasUnread, TopicNotFound
+from tandemmq.errors import (
+    BadRequest,
+    NotNameServer,
+    QueueNotFound,
+    TopicExists,
+    TopicHasUnread,
+    TopicNotFound,
+)
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.options import render_address
 from waits import until
 
 
@@ -122,6 +130,21 @@ async def test_the_blocking_facade_does_the_same(tmp_path: Path) -> None:
                 assert admin.topic_route("T").queues[0].read_queue_count == 1
 
         await asyncio.to_thread(work)
+
+
+async def test_the_address_of_a_broker_is_no_name_servers(tmp_path: Path) -> None:
+    async with running_rig(tmp_path) as rig:
+        address = render_address((await rig.start_broker()).address)
+        told = f"{address} is a broker, not a name server"
+        async with Admin(address) as admin, Producer("P", address) as producer:
+            with pytest.raises(NotNameServer, match=told):
+                await admin.cluster_info()
+            with pytest.raises(NotNameServer, match=told):
+                await admin.topic_route("T")
+            with pytest.raises(NotNameServer, match=told):
+                await producer.send(Message(topic="T", body=b"x"))
+        async with Producer("P", f"{address};{rig.namesrv}") as producer:
+            assert (await producer.send(Message(topic="T", body=b"x"))).is_ok
 
 
 def let_changes_cross(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ import pytest
 from controller_rig import CLUSTER, GROUP, FakeBroker, Rig, master_of
 
 from sim.memory import NoFault
-from tandemmq.api import controller
+from tandemmq.api import controller, nameserver
 from tandemmq.consensus.core.messages import TakeOver, encode_message
 from tandemmq.controller import elections
-from tandemmq.errors import FlushFailed, NotLeader, RequestRejected
+from tandemmq.errors import FlushFailed, NotLeader, NotNameServer, RequestRejected
 from tandemmq.protocol.bodies.replica import decode_sync_state_set
 from tandemmq.protocol.catalogue import CATALOGUE, ServingRole
 from tandemmq.protocol.codes import RequestCode as Code
@@ -565,3 +565,8 @@ async def test_a_controller_is_replaced(three: Rig) -> None:
     await change("handOver", "n3")
     await until(lambda: three.controllers["n3"].raft.is_leader)
     assert (await three.brokers[0].elect()).code == 0
+
+
+async def test_the_address_of_a_controller_is_no_name_servers(rig: Rig) -> None:
+    with pytest.raises(NotNameServer, match=f"{rig.address('n0')} is a controller, not a name server"):
+        await nameserver.query_route(rig.client, rig.address("n0"), "T")

@@ -8,7 +8,7 @@ import asyncio
 import copy
 import logging
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -63,6 +63,27 @@ async def two_in_sync(rig: Rig) -> tuple[FakeBroker, FakeBroker]:
     lead(one, group_of(rig), two)
     await rig.beat_all()
     return one, two
+
+
+class Kept(NamedTuple):
+    """The master, its slave, and the disk of the controller as it was when both were in sync.
+    The controller runs on, and both have reported to it.
+    """
+
+    one: FakeBroker
+    two: FakeBroker
+    disk: MemoryDisk
+
+
+@pytest.fixture
+async def kept(rig: Rig) -> Kept:
+    one, two = await two_in_sync(rig)
+    await rig.stop("n0")
+    disk = copy.deepcopy(rig.disks["n0"])
+    await rig.start("n0")
+    await rig.leader()
+    await rig.beat_all()
+    return Kept(one, two, disk)
 
 
 async def restart(rig: Rig, disk: MemoryDisk) -> None:
@@ -173,14 +194,9 @@ async def _answer_while_beating(question: Coroutine[Any, Any, Command], broker: 
 
 
 async def test_a_state_that_went_back_elects_nobody_and_is_brought_up_to_date(
-    rig: Rig, caplog: pytest.LogCaptureFixture
+    rig: Rig, kept: Kept, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one, two = await two_in_sync(rig)
-    await rig.stop("n0")
-    old = copy.deepcopy(rig.disks["n0"])
-    await rig.start("n0")
-    await rig.leader()
-    await rig.beat_all()
+    one, two, old = kept
     assert (await two.elect(is_designated=True)).code == 0
     lead(two, group_of(rig), one)
     before = group_of(rig)
@@ -207,14 +223,9 @@ async def test_a_state_that_went_back_elects_nobody_and_is_brought_up_to_date(
 
 
 async def test_a_state_that_went_back_while_nobody_is_in_office_elects_the_longest_log(
-    rig: Rig, caplog: pytest.LogCaptureFixture
+    rig: Rig, kept: Kept, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one, two = await two_in_sync(rig)
-    await rig.stop("n0")
-    old = copy.deepcopy(rig.disks["n0"])
-    await rig.start("n0")
-    await rig.leader()
-    await rig.beat_all()
+    one, two, old = kept
     assert (await two.elect(is_designated=True)).code == 0
     lead(two, group_of(rig), one)
     assert group_of(rig).master_epoch == 2
@@ -238,13 +249,8 @@ async def _beats_until_elected(rig: Rig, *brokers: FakeBroker) -> bool:
     return group_of(rig).master_epoch > 2 and group_of(rig).master_id is not None
 
 
-async def test_a_set_that_went_back_elects_no_former_member(rig: Rig) -> None:
-    one, two = await two_in_sync(rig)
-    await rig.stop("n0")
-    old = copy.deepcopy(rig.disks["n0"])
-    await rig.start("n0")
-    await rig.leader()
-    await rig.beat_all()
+async def test_a_set_that_went_back_elects_no_former_member(rig: Rig, kept: Kept) -> None:
+    one, two, old = kept
     await one.alter_set(1, set_epoch=2, master_epoch=1)
     lead(one, group_of(rig))
     await restart(rig, old)
@@ -259,13 +265,10 @@ async def test_a_set_that_went_back_elects_no_former_member(rig: Rig) -> None:
     assert group_of(rig).master_id is None, "broker 2 lacks what broker 1 confirmed alone"
 
 
-async def test_a_set_that_went_back_elects_no_former_member_when_all_have_restarted(rig: Rig) -> None:
-    one, two = await two_in_sync(rig)
-    await rig.stop("n0")
-    old = copy.deepcopy(rig.disks["n0"])
-    await rig.start("n0")
-    await rig.leader()
-    await rig.beat_all()
+async def test_a_set_that_went_back_elects_no_former_member_when_all_have_restarted(
+    rig: Rig, kept: Kept
+) -> None:
+    one, two, old = kept
     await one.alter_set(1, set_epoch=2, master_epoch=1)
     lead(one, group_of(rig), two)
     for broker, max_offset in ((two, 100), (one, 300)):

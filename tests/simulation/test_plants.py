@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import time
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,20 @@ def test_a_bug_is_planted_into_a_copy(tmp_path: Path) -> None:
     ]
     assert changed == [copy / plant.path]
     assert plant.bug in changed[0].read_text(encoding="utf-8")
+
+
+def test_a_seed_hangs_by_its_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine makes a seed longer, not its processor time."""
+
+    def run(seed: int) -> bool:
+        while seed:  # only the time limit ends this
+            pass
+        time.sleep(0.3)  # stands for the processor's work for others; there is no condition
+        return False
+
+    monkeypatch.setattr(plants, "SEED_SECONDS_MAX", 0.1)
+    monkeypatch.setitem(HUNTS, "sim", run)
+    assert plants.hunt("sim", 0, 2) == 1
 
 
 @pytest.mark.parametrize("is_broken", [False, True])

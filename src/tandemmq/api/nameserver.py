@@ -6,8 +6,10 @@ Source:  spec nameserver 3, 4, 6; spec remoting 8.1, 8.2, 8.7.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
-from tandemmq.api.calls import CALL_TIMEOUT_S, ask, call
+from tandemmq.api.calls import CALL_TIMEOUT_S, ask
+from tandemmq.errors import NotNameServer
 from tandemmq.protocol import rejections
 from tandemmq.protocol.bodies import DataVersion
 from tandemmq.protocol.bodies.codec import decode_kv_table, encode_data_version
@@ -21,6 +23,7 @@ from tandemmq.protocol.bodies.route import (
 )
 from tandemmq.protocol.bodies.tables import decode_topic_list
 from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Command, Header
 from tandemmq.protocol.properties_file import edit_properties, parse_properties
 from tandemmq.protocol.requests.route import (
     AddWritePermissionRequest,
@@ -73,6 +76,13 @@ class Registered:
     order_topics: dict[str, str] = field(default_factory=dict)
 
 
+_OTHER_SERVERS: Final = {
+    "broker": RequestCode.GET_BROKER_RUNTIME_INFO,
+    "controller": RequestCode.CONTROLLER_GET_METADATA_INFO,
+}
+"""The kinds of servers that a user may take for a name server, with a request that only this kind knows."""
+
+
 async def register_broker(
     client: RemotingClient,
     address: str,
@@ -91,7 +101,7 @@ async def register_broker(
         ha_address=broker.ha_address,
         body_crc=body_crc32(raw),
     )
-    answer = await call(client, address, RequestCode.REGISTER_BROKER, header, body=raw, timeout_s=timeout_s)
+    answer = await _call(client, address, RequestCode.REGISTER_BROKER, header, body=raw, timeout_s=timeout_s)
     response = answer.decode(RegisterBrokerResponse)
     return Registered(
         master_address=response.master_address or None,
@@ -110,7 +120,7 @@ async def unregister_broker(
         broker_id=broker.broker_id,
         broker_address=broker.broker_address,
     )
-    await call(client, address, RequestCode.UNREGISTER_BROKER, header, timeout_s=timeout_s)
+    await _call(client, address, RequestCode.UNREGISTER_BROKER, header, timeout_s=timeout_s)
 
 
 async def query_route(
@@ -120,7 +130,7 @@ async def query_route(
     remoting 9.1).
     """
     header = RouteRequest(topic=topic, accepts_standard_json=True)
-    answer = await ask(client, address, RequestCode.GET_ROUTEINFO_BY_TOPIC, header, timeout_s=timeout_s)
+    answer = await _ask(client, address, RequestCode.GET_ROUTEINFO_BY_TOPIC, header, timeout_s=timeout_s)
     if answer.code == ResponseCode.TOPIC_NOT_EXIST:
         return None
     if answer.code != ResponseCode.SUCCESS:
@@ -132,7 +142,7 @@ async def query_cluster_info(
     client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> ClusterInfo:
     """Returns all registered brokers, by cluster and name."""
-    answer = await call(client, address, RequestCode.GET_BROKER_CLUSTER_INFO, timeout_s=timeout_s)
+    answer = await _call(client, address, RequestCode.GET_BROKER_CLUSTER_INFO, timeout_s=timeout_s)
     return decode_cluster_info(answer.body)
 
 
@@ -161,7 +171,7 @@ async def query_topics(
     client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> list[str]:
     """Returns the names of all registered topics, including system topics, sorted."""
-    answer = await call(client, address, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, timeout_s=timeout_s)
+    answer = await _call(client, address, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, timeout_s=timeout_s)
     return sorted(decode_topic_list(answer.body))
 
 
@@ -172,7 +182,7 @@ async def query_topics_of_cluster(
     cluster.
     """
     header = TopicsByClusterRequest(cluster=cluster_name)
-    answer = await call(client, address, RequestCode.GET_TOPICS_BY_CLUSTER, header, timeout_s=timeout_s)
+    answer = await _call(client, address, RequestCode.GET_TOPICS_BY_CLUSTER, header, timeout_s=timeout_s)
     return sorted(decode_topic_list(answer.body))
 
 
@@ -181,7 +191,7 @@ async def delete_topic(
 ) -> None:
     """Removes a topic from the routes; a broker that still has it adds it again at its next registration."""
     header = DeleteTopicInNameServerRequest(topic=topic, cluster_name=cluster_name)
-    await call(client, address, RequestCode.DELETE_TOPIC_IN_NAMESRV, header, timeout_s=timeout_s)
+    await _call(client, address, RequestCode.DELETE_TOPIC_IN_NAMESRV, header, timeout_s=timeout_s)
 
 
 async def has_data_version_changed(
@@ -202,7 +212,7 @@ async def has_data_version_changed(
         broker_address=broker.broker_address,
     )
     body = encode_data_version(version)
-    answer = await call(
+    answer = await _call(
         client, address, RequestCode.QUERY_DATA_VERSION, header, body=body, timeout_s=timeout_s
     )
     return answer.decode(QueryDataVersionResponse).is_changed
@@ -219,7 +229,7 @@ async def put_kv(
 ) -> None:
     """Stores a value in the key-value configuration."""
     header = PutKvRequest(namespace=namespace, key=key, value=value)
-    await call(client, address, RequestCode.PUT_KV_CONFIG, header, timeout_s=timeout_s)
+    await _call(client, address, RequestCode.PUT_KV_CONFIG, header, timeout_s=timeout_s)
 
 
 async def get_kv(
@@ -227,7 +237,7 @@ async def get_kv(
 ) -> str | None:
     """Returns a value of the key-value configuration; None when there is none."""
     header = GetKvRequest(namespace=namespace, key=key)
-    answer = await ask(client, address, RequestCode.GET_KV_CONFIG, header, timeout_s=timeout_s)
+    answer = await _ask(client, address, RequestCode.GET_KV_CONFIG, header, timeout_s=timeout_s)
     if answer.code == ResponseCode.QUERY_NOT_FOUND:
         return None
     if answer.code != ResponseCode.SUCCESS:
@@ -240,7 +250,7 @@ async def delete_kv(
 ) -> None:
     """Deletes a value of the key-value configuration; a missing value is not an error."""
     header = DeleteKvRequest(namespace=namespace, key=key)
-    await call(client, address, RequestCode.DELETE_KV_CONFIG, header, timeout_s=timeout_s)
+    await _call(client, address, RequestCode.DELETE_KV_CONFIG, header, timeout_s=timeout_s)
 
 
 async def wipe_write_permission(
@@ -250,7 +260,7 @@ async def wipe_write_permission(
     concerned.
     """
     header = WipeWritePermissionRequest(broker_name=broker_name)
-    answer = await call(client, address, RequestCode.WIPE_WRITE_PERM_OF_BROKER, header, timeout_s=timeout_s)
+    answer = await _call(client, address, RequestCode.WIPE_WRITE_PERM_OF_BROKER, header, timeout_s=timeout_s)
     return answer.decode(WipeWritePermissionResponse).topic_count
 
 
@@ -259,7 +269,7 @@ async def add_write_permission(
 ) -> int:
     """Reverts `wipe_write_permission`; returns the number of topics concerned."""
     header = AddWritePermissionRequest(broker_name=broker_name)
-    answer = await call(client, address, RequestCode.ADD_WRITE_PERM_OF_BROKER, header, timeout_s=timeout_s)
+    answer = await _call(client, address, RequestCode.ADD_WRITE_PERM_OF_BROKER, header, timeout_s=timeout_s)
     return answer.decode(AddWritePermissionResponse).topic_count
 
 
@@ -267,7 +277,7 @@ async def query_config(
     client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> dict[str, str]:
     """Returns the name server's settings."""
-    answer = await call(client, address, RequestCode.GET_NAMESRV_CONFIG, timeout_s=timeout_s)
+    answer = await _call(client, address, RequestCode.GET_NAMESRV_CONFIG, timeout_s=timeout_s)
     settings = parse_properties(bytes(answer.body), address)
     return {key: setting.text for key, setting in settings.items()}
 
@@ -279,5 +289,45 @@ async def change_config(
     reason why the change was not saved in its file; an empty text when it was.
     """
     body = edit_properties(b"", {key: value})
-    answer = await call(client, address, RequestCode.UPDATE_NAMESRV_CONFIG, body=body, timeout_s=timeout_s)
+    answer = await _call(client, address, RequestCode.UPDATE_NAMESRV_CONFIG, body=body, timeout_s=timeout_s)
     return answer.remark or ""
+
+
+async def _call(
+    client: RemotingClient,
+    address: str,
+    code: int,
+    header: Header | None = None,
+    *,
+    body: bytes = b"",
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> Command:
+    """Sends a request that must succeed, as `calls.call` does. Raises NotNameServer, too."""
+    answer = await _ask(client, address, code, header, body=body, timeout_s=timeout_s)
+    if answer.code != ResponseCode.SUCCESS:
+        raise rejections.to_error(answer)
+    return answer
+
+
+async def _ask(
+    client: RemotingClient,
+    address: str,
+    code: int,
+    header: Header | None = None,
+    *,
+    body: bytes = b"",
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> Command:
+    """Sends a request and returns the answer. Raises NotNameServer when the address is that of a broker or a
+    controller.
+    """
+    answer = await ask(client, address, code, header, body=body, timeout_s=timeout_s)
+    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        for kind, known in _OTHER_SERVERS.items():
+            reply = await ask(client, address, known, timeout_s=timeout_s)
+            if reply.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise NotNameServer(
+                    f"{address} is a {kind}, not a name server: give a name server's address, usually with"
+                    " port 9876"
+                )
+    return answer
