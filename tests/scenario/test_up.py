@@ -110,6 +110,13 @@ def test_a_cluster_survives_kills_and_leaves_nothing(folder: Path) -> None:
         until_blocking(lambda: follows(folder))
         again = run(folder, "up", "--port-base", "auto")
         assert (again.returncode, "runs in" in again.stdout) == (0, True)
+        same = run(folder, "up", "--no-elected", "--processes", "1", "--host", "127.0.0.1")
+        assert (same.returncode, "runs in" in same.stdout) == (0, True)
+        for extra in ((), ("--detach",)):
+            other = run(folder, "up", "--processes", "2", "--elected", "--set", "maxMessageSize=9", *extra)
+            assert (other.returncode, other.stdout) == (1, "")
+            for part in ("--processes 2 (it runs with 1)", "--elected", "--set maxMessageSize=9", "down"):
+                assert part in other.stderr, other.stderr
 
         os.kill(before["master"]["process"], signal.SIGKILL)
         told = next(line for line in up.stdout if "starts again" in line)

@@ -50,6 +50,8 @@ RocketMQ's 9878 by default.
 """
 ELECTED: Final = "elected"
 """The role in `up.json` of a broker that may be master or slave."""
+NAME_SERVER: Final = "name server"
+"""Name and role of the first process in `up.json`."""
 GROUPS_MAX: Final = 26
 AUTO: Final = "auto"
 _AUTO_LOWEST, _AUTO_HIGHEST = 12_000, 30_000
@@ -178,7 +180,7 @@ def make_plan(
             "controllerStorePath": controller_store,
         }
     file_bytes = _choose_log_file_bytes(folder, groups * len(brokers[0]))
-    plans = [_write_plan("name server", "name server", namesrv, "namesrv", directory, settings)]
+    plans = [_write_plan(NAME_SERVER, NAME_SERVER, namesrv, "namesrv", directory, settings)]
     slaves: list[ServerPlan] = []
     for number in range(groups):
         name = f"broker-{chr(ord('a') + number)}"
@@ -348,6 +350,52 @@ def running_state(folder: Path) -> UpState:
     if state is None or supervisor_pid(folder) != state.pid:
         raise NotRunning(f"no cluster runs in {folder}: start one with `tandemmq up`")
     return state
+
+
+def require_equal_options(state: UpState, given: Mapping[str, object]) -> None:
+    """Raises AlreadyRunning if the running cluster does not have the given options of `up`, by their
+    parameters' names. An option that is not given matches.
+    """
+    brokers = [one for one in state.servers if one.role != NAME_SERVER]
+    groups = len({one.name for one in brokers})
+    host, _, port = state.namesrv.rpartition(":")
+    names, settings = (_settings_of(one) for one in (state.servers[0], brokers[0]))
+    runs: dict[str, object] = {
+        "minimal": len(brokers) == groups,
+        "elected": any(one.role == ELECTED for one in brokers),
+        "processes": groups,
+        "host": host,
+        "port_base": AUTO if given.get("port_base") == AUTO else port,
+        "bind": names.get("bindAddress"),
+    }
+    differing = [
+        f"--{'' if value else 'no-'}{name}"
+        if isinstance(value, bool)
+        else f"--{name.replace('_', '-')} {value} (it runs with {runs[name]})"
+        for name, value in given.items()
+        if name in runs and value != runs[name]
+    ]
+    wanted = given.get("override") or ()
+    assert isinstance(wanted, Sequence)
+    differing += [
+        f"--set {key}={text} (it runs with {settings.get(key, 'the default')})"
+        for key, text in _pairs(wanted).items()
+        if settings.get(key) != text
+    ]
+    if differing:
+        raise AlreadyRunning(
+            f"a cluster already runs in {state.folder}, without {', '.join(differing)}: stop it with"
+            " `tandemmq down`, then start it again; its messages are kept"
+        )
+
+
+def _settings_of(server: ServerState) -> dict[str, str]:
+    """Returns the settings with which the server was started; none if its file cannot be read."""
+    path = Path(server.log).with_name("server.properties")
+    try:
+        return {key: one.text for key, one in parse_properties(path.read_bytes(), str(path)).items()}
+    except (OSError, TandemError):
+        return {}
 
 
 @contextmanager

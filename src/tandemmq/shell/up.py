@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -40,6 +41,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def up(
+    context: typer.Context,
     store: Store = None,
     minimal: Annotated[
         bool, typer.Option("--minimal", help="Start one broker per group, without a slave.")
@@ -82,14 +84,15 @@ def up(
 ) -> None:
     """Start a name server, a master and its slave on this machine, and keep them running."""
     folder = _folder(store)
+    given = {name: value for name, value in context.params.items() if _is_given(context, name)}
     if detach:
         running = local.supervisor_pid(folder)
         if running is not None:
-            _await_ready(folder, running, is_ours=False)
+            _await_ready(folder, running, given, is_ours=False)
             return
         child = _detach(folder)
         if child:
-            _await_ready(folder, child, is_ours=True)
+            _await_ready(folder, child, given, is_ours=True)
             return
     from tandemmq.shell.supervisor import Supervisor
 
@@ -110,7 +113,13 @@ def up(
             )
             asyncio.run(_supervise(Supervisor(folder, plans, _print_line)))
     except AlreadyRunning:
-        _report_running(folder)
+        _report_running(folder, given)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Returns True for an option on the command line; other values are defaults, which nobody asked for."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _print_line(line: str) -> None:
@@ -151,11 +160,12 @@ def _detach(folder: Path) -> int:
     return 0
 
 
-def _await_ready(folder: Path, supervisor: int, *, is_ours: bool) -> None:
+def _await_ready(folder: Path, supervisor: int, given: Mapping[str, object], *, is_ours: bool) -> None:
     """Waits until the supervisor reports that all servers are ready. The supervisor is this process's child,
     or for a second `up` the one that came first.
 
-    Raises:  ProcessFailed when it ends, or takes too long.
+    Raises:  ProcessFailed when it ends, or takes too long; AlreadyRunning for a second `up` that has given
+             other options.
     """
     end = time.monotonic() + DETACH_SECONDS_MAX
     pid: int | None = supervisor
@@ -163,6 +173,7 @@ def _await_ready(folder: Path, supervisor: int, *, is_ours: bool) -> None:
         state = local.read_state(folder)
         if state is not None and state.pid == pid and state.is_ready:
             if not is_ours:
+                local.require_equal_options(state, given)
                 typer.echo(_RUNS_ALREADY.format(folder))
             _print_ready(state, "`tandemmq down`")
             return
@@ -181,10 +192,13 @@ def _await_ready(folder: Path, supervisor: int, *, is_ours: bool) -> None:
     raise ProcessFailed((text.splitlines() or ["it exited at once"])[-1].removeprefix("tandemmq: "))
 
 
-def _report_running(folder: Path) -> None:
-    typer.echo(_RUNS_ALREADY.format(folder))
+def _report_running(folder: Path, given: Mapping[str, object]) -> None:
     state = local.read_state(folder)
-    if state is not None and state.pid == local.supervisor_pid(folder):
+    is_told = state is not None and state.pid == local.supervisor_pid(folder)
+    if state is not None and is_told:
+        local.require_equal_options(state, given)
+    typer.echo(_RUNS_ALREADY.format(folder))
+    if state is not None and is_told:
         _print_ready(state, "`tandemmq down`")
 
 
