@@ -45,8 +45,8 @@ EXCUSED_SEEDS = 100
 FOUND = "found by seed "
 PROOF_MINUTES_MAX = 45
 SEED_SECONDS_MAX = 180
-"""The limit of a seed's processor time; a seed that takes more hangs, which the user of the proof would notice.
-A simulation never waits, and time on the clock would depend on what else the machine does.
+"""The limit of a seed's processor time; a seed that takes more hangs, which the user of the proof would
+notice. A simulation never waits, and time on the clock would depend on what else the machine does.
 """
 TEST_SECONDS_MAX = 120
 """The time limit of a test."""
