@@ -151,7 +151,7 @@ async def test_a_deletion_behind_the_end_of_a_copy_hides_nothing_of_what_comes_t
         await to_master.send_ok("Other")
     await group.caught_up()
     end = slave.store.max_log_offset
-    assert await slave.store.take_deletions({"T": end + 100_000}) == ["T"]
+    assert await slave.store.apply_deletions({"T": end + 100_000}) == ["T"]
     ports = master.address[1], master.ha_address[1]
     await group.stop(0)
     master = await group.start(0, ports=ports)

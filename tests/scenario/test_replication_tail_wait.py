@@ -40,7 +40,7 @@ def state_of(slave: Broker) -> SlaveState:
 
 def doubt_of(master: Broker) -> str:
     assert master.store is not None
-    return master.store.tail_doubt
+    return master.store.unverified_reason
 
 
 def reason_of(master: Broker) -> str:

@@ -269,7 +269,7 @@ def test_master_back_after_a_kill_serves_at_once() -> None:
         scene.master.start()
         await scene.until(lambda: scene.master.store, "it is open")
         assert scene.master.store is not None
-        assert not scene.master.store.tail_doubt
+        assert not scene.master.store.unverified_reason
         scene.slave.start()
         await scene.acknowledges()
 

@@ -42,7 +42,7 @@ _STORE: Final = (
     Plant(
         name="nobody hears of an fsync that fails after who asked for it was cancelled",
         path="store/message_store.py",
-        sound='await self._tasks.see_through("sync", self._writers.flusher.flush())',
+        sound='await self._tasks.run_to_completion("sync", self._writers.flusher.flush())',
         bug="await self._writers.flusher.flush()",
         proofs=("unit/store/test_store_fail_stop.py",),
     ),
@@ -56,7 +56,7 @@ _STORE: Final = (
     Plant(
         name="readers of a slave that leads look behind the end of its log",
         path="store/message_store.py",
-        sound="            self._show()\n            self._dispatcher.cut(end)",
+        sound="            self._publish_limit()\n            self._dispatcher.cut(end)",
         bug="            self._dispatcher.cut(end)",
         proofs=("unit/store/test_truncation.py",),
     ),
@@ -91,7 +91,7 @@ _STORE: Final = (
     Plant(
         name="the pages of a failed fsync are not written again",
         path="store/recovery.py",
-        sound="self._write_again(scan.unsure_from, end)",
+        sound="self._write_again(scan.unverified_from, end)",
         bug="self._write_again(end, end)",
         proofs=("crash",),
     ),
@@ -163,7 +163,7 @@ _STORE: Final = (
     Plant(
         name="a failed write keeps its queue offsets",
         path="store/appender.py",
-        sound="        _take_back_offsets(units)\n        self._forget_stage()\n        ranges",
+        sound="        _undo_offsets(units)\n        self._forget_stage()\n        ranges",
         bug="        self._forget_stage()\n        ranges",
         proofs=("crash",),
     ),
@@ -254,8 +254,8 @@ _STORE: Final = (
     Plant(
         name="one record's time says how old a file is",
         path="store/retention.py",
-        sound="RECORDS_ASKED = 3\n",
-        bug="RECORDS_ASKED = 1\n",
+        sound="RECORDS_READ = 3\n",
+        bug="RECORDS_READ = 1\n",
         proofs=("unit/store/test_store_retention.py",),
     ),
     Plant(
@@ -282,7 +282,7 @@ _STORE: Final = (
     Plant(
         name="a queue begins beside files of a former life that could not be deleted",
         path="store/consume_queue.py",
-        sound="_deleting(self._log.remove_strays)\n        while self._written < self.tail_start",
+        sound="_deleting(self._log.remove_leftovers)\n        while self._written < self.tail_start",
         bug="pass\n        while self._written < self.tail_start",
         proofs=("unit/store/test_store_retention.py", "unit/store/test_store_replica.py"),
     ),
@@ -643,8 +643,8 @@ _REPLICATION: Final = (
     Plant(
         name="a machine that tells no boot is taken for the same boot",
         path="store/checkpoint.py",
-        sound="return bool(boot_id) and self._told_boot_id() == boot_id",
-        bug="return self._told_boot_id() == boot_id",
+        sound="return bool(boot_id) and self._recorded_boot_id() == boot_id",
+        bug="return self._recorded_boot_id() == boot_id",
         proofs=("unit/store/test_store_recovery.py",),
     ),
     Plant(
@@ -664,8 +664,8 @@ _REPLICATION: Final = (
     Plant(
         name="readers pass over an entry whose record is being looked for",
         path="store/reader.py",
-        sound="if is_lost and self._on_doubt(queue, queue_offset) and waits:",
-        bug="if is_lost and self._on_doubt(queue, queue_offset) and not waits:",
+        sound="if is_lost and self._on_wrong_entry(queue, queue_offset) and waits:",
+        bug="if is_lost and self._on_wrong_entry(queue, queue_offset) and not waits:",
         proofs=("unit/store/test_scrub.py",),
     ),
     Plant(
@@ -1341,8 +1341,8 @@ _OFFSETS: Final = (
     Plant(
         name="a get by tags takes a record that begins where nothing is shown any more",
         path="store/reader.py",
-        sound="if first < log.begin or last >= want.log_limit or",
-        bug="if first < log.begin or last > want.log_limit or",
+        sound="if first < log.begin or last >= request.log_limit or",
+        bug="if first < log.begin or last > request.log_limit or",
         proofs=("unit/store/test_store_reader.py",),
     ),
     Plant(
@@ -2207,7 +2207,7 @@ _ELECTED: Final = (
     Plant(
         name="who waits for a message is not told when it is confirmed",
         path="store/dispatcher.py",
-        sound="        self._tell(hidden)\n",
+        sound="        self._notify(hidden)\n",
         bug="",
         proofs=("scenario/test_autoswitch_channel.py",),
     ),

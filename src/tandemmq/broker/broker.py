@@ -183,8 +183,8 @@ class Broker:
         self._access.load()
         self._access.bind(store.read_record)
         self._tls.load()
-        if not options.is_slave and not store.tail_doubt:
-            self._tables.begin_life(store)
+        if not options.is_slave and not store.unverified_reason:
+            self._tables.begin_run(store)
             if term is not None:
                 self._tables.begin_term(term.epoch)
         store.store_host = self._packed_host(options.listen_port)
@@ -219,7 +219,7 @@ class Broker:
         of_replicas = replica.routes() | self._ha_handlers(store).routes()
         routes = own | of_replicas
         served, fast = dict(routes), dict[int, Handler]()
-        if store.tail_doubt:
+        if store.unverified_reason:
             kept = of_replicas | self._access.routes()
             served |= closed_routes(routes, kept, lambda: replica.tail_wait.reason)
         await self._serve(store, parts, served, fast)
@@ -234,7 +234,7 @@ class Broker:
         self.ha_address = await replica.start(self.options.listen_host, ha_port_of(self.options))
         self._start_tasks(parts)
         await self._start_metrics(store, parts)
-        if store.tail_doubt:
+        if store.unverified_reason:
 
             def reopen() -> None:
                 served.update(routes)
@@ -337,7 +337,7 @@ class Broker:
             with suppress(TandemError):
                 await unregister_broker(self._client, address, self._identity(), timeout_s=ASK_TIMEOUT_S)
         await replica.wait_for_tail()
-        self._tables.begin_life(store)
+        self._tables.begin_run(store)
         reopen()
         await self._take_office(store, parts)
 

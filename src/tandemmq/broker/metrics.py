@@ -188,7 +188,7 @@ def read_replication(
     status, copy = replica.master_status(), replica.slave_status()
     if status is not None:
         yield from _read_master(status, store, clock.now_ms())
-    yield Sample(metrics.MASTER_WAITING, bool(store.tail_doubt))
+    yield Sample(metrics.MASTER_WAITING, bool(store.unverified_reason))
     if isinstance(replica, ElectedReplica):
         yield Sample(metrics.HISTORY_DOUBTED, bool(replica.history_doubt))
         yield Sample(metrics.HISTORY_DIFFERED, replica.history_differed_count)

@@ -148,7 +148,7 @@ class Tables:
                 self.offsets.forget_progress(config.name for config in self.groups.configs)
         self._tell_lowered(self.offset_file, self.offsets.forget_deleted())
 
-    def begin_life(self, store: MessageStore) -> None:
+    def begin_run(self, store: MessageStore) -> None:
         """Prepares the tables of a master for its log. No progress may be beyond the end of its queue,
         because the next messages there were consumed by no group. That happens when a log lost its end, or a
         slave's log was shorter.
@@ -156,7 +156,7 @@ class Tables:
         A topic in the log that is missing because topics.json was lost is restored. So is a topic whose
         messages a slave copied before it learned of the topic, if the master was lost in between.
         """
-        store.begin_life()
+        store.begin_run()
         self._restore_topics(store)
         self.clamp(store)
 

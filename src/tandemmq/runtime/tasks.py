@@ -56,7 +56,7 @@ class TaskScope:
         task.add_done_callback(self._on_done)
         return task
 
-    async def see_through(self, name: str, coro: Coroutine[Any, Any, None]) -> None:
+    async def run_to_completion(self, name: str, coro: Coroutine[Any, Any, None]) -> None:
         """Runs `coro` to completion even if the caller is cancelled; the cancellation is re-raised
         afterwards. A TandemError or OSError of `coro` is raised only to the caller, and does not fail the
         scope.
@@ -72,14 +72,14 @@ class TaskScope:
             return None
 
         task = self.start(name, outcome())
-        is_given_up = False
+        is_abandoned = False
         while not task.done():
             try:
                 await asyncio.wait([task])
             except asyncio.CancelledError:
-                is_given_up = True
+                is_abandoned = True
         error = self.failure if task.cancelled() else task.result()
-        if is_given_up or (error is None and task.cancelled()):
+        if is_abandoned or (error is None and task.cancelled()):
             raise asyncio.CancelledError
         if error is not None:
             raise error

@@ -220,10 +220,10 @@ class Appender:
             elif total > self._options.message_bytes_max:
                 self._maker.check_size(records, total)
         except RequestRejected:
-            _take_back_offsets(units)
+            _undo_offsets(units)
             raise
         if units[0][1] != self._position:
-            _take_back_offsets(units)
+            _undo_offsets(units)
             first_offset, units, encoded, end = self._encode_many(records, now)
         assert end - self._position == total, "records are as long wherever they lie"
         assert end <= self._segment_end - BLANK_BYTES, "a record leaves room for the filler behind it"
@@ -302,7 +302,7 @@ class Appender:
                 encoded.append(data)
                 position += len(data)
         except MessageIllegal:
-            _take_back_offsets(units)
+            _undo_offsets(units)
             raise
         return first_offset, units, encoded, position
 
@@ -350,7 +350,7 @@ class Appender:
             return  # also on a slave, whose log grows through `ReplicaLog`
         groups, units, sends, end = self._groups, self._units, self._sends, self._position
         if self._is_halted:
-            _take_back_offsets(units)
+            _undo_offsets(units)
             self._forget_stage()
             self._on_refused(sends, PutStatus.UNKNOWN_ERROR)
             return
@@ -363,14 +363,14 @@ class Appender:
                 if buffers:
                     self._tail.write(offset, buffers)
         except OSError as error:
-            self._take_back(groups, units, sends, error)
+            self._undo_write(groups, units, sends, error)
             return
         ended_at = self._clock.monotonic()
         took_s = ended_at - begun_at
         self._recorder.append_batch_s.observe(took_s)
         speed = self._speed
         if took_s > speed.slow_s or speed.is_watching:
-            speed.note(took_s, ended_at)
+            speed.record(took_s, ended_at)
         assert self.written_at_ms <= self.stored_at_ms, "times of storing never fall"
         self.written_at_ms = self.stored_at_ms
         self._tail.end = self._stage_begin = end
@@ -380,15 +380,15 @@ class Appender:
         self._open_group()
         self._on_written(units, sends, end)
 
-    def _take_back(
+    def _undo_write(
         self, groups: list[tuple[int, list[Buffer]]], units: list[Unit], sends: Sends, error: OSError
     ) -> None:
         """Undoes a failed write, whose records were visible only to its senders."""
         assert groups[0][0] == self._tail.end, "what is stored is never taken back"
-        _take_back_offsets(units)
+        _undo_offsets(units)
         self._forget_stage()
         ranges = [(offset, sum(map(len, buffers))) for offset, buffers in groups]
-        self._failed.take_back(ranges, sends, error)
+        self._failed.undo(ranges, sends, error)
 
     def _refuse(self) -> None:
         """Raises the current refusal, or lifts it if the disk may be tried again."""
@@ -400,7 +400,7 @@ class Appender:
             raise refusal()
 
 
-def _take_back_offsets(units: Sequence[Unit]) -> None:
+def _undo_offsets(units: Sequence[Unit]) -> None:
     for unit in units:
         queue = unit[0]
         if queue is not None:
@@ -409,7 +409,7 @@ def _take_back_offsets(units: Sequence[Unit]) -> None:
 
 
 class WriteSpeed:
-    """The durations of recent writes. `is_watching`: fast ones must be passed to `note`, too."""
+    """The durations of recent writes. `is_watching`: fast ones must be passed to `record`, too."""
 
     __slots__ = ("_admission", "_busy_until", "is_watching", "slow_s")
 
@@ -420,7 +420,7 @@ class WriteSpeed:
         self._admission = admission
         self._busy_until = 0.0
 
-    def note(self, took_s: float, now: float) -> None:
+    def record(self, took_s: float, now: float) -> None:
         """Records the duration of a slow write, or of any write while `is_watching`."""
         assert took_s > self.slow_s or self.is_watching, (took_s, self.slow_s)
         if took_s > self.slow_s:

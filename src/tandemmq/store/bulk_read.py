@@ -54,11 +54,11 @@ def collect_bulk(
     limit: int | None,
     lost: Set[int],
     tag_hashes: frozenset[int] | None,
-    on_doubt: Callable[[ConsumeQueue, int], bool],
+    on_wrong_entry: Callable[[ConsumeQueue, int], bool],
 ) -> Bulk | None:
     """Collects records from `offset` on that begin before `limit` of the log; None without entries.
 
-    `near`: the log offset where warm data begins. `lost`: entries to skip. `on_doubt`: as in `Reader`.
+    `near`: the log offset where warm data begins. `lost`: entries to skip. `on_wrong_entry`: as in `Reader`.
     """
     assert queue.min_offset <= offset <= queue.max_offset, (queue, offset)
     entries = _read_entries(queue, offset, min(count_max, BULK_COUNT_MAX))
@@ -72,7 +72,7 @@ def collect_bulk(
     ends = begins + sizes
     is_doubtful = ((begins < 0) | (ends <= begins) | (ends > log.end)) & (sizes != FILLER_SIZE)
     for row in np.flatnonzero(is_doubtful).tolist() if is_doubtful.any() else ():
-        if on_doubt(queue, offset + row):
+        if on_wrong_entry(queue, offset + row):
             entries, begins, sizes, ends = entries[:row], begins[:row], sizes[:row], ends[:row]
             is_doubtful = is_doubtful[:row]
             break

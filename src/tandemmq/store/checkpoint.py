@@ -333,7 +333,7 @@ class StoreMarks:
         self._disk = disk
         self._lock: Lock | None = None
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Acquires the lock. Raises StoreLocked; OSError when the directory cannot be written."""
         assert self._lock is None, self._paths.lock
         self._disk.make_dirs(self._paths.root)
@@ -352,9 +352,9 @@ class StoreMarks:
         False also if that is unknown.
         """
         boot_id = self._disk.boot_id()
-        return bool(boot_id) and self._told_boot_id() == boot_id
+        return bool(boot_id) and self._recorded_boot_id() == boot_id
 
-    def keep_abort(self) -> None:
+    def ensure_abort(self) -> None:
         """Ensures that a crash is noticed from now on. An existing mark stays, as recovery has not synced
         those bytes.
         """
@@ -371,7 +371,7 @@ class StoreMarks:
         content = f"{os.getpid()} {self._disk.boot_id() if is_readable else ''}".rstrip()
         self._disk.write_atomically(self._paths.abort, content.encode())
 
-    def _told_boot_id(self) -> str:
+    def _recorded_boot_id(self) -> str:
         """Returns the boot id in `abort`; empty for a file of RocketMQ, which holds only the process id."""
         if not self.has_abort:
             return ""
@@ -385,22 +385,22 @@ class StoreMarks:
             self._disk.remove(self._paths.abort)
 
     @property
-    def doubt(self) -> str:
+    def tail_mark(self) -> str:
         """The reason why the log may lack acknowledged messages; empty without one."""
-        if not self._disk.exists(self._paths.tail_doubt):
+        if not self._disk.exists(self._paths.tail_mark):
             return ""
-        return self._disk.read_bytes(self._paths.tail_doubt).decode("utf-8", "replace")
+        return self._disk.read_bytes(self._paths.tail_mark).decode("utf-8", "replace")
 
-    def write_doubt(self, reason: str) -> None:
+    def write_tail_mark(self, reason: str) -> None:
         """Records the reason for every later start, also after a clean stop."""
         assert self._lock is not None, "another process may have the store"
-        assert reason, "an empty one says that there is no doubt"
-        self._disk.write_atomically(self._paths.tail_doubt, reason.encode())
+        assert reason, "an empty reason means that nothing is unverified"
+        self._disk.write_atomically(self._paths.tail_mark, reason.encode())
 
-    def remove_doubt(self) -> None:
+    def remove_tail_mark(self) -> None:
         """Removes the mark, because the log is accepted as it is."""
-        if self._disk.exists(self._paths.tail_doubt):
-            self._disk.remove(self._paths.tail_doubt)
+        if self._disk.exists(self._paths.tail_mark):
+            self._disk.remove(self._paths.tail_mark)
 
     def release(self) -> None:
         """Releases the lock to other processes."""

@@ -205,7 +205,7 @@ class CommitLog:
         Neighbouring places in the same file share a lookup.
         """
         window = LogWindow(self)
-        return [window.view(place[0], place[1]) for place in places]
+        return [window.view(located[0], located[1]) for located in places]
 
     def segment_view(self, log_offset: int) -> tuple[int, memoryview] | None:
         """Returns the first offset and all written bytes of the file that contains `log_offset`.
@@ -243,7 +243,7 @@ class CommitLog:
         self._touched.clear()
         self._blocks.clear()
 
-    def sound_view(self, log_offset: int, bytes_max: int) -> memoryview:
+    def valid_view(self, log_offset: int, bytes_max: int) -> memoryview:
         """Like `view`, but stops where damage begins; empty inside a damaged range."""
         view = self.view(log_offset, bytes_max)
         if not self.damaged:
@@ -253,12 +253,12 @@ class CommitLog:
 
     def check(self, log_offset: int, *, check_crc: bool = False) -> RecordCheck:
         """Checks the record at `log_offset`, including the offset stored in it."""
-        place = self._place(log_offset)
-        if isinstance(place, RecordOutcome):
-            return RecordCheck(place)
-        return check_record(*place, log_offset=log_offset, check_crc=check_crc)
+        located = self._locate(log_offset)
+        if isinstance(located, RecordOutcome):
+            return RecordCheck(located)
+        return check_record(*located, log_offset=log_offset, check_crc=check_crc)
 
-    def _place(self, log_offset: int) -> tuple[memoryview, int] | RecordOutcome:
+    def _locate(self, log_offset: int) -> tuple[memoryview, int] | RecordOutcome:
         """Returns the written bytes of the file that contains `log_offset`, and its position in them.
 
         If no valid bytes exist there, the reason is returned instead.
@@ -273,10 +273,10 @@ class CommitLog:
 
     def record(self, log_offset: int) -> memoryview | None:
         """Returns the whole record that begins at `log_offset`; None if no valid one does."""
-        place = self._place(log_offset)
-        if isinstance(place, RecordOutcome):
+        located = self._locate(log_offset)
+        if isinstance(located, RecordOutcome):
             return None
-        parsed = parse_record(*place)
+        parsed = parse_record(*located)
         if isinstance(parsed, RecordCheck) or parsed[0][6] != log_offset:
             return None
         size = parsed[0][0]
@@ -300,7 +300,7 @@ class CommitLog:
         at = _STORED_AT + (12 if head[_SYS_FLAG_AT + 3] & _BORN_HOST_V6 else 0)
         return int.from_bytes(head[at : at + 8], "big", signed=True)
 
-    def wants_segment_ahead(self) -> bool:
+    def needs_segment_ahead(self) -> bool:
         """Returns True once per file: when it is four fifths full and the next file is worth creating off the
         loop.
         """

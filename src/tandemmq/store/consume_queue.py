@@ -84,8 +84,8 @@ def torn_units(segment: Segment, count: int) -> int:
     raw = segment.file.pread(begin * QUEUE_UNIT_BYTES, (count - begin) * QUEUE_UNIT_BYTES)
     units = np.frombuffer(raw, dtype=ENTRY)
     offsets = np.where(units["size"] == FILLER_SIZE, -1, units["log_offset"].astype(np.int64))
-    is_sound = (offsets < 0) | (offsets >= np.maximum.accumulate(offsets))
-    torn = int(is_sound[::-1].argmax()) if len(units) else 0
+    is_valid = (offsets < 0) | (offsets >= np.maximum.accumulate(offsets))
+    torn = int(is_valid[::-1].argmax()) if len(units) else 0
     assert torn < max(1, len(units)), "the first one has none before it that it contradicts"
     return torn
 
@@ -165,10 +165,10 @@ class ConsumeQueue:
         "is_dropped",
         "is_schedule",
         "key",
-        "life_start",
         "max_offset",
         "min_offset",
         "next_offset",
+        "run_start",
         "tail_start",
         "waits_for_deletion",
     )
@@ -184,7 +184,7 @@ class ConsumeQueue:
         self.min_offset = 0
         self.max_offset = 0
         self.next_offset = 0
-        self.life_start = 0  # the end of the queue when this process took over its log as a master
+        self.run_start = 0  # the end of the queue when this process took over its log as a master
         self.end_log_offset = -1  # the end of the last entry's record, fillers excluded; -1 without one
         self._log = SegmentedLog(directory, file_bytes, files, sparse=True)
         self._tail = bytearray()
@@ -290,7 +290,7 @@ class ConsumeQueue:
         self.tail_start = self.min_offset = self.max_offset = self.next_offset = queue_offset
         self.end_log_offset = -1
         self._is_overtaken = True
-        _deleting(self._log.begin_anew)
+        _deleting(self._log.drop_files)
 
     def _write_long_tail(self) -> None:
         if self.is_dropped:
@@ -332,7 +332,7 @@ class ConsumeQueue:
         assert len(self._tail) == (self.max_offset - self.tail_start) * QUEUE_UNIT_BYTES, self
         if self._written < self.max_offset and not self._log.segments:
             # Files from before a long gap, or from before the topic was created again.
-            _deleting(self._log.remove_strays)
+            _deleting(self._log.remove_leftovers)
         while self._written < self.tail_start:
             self._write_fillers()
         tail = memoryview(self._tail)
@@ -448,7 +448,7 @@ class ConsumeQueue:
                 break
         self._cut(end, stale_bytes_max)
         if last is not None:
-            self._note_end()
+            self._record_end()
         self.min_offset = segments[0].base // QUEUE_UNIT_BYTES if segments else self.max_offset
         assert self.min_offset <= self.max_offset, self
 
@@ -485,7 +485,7 @@ class ConsumeQueue:
             self._cut(end * QUEUE_UNIT_BYTES, self._log.segment_bytes)
             self.min_offset = min(self.min_offset, end)
             self._has_stale = True
-        self._note_end()
+        self._record_end()
         assert self.end_log_offset <= log_end, (self, self.end_log_offset, log_end)
         assert self.min_offset <= self.max_offset == end <= before, (self, end, before)
         return before - end
@@ -513,11 +513,11 @@ class ConsumeQueue:
                 break
         if segments:
             self._cut(end, self._log.segment_bytes)
-            self._note_end()
+            self._record_end()
             self.min_offset = min(self.min_offset, self.max_offset)
             self._has_stale = True
 
-    def _note_end(self) -> None:
+    def _record_end(self) -> None:
         """Finds the last entry that is not a filler. All must be in the files."""
         assert self._written == self.max_offset, (self, self._written)
         first = self.first_offset

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 QueueKey = tuple[str, int]
 
 
-class QueuePlace(NamedTuple):
+class PlacedEntry(NamedTuple):
     """The queue entry that a record implies by its own fields."""
 
     queue_offset: int
@@ -43,7 +43,7 @@ class QueuePlace(NamedTuple):
     tag_hash: int
 
 
-class Doubts:
+class OffsetVerifier:
     """Holds back records with an unexpected queue offset while queues are built from the log.
 
     No checksum covers a record's queue offset, and accepting a wrong one can restart the queue. The record
@@ -63,28 +63,28 @@ class Doubts:
         assert log_begin >= 0, log_begin
         self._log_begin = log_begin
         self._is_damaged = is_damaged
-        self._held: dict[ConsumeQueue, QueuePlace] = {}
+        self._held: dict[ConsumeQueue, PlacedEntry] = {}
 
     def __contains__(self, queue: ConsumeQueue) -> bool:
         """Returns True while a record of the queue is held back."""
         return queue in self._held
 
-    def judge(self, queue: ConsumeQueue, place: QueuePlace) -> Sequence[QueuePlace]:
+    def check(self, queue: ConsumeQueue, entry: PlacedEntry) -> Sequence[PlacedEntry]:
         """Returns the entries to put into the queue now, in order; none while the record is held back."""
         held = self._held.pop(queue, None)
         if held is None:
-            return self._judge_alone(queue, place)
-        assert held.log_offset + held.size <= place.log_offset, (queue, held, place)
-        number, end = place.queue_offset, queue.max_offset
+            return self._check_alone(queue, entry)
+        assert held.log_offset + held.size <= entry.log_offset, (queue, held, entry)
+        number, end = entry.queue_offset, queue.max_offset
         is_rise = held.queue_offset > end
         continues_queue = end <= number <= end + 1
         continues_held = number == held.queue_offset + 1 or (is_rise and number > held.queue_offset)
         if continues_held and not continues_queue:
-            return held, place
-        _deny(queue, held)
-        return (place,) if continues_queue else self._judge_alone(queue, place)
+            return held, entry
+        _reject_offset(queue, held)
+        return (entry,) if continues_queue else self._check_alone(queue, entry)
 
-    def finish(self, queue: ConsumeQueue, gap_max: int) -> Sequence[QueuePlace]:
+    def finish(self, queue: ConsumeQueue, gap_max: int) -> Sequence[PlacedEntry]:
         """Returns the entry to put when no more records come; none if its offset is rejected.
 
         A gap of up to `gap_max` entries is harmless. A larger one is accepted if the offsets differ in
@@ -93,12 +93,12 @@ class Doubts:
         assert gap_max > 0, gap_max
         held = self._held.pop(queue)
         number, end = held.queue_offset, queue.max_offset
-        is_turned = 1 in ((number ^ end).bit_count(), (number ^ end + 1).bit_count())
+        is_bit_flip = 1 in ((number ^ end).bit_count(), (number ^ end + 1).bit_count())
         # If the first two records contradict each other, either may be wrong.
         is_second = number < end == queue.min_offset + 1
-        if is_second or 0 < number - end <= gap_max or (number > end and not is_turned):
+        if is_second or 0 < number - end <= gap_max or (number > end and not is_bit_flip):
             return (held,)
-        _deny(queue, held)
+        _reject_offset(queue, held)
         return ()
 
     @property
@@ -106,34 +106,34 @@ class Doubts:
         """The queues with a record held back."""
         return tuple(self._held)
 
-    def _judge_alone(self, queue: ConsumeQueue, place: QueuePlace) -> Sequence[QueuePlace]:
-        if self._is_explained(queue, place):
-            return (place,)
-        assert queue not in self._held, f"of {queue} a record waits already"
-        self._held[queue] = place
+    def _check_alone(self, queue: ConsumeQueue, entry: PlacedEntry) -> Sequence[PlacedEntry]:
+        if self._is_explained(queue, entry):
+            return (entry,)
+        assert queue not in self._held, f"a record of {queue} is already held back"
+        self._held[queue] = entry
         return ()
 
-    def _is_explained(self, queue: ConsumeQueue, place: QueuePlace) -> bool:
-        number, last_end = place.queue_offset, queue.end_log_offset
+    def _is_explained(self, queue: ConsumeQueue, entry: PlacedEntry) -> bool:
+        number, last_end = entry.queue_offset, queue.end_log_offset
         if queue.max_offset == 0:
-            return number == 0 or self._log_begin > 0 or self._is_damaged(0, place.log_offset)
+            return number == 0 or self._log_begin > 0 or self._is_damaged(0, entry.log_offset)
         return (
             number in (0, queue.max_offset)
-            or not 0 <= self._log_begin <= last_end <= place.log_offset
-            or self._is_damaged(last_end, place.log_offset)
+            or not 0 <= self._log_begin <= last_end <= entry.log_offset
+            or self._is_damaged(last_end, entry.log_offset)
             or (number < queue.max_offset and queue.first_real(max(number, queue.min_offset))[1] < 0)
         )
 
 
-def _deny(queue: ConsumeQueue, place: QueuePlace) -> None:
+def _reject_offset(queue: ConsumeQueue, entry: PlacedEntry) -> None:
     log.error(
         events.QUEUE_OFFSET_REJECTED,
         extra={
             "topic": queue.key[0],
             "queue_id": queue.key[1],
-            "queue_offset": place.queue_offset,
-            "log_offset": place.log_offset,
-            "size_bytes": place.size,
+            "queue_offset": entry.queue_offset,
+            "log_offset": entry.log_offset,
+            "size_bytes": entry.size,
             "queue_end": queue.max_offset,
         },
     )
@@ -142,7 +142,7 @@ def _deny(queue: ConsumeQueue, place: QueuePlace) -> None:
 class ConsumeQueues:
     """The queues by (topic, queue_id)."""
 
-    __slots__ = ("_disk", "_files", "_options", "_paths", "deletions", "doubts", "on_deleted", "table")
+    __slots__ = ("_disk", "_files", "_options", "_paths", "deletions", "on_deleted", "table", "verifier")
 
     def __init__(self, options: StoreOptions, paths: StorePaths, disk: Disk, files: OpenFiles) -> None:
         self._options = options
@@ -151,7 +151,7 @@ class ConsumeQueues:
         self._files = files
         self.deletions = Deletions(paths.deletions, disk)
         self.table: dict[QueueKey, ConsumeQueue] = {}
-        self.doubts: Doubts | None = None
+        self.verifier: OffsetVerifier | None = None
         """Set while the queues are built from a log whose bytes are not verified."""
         self.on_deleted: Callable[[str], None] = lambda _topic: None
         """Called with a topic that was deleted and created again, as its records show."""
@@ -170,7 +170,7 @@ class ConsumeQueues:
         """Opens every queue on disk; directories whose name is not a queue number are skipped (spec store
         12).
         """
-        assert not self.table, "the queues are taken up once"
+        assert not self.table, "queues are loaded once"
         for topic in self._disk.list(self._paths.consume_queues):
             for name in self._disk.list(self._paths.consume_queues / topic):
                 queue_id = parse_queue_id(name)
@@ -195,69 +195,69 @@ class ConsumeQueues:
     def put_at(
         self, queue: ConsumeQueue, queue_offset: int, log_offset: int, size: int, tag_hash: int
     ) -> None:
-        """Appends the entry of a record at the queue offset stored in it; `doubts` may hold it back.
+        """Appends the entry of a record at the queue offset stored in it; `verifier` may hold it back.
 
         An impossible offset is rejected. A queue that restarts at 0 reveals a deleted topic of which no
         notice came; the topic's older messages are then dropped from its other queues, too.
         """
-        assert not queue.is_dropped, f"{queue}: what is put there nobody finds"
-        place = QueuePlace(queue_offset, log_offset, size, tag_hash)
+        assert not queue.is_dropped, f"{queue} is dropped: its entries are unreachable"
+        entry = PlacedEntry(queue_offset, log_offset, size, tag_hash)
         if not 0 <= queue_offset <= QUEUE_OFFSET_MAX:
-            _deny(queue, place)
-        elif self.doubts is None or log_offset < queue.end_log_offset:
-            self._put(queue, place)
+            _reject_offset(queue, entry)
+        elif self.verifier is None or log_offset < queue.end_log_offset:
+            self._put(queue, entry)
         else:
-            self._put_all(queue, self.doubts.judge(queue, place))
+            self._put_all(queue, self.verifier.check(queue, entry))
 
-    def is_in_doubt(self, queue: ConsumeQueue) -> bool:
+    def is_unverified(self, queue: ConsumeQueue) -> bool:
         """Returns True while a record of the queue is held back."""
-        return self.doubts is not None and queue in self.doubts
+        return self.verifier is not None and queue in self.verifier
 
-    def settle_doubts(self) -> None:
+    def settle_unverified(self) -> None:
         """Decides on all records held back, as no more records come. Raises OSError as `put_at`."""
-        doubts, self.doubts = self.doubts, None
-        if doubts is not None:
+        verifier, self.verifier = self.verifier, None
+        if verifier is not None:
             gap_max = self._options.consume_queue_file_bytes // QUEUE_UNIT_BYTES
-            for queue in doubts.queues:
+            for queue in verifier.queues:
                 if queue.is_dropped:
                     continue  # the queue belongs to an earlier incarnation of its topic
-                self._put_all(queue, doubts.finish(queue, gap_max))
+                self._put_all(queue, verifier.finish(queue, gap_max))
 
-    def _put_all(self, queue: ConsumeQueue, places: Sequence[QueuePlace]) -> None:
+    def _put_all(self, queue: ConsumeQueue, entries: Sequence[PlacedEntry]) -> None:
         """Puts entries in order. If a file cannot be written, its entry stays in memory, and so does the
         next.
         """
-        if places:
-            assert len(places) == 1 or places[0].log_offset < places[1].log_offset, (queue, places)
+        if entries:
+            assert len(entries) == 1 or entries[0].log_offset < entries[1].log_offset, (queue, entries)
             try:
-                self._put(queue, places[0])
+                self._put(queue, entries[0])
             finally:
-                self._put_all(queue, places[1:])
+                self._put_all(queue, entries[1:])
 
-    def _put(self, queue: ConsumeQueue, place: QueuePlace) -> None:
-        queue_offset, log_offset, size, tag_hash = place
-        is_made_again = _begins_anew(queue, queue_offset, log_offset)
-        if is_made_again:
-            self._note_deletion(queue)
+    def _put(self, queue: ConsumeQueue, entry: PlacedEntry) -> None:
+        queue_offset, log_offset, size, tag_hash = entry
+        is_recreated = _is_restart(queue, queue_offset, log_offset)
+        if is_recreated:
+            self._record_deletion(queue)
         try:
             gap = queue.put_at(queue_offset, log_offset, size, tag_hash)
             assert gap >= 0 or queue.min_offset == queue_offset, (queue, gap, queue_offset)
-            _tell_gap(queue, gap, queue_offset)
+            _log_gap(queue, gap, queue_offset)
         finally:
-            if is_made_again:
+            if is_recreated:
                 topic = queue.key[0]
                 self._drop_deleted_of(topic)
                 self.on_deleted(topic)
 
-    def _note_deletion(self, anew: ConsumeQueue) -> None:
+    def _record_deletion(self, restarted: ConsumeQueue) -> None:
         """Records that the topic was deleted after the last record of this queue. Blocks.
 
         A queue that began before that point and has not restarted belongs to the old topic, up to its last
         entry. A queue that began later may belong to the new one.
         """
-        topic = anew.key[0]
-        deleted = anew.end_log_offset
-        assert deleted >= 0, f"{anew} begins anew and never held a record"
+        topic = restarted.key[0]
+        deleted = restarted.end_log_offset
+        assert deleted >= 0, f"{restarted} restarts but never held a record"
         spans = [(q.begin_log_offset, q.end_log_offset) for q in self if q.key[0] == topic]
         for begin, end in sorted(spans):
             if 0 <= begin < deleted < end:
@@ -292,12 +292,12 @@ class ConsumeQueues:
         assert log_end >= 0, log_end
         return sum(queue.truncate(log_end) for queue in self)
 
-    def begin_life(self) -> None:
+    def begin_run(self) -> None:
         """Records each queue's current end as its start for this broker run."""
         for queue in self:
             assert queue.min_offset <= queue.max_offset, queue
             assert queue.next_offset >= queue.max_offset, queue
-            queue.life_start = queue.next_offset
+            queue.run_start = queue.next_offset
 
     def raise_min(self, log_begin: int) -> None:
         """Moves the start of every queue to the first entry whose record is still kept."""
@@ -362,12 +362,12 @@ def _remove(queue: ConsumeQueue) -> None:
         log.warning(events.QUEUE_FILES_NOT_DELETED, extra=extra)
 
 
-def _begins_anew(queue: ConsumeQueue, queue_offset: int, log_offset: int) -> bool:
+def _is_restart(queue: ConsumeQueue, queue_offset: int, log_offset: int) -> bool:
     """Returns True if the record is the first of a deleted and recreated topic."""
     return queue_offset == 0 < queue.max_offset and 0 <= queue.end_log_offset <= log_offset
 
 
-def _tell_gap(queue: ConsumeQueue, gap: int, queue_offset: int) -> None:
+def _log_gap(queue: ConsumeQueue, gap: int, queue_offset: int) -> None:
     """Logs that `gap` fillers were put before the entry at `queue_offset`, unless the queue began there; a
     negative gap is logged as a restart.
     """

@@ -38,7 +38,7 @@ DAMAGED_RANGES_MAX = 1024
 COPIES_BYTES_MAX = GIB
 DAMAGED = "damaged"
 """The reason for refusing messages while damage found at a start remains."""
-BLANK_SOUND_MS = -1
+BLANK_STORED_AT_MS = -1
 """The store time of a BLANK, which has none."""
 SEAL_TOPIC = "TANDEM_DAMAGED_LOG"
 """The topic name in sealed ranges; it never has messages."""
@@ -133,16 +133,16 @@ class DamagedRanges:
         return None
 
 
-class Sound(NamedTuple):
+class ValidRecord(NamedTuple):
     """A record whose stored offset matches its position, or a BLANK that ends at the file's end."""
 
     log_offset: int
     stored_at_ms: int
 
 
-def next_sound(
+def next_valid(
     view: memoryview, begin: int, *, base: int, newest_ms: int = 0, check_crc: bool = True
-) -> tuple[Sound | None, bool]:
+) -> tuple[ValidRecord | None, bool]:
     """Returns the next record or BLANK after byte `begin` of a whole file that begins at `base` of the log.
 
     Records stored before `newest_ms` are left over from an earlier end of the log, which RocketMQ does not
@@ -158,10 +158,10 @@ def next_sound(
         record = check_record(view, at, log_offset=base + at, check_crc=check_crc)
         if record.outcome is RecordOutcome.OK:
             if record.stored_at_ms >= newest_ms:
-                return Sound(base + at, record.stored_at_ms), False
+                return ValidRecord(base + at, record.stored_at_ms), False
             is_stale = True
         elif record.outcome is RecordOutcome.BLANK and record.size == len(view) - at and not is_stale:
-            return Sound(base + at, BLANK_SOUND_MS), False
+            return ValidRecord(base + at, BLANK_STORED_AT_MS), False
         found[magic] = find_bytes(view, _MAGICS[magic], at + 5)
     return None, is_stale
 

@@ -112,7 +112,7 @@ class Dispatcher:
         """Removes all listeners."""
         self._listeners = ()
 
-    def show_below(self, limit: int | None) -> None:
+    def set_read_limit(self, limit: int | None) -> None:
         """Hides records at or after `limit` from readers; None shows all.
 
         Listeners are notified of a hidden record when the limit rises.
@@ -120,7 +120,7 @@ class Dispatcher:
         assert limit is None or limit >= 0, limit
         self._limit = limit
         hidden, self._hidden = self._hidden, {}
-        self._tell(hidden)
+        self._notify(hidden)
 
     def expect(self, units: list[Unit], end: int) -> None:
         """Registers records up to `end` that this process wrote; they are dispatched once confirmed."""
@@ -358,9 +358,9 @@ class Dispatcher:
             touched[queue] = None
         return touched
 
-    def mend(self, block: RecordBlock) -> None:
+    def repair_entries(self, block: RecordBlock) -> None:
         """Repairs queue entries of these valid records that have changed since they were dispatched."""
-        for row in self._blocks.find_wrong(block):
+        for row in self._blocks.find_mismatches(block):
             log_offset = int(block.columns.log_offset[row])
             found = self._log.segment_view(log_offset)
             if found is None:
@@ -378,7 +378,7 @@ class Dispatcher:
                     "log_offset": log_offset,
                 },
             )
-            self.tell_of(self.restore(view, base, [checked], replaces=True))
+            self.notify_readable(self.restore(view, base, [checked], replaces=True))
 
     def _is_of_another(self, checked: RecordCheck) -> bool:
         """Returns True if the entry belongs to another record with the same topic, queue and queue offset.
@@ -396,9 +396,9 @@ class Dispatcher:
         is_same = place == (checked.topic, checked.queue_id, checked.queue_offset)
         return other.outcome is RecordOutcome.OK and is_same
 
-    def tell_of(self, touched: dict[ConsumeQueue, None]) -> None:
+    def notify_readable(self, touched: dict[ConsumeQueue, None]) -> None:
         """Notifies listeners that records of these queues have become readable."""
-        self._tell(touched)
+        self._notify(touched)
 
     def _own_due_at(self, view: memoryview, at: int, tag: int) -> int:
         """Returns the due time of the delayed message at `at`, by the configured delay levels."""
@@ -413,9 +413,9 @@ class Dispatcher:
         if self._limit is not None and self._limit <= begin:
             self._hidden.update(touched)
         else:
-            self._tell(touched)
+            self._notify(touched)
 
-    def _tell(self, touched: dict[ConsumeQueue, None]) -> None:
+    def _notify(self, touched: dict[ConsumeQueue, None]) -> None:
         """Notifies listeners of these queues. Queues with entries at or above the limit are announced again
         later.
         """
@@ -479,7 +479,7 @@ class BlockDispatch:
         """Dispatches records `[begin, end)` and returns the queues they belong to."""
         touched: list[ConsumeQueue] = []
         position = begin
-        while (row := self._find_anew(block, position, end)) is not None:
+        while (row := self._find_restart(block, position, end)) is not None:
             assert position <= row < end, (position, row, end)
             # If this record restarts its queue, the queue must first hold all records before it.
             touched += self._put_part(block, position, row)
@@ -492,7 +492,7 @@ class BlockDispatch:
             keys.add_hashes(hashes, block.columns.log_offset[rows], block.columns.stored_at_ms[rows])
         return touched
 
-    def find_wrong(self, block: RecordBlock) -> list[int]:
+    def find_mismatches(self, block: RecordBlock) -> list[int]:
         """Returns the rows of records whose entries differ from the ones dispatching would write."""
         columns = block.columns
         deleted = self._queues.deletions.ends
@@ -522,7 +522,7 @@ class BlockDispatch:
                 wrong += run[is_wrong].tolist()
         return wrong
 
-    def _find_anew(self, block: RecordBlock, begin: int, end: int) -> int | None:
+    def _find_restart(self, block: RecordBlock, begin: int, end: int) -> int | None:
         """Returns the row of the first record that restarts a queue at offset 0; None without one."""
         columns = block.columns
         if columns.queue_offset[begin:end].all():
@@ -572,8 +572,8 @@ class BlockDispatch:
             # Breaks between queues are at the ends of their ranges, other breaks within.
             is_one_run = breaks.searchsorted(first, side="right") == breaks.searchsorted(last)
             continues = offsets[first] == queue.max_offset and log_offsets[first] >= queue.end_log_offset
-            is_sure = not queue.is_schedule and not self._queues.is_in_doubt(queue)
-            if is_one_run and continues and is_sure:
+            is_verified = not queue.is_schedule and not self._queues.is_unverified(queue)
+            if is_one_run and continues and is_verified:
                 part = entries[first * QUEUE_UNIT_BYTES : last * QUEUE_UNIT_BYTES]
                 self._put_many(queue, part, int(block.ends[rows[-1]]))
             else:
@@ -605,7 +605,7 @@ class BlockDispatch:
         except OSError as error:
             self._on_failed(queue, error)
         # While a topic's state is unverified, the entry may reuse the offset of the queue's last entry.
-        return queue.max_offset == place[0] + 1 and not self._queues.is_in_doubt(queue)
+        return queue.max_offset == place[0] + 1 and not self._queues.is_unverified(queue)
 
     def _put_many(self, queue: ConsumeQueue, entries: bytes, end_log_offset: int) -> None:
         try:

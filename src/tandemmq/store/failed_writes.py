@@ -73,7 +73,7 @@ class FailedWrites:
         self._retry_at = self._clock.monotonic() + RETRY_AFTER_S
         self._admission.block(_WRITE_FAILED, f"the disk takes no writes: {error.strerror or error}")
 
-    def take_back(self, ranges: Sequence[Range], sends: Sends, error: OSError) -> None:
+    def undo(self, ranges: Sequence[Range], sends: Sends, error: OSError) -> None:
         """Undoes a failed write of these ranges; its sends are answered once that is on disk."""
         assert not self._is_halted, "a store that has failed writes nothing"
         assert ranges[0][0] >= self._log.end, (ranges[0], self._log.end)
@@ -126,7 +126,7 @@ class FailedWrites:
 
     def _start_sync(self) -> None:
         if self._task is None:
-            self._task = self._tasks.start("take_back", self._sync())
+            self._task = self._tasks.start("undo", self._sync())
 
     async def _sync(self) -> None:
         try:

@@ -160,9 +160,9 @@ class KeyIndex:
         assert header.next_entry == 1 or log_offsets[0] >= header.end_log_offset, (self.path, header)
         slots = self._loaded_slots()
         numbers = np.arange(header.next_entry, header.next_entry + count, dtype=np.int32)
-        places = hashes % self._slot_count
-        order = stable_order(places)
-        ordered = places[order]
+        slot_numbers = hashes % self._slot_count
+        order = stable_order(slot_numbers)
+        ordered = slot_numbers[order]
         is_first = np.ones(count, dtype=np.bool_)
         is_first[1:] = ordered[1:] != ordered[:-1]
         previous = np.empty(count, dtype=np.int32)

@@ -74,7 +74,7 @@ class KeyIndexes:
         assert all(one.path < other.path for one, other in pairwise(self._files)), self._directory
         if has_abort:
             self._repair_end()
-        self._note_end()
+        self._record_end()
 
     def _repair_end(self) -> None:
         """Drops files begun since the last flush, and rebuilds the slots of the file that was being filled.
@@ -85,7 +85,7 @@ class KeyIndexes:
             index = self._files[-1]
             if index.header.next_entry > 1 and index.rebuild_slots():
                 # The header may be in memory only, if the flush that wrote it failed.
-                self._note_unsynced(index)
+                self._add_unsynced(index)
                 return
             self._delete(self._files.pop())
 
@@ -103,11 +103,11 @@ class KeyIndexes:
             if index.header.end_log_offset < log_end:
                 break
             if index.cut(log_end):
-                self._note_unsynced(index)
+                self._add_unsynced(index)
                 break
             self._files.remove(index)
             self._delete(index)
-        self._note_end()
+        self._record_end()
 
     def _delete(self, index: KeyIndex) -> None:
         """Deletes the file. Raises OSError."""
@@ -118,7 +118,7 @@ class KeyIndexes:
         index.empty()  # if a power cut brought it back, its keys would be of other records
         index.remove()
 
-    def _note_end(self) -> None:
+    def _record_end(self) -> None:
         self.indexed_to = -1
         self._indexed_key_count = 0
         for index in reversed(self._files):
@@ -185,10 +185,10 @@ class KeyIndexes:
             if record.sys_flag & TRANSACTION_ROLLBACK == TRANSACTION_ROLLBACK:
                 continue
             if isinstance(record, PlacedBatch):
-                found, places = _keys_of(record)
+                found, key_offsets = _keys_of(record)
                 texts += found
                 heads += [key_head(record.topic)] * len(found)
-                log_offsets += places
+                log_offsets += key_offsets
                 times += [stored_at_ms] * len(found)
                 continue
             head = key_head(record.topic)
@@ -225,7 +225,7 @@ class KeyIndexes:
             try:
                 while done < len(hashes):
                     index = self._current()
-                    self._note_unsynced(index)
+                    self._add_unsynced(index)
                     before = done
                     done += index.put_many(hashes[done:], log_offsets[done:], stored_at_ms[done:])
                     assert before < done <= len(hashes), (index.path, before, done, len(hashes))
@@ -242,7 +242,7 @@ class KeyIndexes:
                 self._break(error)
                 return
 
-    def _note_unsynced(self, index: KeyIndex) -> None:
+    def _add_unsynced(self, index: KeyIndex) -> None:
         if index not in self._unsynced:
             self._unsynced.append(index)
 
@@ -348,10 +348,10 @@ def _keys_of(batch: PlacedBatch) -> tuple[Sequence[str], list[int]]:
     """Returns the keys of a batch, the unique key of a record first, and the log offset of each."""
     if all(batch.unique_keys) and not any(batch.keys):
         return batch.unique_keys, batch.log_offsets
-    texts, places = [], []
+    texts, log_offsets = [], []
     for unique_key, keys, log_offset in zip(batch.unique_keys, batch.keys, batch.log_offsets, strict=True):
         for key in (unique_key, *keys.split(" ")):
             if key:
                 texts.append(key)
-                places.append(log_offset)
-    return texts, places
+                log_offsets.append(log_offset)
+    return texts, log_offsets

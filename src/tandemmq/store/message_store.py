@@ -79,8 +79,8 @@ LIMITED_FOR_GOOD = 1 << 63
 _CLOSED = "closed"
 _FAILED = "failed"
 _ROLE = "role"
-_DOUBT = "doubt"
-_FEW_COPIES = "few copies"
+_UNVERIFIED = "unverified"
+_REPLICA_SHORTAGE = "few copies"
 
 
 class MessageStore:
@@ -125,8 +125,8 @@ class MessageStore:
         self._has_writers = False
         self.may_lack_tail = False
         """With terms only: this copy may have lost acknowledged messages, until `trust_tail` is called."""
-        self.tail_doubt = ""
-        """The reason why the log may lack acknowledged messages; empty without doubt.
+        self.unverified_reason = ""
+        """The reason why the log may lack acknowledged messages; empty if it lacks none.
 
         Until `accept_log` such a store has the slave role, so that the missing bytes can be copied verbatim.
         """
@@ -180,9 +180,9 @@ class MessageStore:
             queues=self._queues,
             recorder=self.recorder,
             role=options.role,
-            on_doubt=self._doubt_entry,
+            on_wrong_entry=self._start_entry_repair,
         )
-        self._is_mending = False
+        self._is_repairing = False
         self._lost_entries: set[tuple[QueueKey, int]] = set()
         self._replies = Replies(
             options,
@@ -244,11 +244,11 @@ class MessageStore:
     # Start and stop.
 
     async def _start(self) -> None:
-        self._marks.take()
+        self._marks.acquire()
         has_abort = self._marks.has_abort
-        self._note_doubt(has_abort=has_abort)
+        self._check_tail(has_abort=has_abort)
         same_boot = self._marks.same_boot
-        self._marks.keep_abort()
+        self._marks.ensure_abort()
         self._log.log.load()
         if not self._log.log.segments:
             require_room(self.options, self._disk, self._paths.commit_log)
@@ -307,7 +307,7 @@ class MessageStore:
             },
         )
 
-    def _note_doubt(self, *, has_abort: bool) -> None:
+    def _check_tail(self, *, has_abort: bool) -> None:
         """Determines whether acknowledged messages may be lost: a machine restart loses unsynced bytes, which
         a slave may still hold.
         """
@@ -315,25 +315,25 @@ class MessageStore:
         is_lost = has_abort and not marks.same_boot and options.flush_mode is FlushMode.ASYNC_FLUSH
         if self.has_terms and not options.accept_log:
             # The role is decided later, by the controllers, which need this information.
-            if is_lost and not marks.doubt:
-                marks.write_doubt(
+            if is_lost and not marks.tail_mark:
+                marks.write_tail_mark(
                     "the last run did not end in order and the machine has been restarted since: what was"
                     " acknowledged and not flushed (ASYNC_FLUSH) may be at other members only"
                 )
-            self.may_lack_tail = bool(marks.doubt)
+            self.may_lack_tail = bool(marks.tail_mark)
             return
         if options.role is BrokerRole.SLAVE or options.accept_log:
-            marks.remove_doubt()  # a slave is compared with its master
+            marks.remove_tail_mark()  # a slave is compared with its master
             return
-        if is_lost and options.slave_ack_count(options.role) and not marks.doubt:
-            marks.write_doubt(
+        if is_lost and options.slave_ack_count(options.role) and not marks.tail_mark:
+            marks.write_tail_mark(
                 "the last run did not end in order and the machine has been restarted since: acknowledged"
                 " messages that were not flushed (ASYNC_FLUSH) may be at the slaves only"
             )
-        self.tail_doubt = marks.doubt
-        if self.tail_doubt:
+        self.unverified_reason = marks.tail_mark
+        if self.unverified_reason:
             self.role = BrokerRole.SLAVE
-            self._admission.block(_DOUBT, self.tail_doubt)
+            self._admission.block(_UNVERIFIED, self.unverified_reason)
 
     def _damage_remark(self) -> str:
         """Returns the message for refused senders."""
@@ -392,11 +392,13 @@ class MessageStore:
         """Sets the watermarks and the checkpoint to the state that recovery found and synced."""
         confirmed = max(0, recovered.last_log_offset)
         if self.has_terms:
-            told = self._checkpoint.times.confirmed_log_offset
-            if told > self._log.end and not self.may_lack_tail:
-                self._marks.write_doubt(f"the log ends at {self._log.end}, confirmed was {told}")
+            confirmed_offset = self._checkpoint.times.confirmed_log_offset
+            if confirmed_offset > self._log.end and not self.may_lack_tail:
+                self._marks.write_tail_mark(
+                    f"the log ends at {self._log.end}, confirmed was {confirmed_offset}"
+                )
                 self.may_lack_tail = True
-            confirmed = self.confirm_offset = min(told, self._log.end)
+            confirmed = self.confirm_offset = min(confirmed_offset, self._log.end)
         assert recovered.last_log_offset < self._log.end or not self._log.end, recovered
         assert 0 <= confirmed <= self._log.end, (confirmed, self._log.end)
         for mark in (self.appended, self.flushed, self.confirmed, self.dispatched):
@@ -533,7 +535,7 @@ class MessageStore:
         damage = tuple(self._log.damaged)
         assert not damage or damage[0].begin >= self._log.begin, (damage[0], self._log.begin)
         # A log is unverified in one of two ways, depending on how its master is chosen.
-        assert not self.tail_doubt or not self.has_terms, self.tail_doubt
+        assert not self.unverified_reason or not self.has_terms, self.unverified_reason
         assert not self.may_lack_tail or self.has_terms
 
     def _fail(self, error: BaseException) -> None:
@@ -599,7 +601,7 @@ class MessageStore:
                 if mark.value > end:
                     mark.truncate_to(end)
             self.confirm_offset = min(self.confirm_offset, end)
-            self._show()
+            self._publish_limit()
             self._dispatcher.cut(end)
             # New queue offsets start after every record in the log, flushed or not.
             self._dispatcher.advance(end)
@@ -630,10 +632,8 @@ class MessageStore:
         self._assert_marks()
         options = self.options
         is_set_known = self._replies.acks.required is not None
-        waits_for_nobody = (
-            options.in_sync_replicas <= 1 and not options.sync_master_compat4 and not is_set_known
-        )
-        if role is BrokerRole.SYNC_MASTER and waits_for_nobody:
+        needs_no_acks = options.in_sync_replicas <= 1 and not options.sync_master_compat4 and not is_set_known
+        if role is BrokerRole.SYNC_MASTER and needs_no_acks:
             log.warning(events.SYNC_MASTER_ALONE, extra={"in_sync_replicas": options.in_sync_replicas})
 
     def begin_role(self, role: BrokerRole) -> None:
@@ -657,7 +657,7 @@ class MessageStore:
         """Records that this copy has regained its lost bytes, or that the group continues without them."""
         if self.may_lack_tail:
             try:
-                self._marks.remove_doubt()
+                self._marks.remove_tail_mark()
             except OSError as error:
                 log.warning(events.LOG_TAIL_MARK_KEPT, extra={"reason": str(error)})
             self.may_lack_tail = False
@@ -667,13 +667,13 @@ class MessageStore:
 
         Raises:  OSError when the disk accepts no writes.
         """
-        if not self.tail_doubt:
+        if not self.unverified_reason:
             return
         assert self.role is BrokerRole.SLAVE, self.role
         self.set_role(self.options.role)
-        self._marks.remove_doubt()
-        self.tail_doubt = ""
-        self._admission.unblock(_DOUBT)
+        self._marks.remove_tail_mark()
+        self.unverified_reason = ""
+        self._admission.unblock(_UNVERIFIED)
 
     async def sync(self) -> None:
         """Returns when everything appended so far is on disk, or the store has failed because of an fsync.
@@ -684,7 +684,7 @@ class MessageStore:
         if self._tasks.is_closed:
             return  # the store is closed, or one of its tasks has failed
         end, cut_count = self.appended.value, self.appended.cut_count
-        await self._tasks.see_through("sync", self._writers.flusher.flush())
+        await self._tasks.run_to_completion("sync", self._writers.flusher.flush())
         is_cut = self.appended.cut_count != cut_count
         assert self.flushed.value >= end or is_cut or self._admission.is_blocked(_FAILED), (
             self.flushed.value,
@@ -750,14 +750,14 @@ class MessageStore:
         """
         self._replies.require(replicas)
 
-    def refuse_for_copies(self, remark: str) -> None:
+    def set_replica_shortage(self, remark: str) -> None:
         """Refuses every send with this remark and SYSTEM_ERROR (spec replication 5.1); empty: accepts sends
         again.
         """
         if remark:
-            self._admission.block(_FEW_COPIES, remark, RequestRejected)
+            self._admission.block(_REPLICA_SHORTAGE, remark, RequestRejected)
         else:
-            self._admission.unblock(_FEW_COPIES)
+            self._admission.unblock(_REPLICA_SHORTAGE)
 
     async def save_epochs(self, epochs: EpochList) -> None:
         """Saves the terms; they are on disk when the call returns. Raises OSError.
@@ -766,7 +766,9 @@ class MessageStore:
         """
         epochs = epochs.cut_prefix(self._log.begin)
         if epochs != self.epochs:
-            await self._tasks.see_through("save_epochs", self._disk.offload(self._epoch_file.save, epochs))
+            await self._tasks.run_to_completion(
+                "save_epochs", self._disk.offload(self._epoch_file.save, epochs)
+            )
 
     def raise_confirm_offset(self, log_offset: int) -> None:
         """Raises the confirmed offset, which falls only by a cut; it is written with the next checkpoint."""
@@ -775,7 +777,7 @@ class MessageStore:
             assert before <= self.confirm_offset, (before, self.confirm_offset)
             self._checkpoint.raise_times(confirmed_log_offset=self.confirm_offset)
             self._dispatch()
-            self._show()
+            self._publish_limit()
 
     def limit_reads(self, *, until: int = LIMITED_FOR_GOOD) -> None:
         """Restricts readers to confirmed messages until everything below `until` is confirmed; 0: no limit.
@@ -785,9 +787,9 @@ class MessageStore:
         """
         assert until >= 0, until
         self._limited_until = until
-        self._show()
+        self._publish_limit()
 
-    def _show(self) -> None:
+    def _publish_limit(self) -> None:
         """Publishes the read limit to the reader and the dispatcher."""
         if self.confirm_offset >= self._limited_until:
             self._limited_until = 0
@@ -796,7 +798,7 @@ class MessageStore:
             self._reader.limit,
             self._log.end,
         )
-        self._dispatcher.show_below(self._reader.limit)
+        self._dispatcher.set_read_limit(self._reader.limit)
 
     def _dispatch(self) -> None:
         """Dispatches confirmed records; on a master with required replicas, only what all of them hold.
@@ -823,9 +825,9 @@ class MessageStore:
             raise ServiceNotAvailable("the broker is no slave, or its log is being cut")
         self._require_boundary(point)
         self._is_cutting = True
-        await self._tasks.see_through("cut", self._cut_and_tell(point, epochs, reason))
+        await self._tasks.run_to_completion("cut", self._run_cut(point, epochs, reason))
 
-    async def _cut_and_tell(self, point: int, epochs: EpochList, reason: str) -> None:
+    async def _run_cut(self, point: int, epochs: EpochList, reason: str) -> None:
         try:
             await self._writers.failed_writes.settle()  # its files may be gone after the cut
             if self._segment_task is not None:  # its predecessor may be gone after the cut
@@ -900,7 +902,7 @@ class MessageStore:
         self._queues.deletions.cut(point)
         self._writers.table_flusher.cut(point)
         self.confirm_offset = min(self.confirm_offset, point)
-        self._show()
+        self._publish_limit()
         stored_at_ms = self._lower_checkpoint(point)
         self._dispatcher.stored_at_ms = self._writers.flusher.flushed_stored_at_ms = stored_at_ms
         for segment in segments:
@@ -951,7 +953,7 @@ class MessageStore:
         finally:
             # Even if a follower fails, the senders are answered.
             self._replies.written(sends)
-        if self._log.wants_segment_ahead():
+        if self._log.needs_segment_ahead():
             self._segment_task = self._tasks.start("make_segment", self._log.make_segment_ahead())
 
     def _on_raw_written(self, end: int) -> None:
@@ -996,7 +998,7 @@ class MessageStore:
         The slice stays valid when its file is deleted. It ends where damage begins, and is empty inside
         damage.
         """
-        return self._log.sound_view(log_offset, bytes_max)
+        return self._log.valid_view(log_offset, bytes_max)
 
     def get(
         self,
@@ -1061,25 +1063,25 @@ class MessageStore:
     async def scrub(self, log_offset: int, end: int) -> None:
         """Re-reads the log at once, from the record that contains `log_offset` up to `end`."""
         await self.sync()  # only flushed bytes are re-read
-        await self._writers.scrubber.look_at(log_offset, end)
+        await self._writers.scrubber.scan_range(log_offset, end)
 
-    def _doubt_entry(self, queue: ConsumeQueue, queue_offset: int) -> bool:
+    def _start_entry_repair(self, queue: ConsumeQueue, queue_offset: int) -> bool:
         """Starts a search for the record of a wrong queue entry, in the part of the log where it must be.
 
         Returns True if readers should wait before the entry, False if an earlier search failed or none can
         run.
         """
         assert queue.min_offset <= queue_offset < queue.max_offset, (queue, queue_offset)
-        is_given_up = (queue.key, queue_offset) in self._lost_entries or not self._has_writers
-        if is_given_up or len(self._lost_entries) >= LOST_ENTRIES_MAX:
+        is_known_lost = (queue.key, queue_offset) in self._lost_entries or not self._has_writers
+        if is_known_lost or len(self._lost_entries) >= LOST_ENTRIES_MAX:
             return False
-        if not self._is_mending:
-            self._is_mending = True
-            self._tasks.start("mend_entry", self._mend_entry(queue, queue_offset))
+        if not self._is_repairing:
+            self._is_repairing = True
+            self._tasks.start("repair_entry", self._repair_entry(queue, queue_offset))
         return True
 
-    async def _mend_entry(self, queue: ConsumeQueue, queue_offset: int) -> None:
-        assert self._is_mending, "one at a time"
+    async def _repair_entry(self, queue: ConsumeQueue, queue_offset: int) -> None:
+        assert self._is_repairing, "one at a time"
         begin, end = self._log.begin, self.dispatched.value  # a filler names offset 0
         before, after = queue.entry(queue_offset - 1), queue.entry(queue_offset + 1)
         if before is not None and begin <= before[0] < end:
@@ -1088,7 +1090,7 @@ class MessageStore:
             end = after[0]
         try:
             await self.scrub(begin, end)
-            if not self._reader.is_right(queue, queue_offset):
+            if not self._reader.names_record(queue, queue_offset):
                 self._lost_entries.add((queue.key, queue_offset))
                 assert len(self._lost_entries) <= LOST_ENTRIES_MAX, len(self._lost_entries)
                 extra = {"topic": queue.key[0], "queue_id": queue.key[1], "queue_offset": queue_offset}
@@ -1097,8 +1099,8 @@ class MessageStore:
             if isinstance(error, StoreError) and error.fatal:
                 raise
         finally:
-            self._is_mending = False
-        self._dispatcher.tell_of({queue: None})
+            self._is_repairing = False
+        self._dispatcher.notify_readable({queue: None})
 
     @property
     def refusal(self) -> str:
@@ -1145,16 +1147,16 @@ class MessageStore:
         assert queue is None or queue.next_offset >= queue.max_offset, queue
         return 0 if queue is None else queue.next_offset
 
-    def queue_life_start(self, topic: str, queue_id: int) -> int:
-        """Returns the end of the queue at the last `begin_life`; 0 for a newer queue."""
+    def queue_run_start(self, topic: str, queue_id: int) -> int:
+        """Returns the end of the queue at the last `begin_run`; 0 for a newer queue."""
         queue = self._queues.table.get((topic, queue_id))
-        return 0 if queue is None else queue.life_start
+        return 0 if queue is None else queue.run_start
 
-    def begin_life(self) -> None:
+    def begin_run(self) -> None:
         """Records each queue's current end as its start for this broker run, which now assigns queue
         offsets.
         """
-        self._queues.begin_life()
+        self._queues.begin_run()
 
     def has_record(
         self, topic: str, queue_id: int, queue_offset: int, log_offset: int, stored_at_ms: int
@@ -1260,7 +1262,7 @@ class MessageStore:
                   is closed or fails: the deletion may then be in effect when the store is opened again.
         """
         self._require_working()
-        await self._tasks.see_through("drop_topics", self._drop_topics(topics))
+        await self._tasks.run_to_completion("drop_topics", self._drop_topics(topics))
 
     async def _drop_topics(self, topics: Collection[str]) -> None:
         self._being_deleted.update(topics)
@@ -1326,7 +1328,7 @@ class MessageStore:
             extra = {"path": str(self._paths.deletions), "reason": str(error)}
             log.warning(events.TABLE_SAVE_FAILED, extra=extra)
 
-    async def take_deletions(self, deleted: Mapping[str, int]) -> list[str]:
+    async def apply_deletions(self, deleted: Mapping[str, int]) -> list[str]:
         """Applies the master's deletions on a slave; returns the topics that were not known as deleted.
 
         A cancelled caller still waits for the end, as in `drop_topics`.
@@ -1337,10 +1339,10 @@ class MessageStore:
         known, begin = self.deleted_topics, self._log.begin
         new = {topic: end for topic, end in deleted.items() if end > max(begin, known.get(topic, 0))}
         if new:
-            await self._tasks.see_through("take_deletions", self._take_deletions(new, begin))
+            await self._tasks.run_to_completion("apply_deletions", self._apply_deletions(new, begin))
         return list(new)
 
-    async def _take_deletions(self, new: Mapping[str, int], log_begin: int) -> None:
+    async def _apply_deletions(self, new: Mapping[str, int], log_begin: int) -> None:
         await self._queues.deletions.record(new, log_begin=log_begin)
         self._require_working()
         self._queues.drop_deleted()

@@ -280,7 +280,7 @@ class StorePaths:
         "lock",
         "pending_cut",
         "root",
-        "tail_doubt",
+        "tail_mark",
     )
 
     def __init__(self, options: StoreOptions) -> None:
@@ -296,7 +296,7 @@ class StorePaths:
         self.checkpoint = root / "checkpoint"
         self.deletions = deletions_path(root)
         self.abort = root / "abort"
-        self.tail_doubt = root / "tailDoubt"
+        self.tail_mark = root / "tailDoubt"
         self.lock = root / "lock"
 
     def topic(self, topic: str) -> Path:

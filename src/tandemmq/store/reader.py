@@ -52,7 +52,7 @@ At the bound the query returns the newest messages found so far.
 TAG_SCAN_BLOCK: Final = 16_384
 TAGS_COMPARED_MAX = 16
 """The most tags that are compared one by one; a search for all at once has a higher fixed cost."""
-LOOKS_MAX: Final = 16
+WRONG_ENTRIES_MAX: Final = 16
 """The most wrong entries skipped in one get; it ends before the next one."""
 SHARED_PREFIX: Final = "%LMQ%"
 """The prefix of topics whose entries name records of other topics (RocketMQ's light queues)."""
@@ -73,7 +73,7 @@ class _Wrong(NamedTuple):
     is_record: bool
 
 
-class _Want(NamedTuple):
+class _ReadRequest(NamedTuple):
     """The parameters of a get.
 
     `tags`: 32 bits of each wanted tag hash. `hints`: tag hashes outside of which the filter matches nothing.
@@ -200,19 +200,19 @@ class Reader:
         queues: ConsumeQueues,
         recorder: StoreRecorder,
         role: BrokerRole,
-        on_doubt: Callable[[ConsumeQueue, int], bool],
+        on_wrong_entry: Callable[[ConsumeQueue, int], bool],
     ) -> None:
         """Creates the reader.
 
-        `on_doubt(queue, offset)` is called for an entry that does not name its record; it returns True if
-        readers should wait.
+        `on_wrong_entry(queue, offset)` is called for an entry that does not name its record; it returns True
+        if readers should wait.
         """
         self._options = options
         self._memory_window_bytes = options.memory_window_bytes
         self._recorder = recorder
         self._log = log
         self._queues = queues
-        self._on_doubt = on_doubt
+        self._on_wrong_entry = on_wrong_entry
         self.role = role
         self.limit: int | None = None
         """The log offset at which hidden records begin; None: nothing is hidden."""
@@ -257,16 +257,16 @@ class Reader:
             return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
         lost: Set[int] = frozenset()
         kept: Set[int] = frozenset()
-        want = self._want(queue, offset, count_max, bytes_max, tag_hashes, record_filter, limit)
+        request = self._plan_read(queue, offset, count_max, bytes_max, tag_hashes, record_filter, limit)
         until = high
-        looks = 0
+        wrong_count = 0
         while True:
             if is_bulk and record_filter is None:
                 batch = self._collect_bulk(
                     queue, offset, count_max, bytes_max, tag_hashes, limit, until=until, lost=lost
                 )
             else:
-                batch = self._collect(queue, offset, want, until=until, lost=lost, kept=kept, waits=waits)
+                batch = self._collect(queue, offset, request, until=until, lost=lost, kept=kept, waits=waits)
             if batch is None and (until < high or queue.entry(offset) is not None):  # an entry is unverified
                 return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
             if batch is None:
@@ -281,16 +281,16 @@ class Reader:
             if wrong is None:
                 return self._result(batch, views, low, high)
             assert offset <= wrong.queue_offset < batch.next_offset, (queue, offset, wrong)
-            looks += 1
-            is_enough = looks > LOOKS_MAX and wrong.queue_offset > offset
-            if is_enough or (self._on_doubt(queue, wrong.queue_offset) and waits):
+            wrong_count += 1
+            is_enough = wrong_count > WRONG_ENTRIES_MAX and wrong.queue_offset > offset
+            if is_enough or (self._on_wrong_entry(queue, wrong.queue_offset) and waits):
                 until = wrong.queue_offset
             elif wrong.is_record:  # the record's own fields are wrong
                 kept |= {wrong.queue_offset}
             else:
                 lost |= {wrong.queue_offset}
 
-    def is_right(self, queue: ConsumeQueue, queue_offset: int) -> bool:
+    def names_record(self, queue: ConsumeQueue, queue_offset: int) -> bool:
         """Returns True if the entry names its record, a record known as damaged, or none (a filler or
         nothing).
         """
@@ -314,7 +314,7 @@ class Reader:
         is_slave = self.role is BrokerRole.SLAVE
         return asked if is_slave and not self._options.offset_check_in_slave else right
 
-    def _want(
+    def _plan_read(
         self,
         queue: ConsumeQueue,
         offset: int,
@@ -323,7 +323,7 @@ class Reader:
         tag_hashes: frozenset[int] | None,
         record_filter: RecordFilter | None,
         limit: int | None,
-    ) -> _Want:
+    ) -> _ReadRequest:
         """Returns the parameters with RocketMQ's limits: entries of one queue file, and a bound of bytes."""
         options = self._options
         bytes_max = max(min(bytes_max, GET_BYTES_MAX), GET_BYTES_MIN)
@@ -337,7 +337,7 @@ class Reader:
             first_count = FIRST_ENTRIES
         else:
             first_count = min(max(1, count_max) + 1, FIRST_ENTRIES)  # one extra shows that the get is full
-        return _Want(
+        return _ReadRequest(
             None if tag_hashes is None else frozenset([tag & TAG_MASK for tag in tag_hashes]),
             None if hints is None else frozenset([tag & TAG_MASK for tag in hints]),
             record_filter,
@@ -359,7 +359,7 @@ class Reader:
         self,
         queue: ConsumeQueue,
         offset: int,
-        want: _Want,
+        request: _ReadRequest,
         *,
         until: int,
         lost: Set[int],
@@ -370,14 +370,14 @@ class Reader:
 
         Entries in `lost` are skipped.
         """
-        if want.tags is not None and want.record_filter is None and not lost:
-            batch = self._collect_tagged(queue, offset, want, want.tags, until)
+        if request.tags is not None and request.record_filter is None and not lost:
+            batch = self._collect_tagged(queue, offset, request, request.tags, until)
             if batch is not None:
                 return batch if batch.next_offset > offset else None
         log_begin, log_end = self._log.begin, self._log.end
         damaged = self._log.damaged or None
-        tags, hints, record_filter = want.tags, want.hints, want.record_filter
-        log_limit, near = want.log_limit, want.near
+        tags, hints, record_filter = request.tags, request.hints, request.record_filter
+        log_limit, near = request.log_limit, request.near
         queue_id = queue.key[1]
         batch = _Batch(offset)
         window = LogWindow(self._log)
@@ -386,12 +386,12 @@ class Reader:
         offsets: list[int] = []
         asked = count = size_bytes = 0
         next_offset = offset
-        stretches = self._walk(queue, offset, want, until, lost)
+        stretches = self._walk(queue, offset, request, until, lost)
         for queue_offset, (begin, size, tag) in chain.from_iterable(stretches):
             end = begin + size
             is_lost = not 0 <= begin < end <= log_end and size != FILLER_SIZE
             if is_lost or (lost and queue_offset in lost):
-                if is_lost and self._on_doubt(queue, queue_offset) and waits:
+                if is_lost and self._on_wrong_entry(queue, queue_offset) and waits:
                     break
                 next_offset = queue_offset + 1
                 batch.was_removing |= not count
@@ -399,7 +399,7 @@ class Reader:
             if begin >= log_limit:
                 break
             if count:
-                count_max, bytes_max = want.near_max if begin >= near else want.far_max
+                count_max, bytes_max = request.near_max if begin >= near else request.far_max
                 if count >= count_max or size_bytes + size > bytes_max:
                     break
             batch.last_log_offset = begin
@@ -445,17 +445,17 @@ class Reader:
         return batch if next_offset > offset else None
 
     def _collect_tagged(
-        self, queue: ConsumeQueue, offset: int, want: _Want, tags: Set[int], until: int
+        self, queue: ConsumeQueue, offset: int, request: _ReadRequest, tags: Set[int], until: int
     ) -> _Batch | None:
         """Like `_collect`, by tags alone and without examining each entry; None unless all are ordinary."""
         begins: list[int] = []
         ends: list[int] = []
         offsets: list[int] = []
         size_bytes = last_begin = 0
-        next_offset, end, entry_count = offset, min(want.scan_end, until), want.first_count
+        next_offset, end, entry_count = offset, min(request.scan_end, until), request.first_count
         while next_offset < end:
             raw = queue.entries(next_offset, min(entry_count, end - next_offset))
-            stretch = self._ordinary(raw, want) if raw else None
+            stretch = self._ordinary(raw, request) if raw else None
             if stretch is None:
                 return None
             room = stretch.count_max - len(begins)
@@ -482,41 +482,41 @@ class Reader:
         return _Batch(next_offset, ranges, len(begins), size_bytes, last_begin)
 
     def _walk(
-        self, queue: ConsumeQueue, offset: int, want: _Want, until: int, lost: Set[int]
+        self, queue: ConsumeQueue, offset: int, request: _ReadRequest, until: int, lost: Set[int]
     ) -> Iterator[Iterable[tuple[int, tuple[int, int, int]]]]:
         """Yields stretches of entries from `offset` on, each entry with its queue offset.
 
         A stretch of ordinary entries yields only those with a wanted tag, and the last one.
         """
-        end, count = min(want.scan_end, until), want.first_count
+        end, count = min(request.scan_end, until), request.first_count
         while offset < end:
             raw = queue.entries(offset, min(count, end - offset))
             if not raw:
                 return
-            wanted = None if lost else self._wanted(raw, offset, want)
+            wanted = None if lost else self._matching_rows(raw, offset, request)
             yield enumerate(UNIT.iter_unpack(raw), offset) if wanted is None else wanted
             offset += len(raw) // QUEUE_UNIT_BYTES
             count *= 2
 
-    def _wanted(
-        self, raw: bytes, offset: int, want: _Want
+    def _matching_rows(
+        self, raw: bytes, offset: int, request: _ReadRequest
     ) -> Iterable[tuple[int, tuple[int, int, int]]] | None:
         """Returns the entries that the filter may match by their tag, and the last one.
 
         None unless all are ordinary.
         """
-        stretch = None if want.hints is None else self._ordinary(raw, want)
-        if want.hints is None or stretch is None:
+        stretch = None if request.hints is None else self._ordinary(raw, request)
+        if request.hints is None or stretch is None:
             return None
         tags = stretch.tags
         # A value that is not a hash says nothing about the tag.
-        is_wanted = _has_tag(tags & TAG_MASK, want.hints) | (tags >> 31 != 0) & (tags >> 31 != -1)
+        is_wanted = _has_tag(tags & TAG_MASK, request.hints) | (tags >> 31 != 0) & (tags >> 31 != -1)
         is_wanted[-1] = True
         rows = is_wanted.nonzero()[0]
         columns = stretch.begins[rows].tolist(), stretch.sizes[rows].tolist(), tags[rows].tolist()
         return zip((rows + offset).tolist(), zip(*columns, strict=True), strict=True)
 
-    def _ordinary(self, raw: bytes, want: _Want) -> _Stretch | None:
+    def _ordinary(self, raw: bytes, request: _ReadRequest) -> _Stretch | None:
         """Returns the columns of a stretch of ordinary entries; None if one is not ordinary.
 
         Entries are ordinary if their records are in the log, undamaged, below the limit, all near or all far,
@@ -528,9 +528,9 @@ class Reader:
         ends = begins + sizes
         first, last, end, size_max = int(begins[0]), int(begins[-1]), int(ends[-1]), int(sizes.max())
         log = self._log
-        count_max, bytes_max = want.near_max if first >= want.near else want.far_max
+        count_max, bytes_max = request.near_max if first >= request.near else request.far_max
         count_max = max(count_max, 1)  # a get returns the first record regardless of its limits
-        if first < log.begin or last >= want.log_limit or end > log.end or first < want.near <= last:
+        if first < log.begin or last >= request.log_limit or end > log.end or first < request.near <= last:
             return None
         if (ends <= begins).any() or (begins[1:] < ends[:-1]).any():
             return None
@@ -566,7 +566,7 @@ class Reader:
             limit=limit,
             lost=lost,
             tag_hashes=tag_hashes,
-            on_doubt=self._on_doubt,
+            on_wrong_entry=self._on_wrong_entry,
         )
         if bulk is None:
             return None

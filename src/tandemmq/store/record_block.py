@@ -60,12 +60,12 @@ assert _SEPARATOR_MAX < _SPACE < ASCII_MAX, "a layout tells separators from valu
 class Layout(NamedTuple):
     """Records whose properties differ only in values: `texts` has a row for each.
 
-    `places`: begin and end of the hashed values, which are ASCII without spaces.
+    `value_spans`: begin and end of the hashed values, which are ASCII without spaces.
     """
 
     rows: Ints
     texts: Bytes
-    places: dict[bytes, tuple[int, int]]
+    value_spans: dict[bytes, tuple[int, int]]
 
 
 class PropertyHashes:
@@ -80,7 +80,7 @@ class PropertyHashes:
         """Returns the hash of TAGS of every record, 0 without tags."""
         result = np.zeros(self._count, dtype=np.int64)
         for layout in self._layouts:
-            place = layout.places.get(b"TAGS")
+            place = layout.value_spans.get(b"TAGS")
             if place is not None:
                 result[layout.rows] = hash_texts(layout.texts[:, slice(*place)]).view(np.int32)
         if self._scan is not None:
@@ -94,8 +94,8 @@ class PropertyHashes:
         rows, hashes = [], []
         for name in (b"UNIQ_KEY", b"KEYS"):
             for layout in self._layouts:
-                if name in layout.places:
-                    begin, end = layout.places[name]
+                if name in layout.value_spans:
+                    begin, end = layout.value_spans[name]
                     sums = hash_texts(layout.texts[:, begin:end])
                     sums += heads[topic[layout.rows]] * POWERS[end - begin]
                     kept = is_keyed[layout.rows]
@@ -125,7 +125,9 @@ def _split(view: memoryview, columns: RecordColumns) -> tuple[list[Layout], Ints
     for size in all_sizes:
         rows = np.flatnonzero(sizes == size)
         while size and len(rows) >= ROW_COUNT_MIN and len(layouts) < LAYOUT_COUNT_MAX:
-            layout, others = _take_alike(gather_texts(view, columns.properties_position[rows], size), rows)
+            layout, others = _split_first_layout(
+                gather_texts(view, columns.properties_position[rows], size), rows
+            )
             if not len(layout.rows):
                 break
             layouts.append(layout)
@@ -138,21 +140,21 @@ def _split(view: memoryview, columns: RecordColumns) -> tuple[list[Layout], Ints
     return layouts, others
 
 
-def _take_alike(texts: Bytes, rows: Ints) -> tuple[Layout, Ints]:
+def _split_first_layout(texts: Bytes, rows: Ints) -> tuple[Layout, Ints]:
     """Returns the rows with the layout of the first row, and the others; an odd first row matches no row."""
     first = texts[0]
-    low, high, places = _read_layout(first)
+    low, high, value_spans = _read_layout(first)
     # Unsigned bytes below `low` wrap around, so one comparison finds everything outside the range.
     is_odd: Bools = (texts - low) > (high - low)
-    if b"KEYS" in places:
-        begin, end = places[b"KEYS"]
+    if b"KEYS" in value_spans:
+        begin, end = value_spans[b"KEYS"]
         is_odd[:, begin:end] |= texts[:, begin:end] == _SPACE
     if not is_odd.any():
-        return Layout(rows, texts, places), rows[:0]
+        return Layout(rows, texts, value_spans), rows[:0]
     is_other: Bools = np.asarray(is_odd.any(axis=1))
     if is_odd[0].any():
-        return Layout(rows[:0], texts[:0], places), rows
-    return Layout(rows[~is_other], texts[~is_other], places), rows[is_other]
+        return Layout(rows[:0], texts[:0], value_spans), rows
+    return Layout(rows[~is_other], texts[~is_other], value_spans), rows[is_other]
 
 
 def _read_layout(first: Bytes) -> tuple[Bytes, Bytes, dict[bytes, tuple[int, int]]]:
@@ -160,7 +162,7 @@ def _read_layout(first: Bytes) -> tuple[Bytes, Bytes, dict[bytes, tuple[int, int
     values.
     """
     low, high = first.copy(), first.copy()
-    places = {}
+    value_spans = {}
     begin = 0
     for pair in first.tobytes().split(b"\x02"):
         name, _, value = pair.partition(b"\x01")
@@ -168,11 +170,11 @@ def _read_layout(first: Bytes) -> tuple[Bytes, Bytes, dict[bytes, tuple[int, int
         value_at = end - len(value)
         low[value_at:end], high[value_at:end] = _SEPARATOR_MAX + 1, 255
         if value and name in _HASHED:
-            places[name] = value_at, end
+            value_spans[name] = value_at, end
             high[value_at:end] = ASCII_MAX
         begin = end + 1
     assert begin == len(first) + 1, "pairs and separators fill the row"
-    return low, high, places
+    return low, high, value_spans
 
 
 LEVEL_DIGITS_MAX = 9

@@ -32,7 +32,7 @@ from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.damage import copy_aside, data_end, read_range
 from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.flusher import sync_segments
-from tandemmq.store.recovery_scan import Distrust, RecoveryScan
+from tandemmq.store.recovery_scan import RecoveryScan, TrustLimits
 from tandemmq.telemetry import events
 from tandemmq.units import KIB
 
@@ -290,8 +290,8 @@ class Recovery:
             dispatcher=self._dispatcher,
             clock=self._clock,
             check_crc=self._check_crc,
-            distrust=Distrust(
-                safe_ms=times.safe_ms, unsure_ms=times.log_stored_at_ms - SAFETY_MS, same_boot=same_boot
+            distrust=TrustLimits(
+                safe_ms=times.safe_ms, unverified_ms=times.log_stored_at_ms - SAFETY_MS, same_boot=same_boot
             )
             if plan.distrusts_disk
             else None,
@@ -332,7 +332,7 @@ class Recovery:
             lost_bytes = self._cut(plan, end)
             tables_end = min(tables_end, end)  # a file with a safe time may start after the cut
             if plan.distrusts_disk:
-                self._write_again(scan.unsure_from, end)
+                self._write_again(scan.unverified_from, end)
             await sync_segments(self._log.disk, [s for s in scanned if s in self._log.log.segments])
         self._settle_queues()
         assert tables_end <= self._log.end, (tables_end, self._log.end)
@@ -399,7 +399,7 @@ class Recovery:
         segment = self._log.log.find(end)
         assert segment is not None, end
         torn_bytes = int.from_bytes(segment.file.pread(end - segment.base, 4), "big")
-        return stop - end > torn_bytes or scan.sound_behind(end) is not None
+        return stop - end > torn_bytes or scan.next_valid_after(end) is not None
 
     def _cut(self, plan: RecoveryPlan, end: int) -> int:
         """Ends the log at `end`; returns how many bytes after it were not zero."""
@@ -415,13 +415,13 @@ class Recovery:
             )
         return lost_bytes
 
-    def _write_again(self, unsure_from: int, end: int) -> None:
-        """Rewrites the bytes from `unsure_from` on in place, as they may be unsynced; -1: none.
+    def _write_again(self, unverified_from: int, end: int) -> None:
+        """Rewrites the bytes from `unverified_from` on in place, as they may be unsynced; -1: none.
 
         After a failed fsync the page cache may hold bytes that the disk lacks and consider them clean.
         Without the rewrite a later fsync would succeed, and a power cut would leave a hole in the log.
         """
-        position = unsure_from if unsure_from >= 0 else end
+        position = unverified_from if unverified_from >= 0 else end
         assert self._log.begin <= position <= end, (self._log.begin, position, end)
         for raw in read_range(self._log.log, position, end):
             segment = self._log.log.find(position)

@@ -21,8 +21,8 @@ import numpy as np
 from tandemmq.protocol.record import RecordCheck, RecordOutcome, check_record, decode_record
 from tandemmq.runtime.ports import Clock
 from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.consume_queues import ConsumeQueues, Doubts
-from tandemmq.store.damage import BLANK_SOUND_MS, DamagedRange, Sound, data_end, next_sound
+from tandemmq.store.consume_queues import ConsumeQueues, OffsetVerifier
+from tandemmq.store.damage import BLANK_STORED_AT_MS, DamagedRange, ValidRecord, data_end, next_valid
 from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.record_block import RecordBlock, read_block
 from tandemmq.store.record_maker import BLANK_BYTES, SECTOR_BYTES, ZERO_SECTOR
@@ -43,16 +43,16 @@ TAIL_HOLE_BYTES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Distrust:
+class TrustLimits:
     """The limits of trust after a crash.
 
-    Entries of records stored until `safe_ms` are on disk and right. Records stored from `unsure_ms` on may
-    never have been synced. `same_boot`: only the process died, so every byte it wrote exists, in the order of
-    writing.
+    Entries of records stored until `safe_ms` are on disk and right. Records stored from `unverified_ms` on
+    may never have been synced. `same_boot`: only the process died, so every byte it wrote exists, in the
+    order of writing.
     """
 
     safe_ms: int
-    unsure_ms: int
+    unverified_ms: int
     same_boot: bool = False
 
 
@@ -71,7 +71,7 @@ class RecoveryScan:
         dispatcher: Dispatcher,
         clock: Clock,
         check_crc: bool,
-        distrust: Distrust | None,
+        distrust: TrustLimits | None,
         durable_end: int | None,
     ) -> None:
         self._log = log
@@ -81,11 +81,11 @@ class RecoveryScan:
         self._check_crc = check_crc
         self._distrust = distrust
         self._durable_end = durable_end
-        self._is_safe = distrust is not None
+        self._is_trusted = distrust is not None
         self._damage_end = self._damage_begin = -1  # of the last damaged range
         self.stored_at_ms = 0  # of the last record
         self.last_log_offset = -1
-        self.unsure_from = -1  # the first record that no successful fsync may have covered
+        self.unverified_from = -1  # the first record that no successful fsync may have covered
 
     async def run(self, position: int) -> int:
         """Scans from the start of a file on; returns the end of the log.
@@ -94,12 +94,14 @@ class RecoveryScan:
         """
         assert position % self._log.segment_bytes == 0, position
         damaged = self._log.damaged
-        self._queues.doubts = Doubts(self._log.begin, lambda begin, end: damaged.find(begin, end) is not None)
+        self._queues.verifier = OffsetVerifier(
+            self._log.begin, lambda begin, end: damaged.find(begin, end) is not None
+        )
         end = await self._walk(position)
         assert self._damage_end <= end, "a log does not end in damage"
-        self._queues.settle_doubts()
-        if self._is_safe:
-            self._leave_safety(end)
+        self._queues.settle_unverified()
+        if self._is_trusted:
+            self._end_trusted_part(end)
         return end
 
     async def _walk(self, position: int) -> int:
@@ -113,7 +115,7 @@ class RecoveryScan:
             if end is None:
                 break
             assert end > position, (position, end)
-            self._note_damage(segment, position, end)
+            self._record_damage(segment, position, end)
             position = end
         return position
 
@@ -123,30 +125,30 @@ class RecoveryScan:
         if self._durable_end is not None:
             durable_end = min(self._durable_end, self._log.end)
             if position < durable_end:
-                behind = self.sound_behind(position)
+                behind = self.next_valid_after(position)
                 return durable_end if behind is None else min(behind.log_offset, durable_end)
         distrust = self._distrust
         if distrust is None:
             # Nothing is torn after a clean stop. The end of our own log is known, so this is garbage after
             # it; in a log of another broker only a following record proves damage.
-            behind = self.sound_behind(position) if durable_end is None else None
+            behind = self.next_valid_after(position) if durable_end is None else None
         elif distrust.same_boot and not self._is_zero(segment, position):
-            behind = self.sound_behind(position)
+            behind = self.next_valid_after(position)
         else:
-            behind = self.sound_behind(position) if durable_end is None else None
-            if behind is not None and not self._was_synced(behind, distrust.unsure_ms):
+            behind = self.next_valid_after(position) if durable_end is None else None
+            if behind is not None and not self._was_synced(behind, distrust.unverified_ms):
                 behind = None
         return None if behind is None else behind.log_offset
 
-    def _was_synced(self, sound: Sound, unsure_ms: int) -> bool:
+    def _was_synced(self, valid: ValidRecord, unverified_ms: int) -> bool:
         """Returns True if an fsync covered the record, and therefore everything before it.
 
         A BLANK has no store time; the next record after it has one, in whatever file.
         """
-        dated: Sound | None = sound
-        while dated is not None and dated.stored_at_ms == BLANK_SOUND_MS:
-            dated = self.sound_behind(dated.log_offset)
-        return dated is not None and 0 <= dated.stored_at_ms < unsure_ms
+        dated: ValidRecord | None = valid
+        while dated is not None and dated.stored_at_ms == BLANK_STORED_AT_MS:
+            dated = self.next_valid_after(dated.log_offset)
+        return dated is not None and 0 <= dated.stored_at_ms < unverified_ms
 
     @staticmethod
     def _is_zero(segment: Segment, position: int) -> bool:
@@ -155,7 +157,7 @@ class RecoveryScan:
         """
         return not any(segment.file.pread(position - segment.base, BLANK_BYTES))
 
-    def sound_behind(self, position: int) -> Sound | None:
+    def next_valid_after(self, position: int) -> ValidRecord | None:
         """Returns the next valid record (or BLANK) after the invalid bytes at `position`, in any file.
 
         Records older than the last valid record are skipped: RocketMQ does not zero the bytes after an end.
@@ -165,15 +167,15 @@ class RecoveryScan:
         while segment is not None:
             view = segment.view()
             if data_end(view, max(0, begin)) > max(0, begin):
-                sound, _ = next_sound(view, begin, base=segment.base, newest_ms=self.stored_at_ms)
-                if sound is not None:
-                    assert sound.log_offset > position, (sound, position)
-                    return sound
+                valid, _ = next_valid(view, begin, base=segment.base, newest_ms=self.stored_at_ms)
+                if valid is not None:
+                    assert valid.log_offset > position, (valid, position)
+                    return valid
             segment = self._log.log.find(segment.end)
             begin = -1  # in the next file a record may begin at the first byte
         return None
 
-    def _note_damage(self, segment: Segment, begin: int, end: int) -> None:
+    def _record_damage(self, segment: Segment, begin: int, end: int) -> None:
         """Records a damaged range of bytes that were once valid and on disk."""
         assert self.last_log_offset < begin < end <= self._log.end, (self.last_log_offset, begin, end)
         checked = self._check(segment, begin - segment.base)
@@ -204,13 +206,13 @@ class RecoveryScan:
             block = read_block(memoryview(raw), log_offset=segment.base + at, check_crc=self._check_crc)
             is_file_end = at + len(raw) == segment.size
             block = block.head(
-                self._sound_count(block, raw, phase=at % SECTOR_BYTES, is_file_end=is_file_end)
+                self._intact_count(block, raw, phase=at % SECTOR_BYTES, is_file_end=is_file_end)
             )
             if len(block):
-                self._take(block)
+                self._dispatch_block(block)
                 at += block.end
             else:
-                checked = self._take_one(segment, at)
+                checked = self._dispatch_one(segment, at)
                 if checked.outcome is RecordOutcome.BLANK and checked.size == segment.size - at:
                     return segment.end, True
                 if checked.outcome is not RecordOutcome.OK:
@@ -220,7 +222,7 @@ class RecoveryScan:
             await next_turn(self._clock)
         return segment.end, True
 
-    def _sound_count(self, block: RecordBlock, raw: bytes, *, phase: int, is_file_end: bool) -> int:
+    def _intact_count(self, block: RecordBlock, raw: bytes, *, phase: int, is_file_end: bool) -> int:
         """Returns how many leading records are intact in every sector, as far as the block shows.
 
         `phase`: the distance of the block's start from the start of its sector; sectors are aligned to the
@@ -231,9 +233,9 @@ class RecoveryScan:
         count = len(block)
         if self._distrust is not None:
             columns = block.columns
-            is_unsure = columns.stored_at_ms >= self._distrust.unsure_ms
+            is_unverified = columns.stored_at_ms >= self._distrust.unverified_ms
             may_have_hole = columns.properties_size >= SECTOR_BYTES - TAIL_HOLE_BYTES
-            for row in np.flatnonzero(is_unsure & may_have_hole).tolist():
+            for row in np.flatnonzero(is_unverified & may_have_hole).tolist():
                 if _has_hole(view, int(columns.position[row]), int(columns.size[row]), phase):
                     count = row
                     break
@@ -245,24 +247,24 @@ class RecoveryScan:
                 return count - 1
         return count
 
-    def _take(self, block: RecordBlock) -> None:
+    def _dispatch_block(self, block: RecordBlock) -> None:
         """Dispatches all records of a block."""
         columns = block.columns
         begin = 0
         assert self.last_log_offset < int(columns.log_offset[0]), "records are taken in the order of the log"
         if self._distrust is not None:
             is_unsafe = columns.stored_at_ms > self._distrust.safe_ms
-            if self._is_safe and is_unsafe.any():
+            if self._is_trusted and is_unsafe.any():
                 begin = int(is_unsafe.argmax())
                 self._dispatcher.put_block(block, 0, begin)
-                self._leave_safety(int(columns.log_offset[begin]))
-            is_unsure = columns.stored_at_ms >= self._distrust.unsure_ms
-            if self.unsure_from < 0 and is_unsure.any():
-                self.unsure_from = int(columns.log_offset[is_unsure.argmax()])
+                self._end_trusted_part(int(columns.log_offset[begin]))
+            is_unverified = columns.stored_at_ms >= self._distrust.unverified_ms
+            if self.unverified_from < 0 and is_unverified.any():
+                self.unverified_from = int(columns.log_offset[is_unverified.argmax()])
         self._dispatcher.put_block(block, begin, len(block))
         self.stored_at_ms = int(columns.stored_at_ms[-1])
         self.last_log_offset = int(columns.log_offset[-1])
-        assert self.unsure_from <= self.last_log_offset, (self.unsure_from, self.last_log_offset)
+        assert self.unverified_from <= self.last_log_offset, (self.unverified_from, self.last_log_offset)
 
     def _check(self, segment: Segment, at: int) -> RecordCheck:
         """Checks the record at `at` of the file; a torn record counts as invalid."""
@@ -270,15 +272,15 @@ class RecoveryScan:
         checked = check_record(view, at, log_offset=segment.base + at, check_crc=self._check_crc)
         if checked.outcome is not RecordOutcome.OK:
             return checked
-        has_hole = self._is_unsure(checked) and _has_hole(view, at, checked.size, 0)
+        has_hole = self._is_unverified(checked) and _has_hole(view, at, checked.size, 0)
         if has_hole or _is_torn(view, at, checked.size):
             return RecordCheck(RecordOutcome.BAD_CRC)
         return checked
 
-    def _is_unsure(self, checked: RecordCheck) -> bool:
-        return self._distrust is not None and checked.stored_at_ms >= self._distrust.unsure_ms
+    def _is_unverified(self, checked: RecordCheck) -> bool:
+        return self._distrust is not None and checked.stored_at_ms >= self._distrust.unverified_ms
 
-    def _take_one(self, segment: Segment, at: int) -> RecordCheck:
+    def _dispatch_one(self, segment: Segment, at: int) -> RecordCheck:
         """Checks the record at `at` of the file and dispatches a valid one."""
         position = segment.base + at
         assert self.last_log_offset < position, (self.last_log_offset, position)
@@ -286,24 +288,24 @@ class RecoveryScan:
         if checked.outcome is not RecordOutcome.OK:
             return checked
         distrust = self._distrust
-        if self._is_safe and distrust is not None and checked.stored_at_ms > distrust.safe_ms:
-            self._leave_safety(position)
-        if self.unsure_from < 0 and self._is_unsure(checked):
-            self.unsure_from = position
+        if self._is_trusted and distrust is not None and checked.stored_at_ms > distrust.safe_ms:
+            self._end_trusted_part(position)
+        if self.unverified_from < 0 and self._is_unverified(checked):
+            self.unverified_from = position
         self._dispatcher.put_one(checked, segment.view(), at)
         self.stored_at_ms = checked.stored_at_ms
         self.last_log_offset = position
         return checked
 
-    def _leave_safety(self, position: int) -> None:
+    def _end_trusted_part(self, position: int) -> None:
         """Drops queue entries of records from here on, which the checkpoint does not cover; they are created
         again.
 
         That includes damaged records directly before, whose store times are unknown.
         """
-        assert self._is_safe, "entries are distrusted once"
+        assert self._is_trusted, "entries are distrusted once"
         assert self._damage_end <= position, (self._damage_end, position)
-        self._is_safe = False
+        self._is_trusted = False
         self._queues.distrust(self._damage_begin if position == self._damage_end else position)
 
 

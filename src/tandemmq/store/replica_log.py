@@ -35,7 +35,7 @@ class ReplicaLog:
         self._recorder = recorder
         self._on_written = on_written
         self._is_closed = False
-        self._has_strays = False  # files of a failed start that could not be deleted
+        self._has_leftovers = False  # files of a failed start that could not be deleted
         self._torn_end = 0  # bytes of failed writes that could not be zeroed may exist up to here
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class ReplicaLog:
         reached yet. Raises OSError.
         """
         assert whole_end <= self._log.end, (whole_end, self._log.end)
-        self._remove_strays()
+        self._remove_leftovers()
         end = max(whole_end, self._log.begin)
         while (checked := self._log.check(end)).outcome in (RecordOutcome.OK, RecordOutcome.BLANK):
             if end + checked.size > self._log.end:  # a BLANK states its size in its head
@@ -85,7 +85,7 @@ class ReplicaLog:
         if not size:
             return
         try:
-            self._remove_strays()
+            self._remove_leftovers()
             if begins:
                 self._log.begin_at(log_offset)
             assert self._log.end == log_offset, (self._log.end, log_offset)
@@ -97,9 +97,9 @@ class ReplicaLog:
                 self._zero(log_offset, size)
             else:  # the log has no start yet, and its master may start elsewhere next time
                 self._log.end = end
-                self._has_strays = True
+                self._has_leftovers = True
                 with suppress(OSError):
-                    self._log.log.begin_anew()
+                    self._log.log.drop_files()
             raise DiskFull(f"the disk takes no writes: {error.strerror or error}") from error
         self._recorder.append_batch_s.observe(self._clock.monotonic() - begun_at)
         self._log.end = log_offset + size
@@ -108,10 +108,10 @@ class ReplicaLog:
         assert self._log.end <= self._log.log.last.end, (self._log.end, self._log.log.last)
         self._on_written(self._log.end)
 
-    def _remove_strays(self) -> None:
-        if self._has_strays:
-            self._log.log.remove_strays()
-            self._has_strays = False
+    def _remove_leftovers(self) -> None:
+        if self._has_leftovers:
+            self._log.log.remove_leftovers()
+            self._has_leftovers = False
 
     def _zero(self, log_offset: int, size: int) -> None:
         """Zeroes a failed chunk if possible. It may remain until the store becomes master, since the same

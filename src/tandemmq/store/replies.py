@@ -63,7 +63,7 @@ class Replies:
         self._role = role
         required = self.acks.required
         self._ack_count = options.slave_ack_count(role) if required is None else len(required)
-        self._asks_slave = required is None and bool(self._ack_count) and options.in_sync_replicas == 1
+        self._requires_slave = required is None and bool(self._ack_count) and options.in_sync_replicas == 1
         sync_flush = options.flush_mode is FlushMode.SYNC_FLUSH
         self._wait_for = plan_wait(waits=True, sync_flush=sync_flush, ack_count=self._ack_count)
         self._recorder.ack_wait.forget()
@@ -91,7 +91,7 @@ class Replies:
         assert not self.lines, "a send would wait for another role"
         self._count(answers)
         self._after_change()
-        self.tell(answers)
+        self.notify(answers)
 
     def written(self, sends: Sends) -> None:
         """Handles sends that are in the log: answers those that need not wait, queues the others."""
@@ -119,7 +119,7 @@ class Replies:
         if self.lines:
             self._after_change()  # no replica can hold the bytes written just now
         self._count(at_once)
-        self.tell(at_once)
+        self.notify(at_once)
 
     def confirm(self, log_offset: int, end: int, on_done: OnDone) -> None:
         """Queues a repeated send until everything below `end` is as safe as a send that waits.
@@ -149,7 +149,7 @@ class Replies:
     def end_all(self, sends: Sends, status: PutStatus) -> None:
         """Answers all sends with one status."""
         self._recorder.outcomes[status] += len(sends)
-        self.tell([(on_done, status) for _, on_done, _ in sends])
+        self.notify([(on_done, status) for _, on_done, _ in sends])
 
     def fail(self, status: PutStatus) -> None:
         """Ends every waiting and every later send with `status`, because nothing can be confirmed
@@ -162,9 +162,9 @@ class Replies:
         answers = self.lines.fail_all(status)
         assert not self.lines, "a send would never be answered"
         self._recorder.outcomes[status] += len(answers)
-        self.tell(answers)
+        self.notify(answers)
 
-    def tell(self, answers: Answers) -> None:
+    def notify(self, answers: Answers) -> None:
         """Calls the callbacks in order; an error of one does not cost others their answer.
 
         A failed assertion is raised at the end; other errors belong to the callback, as in its handlers.
@@ -182,7 +182,7 @@ class Replies:
 
     def _has_slave(self) -> bool:
         """Returns True if a send may wait for replicas at all."""
-        if not self._asks_slave:
+        if not self._requires_slave:
             return True
         gap = self._options.replica_gap_bytes_max
         return self.acks.in_sync_count(log_end=self._appended.value, gap_bytes_max=gap) > 0
@@ -215,7 +215,7 @@ class Replies:
             return  # only sends that had timed out were reached
         recorder.outcomes[PutStatus.PUT_OK] += len(answers)
         self._after_change()
-        self.tell(answers)
+        self.notify(answers)
 
     def _acknowledged(self, since: int | None) -> int:
         return self.acks.acknowledged(self._ack_count, log_end=self._appended.value, since=since)
@@ -230,7 +230,7 @@ class Replies:
         answers = self.lines.expire(self._clock.monotonic())
         self._count(answers)
         self._after_change()
-        self.tell(answers)
+        self.notify(answers)
         self._release()  # a replica that began late may hold what is now the oldest send
 
     def _after_change(self) -> None:

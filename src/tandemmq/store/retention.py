@@ -35,7 +35,7 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 HOUR_MS = 3_600_000
-RECORDS_ASKED = 3
+RECORDS_READ = 3
 """The number of records read at the beginning of a file to date the end of the previous file."""
 USE_UNKNOWN = -1
 """The disk use if unknown: then expired files are deleted, but none is forced out (spec store 19)."""
@@ -279,10 +279,10 @@ class Cleaner:
         file nor keeps it for ever. With fewer records after the file, its own first one is used as well.
         """
         assert segment.end == after.base, (segment, after)
-        times = self._first_times(after, RECORDS_ASKED)
+        times = self._first_times(after, RECORDS_READ)
         if not times:
             return -1
-        if len(times) < RECORDS_ASKED:
+        if len(times) < RECORDS_READ:
             times += self._first_times(segment, 1)
         return sorted(times)[len(times) // 2]
 

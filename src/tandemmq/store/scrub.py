@@ -20,7 +20,7 @@ from tandemmq.protocol.record_layout import PREFIX
 from tandemmq.runtime.ports import Advice, Clock, Disk, File, TimerHandle
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.damage import DamagedRange, copy_aside, next_sound, read_range
+from tandemmq.store.damage import DamagedRange, copy_aside, next_valid, read_range
 from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.flusher import sync_segments
 from tandemmq.store.options import StoreOptions
@@ -48,7 +48,7 @@ lacks some.
 """
 
 
-class _Look(NamedTuple):
+class _BlockScan(NamedTuple):
     """The result of one read: valid records reach up to byte `end` of the file.
 
     `reason`: the defect at `end`; empty without one.
@@ -60,7 +60,7 @@ class _Look(NamedTuple):
     block: RecordBlock | None = None
 
 
-class _Step(NamedTuple):
+class _ScanStep(NamedTuple):
     """The position of the next read, and the number of bytes this one read."""
 
     position: int
@@ -70,8 +70,8 @@ class _Step(NamedTuple):
 class Scrubber:
     """The rounds of one store.
 
-    `on_damaged` is called when a range was added to those of the log; `mend` repairs the queue entries of
-    valid records.
+    `on_damaged` is called when a range was added to those of the log; `repair_entries` repairs the queue
+    entries of valid records.
 
     Invariants: only flushed and dispatched bytes are read: whole records, which never change. Bytes are
                 damaged only if a second read finds no record either, in a file that still belongs to the log.
@@ -96,7 +96,7 @@ class Scrubber:
         flushed: Watermark,
         dispatched: Watermark,
         on_damaged: Callable[[], None],
-        mend: Callable[[RecordBlock], None],
+        repair_entries: Callable[[RecordBlock], None],
     ) -> None:
         self._bytes_per_second = options.scrub_bytes_per_second
         self._record_pair_bytes = 2 * options.record_bytes_max
@@ -109,7 +109,7 @@ class Scrubber:
         self._flushed = flushed
         self._dispatched = dispatched
         self._on_damaged = on_damaged
-        self._mend = mend
+        self._repair_entries = repair_entries
         self._position = 0  # where the next read begins
         self._cut_count = 0  # cuts of the log when `_position` was a record boundary
         self._timer: TimerHandle | None = None
@@ -119,7 +119,7 @@ class Scrubber:
     def start(self) -> None:
         """Starts the rounds, unless the options disable them."""
         if self._bytes_per_second:
-            self._rest(FIRST_DELAY_S)
+            self._schedule(FIRST_DELAY_S)
 
     def halt(self) -> None:
         """Stops reading."""
@@ -134,23 +134,23 @@ class Scrubber:
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    def _rest(self, seconds: float) -> None:
-        assert self._timer is None, "one look at a time"
+    def _schedule(self, seconds: float) -> None:
+        assert self._timer is None, "one scan at a time"
         self._timer = self._clock.call_later(seconds, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         if not self._is_stopped:
-            assert self._task is None, "one look at a time"
-            self._task = self._tasks.start("scrub", self._go_on())
+            assert self._task is None, "one scan at a time"
+            self._task = self._tasks.start("scrub", self._run_once())
 
-    async def _go_on(self) -> None:
+    async def _run_once(self) -> None:
         """Runs one read and schedules the next, after a longer rest at the end of a round."""
         if self._cut_count != self._flushed.cut_count:
             self._position = align_down(self._position, self._log.segment_bytes)
             self._cut_count = self._flushed.cut_count
         try:
-            step = await self._look(self._position)
+            step = await self._scan_block(self._position)
         finally:
             self._task = None
         is_cut = self._cut_count != self._flushed.cut_count
@@ -158,9 +158,9 @@ class Scrubber:
         assert step is None or step.read_bytes >= 0, step
         self._position = 0 if step is None else step.position
         if not self._is_stopped:
-            self._rest(self._interval_s if step is None else step.read_bytes / self._bytes_per_second)
+            self._schedule(self._interval_s if step is None else step.read_bytes / self._bytes_per_second)
 
-    async def look_at(self, log_offset: int, end: int) -> None:
+    async def scan_range(self, log_offset: int, end: int) -> None:
         """Reads now, at full speed, from the record that contains `log_offset` up to `end`."""
         segment = self._log.log.find(log_offset)
         if segment is None:
@@ -168,16 +168,18 @@ class Scrubber:
         position, cut_count = segment.base, self._flushed.cut_count
         at = max(0, log_offset - self._record_pair_bytes - segment.base)
         try:
-            found_at = await self._off_loop(segment, _find_sound, at, log_offset - segment.base)
+            found_at = await self._off_loop(segment, _find_valid, at, log_offset - segment.base)
         except OSError as error:
             self._report_failure(segment, log_offset, str(error))
         else:
             if at and found_at is not None and self._flushed.cut_count == cut_count:
                 position += found_at
-        while position < end and not self._is_stopped and (step := await self._look(position)) is not None:
+        while (
+            position < end and not self._is_stopped and (step := await self._scan_block(position)) is not None
+        ):
             position = step.position
 
-    async def _look(self, position: int) -> _Step | None:
+    async def _scan_block(self, position: int) -> _ScanStep | None:
         """Reads the block at `position` or the next valid one; returns None at the end of the
         readable part.
         """
@@ -190,42 +192,42 @@ class Scrubber:
         at, limit = position - segment.base, self._limit(segment)
         cut_count = self._flushed.cut_count
         try:
-            look = await self._off_loop(segment, _look_at, at, limit)
-            assert at <= look.end <= segment.size, (segment, at, look.end)
-            self._recorder.scrubbed_bytes += look.read_bytes
+            scan = await self._off_loop(segment, _scan_file, at, limit)
+            assert at <= scan.end <= segment.size, (segment, at, scan.end)
+            self._recorder.scrubbed_bytes += scan.read_bytes
             if self._flushed.cut_count != cut_count:
-                return _Step(segment.base, look.read_bytes)
-            position = segment.base + look.end
-            if look.block is not None and not self._is_gone(segment):
-                self._mend(look.block)
-            if not look.reason:
-                return _Step(position, look.read_bytes) if look.end <= limit else None
-            next_position = await self._judge(segment, look.end, look.reason)
+                return _ScanStep(segment.base, scan.read_bytes)
+            position = segment.base + scan.end
+            if scan.block is not None and not self._is_removed(segment):
+                self._repair_entries(scan.block)
+            if not scan.reason:
+                return _ScanStep(position, scan.read_bytes) if scan.end <= limit else None
+            next_position = await self._classify(segment, scan.end, scan.reason)
         except OSError as error:
             self._report_failure(segment, position, str(error))
-            return _Step(segment.end, BLOCK_BYTES)
-        return None if next_position is None else _Step(next_position, look.read_bytes)
+            return _ScanStep(segment.end, BLOCK_BYTES)
+        return None if next_position is None else _ScanStep(next_position, scan.read_bytes)
 
-    async def _judge(self, segment: Segment, at: int, reason: str) -> int | None:
+    async def _classify(self, segment: Segment, at: int, reason: str) -> int | None:
         """Judges invalid bytes at `at` of a file; returns the next read position, None to end the round.
 
         Raises:  OSError.
         """
         begin = segment.base + at
-        if self._is_gone(segment) or self._log.damaged.find(begin, begin + 1) is not None:
+        if self._is_removed(segment) or self._log.damaged.find(begin, begin + 1) is not None:
             return begin  # the next read begins after it
-        if not _sound_end(segment.view(), at, segment.base)[1]:
+        if not _valid_end(segment.view(), at, segment.base)[1]:
             return begin  # it was healed meanwhile, or memory had an error
         limit, cut_count = self._limit(segment), self._flushed.cut_count
-        found_at = await self._off_loop(segment, _find_sound, at, limit)
+        found_at = await self._off_loop(segment, _find_valid, at, limit)
         if self._flushed.cut_count != cut_count:
             return segment.base
-        if self._is_gone(segment):
+        if self._is_removed(segment):
             return begin
         if found_at is None and limit < segment.size and self._flushed.value < self._dispatched.value:
             return None  # it is unknown if a record ends at `limit`: next time
         end = segment.base + (limit if found_at is None else found_at)
-        assert begin < end, "sound bytes lie behind the unsound ones"
+        assert begin < end, "valid bytes follow the invalid ones"
         assert end <= min(segment.end, self._log.end), (segment, end, self._log.end)
         following = self._log.damaged.find(begin, end)
         damaged = DamagedRange(begin, end if following is None else following.begin, reason)
@@ -248,13 +250,13 @@ class Scrubber:
         self._on_damaged()
         return damaged.end
 
-    async def _off_loop(self, segment: Segment, look: Callable[..., _T], *facts: int) -> _T:
-        """Runs `look(file, view, base, *facts)`, which blocks, off the loop; the file stays open
+    async def _off_loop(self, segment: Segment, scan: Callable[..., _T], *facts: int) -> _T:
+        """Runs `scan(file, view, base, *facts)`, which blocks, off the loop; the file stays open
         meanwhile.
         """
         file = segment.pin()
         try:
-            return await self._disk.offload(look, file, segment.view(), segment.base, *facts)
+            return await self._disk.offload(scan, file, segment.view(), segment.base, *facts)
         finally:
             segment.unpin()
 
@@ -262,7 +264,7 @@ class Scrubber:
         """Returns the end of the readable part of the file; only a cut of the log lowers it."""
         return min(segment.size, min(self._flushed.value, self._dispatched.value) - segment.base)
 
-    def _is_gone(self, segment: Segment) -> bool:
+    def _is_removed(self, segment: Segment) -> bool:
         return self._log.log.find(segment.base) is not segment
 
     def _report_failure(self, segment: Segment, log_offset: int, reason: str) -> None:
@@ -270,25 +272,25 @@ class Scrubber:
         log.error(events.LOG_SCRUB_FAILED, extra=extra)
 
 
-def _look_at(file: File, view: memoryview, base: int, at: int, limit: int) -> _Look:
+def _scan_file(file: File, view: memoryview, base: int, at: int, limit: int) -> _BlockScan:
     """Reads valid records from byte `at` of a file on, up to one block. Raises OSError."""
     assert at < limit <= len(view), (base, at, limit)
     raw = memoryview(file.pread(at, min(BLOCK_BYTES, limit - at)))
     block = read_block(raw, log_offset=base + at, check_crc=True)
     if len(block):
         block.tag_hash  # noqa: B018  # it costs the most, and is kept: not on the loop
-        return _Look(at + block.end, len(raw), block=block)
+        return _BlockScan(at + block.end, len(raw), block=block)
     size = PREFIX.unpack_from(raw)[0] if len(raw) >= PREFIX.size else 0
     is_long = len(raw) < size <= len(view) - at
     if is_long:
         _read(file, at + len(raw), at + size)
-    end, reason = _sound_end(view, at, base)
+    end, reason = _valid_end(view, at, base)
     if is_long:
         file.advise(Advice.IDLE)
-    return _Look(end, max(len(raw), size if is_long else 0), reason)
+    return _BlockScan(end, max(len(raw), size if is_long else 0), reason)
 
 
-def _sound_end(view: memoryview, at: int, base: int) -> tuple[int, str]:
+def _valid_end(view: memoryview, at: int, base: int) -> tuple[int, str]:
     """Returns the end of the record or BLANK at byte `at` of a whole file; or `at`, and the defect."""
     assert 0 <= at < len(view), (base, at, len(view))
     found = check_record(view, at, log_offset=base + at)
@@ -299,17 +301,17 @@ def _sound_end(view: memoryview, at: int, base: int) -> tuple[int, str]:
     return at, found.outcome.value
 
 
-def _find_sound(file: File, view: memoryview, base: int, at: int, limit: int) -> int | None:
+def _find_valid(file: File, view: memoryview, base: int, at: int, limit: int) -> int | None:
     """Returns the position of the next valid bytes after the invalid ones at `at`; None: not below `limit`.
 
     No bytes there are left over from an earlier end of the log. Raises OSError.
     """
     assert 0 <= at <= limit <= len(view), (base, at, limit)
     _read(file, at, limit)
-    sound, _ = next_sound(view[:limit], at, base=base)
-    assert sound is None or at < sound.log_offset - base < limit, (base, at, limit, sound)
+    valid, _ = next_valid(view[:limit], at, base=base)
+    assert valid is None or at < valid.log_offset - base < limit, (base, at, limit, valid)
     file.advise(Advice.IDLE)
-    return None if sound is None else sound.log_offset - base
+    return None if valid is None else valid.log_offset - base
 
 
 def _read(file: File, begin: int, end: int) -> None:
@@ -356,7 +358,8 @@ class Healer:
         if damaged not in self._log.damaged:
             return  # it left the log while another one was healed
         if damaged.size > HEAL_BYTES_MAX:
-            raise self._misfit(damaged, f"{damaged.size} bytes are too many to heal at once")
+            reason = f"{damaged.size} bytes exceed the {HEAL_BYTES_MAX} that are healed at once"
+            raise self._mismatch(damaged, reason)
         data = await fetch(damaged.begin, damaged.end - damaged.begin)
         records = list(self._records(damaged, data))
         await self._compare_around(damaged, fetch)
@@ -373,7 +376,7 @@ class Healer:
             if damaged not in self._log.damaged:
                 return
         self._log.damaged.remove(damaged)
-        self._dispatcher.tell_of(touched)
+        self._dispatcher.notify_readable(touched)
         log.warning(
             events.LOG_HEALED,
             extra={"log_offset": damaged.begin, "size_bytes": damaged.size, "record_count": len(records)},
@@ -382,13 +385,13 @@ class Healer:
     def _records(self, damaged: DamagedRange, data: bytes) -> Iterator[RecordCheck]:
         """Yields the records that fill the range, file by file. Raises Corrupt."""
         if len(data) != damaged.size:
-            raise self._misfit(damaged, f"{len(data)} bytes came")
+            raise self._mismatch(damaged, f"the other copy sent {len(data)} bytes")
         view = memoryview(data)
         position = damaged.begin
         while position < damaged.end:
             segment = self._log.log.find(position)
             if segment is None:
-                raise self._misfit(damaged, "the file is gone")
+                raise self._mismatch(damaged, "the file was deleted")
             at, file_end = position - damaged.begin, segment.end - damaged.begin
             found = check_record(view[:file_end], at, log_offset=position)
             if found.outcome is RecordOutcome.BLANK and found.size == segment.end - position:
@@ -397,34 +400,34 @@ class Healer:
                 yield found
                 position += found.size
             else:
-                raise self._misfit(damaged, f"the other copy at {position}: {found.outcome.value}")
+                raise self._mismatch(damaged, f"the other copy at {position}: {found.outcome.value}")
         if position != damaged.end:
-            raise self._misfit(damaged, f"the other copy's records end at {position}")
+            raise self._mismatch(damaged, f"the other copy's records end at {position}")
 
     async def _compare_around(self, damaged: DamagedRange, fetch: Fetch) -> None:
         """Compares the bytes around the range. Raises Corrupt if the other log differs from ours."""
         before = max(damaged.begin - AROUND_BYTES, self._log.begin)
         compared = 0
         for begin, end in ((before, damaged.begin), (damaged.end, damaged.end + AROUND_BYTES)):
-            ours = self._sound_part(begin, end, is_before=end == damaged.begin)
+            ours = self._valid_part(begin, end, is_before=end == damaged.begin)
             if ours is None:
                 continue
             at, view = ours
             assert begin <= at < at + len(view) <= end, (damaged, begin, at, end)
             if await fetch(at, len(view)) != view:
-                raise self._misfit(damaged, f"the other log differs from ours at {at} or behind it")
+                raise self._mismatch(damaged, f"the other log differs from this one at {at} or after it")
             compared += len(view)
         if not compared:
-            raise self._misfit(damaged, "no sound byte lies around it that could be compared")
+            raise self._mismatch(damaged, "no valid bytes beside the range to compare with the other copy")
 
-    def _sound_part(self, begin: int, end: int, *, is_before: bool) -> tuple[int, memoryview] | None:
+    def _valid_part(self, begin: int, end: int, *, is_before: bool) -> tuple[int, memoryview] | None:
         """Returns valid bytes adjacent to the range, of one file; None without any."""
         if is_before:
             segment = self._log.log.find(end - 1)
             begin = begin if segment is None else max(begin, segment.base)
             while (other := self._log.damaged.find(begin, end)) is not None:
                 begin = other.end
-        view = self._log.sound_view(begin, max(0, end - begin))
+        view = self._log.valid_view(begin, max(0, end - begin))
         return (begin, view) if len(view) else None
 
     async def _keep_copy(self, damaged: DamagedRange) -> None:
@@ -450,9 +453,9 @@ class Healer:
             try:
                 segment.file.pwrite(begin - segment.base, (part,))
             except OSError as error:
-                raise DiskFull(f"{segment.path} takes no writes: {error.strerror or error}") from error
+                raise DiskFull(f"{segment.path} cannot be written: {error.strerror or error}") from error
         await sync_segments(self._log.disk, segments)
 
-    def _misfit(self, damaged: DamagedRange, reason: str) -> StoreError:
+    def _mismatch(self, damaged: DamagedRange, reason: str) -> StoreError:
         directory = self._log.log.directory
         return Corrupt(directory, damaged.begin, f"bytes to {damaged.end} are not healed: {reason}")

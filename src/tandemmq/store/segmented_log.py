@@ -176,9 +176,9 @@ class SegmentedLog:
         if disk.exists(self.directory) and not disk.list(self.directory):
             disk.remove(self.directory)
 
-    def begin_anew(self) -> None:
-        """Like `remove_all`, but the log has no file afterwards in any case: call `remove_strays` before the
-        next one.
+    def drop_files(self) -> None:
+        """Like `remove_all`, but the log has no file afterwards in any case: call `remove_leftovers` before
+        the next one.
 
         Raises:  OSError when a file cannot be deleted.
         """
@@ -187,7 +187,7 @@ class SegmentedLog:
         finally:
             self.segments.clear()
 
-    def remove_strays(self) -> None:
+    def remove_leftovers(self) -> None:
         """Deletes former files of a log that has none, since its first file may precede them.
 
         Raises:  OSError when one cannot be deleted.

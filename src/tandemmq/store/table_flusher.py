@@ -100,8 +100,8 @@ class TableFlusher:
             return
         now = self._clock.monotonic()
         is_due = now >= self._thorough_at + self._options.queue_flush_thorough_interval_ms / 1000
-        is_rested = now >= self._thorough_at + (1 + REST_FACTOR) * self._thorough_s
-        is_thorough = is_due or (is_rested and self._is_far_behind())
+        is_rest_over = now >= self._thorough_at + (1 + REST_FACTOR) * self._thorough_s
+        is_thorough = is_due or (is_rest_over and self._is_far_behind())
         if is_thorough:
             self._thorough_at = now
         self._task = self._tasks.start("flush_tables", self._round(is_thorough))
@@ -161,10 +161,10 @@ class TableFlusher:
         is_indexed = is_thorough and self._indexes is not None and await self._indexes.flush()
         if self._flusher.is_failed:
             return False
-        is_told = await self._save_deletions()
+        has_saved_deletions = await self._save_deletions()
         durable_log_offset = self._flushed_whole_end()
         assert durable_log_offset is None or durable_log_offset <= self._flusher.flushed_end
-        is_complete = is_thorough and is_written and is_synced and is_told
+        is_complete = is_thorough and is_written and is_synced and has_saved_deletions
         if is_complete:
             assert self._thorough_end <= self._dispatcher.dispatched_end, self._thorough_end
             self.tables_end = self._thorough_end

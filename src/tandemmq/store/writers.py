@@ -153,7 +153,7 @@ class Writers:
             flushed=flushed,
             dispatched=dispatched,
             on_damaged=on_damaged,
-            mend=dispatcher.mend,
+            repair_entries=dispatcher.repair_entries,
         )
 
     def start(self) -> None:

@@ -35,14 +35,14 @@ class Store:
     """One queue: record n is at log offset 100 n and was stored at n seconds."""
 
     def __init__(self) -> None:
-        self.min_offset, self.life_start, self.end = 0, LIFE_START, END
+        self.min_offset, self.run_start, self.end = 0, LIFE_START, END
         self.max_log_offset = 100 * END
 
     def queue_min(self, _topic: str, _queue_id: int) -> int:
         return self.min_offset
 
-    def queue_life_start(self, _topic: str, _queue_id: int) -> int:
-        return self.life_start
+    def queue_run_start(self, _topic: str, _queue_id: int) -> int:
+        return self.run_start
 
     def queue_next(self, _topic: str, _queue_id: int) -> int:
         return self.end

@@ -440,7 +440,7 @@ async def test_nothing_is_written_where_nothing_around_can_be_compared() -> None
     flip(rig, at + 95)
     damaged = log_bytes(rig)
     store = await rig.open()
-    with pytest.raises(Corrupt, match="no sound byte lies around it that could be compared"):
+    with pytest.raises(Corrupt, match="no valid bytes beside the range to compare with the other copy"):
         await healed(store, sound)
     assert log_bytes(rig) == damaged
     await store.close()

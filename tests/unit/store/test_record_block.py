@@ -17,7 +17,7 @@ from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.record import NewRecord, RecordCheck, RecordOutcome, check_record, encode_record
 from tandemmq.store.admission import Admission
 from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.consume_queues import ConsumeQueues, Doubts
+from tandemmq.store.consume_queues import ConsumeQueues, OffsetVerifier
 from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.key_indexes import KeyIndexes
 from tandemmq.store.options import StoreOptions, StorePaths
@@ -189,7 +189,7 @@ def test_tables_fed_with_blocks_are_those_fed_one_by_one(seed: int) -> None:
     known = dice.randrange(len(checks)) if seed % 2 else 0
     for tables in (one_by_one, by_block):
         tables.put_one_by_one(log, checks[:known], base)
-        tables.keys._note_end()
+        tables.keys._record_end()
     again = dice.randrange(known + 1)
     one_by_one.put_one_by_one(log, checks[again:], base)
     begin = checks[again].log_offset - base
@@ -219,12 +219,12 @@ def test_a_used_number_waits_in_a_block_as_it_does_alone() -> None:
         )
     one_by_one, by_block = Tables(options()), Tables(options())
     for tables in (one_by_one, by_block):
-        tables.queues.doubts = Doubts(0, lambda _begin, _end: False)
+        tables.queues.verifier = OffsetVerifier(0, lambda _begin, _end: False)
     one_by_one.put_one_by_one(bytes(log), leading(bytes(log), 0), 0)
     block = read_block(memoryview(bytes(log)), log_offset=0, check_crc=True)
     by_block.dispatcher.put_block(block, 0, len(block))
     for tables in (one_by_one, by_block):
-        tables.queues.settle_doubts()
+        tables.queues.settle_unverified()
     assert by_block.content() == one_by_one.content()
     assert by_block.queues.table["a", 0].min_offset == 0
 

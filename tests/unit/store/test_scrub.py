@@ -318,7 +318,7 @@ async def test_many_entries_that_cannot_be_mended_are_passed_in_steps(
     log_offset, size, tag = store.queue_entries("T", 0, 250, 1)[0]
     for number in range(20, 120):
         overwrite_entry(rig, number, UNIT.pack(log_offset + (not is_record), size, tag))
-    monkeypatch.setattr(store._reader, "_on_doubt", lambda _queue, _offset: False)
+    monkeypatch.setattr(store._reader, "_on_wrong_entry", lambda _queue, _offset: False)
     looks: list[int] = []
     first_wrong = reader._first_wrong
 
@@ -334,7 +334,7 @@ async def test_many_entries_that_cannot_be_mended_are_passed_in_steps(
         assert got.next_offset > offset
         offset, given, most = got.next_offset, given + got.count, max(most, len(looks))
     assert given == (300 if is_record else 200)
-    assert most <= reader.LOOKS_MAX + 2
+    assert most <= reader.WRONG_ENTRIES_MAX + 2
     await store.close()
 
 

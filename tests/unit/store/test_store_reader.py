@@ -331,7 +331,7 @@ def seen(reader: Reader, offset: int, **asked: Any) -> tuple[Any, ...]:
         doubted.append(queue_offset)
         return queue_offset % 2 == 0
 
-    reader._on_doubt = doubt
+    reader._on_wrong_entry = doubt
     got = reader.get("T", 0, offset, **asked)
     slices = list(map(bytes, got.slices))
     return (

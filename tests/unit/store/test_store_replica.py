@@ -62,7 +62,7 @@ async def test_a_slave_has_all_messages_of_a_topic_made_again() -> None:
     slave = await Rig(**SLAVE).open()
     copy(master, slave)
     await master.drop_topics(["T"])
-    assert await slave.take_deletions(master.deleted_topics) == ["T"]
+    assert await slave.apply_deletions(master.deleted_topics) == ["T"]
     rig.put(master, record(b"first"), record(b"second"))
     copy(master, slave)
     assert bodies(slave) == [b"first", b"second"]
@@ -109,7 +109,7 @@ async def test_a_deletion_that_shows_while_another_is_written_is_written_too() -
     rig.put(master, record(b"first"))
     slave = await slave_rig.open()
     copy(master, slave, end=master.deleted_topics["T"])
-    deletion = asyncio.ensure_future(slave.take_deletions({"Gone": slave.max_log_offset}))
+    deletion = asyncio.ensure_future(slave.apply_deletions({"Gone": slave.max_log_offset}))
     await turn_until(lambda: bool(slave.deleted_topics))  # it is being written
     copy(master, slave)
     assert await deletion == ["Gone"]
@@ -142,9 +142,9 @@ async def test_a_deletion_that_cannot_be_written_keeps_what_changed_meanwhile() 
     rig.put(master, record(b"again", topic="Gone"))
     slave = await slave_rig.open()
     copy(master, slave, end=end)
-    await slave.take_deletions({"T": end + 500})
+    await slave.apply_deletions({"T": end + 500})
     slave_rig.disk.fault = Unwritable("config")
-    deletion = asyncio.ensure_future(slave.take_deletions({"Gone": end + 600, "U": end + 600}))
+    deletion = asyncio.ensure_future(slave.apply_deletions({"Gone": end + 600, "U": end + 600}))
     await turn_until(lambda: "U" in slave.deleted_topics)  # it is being written
     slave.begin_copy()
     copy(master, slave)
@@ -161,7 +161,7 @@ async def test_what_a_copy_lowered_and_the_disk_did_not_take_is_written_later(fo
     rig = Rig(**SLAVE, flush_mode=FlushMode.SYNC_FLUSH)
     slave = await rig.open()
     slave.append_raw(0, (await master_with(Rig(), 3)).log_view(0, 4096))
-    await slave.take_deletions({"Later": slave.max_log_offset + 5000})
+    await slave.apply_deletions({"Later": slave.max_log_offset + 5000})
     rig.disk.fault = Unwritable("config")
     slave.begin_copy()
     await rig.clock.pass_time(1)
@@ -189,7 +189,7 @@ async def test_who_gives_up_waiting_for_a_deletion_does_not_end_it() -> None:
     rig = Rig(**SLAVE)
     slave = await rig.open()
     copy(await master_with(Rig(), 3), slave)
-    deletion = asyncio.ensure_future(slave.take_deletions({"T": slave.max_log_offset}))
+    deletion = asyncio.ensure_future(slave.apply_deletions({"T": slave.max_log_offset}))
     await turn_until(lambda: bool(slave.deleted_topics))  # it is being written
     deletion.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -231,7 +231,7 @@ async def test_a_slave_whose_queue_files_took_no_writes_gives_no_number_out_twic
     slave_rig.disk.fault = NoFault()
     await slave_rig.clock.pass_time(2)
     slave.set_role(BrokerRole.ASYNC_MASTER)
-    slave.begin_life()
+    slave.begin_run()
     slave_rig.put(slave, record(b"5"))
     assert bodies(slave) == [b"0", b"1", b"2", b"3", b"4", b"5"]
     await slave.close()
@@ -757,14 +757,14 @@ async def test_a_deletion_that_was_lowered_while_the_disk_was_full_is_lowered_th
     slave = await rig.open()
     copy(master, slave, end=master.max_log_offset // 12 * 6)
     await master.drop_topics(["T"])
-    await slave.take_deletions(master.deleted_topics)
+    await slave.apply_deletions(master.deleted_topics)
     write = rig.disk.write_atomically
 
     def full(path: Path, data: object, **_: object) -> None:
         raise OSError(errno.ENOSPC, "no space", str(path))
 
     rig.disk.write_atomically = full  # type: ignore[method-assign]
-    taking = asyncio.create_task(slave.take_deletions({"U": slave.max_log_offset}))
+    taking = asyncio.create_task(slave.apply_deletions({"U": slave.max_log_offset}))
     await turn_until(slave._queues.deletions._lock.locked)
     slave.set_role(BrokerRole.ASYNC_MASTER)
     with pytest.raises(OSError, match="no space"):

@@ -388,8 +388,8 @@ async def test_who_gives_up_waiting_for_a_cut_does_not_end_it() -> None:
         await store.close()
 
 
-@pytest.mark.parametrize("looked_at", ["_look_at", "_find_sound"])
-async def test_what_is_cut_while_it_is_looked_at_is_no_damage(looked_at: str) -> None:
+@pytest.mark.parametrize("scan_name", ["_scan_file", "_find_valid"])
+async def test_what_is_cut_while_it_is_looked_at_is_no_damage(scan_name: str) -> None:
     """The scrubber reads off the loop; the cut happens meanwhile, in the same file."""
     rig = TermRig()
     store = await rig.open(role=BrokerRole.ASYNC_MASTER, commit_log_file_bytes=4 * MIB)
@@ -399,14 +399,14 @@ async def test_what_is_cut_while_it_is_looked_at_is_no_damage(looked_at: str) ->
     end = store.max_log_offset
     store.set_role(BrokerRole.SLAVE)
     await rig.clock.pass_time(1)
-    if looked_at == "_find_sound":
+    if scan_name == "_find_valid":
         rig.disk.open(ROOT / "commitlog" / "00000000000000000000").pwrite(2 * BLOCK_BYTES, (bytes(100_000),))
     offload = rig.disk.offload
     is_cut = False
 
     async def cut_first(fn: Callable[..., object], *args: Any) -> object:
         nonlocal is_cut
-        is_behind = getattr(fn, "__name__", "") == looked_at and args[3] > BLOCK_BYTES // 2
+        is_behind = getattr(fn, "__name__", "") == scan_name and args[3] > BLOCK_BYTES // 2
         if is_behind and not is_cut:
             is_cut = True
             await store.cut(point, EpochList(), "its master does not have it")
@@ -575,8 +575,8 @@ async def test_a_flush_that_is_under_way_flushes_nothing_of_what_is_cut(mode: Fl
     assert rig.fatal == []
 
 
-@pytest.mark.parametrize("looked_at", ["_look_at", "_find_sound", "between"])
-async def test_what_came_in_the_place_of_what_was_cut_is_no_damage(looked_at: str) -> None:
+@pytest.mark.parametrize("scan_name", ["_scan_file", "_find_valid", "between"])
+async def test_what_came_in_the_place_of_what_was_cut_is_no_damage(scan_name: str) -> None:
     """The scrubber continues in a log that was cut and has grown beyond its old end meanwhile."""
     rig, other_rig = TermRig(), TermRig()
     settings = {"role": BrokerRole.ASYNC_MASTER, "commit_log_file_bytes": 4 * MIB}
@@ -590,14 +590,14 @@ async def test_what_came_in_the_place_of_what_was_cut_is_no_damage(looked_at: st
     end = store.max_log_offset
     store.set_role(BrokerRole.SLAVE)
     await rig.clock.pass_time(1)
-    if looked_at == "_find_sound":
+    if scan_name == "_find_valid":
         rig.disk.open(ROOT / "commitlog" / "00000000000000000000").pwrite(2 * BLOCK_BYTES, (bytes(100_000),))
     offload = rig.disk.offload
     is_cut = False
 
     async def cut_first(fn: Callable[..., object], *args: Any) -> object:
         nonlocal is_cut
-        if getattr(fn, "__name__", "") == looked_at and args[3] > BLOCK_BYTES and not is_cut:
+        if getattr(fn, "__name__", "") == scan_name and args[3] > BLOCK_BYTES and not is_cut:
             is_cut = True
             await follow()
         return await offload(fn, *args)
@@ -608,7 +608,7 @@ async def test_what_came_in_the_place_of_what_was_cut_is_no_damage(looked_at: st
         await store.sync()
 
     rig.disk.offload = cut_first  # type: ignore[method-assign,assignment]
-    if looked_at == "between":
+    if scan_name == "between":
         await rig.clock.pass_time(FIRST_DELAY_S)
         read_bytes = store.recorder.scrubbed_bytes
         assert 0 < read_bytes < end
@@ -713,7 +713,7 @@ async def test_no_keys_are_cut_while_they_are_written(turn: int) -> None:
         turns_left -= 1
         if turns_left == -1:
             for index in indexes._files:
-                indexes._note_unsynced(index)
+                indexes._add_unsynced(index)
             rounds.append(asyncio.create_task(store._writers.table_flusher.flush_soon()))
         result = await offload(fn, *args)
         if getattr(fn, "__name__", "") == "write_and_sync":

@@ -22,7 +22,7 @@ from tandemmq.errors import TandemError
 from tandemmq.protocol.record import Record
 from tandemmq.replication.core.effects import HaltReason
 from tandemmq.store import MessageStore
-from tandemmq.store.retention import RECORDS_ASKED
+from tandemmq.store.retention import RECORDS_READ
 
 START_TIMEOUT_S = 60.0
 SETTLE_TIMEOUT_S = 400.0
@@ -353,7 +353,7 @@ class Cluster:
             return
         end = master.store.max_log_offset
         kept_from = max(end - 1, 0) // file_bytes * file_bytes
-        is_few = sum(sent.log_offset >= kept_from for sent in self.ledger.sent.values()) < RECORDS_ASKED
+        is_few = sum(sent.log_offset >= kept_from for sent in self.ledger.sent.values()) < RECORDS_READ
         safe_end = end
         lost = world.dice.pick(self.brokers) if world.dice.happens(50) else None
         if lost is not None:

@@ -370,7 +370,7 @@ class BrokerNode(DiskNode):
             if life.is_alive:
                 self.on_fatal(error)
             return
-        while life.is_alive and broker.store is not None and broker.store.tail_doubt:
+        while life.is_alive and broker.store is not None and broker.store.unverified_reason:
             await self.clock.sleep(WAIT_LOOK_S)  # a master that copies records from its slaves serves nothing
         if life.is_alive:
             self.is_open = True

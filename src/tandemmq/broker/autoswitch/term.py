@@ -261,7 +261,7 @@ class ElectedReplica:
             own_address=own_address,
             followed=lambda: FOLLOWED if self._config_sync.master is not None else None,
             queue_end=store.queue_max,
-            take_deletions=store.take_deletions,
+            apply_deletions=store.apply_deletions,
             keeps_newer=True,
         )
         self._table_waits = TableWaits(tables, clock=clock)

@@ -137,7 +137,7 @@ class Claims:
         """
         offset = header.committed_offset
         queue = (header.topic, header.queue_id)
-        is_old = self._is_slave or offset <= self._store.queue_life_start(*queue)
+        is_old = self._is_slave or offset <= self._store.queue_run_start(*queue)
         if is_old and header.seen is None:
             return offset
         group = header.consumer_group
@@ -191,7 +191,7 @@ class Claims:
         record.
         """
         group, offset = header.consumer_group, header.queue_offset
-        is_claim = offset > self._store.queue_life_start(*queue)
+        is_claim = offset > self._store.queue_run_start(*queue)
         has_gap = self._has_gap(queue, seen, offset)
         if has_seen is False or has_gap or (is_claim and not self._is_believed(channel, group, who, queue)):
             if not isinstance(who, str):
@@ -277,7 +277,7 @@ class Claims:
                 "queue_id": queue_id,
                 "claimed_offset": claimed,
                 "safe_offset": safe,
-                "life_start": self._store.queue_life_start(topic, queue_id),
+                "run_start": self._store.queue_run_start(topic, queue_id),
             },
         )
         return safe
@@ -286,7 +286,7 @@ class Claims:
         """Returns the group's safe offset: messages below it were consumed, or existed when this run
         started.
         """
-        safe = self._store.queue_life_start(*queue)
+        safe = self._store.queue_run_start(*queue)
         online = self._consumers.get(group)
         if online is None or online.consumption.message_model != BROADCASTING:
             safe = max(safe, self._offsets.committed(group, *queue) or 0)
@@ -331,15 +331,15 @@ class Claims:
         A group that starts at the newest message needs all messages since its subscription was made, which
         the subscription's version records.
         """
-        life_start = self._store.queue_life_start(*queue)
+        run_start = self._store.queue_run_start(*queue)
         if online is None or online.consumption.message_model == BROADCASTING:
-            return life_start
+            return run_start
         if online.consumption.consume_from_where != FROM_LAST:
             return 0 if self._is_slave else self._store.queue_min(*queue)
         subscription = online.subscriptions.get(queue[0])
         if subscription is None:
-            return life_start
-        return min(life_start, self._store.offset_by_time(*queue, subscription.version))
+            return run_start
+        return min(run_start, self._store.offset_by_time(*queue, subscription.version))
 
     def _proven(self, queue: QueueName, seen: SeenRecord) -> int:
         """Returns the offset that a record of this log proves: the one after it, but at least the queue's

@@ -96,12 +96,12 @@ class ConfigSync:
         own_address: Callable[[], str],
         followed: Callable[[], str | None],
         queue_end: Callable[[str, int], int],
-        take_deletions: TakeDeletions | None = None,
+        apply_deletions: TakeDeletions | None = None,
         keeps_newer: bool = False,
     ) -> None:
         """`followed`: returns the run id of the master whose log is copied now, "" if it does not report one,
         None while nothing is copied. `queue_end`: returns the end of this slave's copy of a queue.
-        `take_deletions`: drops the queues of topics that the master has deleted, and returns those that were
+        `apply_deletions`: drops the queues of topics that the master has deleted, and returns those that were
         not known to be. `keeps_newer`: a table is never replaced by one from an earlier term of an elected
         master.
         """
@@ -113,7 +113,7 @@ class ConfigSync:
         self._own_address = own_address
         self._followed = followed
         self._queue_end = queue_end
-        self._take_deletions = take_deletions
+        self._take_deletions = apply_deletions
         self._deleted: Mapping[str, int] = {}
         self._begun_anew: set[str] = set()
         """Topics whose progress was discarded since the round began."""

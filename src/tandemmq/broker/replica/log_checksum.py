@@ -90,7 +90,7 @@ class LogChecksums:
             size_bytes=found.size_bytes,
             crc=found.crc,
             life=self._life,
-            is_waiting=True if self._store.tail_doubt else None,
+            is_waiting=True if self._store.unverified_reason else None,
             is_slave=True if self._store.options.role is BrokerRole.SLAVE else None,
         )
         return command.reply(header=header)

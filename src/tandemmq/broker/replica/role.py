@@ -270,7 +270,7 @@ class ReplicaRole:
             own_address=own_address,
             followed=self._followed_life,
             queue_end=store.queue_max,
-            take_deletions=store.take_deletions,
+            apply_deletions=store.apply_deletions,
         )
         self.slave.on_following = self._begin_copy
         store.on_topic_deleted(self.config_sync.forget_progress)

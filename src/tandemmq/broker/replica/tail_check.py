@@ -215,7 +215,7 @@ class TailWait:
         self._other_master = other_master
         self._is_accepted = False
         self._is_due = asyncio.Event()
-        self.reason = self._store.tail_doubt
+        self.reason = self._store.unverified_reason
         """The reason for the wait; empty while it does not wait."""
 
     def routes(self) -> dict[int, Handler]:
@@ -235,7 +235,7 @@ class TailWait:
 
         Raises:  StoreError if the store has failed.
         """
-        facts = {"log_end": self._store.max_log_offset, "reason": self._store.tail_doubt}
+        facts = {"log_end": self._store.max_log_offset, "reason": self._store.unverified_reason}
         log.warning(events.LOG_TAIL_UNVERIFIED, extra=facts)
         begun_at = self._clock.monotonic()
         while True:
@@ -338,7 +338,7 @@ class TailWait:
 
     def _note(self, reason: str) -> None:
         """Logs one line per change."""
-        reason = f"{self._store.tail_doubt}; {reason}"
+        reason = f"{self._store.unverified_reason}; {reason}"
         if reason != self.reason:
             self.reason = reason
             log.warning(events.LOG_TAIL_AWAITED, extra={"reason": reason})

@@ -165,7 +165,7 @@ class LocalOffsets:
             self._is_changed = False
             data = encode_reset_offsets(self._offsets)
             try:
-                await self._scope.see_through("save", self._disk.offload(self._save, data))
+                await self._scope.run_to_completion("save", self._disk.offload(self._save, data))
             except OSError as error:
                 self._is_changed = True
                 raise ClientError(f"{self._path} cannot be written: {error.strerror or error}") from error

@@ -326,7 +326,7 @@ class AutoSwitchReplication:
         self._store.limit_reads()
         if self._set is not None:
             self._set = None
-            self._store.refuse_for_copies("")
+            self._store.set_replica_shortage("")
             # The required acknowledgements stay: requiring fewer would answer sends that members of this term
             # lack.
         # What these connections still deliver belongs to no term: it must not count in the next one.
@@ -538,7 +538,7 @@ class AutoSwitchReplication:
             return
         size, needed = self._set.size, self._copy_count_min
         remark = f"the SyncStateSet has {size} copies of minInSyncReplicas={needed}"
-        self._store.refuse_for_copies(remark if size < needed else "")
+        self._store.set_replica_shortage(remark if size < needed else "")
         self._raise_confirm_offset(self._set.raise_confirm(self._store.confirmed.value))
         if self._waits_for_all and size >= needed:
             self._store.require_acks(frozenset(map(_replica, self._set.required)))

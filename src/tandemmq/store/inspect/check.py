@@ -137,7 +137,7 @@ class _Check:
         self._check_index(walk, keys, has_abort=has_abort)
         check_checkpoint(root / "checkpoint", walk, findings)
         check_consumer_offsets(root / "config", config, queue_check.ends(), findings)
-        self._note_unchecked()
+        self._report_unchecked()
         self._report.queue_count = len(queue_check.ends())
         self._report.entry_count = queue_check.entry_count
         assert self._report.entry_count <= self._report.record_count, "no record has two entries"
@@ -163,7 +163,7 @@ class _Check:
         entries = EntryReader(topics.names, self._options.delays_ms, deleted=self._deleted)
         for run in walk.runs():
             for rows in entries.read(run):
-                queue_check.take(rows)
+                queue_check.check(rows)
         assert done == total, (done, total)
         if entries.inner_batch_count:
             reason = f"not checked: {entries.inner_batch_count} records have entries in batchconsumequeue"
@@ -176,7 +176,7 @@ class _Check:
 
     def _check_names(self) -> None:
         size = usual_size(self._log.files)
-        for path in self._log.strangers:
+        for path in self._log.foreign_files:
             self._findings.note(StorePart.LOG, path, "the name is no offset; RocketMQ does not start with it")
         for index, file in enumerate(self._log.files):
             if file.size != size:
@@ -228,7 +228,7 @@ class _Check:
         assert done == check.entry_count * ENTRY_BYTES, (done, check.entry_count)
         self._report.index_files, self._report.index_entries = len(paths), check.entry_count
 
-    def _note_unchecked(self) -> None:
+    def _report_unchecked(self) -> None:
         for name in ("batchconsumequeue", "consumequeue_ext", "timerlog", "compaction"):
             path = self._options.root / name
             if holds_files(path):

@@ -52,7 +52,7 @@ class OffsetFiles:
 
     directory: Path
     files: tuple[OffsetFile, ...]
-    strangers: tuple[Path, ...]
+    foreign_files: tuple[Path, ...]
 
     def find(self, offset: int) -> OffsetFile | None:
         """Returns the file that holds byte `offset`; None without one."""
@@ -73,15 +73,15 @@ class OffsetFiles:
 def list_offset_files(directory: Path) -> OffsetFiles:
     """Returns the files of a log directory, ascending; none if it does not exist."""
     files = []
-    strangers = []
+    foreign_files = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         base = parse_offset_file_name(path.name)
         if base is not None and path.is_file():
             files.append(OffsetFile(path=path, base=base, size=path.stat().st_size))
         elif path.is_file():
-            strangers.append(path)
+            foreign_files.append(path)
     assert all(one.base < other.base for one, other in pairwise(files)), directory
-    return OffsetFiles(directory=directory, files=tuple(files), strangers=tuple(strangers))
+    return OffsetFiles(directory=directory, files=tuple(files), foreign_files=tuple(foreign_files))
 
 
 def usual_size(files: Sequence[OffsetFile]) -> int:

@@ -89,7 +89,7 @@ class IndexCheck:
         one = _OneFile(self._layout, path, header, self._findings, is_expected=is_expected)
         for first in range(1, header.next_entry, ENTRIES_PER_BLOCK):
             count = min(ENTRIES_PER_BLOCK, header.next_entry - first)
-            entries = one.take_block(first, count)
+            entries = one.check_block(first, count)
             self._compare_keys(one, first, entries)
             on_progress(count * ENTRY_BYTES)
         self.entry_count += header.next_entry - 1
@@ -127,7 +127,7 @@ class _OneFile:
         self._slots = np.zeros(layout.slot_count, dtype=np.int32)
         self._ends: list[int] = []  # log offsets of the first and the last entry
 
-    def take_block(self, first: int, count: int) -> NDArray[np.void]:
+    def check_block(self, first: int, count: int) -> NDArray[np.void]:
         """Returns entries from `first` on, after checking their chains."""
         assert 1 <= first < first + count <= self._header.next_entry, (self._path, first, count)
         at = self._layout.entries_at + ENTRY_BYTES * first

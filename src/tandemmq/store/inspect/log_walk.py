@@ -24,7 +24,7 @@ from tandemmq.protocol.record_check import check_record, has_good_seal, parse_re
 from tandemmq.protocol.record_layout import RECORD_BYTES_MIN, SEAL_BYTES, RecordOutcome
 from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boundaries, verify_bodies
 from tandemmq.store.columns import UNREADABLE, PropertyScan, TopicNumbers, take_rows
-from tandemmq.store.damage import SEAL_TOPIC, data_end, next_sound
+from tandemmq.store.damage import SEAL_TOPIC, data_end, next_valid
 from tandemmq.store.inspect.files import OffsetFile, data_limit, map_file
 from tandemmq.store.inspect.findings import Damage, Findings, StorePart, describe_damage
 
@@ -129,7 +129,7 @@ class LogWalk:
             if columns.valid_count < len(columns):
                 whole = take_rows(columns, slice(columns.valid_count))
             if len(whole):
-                run = self._judge(file, view, whole)
+                run = self._read_run(file, view, whole)
                 position = int(whole.position[-1] + whole.size[-1])
                 self.record_count += len(whole)
                 self._on_progress(position - self._reported)
@@ -149,7 +149,7 @@ class LogWalk:
 
     # Whole records.
 
-    def _judge(self, file: OffsetFile, view: memoryview, columns: RecordColumns) -> Run:
+    def _read_run(self, file: OffsetFile, view: memoryview, columns: RecordColumns) -> Run:
         """Returns the run of these records; records damage for wrong checksums, topics or store times."""
         topic = self._topics.read(view, columns)
         is_intact = columns.is_valid.copy()
@@ -255,11 +255,11 @@ class LogWalk:
     ) -> int:
         """Records the damage at `position`; returns where the scan continues, the file's end if nowhere."""
         newest_ms = self.stored_at_ms if is_last else 0
-        sound, is_stale = next_sound(view, position, base=file.base, newest_ms=newest_ms, check_crc=False)
-        end = len(view) if sound is None else sound.log_offset - file.base
-        shown_end = end if end < len(view) or not is_last else data_end(stored, position)
-        assert position <= shown_end <= end, (file, position, shown_end, end)
-        self.damages.append(describe_damage(file, view, position, shown_end, is_stale=is_stale))
+        valid, is_stale = next_valid(view, position, base=file.base, newest_ms=newest_ms, check_crc=False)
+        end = len(view) if valid is None else valid.log_offset - file.base
+        reported_end = end if end < len(view) or not is_last else data_end(stored, position)
+        assert position <= reported_end <= end, (file, position, reported_end, end)
+        self.damages.append(describe_damage(file, view, position, reported_end, is_stale=is_stale))
         return end
 
 

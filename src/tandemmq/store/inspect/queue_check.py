@@ -52,7 +52,7 @@ Key = tuple[str, int]
 RecordAt = Callable[[int], RecordCheck]
 """Returns the check of the record at a log offset; END outside the log."""
 
-Judged = tuple[int, int, str, bool]
+EntryFault = tuple[int, int, str, bool]
 """First and end queue offset, the fault of these entries, and True if a crash explains it."""
 
 
@@ -86,7 +86,7 @@ class QueueCheck:
 
     # During the scan.
 
-    def take(self, rows: QueueRows) -> None:
+    def check(self, rows: QueueRows) -> None:
         """Compares the entries of these records."""
         state = self._states.get(rows.key)
         if state is None:
@@ -96,9 +96,9 @@ class QueueCheck:
         offsets = rows.queue_offset
         starts = (np.flatnonzero(np.diff(offsets) != 1) + 1).tolist()
         for begin, end in zip([0, *starts], [*starts, len(offsets)], strict=True):
-            self._take_dense(state, rows.part(begin, end))
+            self._check_dense(state, rows.part(begin, end))
 
-    def _take_dense(self, state: _State, rows: QueueRows) -> None:
+    def _check_dense(self, state: _State, rows: QueueRows) -> None:
         """Compares records with consecutive queue offsets."""
         first = int(rows.queue_offset[0])
         if state.next_offset >= 0 and first != state.next_offset:
@@ -162,13 +162,15 @@ class QueueCheck:
                 self._findings.note(StorePart.QUEUE, state.files.directory, reason, **facts)
             elif state.files is not None:
                 rest = Leftovers(state.files, walk, record_at, has_abort=self._has_abort)
-                for begin, end, reason, is_expected in rest.judge(state.covered):
+                for begin, end, reason, is_expected in rest.find_faults(state.covered):
                     self._report(state, begin, end, reason, is_expected=is_expected)
 
     def _report_jumps(self, key: Key, state: _State, walk: LogWalk) -> None:
-        gone = [(damage.log_offset, damage.log_end) for damage in walk.damages] + walk.sealed
+        lost_ranges = [(damage.log_offset, damage.log_end) for damage in walk.damages] + walk.sealed
         for expected, found, before, after in state.jumps:
-            is_explained = found > expected and any(before < end and begin < after for begin, end in gone)
+            is_explained = found > expected and any(
+                before < end and begin < after for begin, end in lost_ranges
+            )
             if is_explained:
                 continue
             reason = f"a record has queue offset {found} where {expected} follows"
@@ -349,9 +351,9 @@ class EntryReader:
             )
             # A queue's records come in log order.
             assert (np.diff(queue_rows.log_offset) > 0).all(), key
-            gone = int(queue_rows.log_offset.searchsorted(self._deleted.get(key[0], 0)))
-            if gone < len(group):
-                yield queue_rows.part(gone, len(group))
+            kept_from = int(queue_rows.log_offset.searchsorted(self._deleted.get(key[0], 0)))
+            if kept_from < len(group):
+                yield queue_rows.part(kept_from, len(group))
 
     def _due_times(self, run: Run, rows: Ints, tags: Ints) -> Ints:
         """Replaces the tags of delayed messages by their due times, as their entries do."""
@@ -375,22 +377,22 @@ class Leftovers:
         self._record_at = record_at
         self._has_abort = has_abort
 
-    def judge(self, covered: Sequence[tuple[int, int]]) -> Iterator[Judged]:
+    def find_faults(self, covered: Sequence[tuple[int, int]]) -> Iterator[EntryFault]:
         """Yields the faults of entries outside `covered`, neighbours with the same fault together."""
         at = self._files.first
         for begin, end in [*sorted(covered), (self._files.end, self._files.end)]:
             assert 0 <= begin <= end <= self._files.end, (self._files.key, begin, end)
             for first, entries in self._files.blocks(at, begin):
-                yield from self._judge_block(first, entries)
+                yield from self._block_faults(first, entries)
             at = max(at, end)
 
-    def _judge_block(self, first: int, entries: Entries) -> Iterator[Judged]:
+    def _block_faults(self, first: int, entries: Entries) -> Iterator[EntryFault]:
         assert self._files.first <= first < first + len(entries) <= self._files.end, (self._files.key, first)
-        pending: Judged | None = None
+        pending: EntryFault | None = None
         for row in np.flatnonzero(~is_filler(entries) & ~is_expired(entries, self._walk.begin)).tolist():
             queue_offset = first + row
             log_offset, size = int(entries["log_offset"][row]), int(entries["size"][row])
-            reason, is_expected = self._judge_entry(queue_offset, log_offset, size)
+            reason, is_expected = self._entry_fault(queue_offset, log_offset, size)
             if not reason:
                 continue
             if pending is not None and pending[1:] == (queue_offset, reason, is_expected):
@@ -402,7 +404,7 @@ class Leftovers:
         if pending is not None:
             yield pending
 
-    def _judge_entry(self, queue_offset: int, log_offset: int, size: int) -> tuple[str, bool]:
+    def _entry_fault(self, queue_offset: int, log_offset: int, size: int) -> tuple[str, bool]:
         if size <= 0 or log_offset < 0:
             return "is empty or no entry", False
         damage = damage_at(self._walk.damages, log_offset)
