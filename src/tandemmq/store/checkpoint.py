@@ -392,7 +392,7 @@ class StoreMarks:
         return self._disk.read_bytes(self._paths.tail_mark).decode("utf-8", "replace")
 
     def write_tail_mark(self, reason: str) -> None:
-        """Records the reason for every later start, also after a clean stop."""
+        """Writes the tail mark: records the reason for every later start, also after a clean stop."""
         assert self._lock is not None, "another process may have the store"
         assert reason, "an empty reason means that nothing is unverified"
         self._disk.write_atomically(self._paths.tail_mark, reason.encode())

@@ -4,9 +4,9 @@ Consumers keep their progress in memory. A master that restarts without the end 
 that replaces it, reuses the lost messages' queue offsets for other messages. A consumer that continued at its
 old offset would skip those, unnoticed once the queue has grown past it.
 
-Invariants: each queue records its end at the start of this broker run (its life start). A client's claims in
+Invariants: each queue records its end at the start of this broker run (its run start). A client's claims in
             a queue are believed once this run has told the client its position. That is: the client queried
-            the group's offset, pulled at or below the life start, was reset, or presented a record that this
+            the group's offset, pulled at or below the run start, was reset, or presented a record that this
             log contains.
             A client that is not believed and claims more than the group's safe offset is moved there. This
             happens once per connection, because the answer may be lost with the connection.
@@ -22,7 +22,7 @@ Invariants: each queue records its end at the start of this broker run (its life
             record or a filter skipped it: an older record may be in both logs. A client that claims more has
             read from a slave whose copy begins after the record, and is moved back to the offset after it.
 Strategy: duplicates rather than gaps. On a master each pull costs one dict lookup, and commits at or below
-          the life start cost a comparison. Each pull and commit that presents a record costs one log lookup;
+          the run start cost a comparison. Each pull and commit that presents a record costs one log lookup;
           it is not cached, because consumers move between master and slaves.
 At a bound: once `count_max` queues of clients are believed, or as many clients moved, all other clients are
             believed as well.
@@ -298,7 +298,7 @@ class Claims:
     def _safe_offset_without(self, group: str, queue: QueueName, seen: SeenRecord) -> int:
         """Returns the safe offset for a consumer whose last-read record is not in this log.
 
-        The logs may have diverged in an earlier run, below this run's life start. Unless clocks were set
+        The logs may have diverged in an earlier run, below this run's run start. Unless clocks were set
         back, they diverged no later than the first record here that is not older than the lost one.
         Every master run lowered the group's committed offset, but a slave stores commits that nothing has
         contradicted yet, including this client's. The result is therefore the lowest of the committed offset,
@@ -325,7 +325,7 @@ class Claims:
         return begin > 0 and safe <= begin
 
     def _beginning_of(self, online: ConsumerGroup | None, queue: QueueName) -> int:
-        """Returns the initial position of a group without a commit, no higher than the life start. The group
+        """Returns the initial position of a group without a commit, no higher than the run start. The group
         may have read from a master that lost its disk, and nothing of this log.
 
         A group that starts at the newest message needs all messages since its subscription was made, which
