@@ -2051,6 +2051,13 @@ _ELECTED: Final = (
         proofs=("unit/controller/test_groups.py",),
     ),
     Plant(
+        name="a change that a controller refused is recorded as made",
+        path="controller/guard.py",
+        sound="        if outcome == ResponseCode.SUCCESS:",
+        bug="        if outcome >= ResponseCode.SUCCESS:",
+        proofs=("scenario/test_controller_door.py",),
+    ),
+    Plant(
         name="a master that a new leader has not heard is cleaned",
         path="controller/handlers.py",
         sound="            alive.add(group.master_id)  # this",

@@ -146,7 +146,7 @@ class Controller:
             clock=clock,
         )
         self._server = RemotingServer(
-            routes,
+            guard.record_outcomes(routes),
             network=network,
             clock=clock,
             options=ServerOptions(connections_max=connections_max),

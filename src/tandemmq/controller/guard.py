@@ -10,6 +10,7 @@ Invariants:
 - A request that changes the agreed state, or the facts recorded about a broker, must be signed. A request
   that only reads is open to everybody: brokers, proxies and dashboards look up the leader and the master.
 - A code without a row needs a signature, so an omission never opens a request.
+- A change is recorded when its outcome is known: as allowed if it was made, else as refused with the reason.
 At a bound: see `AccessLog`. A broker that repeats a request is recorded once per REPEAT_S.
 Source: spec controller 2.
 """
@@ -20,12 +21,14 @@ from collections.abc import Mapping
 from typing import Final
 
 from tandemmq.api.controller import SHARED_ACCESS_KEY
-from tandemmq.errors import NotPermitted, TandemError
+from tandemmq.errors import NotPermitted, RemoteProtocolError, RequestRejected, TandemError
 from tandemmq.protocol.codes import RequestCode as Code
+from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.signature import ACCESS_KEY, Credentials, signature_fault
 from tandemmq.remoting.audit import AccessLog
 from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.dispatch import Handler
 from tandemmq.runtime.ports import Clock
 
 OPEN_CODES: Final = frozenset(
@@ -51,7 +54,7 @@ BROKER_CODES: Final = frozenset(
 )
 """Changes that brokers request routinely, and repeat while they are refused."""
 QUIET_CODES: Final = frozenset({Code.BROKER_HEARTBEAT, Code.CONTROLLER_GET_NEXT_BROKER_ID})
-"""Signed requests that are not audited: heartbeats arrive several times a second, and the other request
+"""Signed requests that are not recorded: heartbeats arrive several times a second, and the other request
 changes nothing.
 """
 
@@ -69,7 +72,7 @@ def accounts_of(secret: str, inner: Credentials | None) -> dict[str, bytes]:
 
 
 class ControllerGuard:
-    """`check` is called with every request."""
+    """`check` is called with every request, and `record_outcomes` wraps the handlers."""
 
     def __init__(
         self,
@@ -86,7 +89,7 @@ class ControllerGuard:
         self._admits_weak = admits_weak
         self._audit = audit
         self._clock = clock
-        self._recorded: dict[tuple[str, int, str], float] = {}
+        self._recorded: dict[tuple[str, int, str, int], float] = {}
 
     def check(self, channel: Channel, command: Command) -> None:
         """Returns if the request may be served.
@@ -103,8 +106,28 @@ class ControllerGuard:
         elif not self._is_open:
             self._audit.denied(_signer(command), channel.peer, command.code, _resource(command), fault)
             raise NotPermitted(fault)
-        if command.code not in QUIET_CODES:
-            self._record(channel, command, "" if fault is not None else _signer(command))
+
+    def record_outcomes(self, routes: Mapping[int, Handler]) -> dict[int, Handler]:
+        """Returns the routes; those that change something record what became of the request."""
+        quiet = OPEN_CODES | QUIET_CODES
+        return {code: one if code in quiet else self._recording(one) for code, one in routes.items()}
+
+    def _recording(self, handler: Handler) -> Handler:
+        async def handle(channel: Channel, command: Command) -> Command | None:
+            try:
+                result = handler(channel, command)
+                answer = result if result is None or isinstance(result, Command) else await result
+            except RequestRejected as error:
+                self._record(channel, command, error.code, error.remark)
+                raise
+            except RemoteProtocolError as error:
+                self._record(channel, command, ResponseCode.SYSTEM_ERROR, str(error))
+                raise
+            if answer is not None:
+                self._record(channel, command, answer.code, answer.remark or "")
+            return answer
+
+        return handle
 
     def _fault(self, command: Command) -> str | None:
         """Returns the reason why the request does not come from an account; None if it does."""
@@ -122,16 +145,20 @@ class ControllerGuard:
         fault = signature_fault(command, secret, admits_weak=self._admits_weak)
         return None if fault is None else f"access key {name}: {fault}"
 
-    def _record(self, channel: Channel, command: Command, who: str) -> None:
+    def _record(self, channel: Channel, command: Command, outcome: int, reason: str) -> None:
         resource = _resource(command)
         if command.code in BROKER_CODES:
-            key, now_s = (channel.peer[0], command.code, resource), self._clock.monotonic()
+            key, now_s = (channel.peer[0], command.code, resource, outcome), self._clock.monotonic()
             if now_s < self._recorded.get(key, 0.0):
                 return
             if len(self._recorded) >= REMEMBERED_MAX:
                 self._recorded.clear()
             self._recorded[key] = now_s + REPEAT_S
-        self._audit.allowed(who, channel.peer, command.code, resource)
+        who = _signer(command) if not self._is_open or self._fault(command) is None else ""
+        if outcome == ResponseCode.SUCCESS:
+            self._audit.allowed(who, channel.peer, command.code, resource)
+        else:
+            self._audit.refused(who, channel.peer, command.code, resource, reason[:TEXT_CHARS_MAX])
 
 
 def _signer(command: Command) -> str:

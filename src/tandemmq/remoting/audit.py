@@ -52,12 +52,22 @@ class AccessLog:
 
     def allowed(self, who: str, peer: Address, code: int, resource: str) -> None:
         """Logs an allowed administrative request; `who` is empty for an unsigned one."""
-        if not who:
-            self._begin_period()
-            self._unsigned += 1
-            if self._unsigned > LINES_PER_PERIOD_MAX:
-                return
-        log.info(events.ADMIN_REQUEST_ALLOWED, extra=_facts(who, peer, code, resource))
+        if self._has_room(who):
+            log.info(events.ADMIN_REQUEST_ALLOWED, extra=_facts(who, peer, code, resource))
+
+    def refused(self, who: str, peer: Address, code: int, resource: str, reason: str) -> None:
+        """Logs an administrative request that the sender may make, and that was not carried out."""
+        if self._has_room(who):
+            facts = _facts(who, peer, code, resource)
+            log.info(events.ADMIN_REQUEST_REFUSED, extra={**facts, "reason": reason})
+
+    def _has_room(self, who: str) -> bool:
+        """Returns True if a line may be written: signed requests always have one."""
+        if who:
+            return True
+        self._begin_period()
+        self._unsigned += 1
+        return self._unsigned <= LINES_PER_PERIOD_MAX
 
     def close(self) -> None:
         """Reports the counts that are not reported yet."""

@@ -14,6 +14,7 @@ ACCESS_RULES_LOADED: Final = "access_rules.loaded"
 ACCESS_RULES_REFUSED: Final = "access_rules.refused"
 ACCESS_USER_CREATED: Final = "access_user.created"
 ADMIN_REQUEST_ALLOWED: Final = "admin_request.allowed"
+ADMIN_REQUEST_REFUSED: Final = "admin_request.refused"
 ADMIN_REQUESTS_SUPPRESSED: Final = "admin_requests.suppressed"
 
 # broker
