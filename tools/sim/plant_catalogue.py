@@ -2051,6 +2051,13 @@ _ELECTED: Final = (
         proofs=("unit/controller/test_groups.py",),
     ),
     Plant(
+        name="doctor takes a group that waits for a broker for a sound one",
+        path="shell/doctor.py",
+        sound="        if group.waits_for:",
+        bug="        if group.waits_for and group.master_id:",
+        proofs=("scenario/test_doctor_controllers.py",),
+    ),
+    Plant(
         name="a change that a controller refused is recorded as made",
         path="controller/guard.py",
         sound="        if outcome == ResponseCode.SUCCESS:",

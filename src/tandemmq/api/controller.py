@@ -324,6 +324,18 @@ async def read_sync_states(
     return decode_body(answer.body, SyncStateData).groups
 
 
+async def read_all_sync_states(client: RemotingClient, leader: str, names: list[str]) -> SyncStateData:
+    """Returns the state of all groups that the controllers know or hear of; RocketMQ's controllers describe
+    the named ones. Raises the errors of `call`.
+    """
+    code = RequestCode.CONTROLLER_GET_SYNC_STATE_DATA
+    command = Command.request(code, fields={"tandemAll": "true"}, body=encode_body(names))
+    answer = await client.request(leader, command, CALL_TIMEOUT_S)
+    if answer.code != ResponseCode.SUCCESS:
+        raise rejections.to_error(answer)
+    return decode_body(answer.body, SyncStateData)
+
+
 async def read_master(
     client: RemotingClient, leader: str, name: str, group_id: str | None = None
 ) -> MasterFacts:

@@ -28,6 +28,7 @@ from tandemmq.controller.groups import (
     ReplicaGroup,
     choose_master,
     encode_command,
+    witnesses,
 )
 from tandemmq.controller.history_keeper import PROPOSAL_TIMEOUT_S, UNHEARD_S, HistoryKeeper
 from tandemmq.controller.options import ControllerOptions
@@ -283,6 +284,19 @@ class Elections:
             live=self._live.facts_for(group, self._clock.monotonic()),
         )
         return self._history.complete(command, group)
+
+    def waits_for(self, group: ReplicaGroup) -> str | None:
+        """Returns the reason why the group has no master now, for tools; None if it has one, or never had
+        one.
+        """
+        if group.master_id is not None or not group.master_epoch:
+            return None
+        told = {heard.facts.broker_id for heard in self.alive(group) if heard.facts.tells_its_log}
+        missing = witnesses(group, self._history.floor_of(group)) - told
+        if not missing:
+            return "no member of the in-sync set that is heard may lead"
+        ids = ", ".join(map(str, sorted(missing)))
+        return f"the brokers {ids} may hold confirmed messages alone, and have not told their logs"
 
     async def elect(
         self,

@@ -135,7 +135,13 @@ class ControllerHandlers:
         """Records a broker's knowledge of its group. Raises RequestRejected for a broker of another group."""
         if group is not None and group.cluster != header.cluster_name:
             return
-        _require_group(group, header.broker_id, header.group_id)
+        try:
+            _require_group(group, header.broker_id, header.group_id)
+        except RequestRejected as error:
+            reason = f"{error.remark} (it is at {header.broker_address})"
+            now_s = self._clock.monotonic()
+            self._history.reports.refuse(header.broker_name, header.broker_id or 0, reason, now_s)
+            raise
         self._history.reports.hear(header, self._clock.monotonic(), is_known=is_known)
         self._history.look_at_history(header.broker_name)
 
@@ -342,16 +348,21 @@ class ControllerHandlers:
         return command.reply(header=_master_header(group), body=encode_set(group))
 
     def handle_sync_state_data(self, channel: Channel, command: Command) -> Command:
-        """CONTROLLER_GET_SYNC_STATE_DATA (1006): describes several groups, for mqadmin."""
+        """CONTROLLER_GET_SYNC_STATE_DATA (1006): describes several groups, for mqadmin. With `tandemAll` it
+        describes all of them, and those that only brokers know.
+        """
         self._check_leads()
         if not command.body:
             raise BadRequest("the body names no groups", code=Code.SYSTEM_ERROR)
+        names, unknown = bodies.decode_broker_names(command.body), None
+        if command.fields.get("tandemAll") == "true":
+            names = [group.name for group in self._groups.all()]
+            unknown = self._history.reports.unknown_groups(set(names), self._clock.monotonic()) or None
         groups = {
-            name: self._describe(group)
-            for name in bodies.decode_broker_names(command.body)
-            if (group := self._groups.get(name)) is not None
+            name: self._describe(group) for name in names if (group := self._groups.get(name)) is not None
         }
-        return command.reply(body=bodies.encode_sync_state_data(bodies.SyncStateData(groups=groups)))
+        answer = bodies.SyncStateData(groups=groups, unknown=unknown)
+        return command.reply(body=bodies.encode_sync_state_data(answer))
 
     async def handle_clean(self, channel: Channel, command: Command) -> Command:
         """CLEAN_BROKER_DATA (1011)."""
@@ -463,6 +474,8 @@ class ControllerHandlers:
             group_id=group.group_id or None,
             term_id=str(group.term_id) if group.term_id else None,
             contradiction=self._history.contradiction(group),
+            waits_for=self._elections.waits_for(group),
+            refused=self._history.reports.refused(group.name, now_s) or None,
         )
 
 

@@ -9,13 +9,14 @@ Strategy:   the state of a group is adopted from the broker that reports itself 
             them. If no master is in office but every known broker has reported its log, the longest log has
             everything that was acknowledged, and its broker becomes the only member.
 Bounds:     REPORTS_MAX reports; beyond it brokers that are unknown to the controllers are not recorded until
-            reports of silent ones have expired. Epochs above EPOCH_MAX are refused.
+            reports of silent ones have expired. Epochs above EPOCH_MAX are refused. The newest
+            REFUSED_MAX refused brokers are remembered.
 Source:     spec controller 10.16.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,6 +35,9 @@ from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
 
 FLOORS_MAX: Final = 8
 REPORTS_MAX: Final = 2 * BROKERS_MAX
+REFUSED_MAX: Final = 64
+REFUSED_S: Final = 30.0
+"""The time in seconds for which a refused broker is shown: it comes again several times in it."""
 EPOCH_MAX: Final = 2**30
 """Far above any number of elections, and far below the limit of the field."""
 
@@ -82,6 +86,7 @@ class HistoryReports:
         self._reports: dict[str, dict[int, HistoryReport]] = {}
         self._count = 0
         self._floors: dict[str, dict[int, Floor]] = {}
+        self._refused: dict[tuple[str, int], tuple[str, float]] = {}
 
     def hear(
         self, header: BrokerHeartbeatRequest | RegisterReplicaRequest, now_s: float, *, is_known: bool
@@ -151,6 +156,31 @@ class HistoryReports:
     def hears(self, name: str, ids: Iterable[int], now_s: float) -> bool:
         """Returns True if each of these brokers has reported recently."""
         return set(ids) <= {one.broker_id for one in self._living(name, now_s)}
+
+    def refuse(self, name: str, broker_id: int, reason: str, now_s: float) -> None:
+        """Remembers that a broker was refused, for tools."""
+        self._refused.pop((name, broker_id), None)
+        self._refused[name, broker_id] = reason, now_s
+        if len(self._refused) > REFUSED_MAX:
+            del self._refused[next(iter(self._refused))]
+
+    def refused(self, name: str, now_s: float) -> list[str]:
+        """Returns the reasons why brokers that claim to be of this group were refused recently."""
+        return [
+            reason
+            for (of_group, _), (reason, refused_s) in self._refused.items()
+            if of_group == name and now_s < refused_s + REFUSED_S
+        ]
+
+    def unknown_groups(self, known: Container[str], now_s: float) -> dict[str, str]:
+        """Returns the groups that living brokers report and that are not `known`, described for tools."""
+        found = {}
+        for name in sorted(name for name in self._reports if name not in known):
+            living = [one for one in self._living(name, now_s) if one.epoch > 0]
+            if living:
+                ids = ", ".join(str(one.broker_id) for one in sorted(living, key=lambda one: one.broker_id))
+                found[name] = f"brokers {ids} report master epoch {max(one.epoch for one in living)}"
+        return found
 
     def _all(self, name: str) -> list[HistoryReport]:
         return list(self._reports.get(name, {}).values())

@@ -15,10 +15,10 @@ from typing import Final
 import typer
 
 from tandemmq.admin.targets import Target, Tools, open_tools, targets_of, tools_options
-from tandemmq.api import broker_admin, nameserver
+from tandemmq.api import broker_admin, controller, nameserver
 from tandemmq.api.calls import ask, call
 from tandemmq.client.options import parse_name_servers
-from tandemmq.errors import NotPermitted, TandemError
+from tandemmq.errors import NotLeader, NotPermitted, TandemError
 from tandemmq.protocol.bodies.codec import (
     DENIALS_KEY,
     HISTORY_DIFFERED_KEY,
@@ -30,7 +30,7 @@ from tandemmq.protocol.bodies.codec import (
     SEND_REFUSALS_KEY,
     STORE_REFUSAL_KEY,
 )
-from tandemmq.protocol.bodies.replica import HaStatus
+from tandemmq.protocol.bodies.replica import HaStatus, SyncStateData
 from tandemmq.protocol.bodies.route import ClusterInfo
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.properties_file import parse_properties
@@ -40,6 +40,7 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import is_loopback
 from tandemmq.remoting.tls import make_client_tls
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
+from tandemmq.shell import local
 from tandemmq.shell.session import AsJson, NameServers, find_name_servers, run
 from tandemmq.units import MASTER_ID, MIB
 
@@ -133,6 +134,8 @@ async def examine(tools: Tools, servers: Sequence[str]) -> list[DoctorLine]:
         checkups.append(checkup)
         findings += judge_broker(checkup, LoopClock().now_ms(), servers)
     findings += judge_groups(next(iter(infos.values())), checkups)
+    names = sorted(next(iter(infos.values())).brokers)
+    findings += await judge_controllers(tools.remoting, find_controllers(servers, checkups), names)
     findings += await _judge_routes(tools, next(iter(infos.values())))
     findings += await _judge_ports(servers, checkups)
     return findings
@@ -316,6 +319,66 @@ def judge_groups(info: ClusterInfo, checkups: Sequence[Checkup]) -> Iterator[Doc
             if len(set(values.values())) > 1:
                 text = f"{key} differs: " + ", ".join(f"{text} at {label}" for label, text in values.items())
                 yield DoctorLine(level, "settings", text, "use the master's value: a slave may become master")
+
+
+def find_controllers(servers: Sequence[str], checkups: Sequence[Checkup]) -> list[str]:
+    """Returns the controllers that brokers name, and those of the local cluster that one of the name servers
+    belongs to: its brokers may all be down.
+    """
+    named = [
+        address.strip()
+        for one in checkups
+        if one.settings.get("enableControllerMode") == "true"
+        for address in one.settings.get("controllerAddr", "").split(";")
+    ]
+    return [address for address in dict.fromkeys((*named, *local.controllers_of(servers))) if address]
+
+
+async def judge_controllers(
+    client: RemotingClient, addresses: Sequence[str], names: list[str]
+) -> list[DoctorLine]:
+    """Asks each controller for its leader, and a leader for the groups of brokers."""
+    findings, leaders = [], {}
+    for address in addresses:
+        try:
+            leaders[await controller.find_leader(client, address)] = address
+        except NotLeader as error:
+            fix = "start most of the controllers: without a leader no master is replaced; sends go on"
+            findings.append(DoctorLine("problem", "controllers", str(error), fix))
+        except TandemError as error:
+            fix = "start it, or take it out of controllerAddr of the brokers"
+            text = f"the controller {address} does not answer: {error}"
+            findings.append(DoctorLine("problem", "controllers", text, fix))
+    for leader in leaders:
+        try:
+            state = await controller.read_all_sync_states(client, leader, names)
+        except TandemError as error:
+            text = f"the leading controller {leader} does not answer: {error}"
+            findings.append(DoctorLine("problem", "controllers", text, "see its log, then ask again"))
+        else:
+            findings += judge_sync_states(leader, state)
+    return findings
+
+
+def judge_sync_states(leader: str, state: SyncStateData) -> Iterator[DoctorLine]:
+    """Judges what the leading controller knows and hears of groups."""
+    found = []
+    for name, group in sorted(state.groups.items()):
+        if group.waits_for:
+            fix = "start them; `tandemmq admin cleanBrokerMetadata` gives up a broker that is lost for good"
+            found.append((f"{name} has no master: {group.waits_for}", fix))
+        if group.contradiction:
+            fix = "start every broker of its set, then the newer state is taken over; or choose: electMaster"
+            found.append((f"{name}: {group.contradiction}", fix))
+        for reason in group.refused or ():
+            found.append((f"{name} refuses a broker: {reason}", "until then it copies and serves nothing"))
+    for name, report in sorted((state.unknown or {}).items()):
+        fix = "start every broker of its set, then it is taken over; or choose its master: electMaster"
+        found.append((f"the controllers do not know {name}: {report}", fix))
+    for text, fix in found:
+        yield DoctorLine("problem", "controllers", text, fix)
+    if not found:
+        yield DoctorLine("ok", "controllers", f"{leader} leads and knows {len(state.groups)} groups")
 
 
 async def _judge_routes(tools: Tools, info: ClusterInfo) -> list[DoctorLine]:

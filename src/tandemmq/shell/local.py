@@ -398,6 +398,16 @@ def _settings_of(server: ServerState) -> dict[str, str]:
         return {}
 
 
+def controllers_of(servers: Sequence[str]) -> list[str]:
+    """Returns the controller of the local cluster if its name server is among `servers`; else nothing."""
+    folder = default_folder()
+    state = read_state(folder)
+    if state is None or state.namesrv not in servers or not (folder / "namesrv" / "controller").exists():
+        return []
+    host, _, port = state.namesrv.rpartition(":")
+    return [f"{host}:{int(port) + CONTROLLER_DISTANCE}"]
+
+
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
     """Holds the folder's lock while the block runs. Raises AlreadyRunning."""

@@ -79,12 +79,18 @@ class GroupSyncState(Body, frozen=True, kw_only=True):
     """The random id of the term, as text because it exceeds JavaScript's numbers."""
     contradiction: str | None = field(name="tandemContradiction", default=None)
     """The contradiction between brokers and the controllers' record."""
+    waits_for: str | None = field(name="tandemWaitsFor", default=None)
+    """The reason why the group has no master now."""
+    refused: list[str] | None = field(name="tandemRefused", default=None)
+    """The brokers of other groups that come with the name of this one, each with the reason."""
 
 
 class SyncStateData(Body, frozen=True, kw_only=True):
     """The answer to CONTROLLER_GET_SYNC_STATE_DATA."""
 
     groups: dict[str, GroupSyncState] = field(name="replicasInfoTable", default_factory=dict)
+    unknown: dict[str, str] | None = field(name="tandemUnknownGroups", default=None)
+    """The groups that brokers report and the controllers do not know, with the brokers' reports."""
 
 
 class ControllerMember(Body, frozen=True, kw_only=True):
