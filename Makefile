@@ -7,7 +7,7 @@ ARGS ?=
 # Without compiled files each process that a test starts would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: docs packaging package changelog coverage setup-maintain help demo test test-long test-all interop client-both client-soak lint types contracts check crash power sim elected raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka setup-demo setup-dev clean
+.PHONY: consumer-types docs packaging package changelog coverage setup-maintain help demo test test-long test-all interop client-both client-soak lint types contracts check crash power sim elected raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -136,6 +136,12 @@ package: setup-maintain ## Build the wheel and the source distribution, check bo
 	@rm -rf dist build/try && $(PY) -m build --outdir dist . && $(PY) -m twine check --strict dist/*
 	@python3 -m venv build/try && build/try/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
 	@build/try/bin/tandemmq --version && rm -rf build/try
+
+consumer-types: ## Check an application's types against the wheel of `make package`: mypy --strict and pyright, in an environment of its own
+	@ls dist/*.whl >/dev/null 2>&1 || $(MAKE) package
+	@rm -rf build/consumer && mkdir -p build && cp -r tests/consumer_types build/consumer && python3 -m venv build/consumer/.venv
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 build/consumer/.venv/bin/python -m pip install --quiet -c constraints.txt "$$(ls dist/*.whl)[spark]" -r tests/consumer_types/requirements.txt
+	@cd build/consumer && .venv/bin/mypy --strict --config-file= *.py && .venv/bin/pyright --pythonpath .venv/bin/python
 
 changelog: setup-maintain ## Show what the changes in changes/ would add to CHANGELOG.md
 	@$(PY) -m towncrier build --draft --version next

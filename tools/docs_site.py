@@ -50,7 +50,6 @@ SECTIONS: Final = {
         "durability",
         "security",
         "compatibility",
-        "versions",
         "interop",
     ),
     "API reference": ("api",),
