@@ -83,18 +83,19 @@ MEMORY: Final = "private MiB"
 PLOTS_PER_ROW: Final = 3
 INTRODUCTION: Final = """# How the costs grow
 
-What one operation costs while there is more of everything else. `make growth` measures all curves and
-writes this page (a quarter of an hour, 25 GB of disk); `make growth ARGS="--only topics"` prints the curves
-that have this text in their title, and `ARGS="--only topics --out docs"` puts them into this page, too.
+The cost of one operation while the number of everything else grows; [performance](performance.md) sums it up.
+`make growth` measures all curves and writes this page (a quarter of an hour, 25 GB of disk).
+`make growth ARGS="--only topics"` prints the curves with this text in their title, and
+`ARGS="--only topics --out docs"` also writes them to this page.
 
-A broker and a name server run in the process that measures, over connections in memory and on a real
+A broker and a name server run in the measuring process, over connections in memory and on a real
 disk. A figure in us is the processor time of the event loop's thread per operation, without the kernel's
-work for sockets: the least of three looks. Memory is that of the whole process. Both axes of the plots are
-logarithmic.
+work for sockets: the minimum of three measurements. Memory is that of the whole process. Both axes of the
+plots are logarithmic.
 
-The last two curves are of our name server beside Java's: each a process of its own, asked over real
-connections; their processor time is that of the whole process, with the kernel's work for sockets, and so
-more than in the curves above. They need a JDK and Maven; without them there is ours alone.
+The last two curves compare our name server with Java's. Each is a process of its own with real
+connections. Their processor time is that of the whole process with the kernel's work for sockets, and so
+more than in the curves above. They need a JDK and Maven; without them the page has only ours.
 """
 
 Figures = dict[str, float]
@@ -623,8 +624,8 @@ CURVES: Final = (
         sizes=(64, KIB, 16 * KIB, 256 * KIB, MIB, 4 * MIB),
         measure=by_message_size,
         says=(
-            "Up to some KiB a message costs what its header costs; from there on what its bytes cost, "
-            "in checksums and copies: linear."
+            "Constant up to some KiB, where the header dominates; then linear, because checksums and "
+            "copies of the bytes dominate."
         ),
     ),
     Curve(
@@ -633,8 +634,8 @@ CURVES: Final = (
         sizes=(1, 10, 100, 1_000, 10_000, 100_000),
         measure=by_queues,
         says=(
-            "Level up to 10,000. Of 100,000 that all have new entries, the files are opened and written on "
-            "the same thread meanwhile."
+            "Constant up to 10,000. With 100,000 queues that all have new entries, the same thread also "
+            "opens and writes their files."
         ),
     ),
     Curve(
@@ -643,8 +644,8 @@ CURVES: Final = (
         sizes=(1, 100, 1_000, 10_000, 50_000),
         measure=by_topics,
         says=(
-            "A send costs the same. Who makes one topic waits until the table of all is written, as "
-            "in RocketMQ: linear; those that are made together share a write."
+            "A send is constant. Creating a topic is linear, because its answer waits until the table of all "
+            "topics is written, as in RocketMQ; topics that are created together share a write."
         ),
     ),
     Curve(
@@ -652,21 +653,21 @@ CURVES: Final = (
         axis="connections",
         sizes=(1, 10, 100, 1_000, 5_000),
         measure=by_connections,
-        says="Level: a connection that says nothing costs some KiB.",
+        says="Constant: an idle connection costs some KiB.",
     ),
     Curve(
         title="backlog",
         axis="GiB",
         sizes=(0, 1, 5, 10, 20),
         measure=by_backlog,
-        says="Level: a pull finds its entries by their offset, whatever lies behind them.",
+        says="Constant: a pull finds its entries by their offset.",
     ),
     Curve(
         title="held pulls",
         axis="held pulls",
         sizes=(1, 100, 1_000, 10_000),
         measure=by_held_pulls,
-        says="Level: a send looks for pulls of its own queue only.",
+        says="Constant: a send looks up held pulls of its own queue only.",
     ),
     Curve(
         title="groups",
@@ -674,7 +675,7 @@ CURVES: Final = (
         sizes=(1, 100, 1_000, 10_000, 50_000),
         measure=by_groups,
         says=(
-            "Level: progress is one entry in a table, which is written every five seconds off the "
+            "Constant: progress is one entry in a table, which is written every five seconds off the "
             "path of requests."
         ),
     ),
@@ -683,7 +684,7 @@ CURVES: Final = (
         axis="messages that wait",
         sizes=(1, 10_000, 100_000, 1_000_000, 5_000_000),
         measure=by_delayed,
-        says="Level: what waits for its time is on disk, and memory has the nearest only.",
+        says="Constant: delayed messages are on disk, and memory has only the nearest.",
     ),
     Curve(
         title="cold readers",
@@ -691,8 +692,8 @@ CURVES: Final = (
         sizes=(0, 1, 4, 16, 64),
         measure=by_cold_readers,
         says=(
-            "The loop serves each reader in turn, so the latency is linear in the number of those "
-            "that never rest; each gets the same share."
+            "The loop serves each reader in turn, so the latency is linear in the number of busy readers; "
+            "each reader gets the same share."
         ),
     ),
     Curve(
@@ -701,8 +702,8 @@ CURVES: Final = (
         sizes=(1, 10, 100, 1_000),
         measure=by_brokers,
         says=(
-            "A registration and a route cost the same. When a connection ends, the name server forgets the "
-            "topics of that broker, whatever others have."
+            "A registration and a route are nearly constant. When a connection ends, the name server forgets "
+            "the topics of that broker only."
         ),
     ),
     Curve(
@@ -711,8 +712,8 @@ CURVES: Final = (
         sizes=(1, 10, 100, 1_000),
         measure=partial(by_compared_brokers, measure=ComparedNameServer.register),
         says=(
-            "Each broker registers its 50 topics again, as brokers do every 30 s: nearly level on both "
-            "sides. Java's memory is how far it has touched the heap of 1 GiB that it was given."
+            "Each broker registers its 50 topics again, as brokers do every 30 s: nearly constant on both "
+            "sides. Java's memory is the part of its heap of 1 GiB that it has touched."
         ),
         has_java=True,
     ),
@@ -722,10 +723,10 @@ CURVES: Final = (
         sizes=(1, 10, 100, 1_000),
         measure=partial(by_compared_brokers, measure=ComparedNameServer.route),
         says=(
-            "A route costs the same whatever else is known. Ours answers on one thread and Java on several, "
-            "so Java answers more where processors are free. Ours knows the topics of each broker and "
-            "forgets those; Java looks through all topics, which is linear. The time for that is of 0.3 s, "
-            "so it has what the process does at rest, in Java a millisecond."
+            "A route is constant. Ours answers on one thread and Java on several, so Java answers more where "
+            "processors are free. Ours knows the topics of each broker and forgets only those; Java scans all "
+            "topics, which is linear. The time to forget is measured over 0.3 s, so it includes the work of "
+            "an idle process, in Java a millisecond."
         ),
         has_java=True,
     ),

@@ -43,7 +43,7 @@ How it is measured:
 - Sends at a fixed rate are timed from the moment at which they were due, so that a stall counts for
   all that it delayed.
 
-[Where the microseconds go](profile.md) takes a broker's processor time apart.
+[Performance](performance.md) sums the figures up and takes a broker's processor time apart.
 """
 
 
