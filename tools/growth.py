@@ -724,9 +724,9 @@ CURVES: Final = (
         measure=partial(by_compared_brokers, measure=ComparedNameServer.route),
         says=(
             "A route is constant. Ours answers on one thread and Java on several, so Java answers more where "
-            "processors are free. Ours knows the topics of each broker and forgets only those; Java scans all "
-            "topics, which is linear. The time to forget is measured over 0.3 s, so it includes the work of "
-            "an idle process, in Java a millisecond."
+            "processors are free. Ours knows the topics of each broker and forgets only those; Java scans "
+            "all topics, which is linear. The time to forget is measured over 0.3 s, so it includes the work "
+            "of an idle process, in Java a millisecond."
         ),
         has_java=True,
     ),
