@@ -204,9 +204,12 @@ def test_a_killed_master_is_replaced_and_wanted_again(setting: Setting, tmp_path
     one.start()
     until_blocking(in_set(setting, 1, 2), "the old master is in the set again", 90)
     elected = setting.run(f"electMaster -a {setting.leader()} -b 1 -bn {NAME} -c {CLUSTER}")
-    assert f"#BrokerMasterAddr\t{one.address}" in elected
-    # From an answer of Java's controllers the tool prints no members.
-    assert setting.has_java_controllers or two.address in elected, "the members of the group are printed"
+    if setting.has_java_controllers:
+        # mqadmin 5.5.0 cannot parse the answer of Java's own controllers (unquoted ids); they elect all the same.
+        assert f"#BrokerMasterAddr\t{one.address}" in elected or "not support unquoted name" in elected
+    else:
+        assert f"#BrokerMasterAddr\t{one.address}" in elected
+        assert two.address in elected, "the members of the group are printed"
     with timed("a master that mqadmin wanted"):
         until_blocking(lambda: setting.master() == one.address, "the first one is master again", 90)
     until_blocking(in_set(setting, 1, 2), "both are in the set again", 90)

@@ -40,7 +40,8 @@ public final class Retry {
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
         consumer.start();
-        Check.until(() -> tries.size() == 3, 40, () -> "tries " + tries);
+        // The client learns the route of the retry topic up to 30 s after its start and reads the topic up to 20 s later.
+        Check.until(() -> tries.size() == 3, 90, () -> "tries " + tries);
         Check.same(List.of(0, 1, 2), tries, "retry counts");
         Check.same(1, Set.copyOf(ids).size(), "unique ids of the tries");
         Check.same(List.of("good"), good, "what was consumed");
