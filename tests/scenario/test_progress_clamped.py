@@ -21,7 +21,13 @@ from tandemmq.protocol.bodies.progress import decode_delay_offsets
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.admin import DeleteTopicRequest
-from tandemmq.protocol.requests.consume import QueryOffsetRequest, SeenRecord, UpdateOffsetRequest
+from tandemmq.protocol.requests.consume import (
+    GetMaxOffsetRequest,
+    GetMaxOffsetResponse,
+    QueryOffsetRequest,
+    SeenRecord,
+    UpdateOffsetRequest,
+)
 from tandemmq.protocol.topic_names import TOOLS_GROUP
 from waits import until
 
@@ -548,6 +554,24 @@ async def test_each_broadcasting_client_speaks_for_itself(broker: Broker, peer: 
     async with Peer(broker) as second:
         await second.heartbeat("c2", kind)
         assert pull_response(await pull(second, CLAIM)).next_offset == LIFE_START
+
+
+async def test_a_broadcasting_client_begins_at_the_end_that_it_was_told(broker: Broker, peer: Peer) -> None:
+    kind = consumer("CG", "T", message_model=MessageModel.BROADCASTING)
+    await peer.heartbeat("c1", kind)
+    header = GetMaxOffsetRequest(topic="T", queue_id=0)
+    told = (await peer.ask(RequestCode.GET_MAX_OFFSET, header)).decode(GetMaxOffsetResponse).offset
+    assert told > LIFE_START
+    assert (await pull(peer, told - 1)).code == MOVED, "only that offset"
+    await peer.ask(RequestCode.GET_MAX_OFFSET, header)
+    async with Peer(broker) as second:
+        await second.heartbeat("c2", kind)
+        assert (await pull(second, told)).code == MOVED, "only that connection"
+    async with Peer(broker) as third:
+        await third.heartbeat("c3", kind)
+        await third.ask(RequestCode.GET_MAX_OFFSET, header)
+        await send(third, 2)
+        assert len(records_of(await pull(third, told))) == 2
 
 
 async def test_a_topic_that_is_made_anew_is_begun_anew(peer: Peer) -> None:

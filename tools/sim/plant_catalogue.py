@@ -805,6 +805,13 @@ _TABLES: Final = (
         proofs=("scenario/test_broker_admin.py",),
     ),
     Plant(
+        name="a broadcasting client is believed wherever it begins, once it was told an offset",
+        path="broker/offsets/claims.py",
+        sound="        return answered == offset\n",
+        bug="        return answered is not None\n",
+        proofs=("scenario/test_progress_clamped.py",),
+    ),
+    Plant(
         name="two callers that create a topic at once leave the smaller one",
         path="broker/topics/handlers.py",
         sound="            return before, None",

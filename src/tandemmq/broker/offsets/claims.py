@@ -6,8 +6,9 @@ old offset would skip those, unnoticed once the queue has grown past it.
 
 Invariants: each queue records its end at the start of this broker run (its run start). A client's claims in
             a queue are believed once this run has told the client its position. That is: the client queried
-            the group's offset, pulled at or below the run start, was reset, or presented a record that this
-            log contains.
+            the group's offset, pulled at or below the run start, was reset, presented a record that this
+            log contains, or, in a broadcasting group, begins at the end or the offset by time that its
+            connection was answered: such a client has no progress at the broker to query.
             A client that is not believed and claims more than the group's safe offset is moved there. This
             happens once per connection, because the answer may be lost with the connection.
             The master never commits a claim that was not believed. A slave never commits progress based on a
@@ -87,6 +88,9 @@ class Claims:
         self._hosts: dict[tuple[str, str], set[QueueName]] = {}  # hosts from which believed clients connected
         # The connection over which each client was last moved.
         self._moved: dict[tuple[str, Who, QueueName], Address] = {}
+        # The offsets that connections asked for last, by queue; each counts for one pull.
+        self._answered: dict[Channel, dict[QueueName, int]] = {}
+        self._answered_count = 0
         offsets.on_topic_dropped.append(self._forget_topic)
 
     def judge_pull(self, channel: Channel, header: PullRequest) -> int | None:
@@ -173,6 +177,19 @@ class Claims:
         who = self._who(channel, header.consumer_group, None)
         self._believe(channel, header.consumer_group, who, (header.topic, header.queue_id))
 
+    def record_answer(self, channel: Channel, queue: QueueName, offset: int) -> None:
+        """Records the end of a queue, or its offset at a time, as last answered to a connection. At the bound
+        nothing more is recorded.
+        """
+        if self._is_slave or self._answered_count >= self._count_max:
+            return
+        answered = self._answered.get(channel)
+        if answered is None:
+            answered = self._answered[channel] = {}
+            channel.on_close.append(self._drop_answers)
+        self._answered_count += queue not in answered
+        answered[queue] = offset
+
     def note_reset(self, channel: Channel, header: PullRequest) -> None:
         """Records that a client received the offset to which an operator reset its group."""
         who = self._who(channel, header.consumer_group, header.client_id)
@@ -193,6 +210,8 @@ class Claims:
         group, offset = header.consumer_group, header.queue_offset
         is_claim = offset > self._store.queue_run_start(*queue)
         has_gap = self._has_gap(queue, seen, offset)
+        if is_claim and seen is None and self._begins_at_answer(channel, group, queue, offset):
+            is_claim = False
         if has_seen is False or has_gap or (is_claim and not self._is_believed(channel, group, who, queue)):
             if not isinstance(who, str):
                 if _needs_heartbeat(header):
@@ -392,6 +411,20 @@ class Claims:
         if isinstance(who, str):
             self._hosts.setdefault((group, channel.peer[0]), set()).add(queue)
 
+    def _begins_at_answer(self, channel: Channel, group: str, queue: QueueName, offset: int) -> bool:
+        """Returns True if a member of a broadcasting group pulls at the offset that its connection was just
+        answered. A later pull needs another reason, because the client may have read another log since.
+        """
+        online = self._consumers.get(group)
+        if online is None or online.consumption.message_model != BROADCASTING:
+            return False
+        answered = self._answered.get(channel, {}).pop(queue, None)
+        self._answered_count -= answered is not None
+        return answered == offset
+
+    def _drop_answers(self, channel: Channel) -> None:
+        self._answered_count -= len(self._answered.pop(channel, ()))
+
     def _drop_channel(self, channel: Channel) -> None:
         for key in [key for key in self._believed if key[1] is channel]:
             self._count -= len(self._believed.pop(key))
@@ -400,6 +433,10 @@ class Claims:
         """Drops the state of a deleted topic: its queues start anew."""
         for believed in (*self._believed.values(), *self._hosts.values()):
             believed.difference_update([queue for queue in believed if queue[0] == topic])
+        for answered in self._answered.values():
+            for queue in [queue for queue in answered if queue[0] == topic]:
+                del answered[queue]
+                self._answered_count -= 1
         self._moved = {key: peer for key, peer in self._moved.items() if key[2][0] != topic}
         self._count = sum(map(len, self._believed.values()))
 

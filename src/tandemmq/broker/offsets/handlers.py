@@ -135,6 +135,7 @@ class OffsetHandlers:
         header = command.decode(GetMaxOffsetRequest)
         self._check_queue(header.topic, header.queue_id)
         offset = self._store.queue_max(header.topic, header.queue_id)
+        self._claims.record_answer(channel, (header.topic, header.queue_id), offset)
         return command.reply(ResponseCode.SUCCESS, GetMaxOffsetResponse(offset=offset))
 
     def handle_min(self, channel: Channel, command: Command) -> Command:
@@ -151,6 +152,7 @@ class OffsetHandlers:
         offset = self._store.offset_by_time(
             header.topic, header.queue_id, header.timestamp_ms, upper=header.is_upper
         )
+        self._claims.record_answer(channel, (header.topic, header.queue_id), offset)
         return command.reply(ResponseCode.SUCCESS, SearchOffsetResponse(offset=offset))
 
     def handle_earliest(self, channel: Channel, command: Command) -> Command:
