@@ -205,7 +205,7 @@ def test_a_killed_master_is_replaced_and_wanted_again(setting: Setting, tmp_path
     until_blocking(in_set(setting, 1, 2), "the old master is in the set again", 90)
     elected = setting.run(f"electMaster -a {setting.leader()} -b 1 -bn {NAME} -c {CLUSTER}")
     if setting.has_java_controllers:
-        # mqadmin 5.5.0 cannot parse the answer of Java's own controllers (unquoted ids); they elect all the same.
+        # mqadmin 5.5.0 cannot parse the answer of Java's controllers (unquoted ids), which elect anyway.
         assert f"#BrokerMasterAddr\t{one.address}" in elected or "not support unquoted name" in elected
     else:
         assert f"#BrokerMasterAddr\t{one.address}" in elected
