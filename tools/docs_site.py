@@ -54,7 +54,7 @@ SECTIONS: Final = {
     ),
     "API reference": ("api",),
     "Design": ("architecture", "bounds", "glossary", "simulation", "spec", "decisions"),
-    "Evidence": ("performance", "benchmarks", "growth", "proofs"),
+    "Evidence": ("performance", "benchmarks", "growth", "proofs", "evidence"),
     "Project": ("roadmap", "changelog", "contributing", "security-policy", "code-of-conduct"),
 }
 """The sections of the navigation: names of pages or folders."""

@@ -36,7 +36,8 @@ DOCUMENTS = [
     ROOT / "examples" / "README.md",
 ]
 TEXTS = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in DOCUMENTS}
-OPERATIONS = TEXTS["docs/operations.md"]
+PAGES = [name for name in TEXTS if name.startswith("docs/operations")]
+OPERATIONS = "\n".join(TEXTS[name] for name in PAGES)
 
 SETTINGS = {
     *BROKER_KEYS,
@@ -113,7 +114,7 @@ def test_settings_with_a_value_exist() -> None:
         "docs/client.md",
         *sorted(name for name in TEXTS if name.startswith("docs/client/")),
         "docs/durability.md",
-        "docs/operations.md",
+        *PAGES,
         "docs/security.md",
     ):
         text = TEXTS[name]
@@ -121,11 +122,11 @@ def test_settings_with_a_value_exist() -> None:
         for block in re.findall(r"^```properties\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
             named += re.findall(r"^(\w+)=", block, re.MULTILINE)
         unknown += [f"{name}: {key}" for key in named if key not in SETTINGS]
-    assert unknown == ["docs/operations.md: clientRebalance"]  # of RocketMQ's clients
+    assert unknown == ["docs/operations/features.md: clientRebalance"]  # of RocketMQ's clients
 
 
 def key_rows() -> Iterator[tuple[str, str]]:
-    """Key and default of every row of the tables in docs/operations.md, one key at a time."""
+    """Key and default of every row of the tables in docs/operations, one key at a time."""
     for table in KEY_TABLE.findall(OPERATIONS):
         for row in table.splitlines():
             cells = [cell.strip() for cell in row.split("|")[1:3]]

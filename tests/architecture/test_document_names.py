@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ["docs/architecture.md", "docs/client.md", "docs/operations.md"]
+DOCUMENTS = ["docs/architecture.md", "docs/client.md"]
 NAMED = re.compile(r"\]\((\.\./src/[^)]+\.py)\)\s+((?:`[\w.]+`,?\s*)+)")
 
 

@@ -1,4 +1,4 @@
-"""Every test that docs/durability.md names exists."""
+"""Every test that docs/evidence.md names exists."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-DOCUMENT = TESTS.parent / "docs" / "durability.md"
+DOCUMENT = TESTS.parent / "docs" / "evidence.md"
 
 
 def test_named_tests_exist() -> None:

@@ -1,4 +1,4 @@
-"""A slave is made the master manually: docs/operations.md, "Making a slave the master"."""
+"""A slave is made the master manually: docs/operations/runbooks.md, "How do I make a slave the master?"."""
 
 from __future__ import annotations
 

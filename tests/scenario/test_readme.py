@@ -19,7 +19,7 @@ DOCUMENTS = (
     "README.md",
     "docs/client.md",
     *(f"docs/client/{path.name}" for path in sorted((ROOT / "docs" / "client").glob("*.md"))),
-    "docs/operations.md",
+    "docs/operations/monitor.md",
     "docs/security.md",
 )
 NAME_SERVER = "127.0.0.1:9876"

@@ -454,7 +454,7 @@ async def show_replication(tools: Tools, place: Place) -> CommandAnswer:
         has_halted |= one.halt_reason is not None
         copies.rows.append(_copy_row(target, one))
     tables = [table for table in (masters, slaves, copies) if table.rows]
-    notes = ["a slave has halted: see docs/operations.md"] if has_halted else []
+    notes = ["a slave has halted: see docs/operations/runbooks.md"] if has_halted else []
     if is_waiting:
         notes.append(
             "a master does not serve until its slaves have reported their logs; acceptLog ends the wait"

@@ -230,18 +230,18 @@ def _judge_disk(one: Checkup) -> Iterator[DoctorLine]:
     if refusal and not one.replication.waiting:
         fix = "free space, or use a larger disk; for an empty store lower mappedFileSizeCommitLog"
         if "disk" not in refusal and "space" not in refusal:
-            fix = "see `Log` in docs/operations.md; the broker's log has the time of the failure"
+            fix = "see docs/operations/logs.md; the broker's log has the time of the failure"
         yield DoctorLine("problem", "disk", f"the store of {one.label} rejects messages: {refusal}", fix)
     if _whole(one.facts.get("damagedRangeCount")):
         text = f"{one.label} has {one.facts['damagedBytes']} damaged bytes in its log"
-        yield DoctorLine("problem", "disk", text, "see `tandemmq store check` and docs/operations.md")
+        yield DoctorLine("problem", "disk", text, "see `tandemmq store check` and docs/operations/runbooks.md")
 
 
 def _judge_replication(one: Checkup) -> Iterator[DoctorLine]:
     status = one.replication
     if one.facts.get(HISTORY_DOUBT_KEY):
         text = f"the history of {one.label} does not fit its group: {one.facts[HISTORY_DOUBT_KEY]}"
-        fix = 'see "A history that does not fit" in docs/operations.md'
+        fix = 'see "A history does not fit" in docs/operations/runbooks.md'
         yield DoctorLine("problem", "replication", text, fix)
     if _whole(one.facts.get(HISTORY_DIFFERED_KEY)):
         count = one.facts[HISTORY_DIFFERED_KEY]
@@ -251,7 +251,7 @@ def _judge_replication(one: Checkup) -> Iterator[DoctorLine]:
     if not status.is_master:
         if status.client.halt_reason is not None:
             text = f"{one.label} has stopped copying: {status.client.halt_reason} {status.client.halt_detail}"
-            yield DoctorLine("problem", "replication", text, "see Replication in docs/operations.md")
+            yield DoctorLine("problem", "replication", text, "see docs/operations/runbooks.md")
         return
     if status.waiting:
         fix = "start its slaves, or give up the messages that only they hold: `tandemmq admin acceptLog`"

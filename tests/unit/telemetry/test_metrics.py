@@ -49,8 +49,8 @@ def test_documentation_table_has_one_row_per_metric() -> None:
 
 
 def test_documentation_has_the_table_as_it_is() -> None:
-    """After a change: put `render_table()` into docs/operations.md."""
-    document = Path(__file__).parents[3] / "docs" / "operations.md"
+    """After a change: put `render_table()` into docs/operations/metrics.md."""
+    document = Path(__file__).parents[3] / "docs" / "operations" / "metrics.md"
     assert render_table() in document.read_text(encoding="utf-8")
 
 
