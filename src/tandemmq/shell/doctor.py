@@ -234,7 +234,8 @@ def _judge_disk(one: Checkup) -> Iterator[DoctorLine]:
         yield DoctorLine("problem", "disk", f"the store of {one.label} rejects messages: {refusal}", fix)
     if _whole(one.facts.get("damagedRangeCount")):
         text = f"{one.label} has {one.facts['damagedBytes']} damaged bytes in its log"
-        yield DoctorLine("problem", "disk", text, "see `tandemmq store check` and docs/operations/runbooks.md")
+        fix = "see `tandemmq store check` and docs/operations/runbooks.md"
+        yield DoctorLine("problem", "disk", text, fix)
 
 
 def _judge_replication(one: Checkup) -> Iterator[DoctorLine]:
