@@ -1,4 +1,4 @@
-"""A process that has no descriptor left, for the tests of what it does then."""
+"""A process that has no descriptor left, for tests of its behaviour in that state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports for servers that cannot listen at port 0, because somebody must know the port before they run."""
+"""Ports for servers that cannot listen at port 0, because their port must be known before they run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Waiting for states that have no event of their own.
 
 The time-outs are there for what will never happen: a test that passes ends with its condition, so patience
-costs nothing, and a slow machine is no failure.
+costs nothing, and a slow machine does not fail.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ DIFFERENCES: Final = {
         (
             "A consumer that claims a place behind what its broker knows to be of this log, after a"
             " start that may have lost the log's end, is answered PULL_OFFSET_MOVED with the offset"
-            " to go on at. RocketMQ believes it until the offset is behind the end of the queue, and"
+            " to continue at. RocketMQ trusts the offset until the offset is behind the end of the queue, and"
             " sends it to the present end then, which skips what came between.",
             "broker/offsets/claims.py",
         ),
@@ -310,8 +310,8 @@ DIFFERENCES: Final = {
             "broker/pull/cold_reads.py",
         ),
         (
-            "GET_CONSUMER_CONNECTION_LIST tells what members of the group were refused, in a field"
-            " that RocketMQ's tools pass over, and in the remark when no member is online.",
+            "GET_CONSUMER_CONNECTION_LIST reports the rejected members of the group in a field"
+            " that RocketMQ's tools ignore, and in the remark when no member is online.",
             "broker/admin/inspection_handlers.py",
         ),
         (
@@ -329,7 +329,7 @@ DIFFERENCES: Final = {
         (
             "AUTH_GET_USER and AUTH_LIST_USER show passwords to super users, and each user his own;"
             " to others, and while authenticationEnabled is off, none. RocketMQ shows all to"
-            " everybody who may ask.",
+            " every user with the right to ask.",
             "broker/access/service.py",
         ),
         (
@@ -347,7 +347,7 @@ DIFFERENCES: Final = {
         (
             "Controllers with controllerSharedSecret or innerClientAuthenticationCredentials serve"
             " requests that change something, and heartbeats, only signed; RocketMQ's serve"
-            " everybody. A group whose master lives is cleaned (CLEAN_BROKER_DATA) only by a flag of"
+            " every client. A group whose master lives is cleaned (CLEAN_BROKER_DATA) only by a flag of"
             " our tool.",
             "controller/guard.py",
         ),
@@ -425,7 +425,7 @@ DIFFERENCES: Final = {
         ),
         (
             "A slave that is ahead of its master, or whose log ends in other bytes, halts and keeps"
-            " its files. RocketMQ's stays connected and goes on from its own end.",
+            " its files. RocketMQ's stays connected and continues from its own end.",
             "replication/core/slave.py",
         ),
         (
@@ -434,7 +434,7 @@ DIFFERENCES: Final = {
             "broker/replica/config_sync.py",
         ),
         (
-            "A slave of ours is told of deletions of topics and groups; one of RocketMQ is not, and"
+            "A slave of ours is notified of deletions of topics and groups; one of RocketMQ is not, and"
             " one of ours at a master of RocketMQ keeps what was deleted.",
             "broker/replica/table_watch.py",
         ),

@@ -61,7 +61,7 @@ STEPS_RISE_MAX: Final = 1.3
 TIME_RISE_MAX: Final = 3.0
 TIMED_ROUNDS: Final = 40
 TRIES_MAX: Final = 4
-ASK_SECONDS_MAX: Final = 60.0
+EXCHANGE_SECONDS_MAX: Final = 60.0
 FIXED_LOOP_ROUNDS: Final = 20_000
 DELAY_S: Final = 1.0
 SHOWN_FUNCTIONS: Final = 25
@@ -91,7 +91,7 @@ class Case:
 
     async def run(self, asker: Asker) -> int:
         """Runs the case once and returns the bytes of its answers."""
-        size = await asker.ask(b"".join(self.frames), len(self.frames))
+        size = await asker.exchange(b"".join(self.frames), len(self.frames))
         if self.then is not None:
             await self.then(asker)
         return size
@@ -200,7 +200,7 @@ async def _commit(asker: Asker) -> None:
             transaction_id="-",
         )
         frames.append(encode_frame(Command.request(RequestCode.END_TRANSACTION, header)))
-    await asker.ask(b"".join(frames), len(frames))
+    await asker.exchange(b"".join(frames), len(frames))
 
 
 def _single_frame(number: int, properties: dict[str, str], *, sys_flag: int = 0) -> bytes:
@@ -273,7 +273,7 @@ class Asker(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, int]] = []
-        """The message id and queue offset of each send in the last `ask`."""
+        """The message id and queue offset of each send in the last `exchange`."""
         self._received = bytearray()
         self._wanted = self._answer_bytes = 0
         self._answered: asyncio.Future[None] | None = None
@@ -310,7 +310,7 @@ class Asker(asyncio.Protocol):
         if self._answered is not None and not self._answered.done():
             self._answered.set_exception(RuntimeError(reason))
 
-    def tell(self, frames: bytes) -> None:
+    def send(self, frames: bytes) -> None:
         """Sends requests without waiting for answers."""
         self._transport.write(frames)
 
@@ -318,7 +318,7 @@ class Asker(asyncio.Protocol):
         """Closes the connection."""
         self._transport.close()
 
-    async def ask(self, frames: bytes, count: int) -> int:
+    async def exchange(self, frames: bytes, count: int) -> int:
         """Sends `count` requests at once and returns the bytes of their answers.
 
         Raises:  RuntimeError if one is rejected, TimeoutError.
@@ -327,7 +327,7 @@ class Asker(asyncio.Protocol):
         self.sent = []
         self._answered = asyncio.get_running_loop().create_future()
         self._transport.write(frames)
-        async with asyncio.timeout(ASK_SECONDS_MAX):
+        async with asyncio.timeout(EXCHANGE_SECONDS_MAX):
             await self._answered
         return self._answer_bytes
 

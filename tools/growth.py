@@ -60,7 +60,7 @@ from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock
 from tandemmq.units import GIB, KIB, MIB
 
-LOOKS: Final = 3
+SAMPLES: Final = 3
 IN_FLIGHT: Final = 64
 OPERATIONS: Final = 3200
 BODY: Final = b"x" * KIB
@@ -73,11 +73,11 @@ DAY_MS: Final = 86_400_000
 ROUTES_S: Final = 2.0
 WARM_UP_S: Final = 12.0
 """The warm-up in processor seconds of the process, so that it is equally long on a busy machine."""
-FORGETTING_S: Final = 0.3
+EXPIRY_S: Final = 0.3
 DEATHS: Final = 5
 JAVA_CACHE: Final = Path(".interop-cache")
 
-OF_JAVA: Final = ", Java"
+JAVA_SUFFIX: Final = ", Java"
 """The suffix of the names of Java's figures."""
 MEMORY: Final = "private MiB"
 PLOTS_PER_ROW: Final = 3
@@ -179,34 +179,34 @@ def _topic(name: str, queues: int = 1) -> bytes:
 # Measuring
 
 
-async def _ask_all(asker: Asker, frames: Iterable[bytes], in_flight: int = IN_FLIGHT) -> int:
+async def _exchange_all(asker: Asker, frames: Iterable[bytes], in_flight: int = IN_FLIGHT) -> int:
     """Sends all frames, `in_flight` at a time, and returns the bytes of their answers."""
     together: list[bytes] = []
     size = 0
     for frame in frames:
         together.append(frame)
         if len(together) == in_flight:
-            size += await asker.ask(b"".join(together), in_flight)
+            size += await asker.exchange(b"".join(together), in_flight)
             together.clear()
     if together:
-        size += await asker.ask(b"".join(together), len(together))
+        size += await asker.exchange(b"".join(together), len(together))
     return size
 
 
 async def _microseconds(
-    asker: Asker, frames: Sequence[bytes], in_flight: int = IN_FLIGHT, looks_wanted: int = LOOKS
+    asker: Asker, frames: Sequence[bytes], in_flight: int = IN_FLIGHT, sample_count: int = SAMPLES
 ) -> float:
     """Returns the processor time of the loop's thread per frame, with the same frames in each measurement."""
     joined = [b"".join(frames[at : at + in_flight]) for at in range(0, len(frames), in_flight)]
     counts = [len(frames[at : at + in_flight]) for at in range(0, len(frames), in_flight)]
-    looks = []
+    samples = []
     gc.collect()
-    for _ in range(looks_wanted):
+    for _ in range(sample_count):
         begun_at = time.thread_time()
         for frame, count in zip(joined, counts, strict=True):
-            await asker.ask(frame, count)
-        looks.append(time.thread_time() - begun_at)
-    return min(looks) / len(frames) * 1e6
+            await asker.exchange(frame, count)
+        samples.append(time.thread_time() - begun_at)
+    return min(samples) / len(frames) * 1e6
 
 
 def _private_mib() -> float:
@@ -240,7 +240,7 @@ async def by_message_size(sizes: Sequence[int]) -> Points:
             in_flight = max(1, min(IN_FLIGHT, 4 * MIB // size))
             frames = [_send(topic, b"x" * size, number=number) for number in range(count)]
             send = await _microseconds(asker, frames, in_flight)
-            pulled = await asker.ask(_pull(topic), 1) // size
+            pulled = await asker.exchange(_pull(topic), 1) // size
             pull = await _microseconds(asker, [_pull(topic)] * max(4, count // PULLED), 1) / pulled
             yield size, {"send, us": send, "message of a pull, us": pull}
 
@@ -252,8 +252,8 @@ async def by_queues(sizes: Sequence[int]) -> Points:
             asker = await connect()
             topics = [f"Queues{number}" for number in range(-(-size // QUEUES_PER_TOPIC))]
             each = min(size, QUEUES_PER_TOPIC)
-            await _ask_all(asker, [_topic(name, each) for name in topics], 1)
-            await _ask_all(asker, (_send(name, queue=queue) for name in topics for queue in range(each)))
+            await _exchange_all(asker, [_topic(name, each) for name in topics], 1)
+            await _exchange_all(asker, (_send(name, queue=queue) for name in topics for queue in range(each)))
             numbers = list(_spread(size))
             frames = [_send(topics[n // each], queue=n % each, number=n) for n in numbers]
             send = await _microseconds(asker, frames)
@@ -267,14 +267,16 @@ async def by_topics(sizes: Sequence[int]) -> Points:
         asker = await connect()
         made = 0
         for size in sizes:
-            await _ask_all(asker, (_topic(f"Topic{number}") for number in range(made, size)))
+            await _exchange_all(asker, (_topic(f"Topic{number}") for number in range(made, size)))
             made = size
-            looks = []
-            for look in range(LOOKS):
+            samples = []
+            for look in range(SAMPLES):
                 names = [f"New{size}-{look}-{number}" for number in range(8)]
-                looks.append(await _microseconds(asker, [_topic(name) for name in names], 1, looks_wanted=1))
+                samples.append(
+                    await _microseconds(asker, [_topic(name) for name in names], 1, sample_count=1)
+                )
             send = await _microseconds(asker, [_send(f"Topic{number}") for number in _spread(size)])
-            yield size, {"send, us": send, "create a topic, us": min(looks), MEMORY: _private_mib()}
+            yield size, {"send, us": send, "create a topic, us": min(samples), MEMORY: _private_mib()}
 
 
 async def by_connections(sizes: Sequence[int]) -> Points:
@@ -284,13 +286,13 @@ async def by_connections(sizes: Sequence[int]) -> Points:
         frame = _send("Connections")
         for size in sizes:
             askers += [await connect() for _ in range(size - len(askers))]
-            looks = []
-            for _ in range(LOOKS):
+            samples = []
+            for _ in range(SAMPLES):
                 begun_at = time.thread_time()
                 for number in _spread(size, OPERATIONS):
-                    await askers[number].ask(frame, 1)
-                looks.append(time.thread_time() - begun_at)
-            send = min(looks) / OPERATIONS * 1e6
+                    await askers[number].exchange(frame, 1)
+                samples.append(time.thread_time() - begun_at)
+            send = min(samples) / OPERATIONS * 1e6
             yield size, {"send, us": send, MEMORY: _private_mib()}
 
 
@@ -300,10 +302,10 @@ async def by_backlog(sizes: Sequence[int]) -> Points:
         asker = await connect()
         body = b"x" * (64 * KIB)
         written = 0
-        await _ask_all(asker, [_send("Oldest", number=number) for number in range(OPERATIONS)])
+        await _exchange_all(asker, [_send("Oldest", number=number) for number in range(OPERATIONS)])
         for size in sizes:
             count = (size * GIB - written) // len(body)
-            await _ask_all(asker, (_send("Backlog", body) for _ in range(count)))
+            await _exchange_all(asker, (_send("Backlog", body) for _ in range(count)))
             written += count * len(body)
             frames = [_send("Newest", number=number) for number in range(OPERATIONS)]
             send = await _microseconds(asker, frames)
@@ -321,9 +323,9 @@ async def by_held_pulls(sizes: Sequence[int]) -> Points:
         for size in sizes:
             for number in range(held, size):
                 if number % 100 == 0:
-                    await asker.ask(_send(f"Held{number // 100}"), 1)
+                    await asker.exchange(_send(f"Held{number // 100}"), 1)
                 frame = _pull(f"Held{number // 100}", offset=1, group=f"group{number % 100}", held_ms=120_000)
-                holder.tell(frame)
+                holder.send(frame)
             held = size
             await asyncio.sleep(0.1)
             send = await _microseconds(asker, [_send("Else", number=number) for number in range(OPERATIONS)])
@@ -334,7 +336,7 @@ async def by_groups(sizes: Sequence[int]) -> Points:
     """Varies the number of groups with a committed offset in one queue."""
     async with _broker() as connect:
         asker = await connect()
-        await asker.ask(_send("Groups"), 1)
+        await asker.exchange(_send("Groups"), 1)
 
         def commit(number: int) -> bytes:
             header = UpdateOffsetRequest(
@@ -344,7 +346,7 @@ async def by_groups(sizes: Sequence[int]) -> Points:
 
         known = 0
         for size in sizes:
-            await _ask_all(asker, (commit(number) for number in range(known, size)))
+            await _exchange_all(asker, (commit(number) for number in range(known, size)))
             known = size
             us = await _microseconds(asker, [commit(number) for number in _spread(size)])
             pull = await _microseconds(asker, [_pull("Groups", group=f"group{n}") for n in _spread(size)])
@@ -362,7 +364,7 @@ async def by_delayed(sizes: Sequence[int]) -> Points:
             return _send("Delayed", body, number=number, due_ms=due_ms + number * 7919 % DAY_MS)
 
         for size in sizes:
-            await _ask_all(asker, (delayed(number) for number in range(waiting, size)))
+            await _exchange_all(asker, (delayed(number) for number in range(waiting, size)))
             waiting = size
             us = await _microseconds(asker, [delayed(number) for number in range(OPERATIONS)])
             send = await _microseconds(asker, [_send("Plain", number=number) for number in range(OPERATIONS)])
@@ -375,13 +377,13 @@ async def by_cold_readers(sizes: Sequence[int]) -> Points:
     """
     async with _broker() as connect:
         asker = await connect()
-        await _ask_all(asker, (_send("Cold", number=number) for number in range(COLD_MESSAGES)))
+        await _exchange_all(asker, (_send("Cold", number=number) for number in range(COLD_MESSAGES)))
         readers: list[asyncio.Task[None]] = []
 
         async def read_cold(number: int) -> None:
             own, at = await connect(), number * 4099 % COLD_MESSAGES
             while True:
-                await own.ask(_pull("Cold", offset=at), 1)
+                await own.exchange(_pull("Cold", offset=at), 1)
                 at = (at + PULLED) % (COLD_MESSAGES - PULLED)
 
         for size in sizes:
@@ -390,8 +392,8 @@ async def by_cold_readers(sizes: Sequence[int]) -> Points:
             latencies = []
             for number in range(OPERATIONS // 8):
                 begun_at = time.perf_counter()
-                await asker.ask(_send("Tail", number=number), 1)
-                await asker.ask(_pull("Tail", offset=number), 1)
+                await asker.exchange(_send("Tail", number=number), 1)
+                await asker.exchange(_pull("Tail", offset=number), 1)
                 latencies.append((time.perf_counter() - begun_at) * 1e6)
             latencies.sort()
             yield (
@@ -432,7 +434,7 @@ async def by_brokers(sizes: Sequence[int]) -> Points:
                 for number in range(len(brokers), size):
                     asker = Asker()
                     await network.connect("127.0.0.1", port, lambda asker=asker: asker, 10.0)
-                    await asker.ask(_registration(number), 1)
+                    await asker.exchange(_registration(number), 1)
                     brokers.append(asker)
                 yield size, await _name_server_figures(brokers)
         finally:
@@ -443,13 +445,13 @@ async def _name_server_figures(brokers: list[Asker]) -> Figures:
     size = len(brokers)
     numbers = list(_spread(size, 300))
     registrations = [_registration(number) for number in numbers]
-    looks = []
-    for _ in range(LOOKS):
+    samples = []
+    for _ in range(SAMPLES):
         begun_at = time.thread_time()
         for number, frame in zip(numbers, registrations, strict=True):
-            await brokers[number].ask(frame, 1)
-        looks.append(time.thread_time() - begun_at)
-    register = min(looks) / len(numbers) * 1e6
+            await brokers[number].exchange(frame, 1)
+        samples.append(time.thread_time() - begun_at)
+    register = min(samples) / len(numbers) * 1e6
     routes = [
         _route_query(_topic_of(number, at % TOPICS_PER_BROKER))
         for at, number in enumerate(_spread(size, 3200))
@@ -484,7 +486,7 @@ class ComparedNameServer:
 
     async def add_broker(self) -> None:
         self.brokers.append(await self.connect())
-        await self.brokers[-1].ask(_registration(len(self.brokers) - 1), 1)
+        await self.brokers[-1].exchange(_registration(len(self.brokers) - 1), 1)
 
     def spent_s(self) -> float:
         return processor_seconds(self.process.pids["name server"])
@@ -493,14 +495,14 @@ class ComparedNameServer:
         """Measures consecutive registrations, each over the connection of its broker."""
         numbers = list(_spread(len(self.brokers), max(8, OPERATIONS // 4)))
         registrations = [_registration(number) for number in numbers]
-        looks = []
-        for _ in range(LOOKS):
+        samples = []
+        for _ in range(SAMPLES):
             begun_s = self.spent_s()
             for number, frame in zip(numbers, registrations, strict=True):
-                await self.brokers[number].ask(frame, 1)
-            looks.append(self.spent_s() - begun_s)
+                await self.brokers[number].exchange(frame, 1)
+            samples.append(self.spent_s() - begun_s)
         memory = private_bytes(self.process.pids["name server"]) / MIB
-        return {"registration, us": min(looks) / len(numbers) * 1e6, MEMORY: memory}
+        return {"registration, us": min(samples) / len(numbers) * 1e6, MEMORY: memory}
 
     async def route(self) -> Figures:
         """Measures route queries for topics of all brokers over one connection, and then the deaths of
@@ -511,16 +513,16 @@ class ComparedNameServer:
             for at, number in enumerate(_spread(len(self.brokers)))
         ]
         rates, costs = [], []
-        for _ in range(LOOKS):
+        for _ in range(SAMPLES):
             begun_s = self.spent_s()
             load = run_load(
-                self.process.name_server, frames, in_flight=IN_FLIGHT, seconds_max=ROUTES_S / LOOKS
+                self.process.name_server, frames, in_flight=IN_FLIGHT, seconds_max=ROUTES_S / SAMPLES
             )
             if load.failed:
                 raise RuntimeError(f"{self.process.side} knows no route, {load.failed} times")
             costs.append((self.spent_s() - begun_s) / load.count * 1e6)
             rates.append(load.count / load.seconds)
-        deaths = [await self.bury_broker() for _ in range(DEATHS)]
+        deaths = [await self.remove_broker() for _ in range(DEATHS)]
         return {
             "route queries/s": max(rates),
             "route query, us": min(costs),
@@ -528,7 +530,7 @@ class ComparedNameServer:
             "forget a broker, us": min(spent for _, spent in deaths),
         }
 
-    async def bury_broker(self) -> tuple[float, float]:
+    async def remove_broker(self) -> tuple[float, float]:
         """Returns the microseconds until the last broker's route is gone, and the processor time for that.
 
         The broker dies twice, because querying its route takes processor time, too.
@@ -536,20 +538,20 @@ class ComparedNameServer:
         number = len(self.brokers) - 1
         begun_s = self.spent_s()
         self.brokers.pop().end()
-        await asyncio.sleep(FORGETTING_S)
+        await asyncio.sleep(EXPIRY_S)
         spent_s = self.spent_s() - begun_s
         await self.add_broker()
         begun_at = time.perf_counter()
         self.brokers.pop().end()
-        while await self.knows(_topic_of(number, 0)):
+        while await self.has_route(_topic_of(number, 0)):
             pass
         after_s = time.perf_counter() - begun_at
         await self.add_broker()
         return after_s * 1e6, spent_s * 1e6
 
-    async def knows(self, topic: str) -> bool:
+    async def has_route(self, topic: str) -> bool:
         try:
-            await self.asker.ask(_route_query(topic), 1)
+            await self.asker.exchange(_route_query(topic), 1)
         except RuntimeError:
             return False
         return True
@@ -585,7 +587,7 @@ async def by_compared_brokers(
             for side in sides:
                 while len(side.brokers) < size:
                     await side.add_broker()
-                ending = OF_JAVA if side.process.side == JAVA else ""
+                ending = JAVA_SUFFIX if side.process.side == JAVA else ""
                 figures |= {f"{name}{ending}": figure for name, figure in (await measure(side)).items()}
             yield size, figures
         for side in sides:
@@ -745,7 +747,7 @@ def render_page(found: Sequence[Measured]) -> str:
         lines += ["", f"## {_heading(curve)}", "", curve.says, ""]
         if one.machine != found[0].machine:
             lines += [one.machine, ""]
-        if curve.has_java and not any(name.endswith(OF_JAVA) for name in names):
+        if curve.has_java and not any(name.endswith(JAVA_SUFFIX) for name in names):
             lines += ["Java's was not measured: there was no JDK or Maven.", ""]
         lines += [f"| {curve.axis} | {' | '.join(names)} |", "|--:" * (len(names) + 1) + "|"]
         lines += [
@@ -795,7 +797,7 @@ def draw(found: Sequence[Measured], path: Path) -> None:
         sizes = [point.size for point in points]
         colours: dict[str, str] = {}
         for name in points[0].figures:
-            ours = name.removesuffix(OF_JAVA)
+            ours = name.removesuffix(JAVA_SUFFIX)
             colour = colours.setdefault(ours, f"C{len(colours)}")
             style = ":" if name != ours else "--" if name == MEMORY else "-"
             figures = [point.figures[name] for point in points]
@@ -806,7 +808,7 @@ def draw(found: Sequence[Measured], path: Path) -> None:
         axes.set_title(curve.title, fontsize=10)
         axes.set_xlabel(curve.axis, fontsize=8)
         axes.tick_params(labelsize=7)
-        has_java = any(name.endswith(OF_JAVA) for name in points[0].figures)
+        has_java = any(name.endswith(JAVA_SUFFIX) for name in points[0].figures)
         axes.legend(fontsize=7, title="dots: Java" if has_java else None, title_fontsize=7)
     picture.savefig(path, dpi=110)
 
@@ -853,8 +855,8 @@ async def _collect(curve: Curve) -> list[Point]:
     console, points = Console(), []
     console.print(f"[bold]{curve.title}[/bold]")
     async for size, figures in curve.measure(curve.sizes):
-        told = "  ".join(f"{name} {figure:,.1f}" for name, figure in figures.items())
-        console.print(f"{size:>12,} {curve.axis}  {told}", soft_wrap=True)
+        rows = "  ".join(f"{name} {figure:,.1f}" for name, figure in figures.items())
+        console.print(f"{size:>12,} {curve.axis}  {rows}", soft_wrap=True)
         points.append(Point(size, figures))
     return points
 

@@ -254,8 +254,8 @@ EFFECTS: Final[dict[str, str]] = {
     "fastListen": (
         "Listen on the port 2 below `listenPort`, too, which RocketMQ's producers use for some requests"
     ),
-    "brokerIP1": "Address that clients are told",
-    "brokerIP2": "Address of the replication port that slaves are told; empty: `brokerIP1`",
+    "brokerIP1": "Address advertised to clients",
+    "brokerIP2": "Address of the replication port advertised to slaves; empty: `brokerIP1`",
     "namesrvAddr": "Name servers, separated by `;`",
     "registerNameServerPeriod": "Pause between two registrations at each name server, in ms",
     "registerBrokerTimeoutMills": "Time-out of one registration, in ms",

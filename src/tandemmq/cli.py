@@ -193,12 +193,12 @@ def _sentence(error: OSError) -> str:
 
 
 async def _name_server(config: Path | None, overrides: list[str]) -> int:
-    from tandemmq.config.load import load_name_server, read_settings, with_kept_settings
+    from tandemmq.config.load import load_name_server, read_settings, with_saved_settings
     from tandemmq.nameserver.nameserver import NameServer
     from tandemmq.runtime.disk import RealDisk
     from tandemmq.runtime.machine import LoopClock, TcpNetwork
 
-    loaded = load_name_server(with_kept_settings(read_settings(config, overrides), config), config)
+    loaded = load_name_server(with_saved_settings(read_settings(config, overrides), config), config)
     _warn(loaded.inert, ())
     outcome = ServerEnd()
     servers = 1 if loaded.controller is None else 2

@@ -51,7 +51,7 @@ class Member:
 
     def start(self) -> None:
         for link in self.links:
-            link.mend()
+            link.heal()
         self._server.start()
 
     def kill(self) -> None:
@@ -199,9 +199,9 @@ class ElectedHosts:
         for link in self.brokers[number].links:
             link.hold()
 
-    def mend(self) -> None:
+    def heal(self) -> None:
         for link in self._all_links():
-            link.mend()
+            link.heal()
 
     def _all_links(self) -> Iterator[Link]:
         yield self.to_name_server

@@ -153,7 +153,7 @@ class History:
     java_failed: list[tuple[str, float, str]] = field(default_factory=list)
     """With `--java`: client, time and reason of each failed send."""
 
-    def note_ack(self, queue_id: int, queue_offset: int, body: bytes, ack: Ack) -> None:
+    def record_ack(self, queue_id: int, queue_offset: int, body: bytes, ack: Ack) -> None:
         place = (TOPIC, queue_id, queue_offset)
         promised = self.lists.promised
         if place in promised:
@@ -161,7 +161,7 @@ class History:
         promised[place] = body
         self.acks.append(ack)
 
-    def note_java(self, sends: Iterable[JavaSend]) -> None:
+    def record_java(self, sends: Iterable[JavaSend]) -> None:
         """Adds the sends of Java clients, once no round is in progress."""
         for send in sends:
             client = client_of(send.number)
@@ -172,7 +172,7 @@ class History:
             if send.message_id:
                 stored = decode_message_id(send.message_id)
                 ack = Ack(send.begun_s, send.done_s, stored.ip, stored.log_offset, cause, client)
-                self.note_ack(send.queue_id, send.queue_offset, body_of(send.number), ack)
+                self.record_ack(send.queue_id, send.queue_offset, body_of(send.number), ack)
             else:
                 self.java_failed.append((client, send.done_s, send.reason))
 
@@ -260,7 +260,7 @@ class Failover:
     async def _end_java(self) -> None:
         for sender in self._java:
             await asyncio.to_thread(sender.close)
-            self._history.note_java(sender.sends())
+            self._history.record_java(sender.sends())
 
     @staticmethod
     async def _is_reading(stream: SparkReader) -> bool:
@@ -323,7 +323,7 @@ class Failover:
             if result.is_ok:
                 stored = decode_message_id(result.message_id)
                 ack = Ack(begun_s, time.monotonic(), stored.ip, stored.log_offset, cause)
-                history.note_ack(result.queue.queue_id, result.queue_offset, body, ack)
+                history.record_ack(result.queue.queue_id, result.queue_offset, body, ack)
             await asyncio.sleep(PAUSE_S)
 
     # Rounds.
@@ -387,13 +387,13 @@ class Failover:
         port = self._chance.choice(("client", "log", "controller"))
         await asyncio.to_thread(self._hosts.cut_port, master, port)
         await self._lasts(LASTS_S)
-        await asyncio.to_thread(self._hosts.mend)
+        await asyncio.to_thread(self._hosts.heal)
         return f"port cut: {port}"
 
     async def _cut_host(self, master: int) -> str:
         await asyncio.to_thread(self._hosts.cut, master)
         await self._lasts(LASTS_S)
-        await asyncio.to_thread(self._hosts.mend)
+        await asyncio.to_thread(self._hosts.heal)
         return "host cut"
 
     async def _kill_controller_and_master(self, master: int) -> str:
@@ -473,7 +473,7 @@ class Failover:
         """Fills the master's disk: no send succeeds until there is room."""
         disk = self._hosts.disks[self._hosts.brokers[master].name]
         await asyncio.to_thread(disk.fill)
-        await self._until_refused()
+        await self._await_refusal()
         await self._lasts(DEAD_S)
         await asyncio.to_thread(disk.free)
         return "master's disk full"
@@ -484,7 +484,7 @@ class Failover:
         """
         disk = self._hosts.disks[self._hosts.brokers[master].name]
         await asyncio.to_thread(disk.fill)
-        await self._until_refused()
+        await self._await_refusal()
         await self._hand_over(master)
         goal = len(self._history.acks) + CALM_ACKS
         await until(lambda: len(self._history.acks) >= goal, "the next master takes sends", ROUND_S_MAX)
@@ -514,7 +514,7 @@ class Failover:
         await asyncio.gather(*(asyncio.to_thread(one.start) for one in (controller, broker)))
         return "controller's disk full, master killed"
 
-    async def _until_refused(self) -> None:
+    async def _await_refusal(self) -> None:
         """Waits until sends are refused."""
         acks = self._history.acks
         await until(lambda: time.monotonic() - acks[-1].done_s > QUIET_S, "sends are refused", ROUND_S_MAX)
@@ -756,7 +756,7 @@ def failover(
             history.faults += different_logs([hosts.store_path(number) for number in hosts.brokers])
         except (AssertionError, TandemError) as error:
             history.faults.append(f"after {len(history.rounds)} rounds, {history.cause}: {error}")
-    return tell(history, two_masters(history.acks, ranges) if ranges else [], has_java=has_java)
+    return report(history, two_masters(history.acks, ranges) if ranges else [], has_java=has_java)
 
 
 @contextmanager
@@ -775,7 +775,7 @@ def harmed_hosts(root: Path) -> Iterator[ElectedHosts]:
         hosts.close()
 
 
-def tell(history: History, masters: list[str], *, has_java: bool = False) -> int:
+def report(history: History, masters: list[str], *, has_java: bool = False) -> int:
     findings = history.lists.check()
     cause_of_place = dict(zip(history.lists.promised, history.acks, strict=False))
     lost = Counter(cause_of_place[place].cause for place in history.lists.missing if place in cause_of_place)

@@ -55,11 +55,11 @@ class Link:
     # Called from the test's thread.
 
     def cut(self) -> None:
-        """Breaks every connection and every new one, until `mend`."""
+        """Breaks every connection and every new one, until `heal`."""
         self._do(self._cut())
 
     def hold(self) -> None:
-        """Passes nothing on and breaks nothing, like a network that loses every packet; until `mend`."""
+        """Passes nothing on and breaks nothing, like a network that loses every packet; until `heal`."""
         self._do(self._hold())
 
     def hold_from(self, dialler: str) -> None:
@@ -67,16 +67,16 @@ class Link:
         self._do(self._hold_from(dialler))
 
     def refuse(self) -> None:
-        """Stops listening, as if the process had ended; existing connections stay. Until `mend`."""
+        """Stops listening, as if the process had ended; existing connections stay. Until `heal`."""
         self._do(self._refuse())
 
     def slow(self, bytes_per_s: float) -> None:
         """Limits the rate in each direction of each connection."""
         self._bytes_per_s = bytes_per_s
 
-    def mend(self) -> None:
+    def heal(self) -> None:
         """Removes all faults; held bytes arrive."""
-        self._do(self._mend())
+        self._do(self._heal())
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
@@ -113,7 +113,7 @@ class Link:
     async def _hold(self) -> None:
         self._flows.clear()
 
-    async def _mend(self) -> None:
+    async def _heal(self) -> None:
         self._is_cut = False
         self._bytes_per_s = None
         for flows in (self._flows, *self._flows_of.values()):

@@ -95,7 +95,7 @@ class JavaSender:
 
     def check_alive(self) -> None:
         """Raises AssertionError if the process has ended by itself."""
-        assert self._process.poll() is None, f"{self.client} has ended; what it said is in {self._path}"
+        assert self._process.poll() is None, f"{self.client} has ended; its output is in {self._path}"
 
     def acknowledged(self) -> int:
         """Returns the number of sends acknowledged so far."""

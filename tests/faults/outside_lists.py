@@ -62,7 +62,7 @@ class OutsideLists:
         self._next: dict[tuple[str, int], int] = {}
         self._last_promised: dict[tuple[str, int], int] = {}
 
-    def note_send(self, queue: MessageQueue, queue_offset: int, body: bytes) -> None:
+    def record_send(self, queue: MessageQueue, queue_offset: int, body: bytes) -> None:
         """Records a send answered with SEND_OK; the previous send to the same queue had been answered
         before.
         """
@@ -71,11 +71,11 @@ class OutsideLists:
         if place in self.promised:
             self.findings.lost.append(f"{place} was promised to {self.promised[place]!r} and {body!r}")
         if queue_offset <= self._last_promised.get(key, -1):
-            self.findings.order.append(f"{place}: an earlier send lies at {self._last_promised[key]}")
+            self.findings.order.append(f"{place}: an earlier send is at {self._last_promised[key]}")
         self._last_promised[key] = queue_offset
         self.promised[place] = body
 
-    def note_delivery(self, message: ReceivedMessage) -> None:
+    def record_delivery(self, message: ReceivedMessage) -> None:
         key = (message.topic, message.queue_id)
         offset = message.queue_offset
         place = (*key, offset)
@@ -130,7 +130,7 @@ class Load:
                 continue
             self._lists.statuses[result.status.name] += 1
             if result.status is SendStatus.SEND_OK:
-                self._lists.note_send(queue, result.queue_offset, body)
+                self._lists.record_send(queue, result.queue_offset, body)
             await asyncio.sleep(self.pause_s)
 
 
@@ -180,7 +180,7 @@ async def consuming(
         while True:
             for message in await consumer.poll(256, 0.5):
                 if message.topic == topic:
-                    lists.note_delivery(message)
+                    lists.record_delivery(message)
 
     async with consumer_of(namesrv, topic, group, **changes) as consumer:
         task = asyncio.create_task(run())

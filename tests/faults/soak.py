@@ -98,12 +98,12 @@ class Soak:
             "stop_master": (act(master.stop), act(master.start)),
             "freeze_master": (act(cluster.freeze, master), act(cluster.thaw, master)),
             "freeze_slave": (act(cluster.freeze, slave), act(cluster.thaw, slave)),
-            "slow_replication": (act(cluster.to_master_ha.slow, 20_000), act(cluster.to_master_ha.mend)),
+            "slow_replication": (act(cluster.to_master_ha.slow, 20_000), act(cluster.to_master_ha.heal)),
             "restart_consumer": (act(self._restart_consumer.set), act(lambda: None)),
         }
         for name, link in links.items():
-            faults[f"cut_{name}"] = (act(link.cut), act(link.mend))
-            faults[f"hold_{name}"] = (act(link.hold), act(link.mend))
+            faults[f"cut_{name}"] = (act(link.cut), act(link.heal))
+            faults[f"hold_{name}"] = (act(link.hold), act(link.heal))
         return faults
 
     async def _consume(self) -> None:

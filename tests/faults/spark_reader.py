@@ -1,7 +1,7 @@
 """A Spark stream that reads one topic while its cluster is harmed, in a process of its own.
 
 The process: spark_reader.py NAME_SERVER TOPIC FOLDER. Reads from the oldest message on, with a checkpoint in
-FOLDER, until it is told to end. Each batch with rows becomes a line of FOLDER/batches, once it is done:
+FOLDER, until it is stopped. Each batch with rows becomes a line of FOLDER/batches, once it is done:
 
     {"batch": 3, "done_s": 1234.5, "rows": [[queue id, queue offset, number in the body], ...]}
 

@@ -517,7 +517,7 @@ def attacking(name: str, targets: Targets, log_path: Path) -> Iterator[subproces
         process.stdout.close()
 
 
-def attack_for_ever(name: str, places: str) -> None:
+def attack_until_cancelled(name: str, places: str) -> None:
     """The main function of an attack's process."""
     import resource
 
@@ -741,7 +741,7 @@ def main() -> int:
     parser.add_argument("--places", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.attack:
-        attack_for_ever(options.attack, options.places)
+        attack_until_cancelled(options.attack, options.places)
         return 0
     names = [name for name in ATTACKS if options.only in name]
     if not names:

@@ -194,8 +194,8 @@ async def test_progress_ahead_of_the_log_of_a_new_master_skips_nothing(
 
         async def has_committed() -> bool:
             await consumer.poll(64, 0.1)
-            told = [await committed(a, TOPIC, 0) for a in (cluster.master_address, cluster.slave_address)]
-            return told == [10, 4]
+            reported = [await committed(a, TOPIC, 0) for a in (cluster.master_address, cluster.slave_address)]
+            return reported == [10, 4]
 
         await until(has_committed, "the slave has the progress, as far as its log reaches", not_yet=NOT_YET)
     cluster.master.kill()

@@ -22,8 +22,8 @@ from failover import (
     different_logs,
     failover,
     not_linearizable,
+    report,
     short_reason,
-    tell,
     two_masters,
 )
 from java_senders import NUMBERS, JavaSend, body_of, client_of, read_sends
@@ -84,7 +84,7 @@ def ack(host: str, log_offset: int, begun_s: float) -> Ack:
     [
         pytest.param([ack("a", 0, 0), ack("b", 100, 2), ack("b", 200, 3)], 0, id="one after the other"),
         pytest.param([ack("a", 0, 0), ack("b", 50, 1)], 1, id="two of one term"),
-        pytest.param([ack("b", 100, 2), ack("a", 50, 3)], 1, id="the old one goes on"),
+        pytest.param([ack("b", 100, 2), ack("a", 50, 3)], 1, id="the old one continues"),
         pytest.param([ack("b", 100, 2), ack("a", 50, 2.2)], 0, id="an answer that was late"),
     ],
 )
@@ -96,7 +96,7 @@ def test_two_masters_are_found(acks: list[Ack], found: int) -> None:
     ("places", "found"),
     [
         pytest.param({0: 0, 1: 1, 2: 2}, "", id="one after the other"),
-        pytest.param({0: 0, 1: 2, 2: 1}, "was answered before", id="a later send lies before an earlier one"),
+        pytest.param({0: 0, 1: 2, 2: 1}, "was answered before", id="a later send is before an earlier one"),
         pytest.param({0: 0, 1: 1, 2: 3}, "", id="without an answer"),
         pytest.param({0: 0, 1: 3, 2: 1}, "was answered before", id="begun when a later one had its answer"),
         pytest.param({0: 0, 1: 1, 2: 1}, "", id="sent again"),
@@ -111,7 +111,7 @@ def test_a_history_that_no_list_has_is_found(places: dict[int, int], found: str)
         delivered[TOPIC, 0, offset] = body
         history.lists.delivered_s[TOPIC, 0, offset] = 9.0
         if number < 3 and body not in history.lists.promised.values():
-            history.note_ack(0, offset, body, Ack(number, number + 0.5, "a", 0, ""))
+            history.record_ack(0, offset, body, Ack(number, number + 0.5, "a", 0, ""))
     history.lists._delivered = delivered
     assert found in " ".join(not_linearizable(history))
     assert bool(not_linearizable(history)) is bool(found)
@@ -177,8 +177,8 @@ def java_history(cause: str, sends: list[JavaSend], delivered: dict[int, int]) -
     queue 1.
     """
     history = History(rounds=[Round(cause, 0.0, 0, 1.0, 9.0)], begun_s={0: 1.25})
-    history.note_ack(0, 0, body_of(0), Ack(1.25, 1.5, "a", 0, cause))
-    history.note_java(sends)
+    history.record_ack(0, 0, body_of(0), Ack(1.25, 1.5, "a", 0, cause))
+    history.record_java(sends)
     places = {(TOPIC, 0, 0): 0, **{(TOPIC, 1, offset): number for offset, number in delivered.items()}}
     history.lists._delivered = {place: body_of(number) for place, number in places.items()}
     history.lists.delivered_s.update(dict.fromkeys(places, 10.0))
@@ -200,7 +200,7 @@ def test_each_client_is_counted_for_itself(capsys: pytest.CaptureFixture[str]) -
     assert client_line("java 4.9", 2, found) == (
         "java 4.9: acknowledged=2 failed=1 lost=0 stored_twice=1 rto_killed_ms=5000/5000 rto_silent_ms=0/0"
     )
-    assert tell(history, [], has_java=True) == 0
+    assert report(history, [], has_java=True) == 0
     assert "acknowledged=3 lost=0 duplicated_offsets=0" in capsys.readouterr().out.splitlines()[-1]
 
 
@@ -227,7 +227,7 @@ def test_what_a_java_producer_was_denied_is_found(
     send: JavaSend, delivered: dict[int, int], cause: str, found: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unanswered = JavaSend(NUMBERS + 1, 2.0)
-    assert tell(java_history(cause, [send, unanswered], delivered), [], has_java=True) == 1
+    assert report(java_history(cause, [send, unanswered], delivered), [], has_java=True) == 1
     assert found in capsys.readouterr().out
 
 

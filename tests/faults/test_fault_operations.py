@@ -69,11 +69,13 @@ async def test_a_lost_slave_and_a_slave_that_is_ahead_stay_visible(tmp_path: Pat
 
         await until(is_refused, "the slave halts", not_yet=NOT_YET)
 
-        async def is_told() -> bool:
-            told = (await ha_status(cluster.master_address)).connections
-            return [(one.state, one.halt_reason) for one in told if one.slave] == [("AHEAD", "SLAVE_AHEAD")]
+        async def is_reported() -> bool:
+            reported = (await ha_status(cluster.master_address)).connections
+            return [(one.state, one.halt_reason) for one in reported if one.slave] == [
+                ("AHEAD", "SLAVE_AHEAD")
+            ]
 
-        await until(is_told, "its master tells why", not_yet=NOT_YET)
+        await until(is_reported, "its master reports the reason", not_yet=NOT_YET)
         # Its tables are not those of an empty master: at the promotion no others are left.
         async with asking() as client:
             held = HeldTable(data_version=DataVersion(), entry_count=0)

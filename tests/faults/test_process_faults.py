@@ -117,7 +117,7 @@ async def test_without_the_way_of_the_log_sends_say_so(shared: FaultCluster, fau
         before = lists.statuses["SEND_OK"]
         await until_more(lists, "FLUSH_SLAVE_TIMEOUT", 2)
         assert lists.statuses["SEND_OK"] == before, "nothing is promised without the slave"
-        shared.to_master_ha.mend()
+        shared.to_master_ha.heal()
         await until_more(lists, "SEND_OK", 50)
     lists.check().check()
     status = await ha_status(shared.master_address)
@@ -147,7 +147,7 @@ async def test_consumers_cut_from_the_master_go_on_at_the_slave_and_come_back(sh
             )
 
         await until(is_at_slave, "the progress is committed at the slave", not_yet=NOT_YET)
-        shared.to_master.mend()
+        shared.to_master.heal()
 
         async def is_at_master() -> bool:
             return all(
@@ -213,7 +213,7 @@ async def test_a_link_that_is_too_slow_for_slave_timeout_is_told(shared: FaultCl
             await until_more(lists, "SEND_OK", 10)
             shared.to_master_ha.slow(20_000)
             await until_more(lists, "FLUSH_SLAVE_TIMEOUT", 2)
-            shared.to_master_ha.mend()
+            shared.to_master_ha.heal()
             await until_more(lists, "SEND_OK", 10)
         await until_delivered(lists)
     lists.check().check()
@@ -237,7 +237,7 @@ async def test_who_prefers_slaves_reads_the_master_when_the_slave_is_cut_off(sha
         async with sending(names, lists, topic):
             await until_more(lists, "SEND_OK", 20)
         await until_delivered(lists)
-    shared.to_slave.mend()
+    shared.to_slave.heal()
     lists.check().check()
 
 
@@ -250,15 +250,15 @@ async def test_who_reads_the_master_only_waits_for_it(shared: FaultCluster) -> N
         await until_more(lists, "SEND_OK", 20)
     async with consumer_of(names, topic, read_from=ReadFrom.MASTER) as consumer:
         for message in await consumer.poll(8, 10):
-            lists.note_delivery(message)
+            lists.record_delivery(message)
         shared.to_master.cut()
         while messages := await consumer.poll(256, 1.0):
             for message in messages:
-                lists.note_delivery(message)
-        shared.to_master.mend()
+                lists.record_delivery(message)
+        shared.to_master.heal()
         while lists.missing:
             for message in await consumer.poll(256, 5.0):
-                lists.note_delivery(message)
+                lists.record_delivery(message)
     lists.check().check()
 
 
@@ -288,7 +288,7 @@ async def test_a_slow_link_is_used_to_its_limit_and_the_copy_catches_up(tmp_path
                 return slave.lag_bytes == 0
 
             await until(is_even, "the slave has caught up over the slow link", not_yet=NOT_YET)
-            cluster.to_master_ha.mend()
+            cluster.to_master_ha.heal()
             cluster.master.kill()
         # The copy alone has everything.
         copy = OutsideLists()
@@ -310,7 +310,7 @@ async def test_compatibility_with_4_x_says_at_once_that_no_slave_is_there(tmp_pa
             await until_more(lists, "SEND_OK", 20)
             cluster.to_master_ha.cut()
             await until_more(lists, "SLAVE_NOT_AVAILABLE", 20)
-            cluster.to_master_ha.mend()
+            cluster.to_master_ha.heal()
             await until_more(lists, "SEND_OK", 20)
         lists.check().check()
     finally:

@@ -184,7 +184,7 @@ def test_a_topic_made_again_is_not_taken_for_the_old_one(spark: Any, java: Clust
             follow()
         admin.create_topic(topic, queue_count=1)
     send(20, 50)
-    with pytest.raises(Exception, match="another message than was read lies before it"):
+    with pytest.raises(Exception, match="the message before it is not the one that was read"):
         follow()
     assert follow(failOnDataLoss="false") == list(range(50))
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.workload import as_batch
+from sim.workload import make_batch
 from tandemmq.errors import MessageIllegal
 from tandemmq.protocol.batch import encode_batch, split_batch
 from tandemmq.protocol.hashes import java_hash, java_hashes, key_hash, key_head
@@ -102,7 +102,7 @@ def test_records_of_a_batch_are_encoded_as_if_each_came_alone(
         record.topic, record.queue_id, record.sys_flag = first.topic, first.queue_id, first.sys_flag
         record.born_at_ms, record.born_host = first.born_at_ms, first.born_host
         record.retry_count, record.prepared_offset = first.retry_count, 0
-    batch = as_batch(records)
+    batch = make_batch(records)
     assert batch is not None
     sizes = batch_sizes(batch, len(store_host))
     places = [1000 + sum(sizes[:index]) for index in range(len(sizes))]

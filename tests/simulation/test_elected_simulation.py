@@ -20,7 +20,7 @@ from sim.elected.run import ELECTED
 from sim.elected.settings import FAULTS, draw_elected
 from sim.image import Tear
 from tandemmq.api.broker_admin import delete_topic
-from tandemmq.api.controller import MasterFacts, vouch
+from tandemmq.api.controller import MasterFacts, send_peer_lease
 from tandemmq.broker.autoswitch.controllers import Controllers, MasterLease
 from tandemmq.client import Admin
 from tandemmq.errors import BrokerUnreachable
@@ -107,13 +107,13 @@ def test_a_silent_master_is_replaced_within_three_seconds_and_takes_nothing_when
     async def script(cluster: ElectedCluster) -> None:
         await until(cluster, cluster.is_level, "all are in the set")
         old = cluster.leader
-        assert old.life is not None
-        cluster.world.loop.stall(old.life)
+        assert old.process is not None
+        cluster.world.loop.stall(old.process)
         begun_s = cluster.world.loop.time()
         await until(cluster, lambda: cluster.leader is not old, "another one leads")
         await is_taken(cluster)
         assert cluster.world.loop.time() - begun_s < 3.0
-        cluster.world.loop.resume(old.life)
+        cluster.world.loop.resume(old.process)
         await until(cluster, lambda: old.epoch == cluster.leader.epoch, "it knows its successor")
         await until(cluster, cluster.is_level, "it copies from its successor")
 
@@ -163,10 +163,10 @@ def test_a_client_with_an_old_route_sends_through_hand_overs() -> None:
             operator.start()
             await until(cluster, lambda: cluster.leader is not leader, "another one leads")  # noqa: B023
             await until(cluster, cluster.is_level, "all are in the set again")
-            await operator.end_in_order()
+            await operator.stop_cleanly()
             goal = len(sender.answers) + 50
             await until(cluster, lambda: len(sender.answers) > goal, "it sends on")  # noqa: B023
-        await sender.end_in_order()
+        await sender.stop_cleanly()
         assert {answer.code for answer in sender.answers} == {0}
         told.extend(answer.decode(SendResponse) for answer in sender.answers)
         store = cluster.leader.store
@@ -252,14 +252,14 @@ def test_what_slaves_promised_before_a_stall_lets_a_master_take_nothing_after_it
     async def script(cluster: ElectedCluster) -> None:
         await until(cluster, cluster.is_level, "all are in the set")
         old, fabric = cluster.leader, cluster.world.fabric
-        assert old.life is not None
+        assert old.process is not None
         for controller in cluster.controllers:
             fabric.block(old.host.ip, controller.host.ip)
             fabric.block(controller.host.ip, old.host.ip)
         await until(cluster, lambda: cluster.leader is not old, "another one leads")
-        cluster.world.loop.stall(old.life)
+        cluster.world.loop.stall(old.process)
         await cluster.world.clock.sleep(2.0)
-        cluster.world.loop.resume(old.life)
+        cluster.world.loop.resume(old.process)
         await cluster.world.clock.sleep(1.0)
         for controller in cluster.controllers:
             fabric.unblock(old.host.ip, controller.host.ip)
@@ -273,13 +273,13 @@ def test_a_full_disk_keeps_a_broker_from_office_and_alive() -> None:
     async def script(cluster: ElectedCluster) -> None:
         await until(cluster, cluster.is_level, "all are in the set")
         slaves = [node for node in cluster.brokers_made if node is not cluster.leader]
-        lives = [slave.life for slave in slaves]
+        lives = [slave.process for slave in slaves]
         for slave in slaves:
             slave.disk.is_full = True
         cluster.master.kill()
         await cluster.world.clock.sleep(3.0)
         assert not any(slave.may_write for slave in slaves)
-        assert [slave.life for slave in slaves if slave.is_running] == lives
+        assert [slave.process for slave in slaves if slave.is_running] == lives
         slaves[1].disk.is_full = False
         await until(cluster, lambda: slaves[1].may_write, "the one with room leads")
         slaves[0].disk.is_full = False
@@ -310,7 +310,7 @@ def test_after_a_power_cut_of_all_the_longest_log_leads() -> None:
     async def script(cluster: ElectedCluster) -> None:
         await until(cluster, cluster.is_level, "all are in the set")
         for producer in cluster.producers:
-            await producer.end_in_order()
+            await producer.stop_cleanly()
         await cluster.world.clock.sleep(20.0)  # everything is flushed
         for node in (*cluster.brokers_made, *cluster.controllers):
             node.cut_power()
@@ -364,7 +364,7 @@ def test_only_a_token_of_this_term_is_a_promise(monkeypatch: pytest.MonkeyPatch)
     async def note(
         client: RemotingClient, master: str, header: VouchRequest, *, timeout_s: float
     ) -> VouchResponse:
-        answer = await vouch(client, master, header, timeout_s=timeout_s)
+        answer = await send_peer_lease(client, master, header, timeout_s=timeout_s)
         answers.append(answer)
         return answer
 
@@ -432,7 +432,7 @@ def test_a_lease_from_before_a_hand_over_counts_for_nothing_after_it(
         cluster.world.fabric.latency_ms = latency_ms
         await is_taken(cluster)
         assert cluster.leader is leader
-        await operator.end_in_order()
+        await operator.stop_cleanly()
 
     play(script)
 
@@ -449,7 +449,7 @@ def test_a_slave_that_is_taken_for_the_master_has_it_delete_the_topic() -> None:
             await until(cluster, lambda: operator.is_over, "it is deleted")
             assert leader.broker is not None
             assert leader.broker._tables.topics.get("Short") is None
-            await operator.end_in_order()
+            await operator.stop_cleanly()
 
     play(script)
 
@@ -464,7 +464,7 @@ def test_far_brokers_hold_a_change_before_its_author_is_told() -> None:
         operator = Changer("operator", cluster.world, cluster.admin._namesrv, cluster.ledger, cluster.watch)
         operator.start()
         assert await cluster.world.until(lambda: operator.is_over, 4 * SOON_S), "not all changes are answered"
-        await operator.end_in_order()
+        await operator.stop_cleanly()
 
     play(script, lambda settings: replace(calm(settings), latency_ms=(90.0, 110.0)))
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from scripted_cluster import ASYNC_COPY, Scene, play
 
 from sim.cluster.checkers import read_queue
-from sim.cluster.loop import Life
+from sim.cluster.loop import SimProcess
 from sim.cluster.settings import TOPIC, Group
 from sim.image import Tear
 from tandemmq.client import ReceivedMessage
@@ -29,15 +29,15 @@ def watch_hand_outs(scene: Scene) -> set[int]:
     """Returns the numbers of the messages that are delivered to the group from now on."""
     handed: set[int] = set()
     ledger, watch = scene.cluster.ledger, scene.cluster.watch
-    on_handed_out = watch.on_handed_out
+    on_delivered = watch.on_delivered
 
-    def note(group: Group, life: Life, session: object | None, message: ReceivedMessage) -> None:
+    def note(group: Group, process: SimProcess, session: object | None, message: ReceivedMessage) -> None:
         sent = ledger.find(message.body)
         assert sent is not None
         handed.add(sent.number)
-        on_handed_out(group, life, session, message)
+        on_delivered(group, process, session, message)
 
-    watch.on_handed_out = note  # type: ignore[method-assign]  # to look on
+    watch.on_delivered = note  # type: ignore[method-assign]  # to look on
     return handed
 
 

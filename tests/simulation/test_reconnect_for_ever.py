@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from sim.cluster.disk import NodeDisk
-from sim.cluster.loop import Life, SimClock, SimLoop, run_simulated
+from sim.cluster.loop import SimClock, SimLoop, SimProcess, run_simulated
 from sim.cluster.network import Fabric, HostNetwork
 from sim.dice import Dice
 from sim.image import Image
@@ -58,7 +58,7 @@ class Machine:
     def __init__(self, loop: SimLoop, fabric: Fabric, name: str) -> None:
         self.clock = SimClock(loop)
         self.host = fabric.add_host(name)
-        self.network = HostNetwork(fabric, self.host, Life(name), self.clock)
+        self.network = HostNetwork(fabric, self.host, SimProcess(name), self.clock)
         self.disk = NodeDisk(
             Image(), dice=fabric.dice, clock=self.clock, note=lambda _: None, on_lost=lambda: None
         )

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from sim.cluster.loop import Life, SimClock, SimLoop, Stuck, run_simulated, unwind
+from sim.cluster.loop import SimClock, SimLoop, SimProcess, SimulationStuck, run_simulated, unwind
 from sim.cluster.network import Fabric, Host, HostNetwork
 from sim.dice import Dice
 
@@ -48,12 +48,12 @@ class Machine:
     def __init__(self, fabric: Fabric, clock: SimClock, name: str) -> None:
         self.fabric = fabric
         self.host: Host = fabric.add_host(name)
-        self.life = Life(name)
-        self.network = HostNetwork(fabric, self.host, self.life, clock)
+        self.process = SimProcess(name)
+        self.network = HostNetwork(fabric, self.host, self.process, clock)
 
     def lose(self, *, is_power_cut: bool) -> None:
-        self.life.end()
-        self.fabric.end_life(self.life, is_power_cut=is_power_cut)
+        self.process.end()
+        self.fabric.end_process(self.process, is_power_cut=is_power_cut)
         self.host.is_up = not is_power_cut
 
 
@@ -102,7 +102,7 @@ def test_waiting_for_nothing_is_told() -> None:
     async def scenario(wire: Wire) -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(Stuck, match="nothing is left"):
+    with pytest.raises(SimulationStuck, match="nothing is left"):
         simulate(scenario)
 
 
@@ -173,13 +173,13 @@ def test_killed_process_is_heard_of_and_takes_no_further_step() -> None:
     async def scenario(wire: Wire) -> None:
         await wire.connect()
         steps = []
-        wire.loop.call_later(1, steps.append, "alive", context=wire.server.life.context)
+        wire.loop.call_later(1, steps.append, "alive", context=wire.server.process.context)
         wire.server.lose(is_power_cut=False)
         await wire.clock.sleep(5)
         assert steps == []
         assert len(wire.near.ends) == 1
         assert wire.far.ends == []  # no process is left to receive it
-        assert await unwind(wire.loop, [wire.server.life]) == []
+        assert await unwind(wire.loop, [wire.server.process]) == []
 
     simulate(scenario)
 
@@ -201,12 +201,12 @@ def test_host_without_power_is_silent_until_it_answers_with_a_reset() -> None:
 def test_stalled_process_hears_everything_afterwards_in_order() -> None:
     async def scenario(wire: Wire) -> None:
         await wire.connect()
-        wire.loop.stall(wire.server.life)
+        wire.loop.stall(wire.server.process)
         for number in range(3):
             wire.near.write(b"%d" % number)
             await wire.clock.sleep(1)
         assert wire.far.pieces == []
-        wire.loop.resume(wire.server.life)
+        wire.loop.resume(wire.server.process)
         await wire.clock.sleep(0.1)
         assert wire.far.pieces == [b"0", b"1", b"2"]
 

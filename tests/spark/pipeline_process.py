@@ -28,7 +28,7 @@ class PipelineProcess:
         self.errors: list[str] = []
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self._followers = [
-            threading.Thread(target=self._follow, args=(self._process.stdout, self._take)),
+            threading.Thread(target=self._follow, args=(self._process.stdout, self._on_line)),
             threading.Thread(target=self._follow, args=(self._process.stderr, self.errors.append)),
         ]
         for follower in self._followers:
@@ -38,7 +38,7 @@ class PipelineProcess:
         for line in stream:
             take(line)
 
-    def _take(self, line: str) -> None:
+    def _on_line(self, line: str) -> None:
         self.events.append(json.loads(line))
 
     def wait_for(self, condition: Callable[[Event], bool]) -> None:

@@ -71,12 +71,12 @@ def test_healthy_copies_are_equal_and_planted_faults_are_named(
     cluster.send(TOPIC, 1000)
     lake = tmp_path / "lake"
     _land(lake_spark, cluster, lake)
-    is_equal, told = _audit(lake_spark, cluster, lake, stores=(cluster.directory / "slave",))
-    assert is_equal, told.events
-    assert len(told.of(SideJudged)) == 4
-    assert told.of(AuditStarted)[0].messages == 1000
-    assert {"body", "properties", "storeTimestamp"} <= set(told.of(AuditStarted)[0].columns)
-    assert told.of(RepeatedKeys)[0].messages == 0
+    is_equal, reported = _audit(lake_spark, cluster, lake, stores=(cluster.directory / "slave",))
+    assert is_equal, reported.events
+    assert len(reported.of(SideJudged)) == 4
+    assert reported.of(AuditStarted)[0].messages == 1000
+    assert {"body", "properties", "storeTimestamp"} <= set(reported.of(AuditStarted)[0].columns)
+    assert reported.of(RepeatedKeys)[0].messages == 0
 
     behind = tmp_path / "behind"
     shutil.copytree(cluster.directory / "slave" / "commitlog", behind / "commitlog")
@@ -93,10 +93,10 @@ def test_healthy_copies_are_equal_and_planted_faults_are_named(
     shutil.copy(file, file.with_name("part-00000-again.parquet"))
 
     with _flipped_bit(cluster.directory / "slave" / "commitlog", b'{"n":777}'):
-        is_equal, told = _audit(lake_spark, cluster, cut, doubled, stores=(behind,), has_keys=False)
+        is_equal, reported = _audit(lake_spark, cluster, cut, doubled, stores=(behind,), has_keys=False)
     assert not is_equal
-    verdicts = {event.side: event for event in told.of(SideJudged)}
-    found = {name: [e for e in told.of(Difference) if e.side == name] for name in verdicts}
+    verdicts = {event.side: event for event in reported.of(SideJudged)}
+    found = {name: [e for e in reported.of(Difference) if e.side == name] for name in verdicts}
     assert verdicts["master"].is_equal
     (flipped,) = found["slave 1"]
     assert (flipped.problem, flipped.columns) == ("differs", ("body",))

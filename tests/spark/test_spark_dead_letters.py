@@ -28,12 +28,12 @@ def _run(lake_spark: Any, options: DeadLetterOptions) -> Recorder:
 
 def test_dead_letters_are_grouped_chosen_and_sent_once(lake_spark: Any, cluster: Any, tmp_path: Path) -> None:
     make_dead_letters(cluster.namesrv, GROUP, TOPIC, 8)
-    told = _run(lake_spark, DeadLetterOptions(name_servers=cluster.namesrv, group=GROUP, shown=3))
-    assert told.of(DeadLettersSeen)[0].messages == 8
-    oldest = told.of(DeadLetter)
+    reported = _run(lake_spark, DeadLetterOptions(name_servers=cluster.namesrv, group=GROUP, shown=3))
+    assert reported.of(DeadLettersSeen)[0].messages == 8
+    oldest = reported.of(DeadLetter)
     assert len(oldest) == 3
     assert {letter.origin for letter in oldest} == {TOPIC}
-    (groups,) = told.of(ReportTable)
+    (groups,) = reported.of(ReportTable)
     assert sorted((row[0], row[1], row[2], row[3]) for row in groups.rows) == [
         (TOPIC, "given back 1 times", "under an hour", 4),
         (TOPIC, "out of stock", "under an hour", 4),

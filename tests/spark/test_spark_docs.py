@@ -91,9 +91,9 @@ def test_the_examples_run(
     make_dead_letters(cluster.namesrv, "billing", "Orders2Pay", 20, key="order-{}")
     # Simulates the loss of all queues: the log contains the messages that the slave acknowledged.
     shutil.copytree(cluster.directory / "slave" / "commitlog", tmp_path / "stopped" / "commitlog")
-    for command, told in _commands(text):
+    for command, reported in _commands(text):
         output = run_command(*command)
-        assert told in output, (command, output)
+        assert reported in output, (command, output)
     scope = _run_blocks(spark, text, DOCS / "spark")
     assert scope["table"].num_rows == 400
     for topic in ("Answers", "Copied", "CopiedOnce", "CopiedWhole"):

@@ -51,9 +51,9 @@ def check_rows(spark: Any, cluster: Any, topic: str, kind: LakeFormat, out: Path
 
 def check_pipelines(spark: Any, cluster: Any, topic: str, out: Path, sent: list[bytes]) -> None:
     """Tests that the table is audited, read as history and replayed like a Parquet lake."""
-    told = Recorder()
+    reported = Recorder()
     options = AuditOptions(topic=topic, name_servers=cluster.namesrv, lakes=(out,), count_repeated_keys=False)
-    assert Audit(spark, options, told, StopFlag()).run(), told.events
+    assert Audit(spark, options, reported, StopFlag()).run(), reported.events
     later = cluster.send(topic, 20, first=len(sent))
     rows = history(spark, lake=out, name_servers=cluster.namesrv).collect()
     assert sorted(bytes(row.body) for row in rows) == sorted([*sent, *later])
@@ -62,5 +62,7 @@ def check_pipelines(spark: Any, cluster: Any, topic: str, out: Path, sent: list[
         lake=out, name_servers=cluster.namesrv, to_topic=f"{topic}_again", where="tags = 'b'"
     )
     for _ in range(2):
-        assert Replay(spark, again, load_state(again.state_path, again.plan()), told, StopFlag()).run() == 0
+        assert (
+            Replay(spark, again, load_state(again.state_path, again.plan()), reported, StopFlag()).run() == 0
+        )
     assert count_offsets(cluster.namesrv, again.to_topic) == len(sent) // 2

@@ -56,22 +56,22 @@ def test_kills_of_the_landing_and_of_the_slave_lose_and_double_nothing(
         batch_records_max=BATCH_ROWS,
         source=(("readFrom", "prefer-slave"),),
     )
-    told = KillsAtFirstBatch(own_cluster.slave)
-    assert run_landing(options, told) == 0, told.events
-    assert told.of(Stopped)[0].rows_total == len(sent)
+    reported = KillsAtFirstBatch(own_cluster.slave)
+    assert run_landing(options, reported) == 0, reported.events
+    assert reported.of(Stopped)[0].rows_total == len(sent)
 
     # The send waits for the slave. Afterwards only the master is left, with its messages.
     own_cluster.slave.kill()
     own_cluster.slave.start()
     sent += own_cluster.send("Landed", 500, first=3000)
     own_cluster.slave.kill()
-    told = Recorder()
-    assert run_landing(options, told) == 0, told.events
+    reported = Recorder()
+    assert run_landing(options, reported) == 0, reported.events
     table = pq.read_table(out)
     places = set(zip(table["queueId"].to_pylist(), table["queueOffset"].to_pylist(), strict=True))
     assert len(places) == table.num_rows
     assert sorted(table["body"].to_pylist()) == sorted(sent)
-    assert told.of(Stopped)[0].rows_total == table.num_rows
+    assert reported.of(Stopped)[0].rows_total == table.num_rows
 
 
 def test_a_landing_that_runs_once_ends_by_itself(

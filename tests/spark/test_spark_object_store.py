@@ -35,12 +35,12 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Yields the address of an S3 server that has the bucket."""
     if not SERVER.exists() and not os.environ.get("TANDEMMQ_REQUIRE_S3"):
         pytest.skip("`scripts/setup s3` installs an S3 server to test against")
-    told = tmp_path_factory.mktemp("s3") / "server.log"
-    with told.open("wb") as file:
+    reported = tmp_path_factory.mktemp("s3") / "server.log"
+    with reported.open("wb") as file:
         server = subprocess.Popen([SERVER, "-H", "127.0.0.1", "-p", "0"], stdout=file, stderr=file)
     try:
-        until_blocking(lambda: "Running on" in told.read_text(), "its address", READY_S)
-        found = re.search(r"http://127\.0\.0\.1:\d+", told.read_text())
+        until_blocking(lambda: "Running on" in reported.read_text(), "its address", READY_S)
+        found = re.search(r"http://127\.0\.0\.1:\d+", reported.read_text())
         assert found is not None
         made = urllib.request.Request(f"{found[0]}/{BUCKET}", method="PUT")
         with urllib.request.urlopen(made, timeout=READY_S) as answer:

@@ -35,9 +35,9 @@ def test_a_replay_sends_once_and_repeats_with_the_same_keys(
         where="tags = 'b'",
         keep_queues=True,
     )
-    told = _replay(spark, options)
-    assert sum(event.rows for event in told if isinstance(event, BatchDone)) == 450
-    assert told[-1] == Stopped(
+    reported = _replay(spark, options)
+    assert sum(event.rows for event in reported if isinstance(event, BatchDone)) == 450
+    assert reported[-1] == Stopped(
         reason="done", rows_total=450, bytes_total=sum(len(body) for body in bodies[1::2])
     )
     assert not [event for event in _replay(spark, options) if isinstance(event, BatchDone)]

@@ -112,7 +112,7 @@ def test_a_body_that_is_not_what_its_flag_says_is_marked_and_kept_apart(
     assert sorted(bytes(row.body) for row in rows) == sorted([*sent, wrong])
     (marked,) = [row for row in rows if row.bodyFault is not None]
     assert bytes(marked.body) == wrong
-    assert marked.bodyFault.startswith("message body is no zlib stream")
+    assert marked.bodyFault.startswith("message body is not a zlib stream")
     assert f'bodies.undecoded messages=1 first="{topic}, queue 0, queue offset ' in spark_log.read_text()
     files = lake_spark.read.format("commitlog").option("topic", topic).schema("body binary, bodyFault string")
     assert sorted(files.load(str(cluster.directory / "master")).collect()) == sorted(
@@ -121,10 +121,10 @@ def test_a_body_that_is_not_what_its_flag_says_is_marked_and_kept_apart(
 
     def land_once(out: Path, *more: str) -> tuple[int, int]:
         """Lands the topic; returns the numbers of rows in the lake and of bad records."""
-        told = run_pipeline(
+        reported = run_pipeline(
             "landing", "--namesrv", cluster.namesrv, "--topic", topic, "--out", str(out), "--once", *more
         )
-        return told[-1]["rows_total"], told[-1]["bad_total"]
+        return reported[-1]["rows_total"], reported[-1]["bad_total"]
 
     assert land_once(tmp_path / "plain") == (40, 1)
     (apart,) = pq.read_table(tmp_path / "plain" / "_bad_records").to_pylist()
@@ -132,8 +132,8 @@ def test_a_body_that_is_not_what_its_flag_says_is_marked_and_kept_apart(
     # Bodies that can be parsed are good.
     assert land_once(tmp_path / "json", "--json-schema", "n bigint") == (41, 0)
     lakes = ("--lake", str(tmp_path / "plain"), "--lake", str(tmp_path / "json"))
-    told = run_pipeline("audit", "--namesrv", cluster.namesrv, "--topic", topic, *lakes)
-    assert told[-1]["reason"] == "equal"
+    reported = run_pipeline("audit", "--namesrv", cluster.namesrv, "--topic", topic, *lakes)
+    assert reported[-1]["reason"] == "equal"
 
 
 def test_a_batch_is_repeated_without_queues_that_are_gone(
@@ -294,7 +294,7 @@ def test_a_topic_made_again_is_not_taken_for_the_old_one(
             land(stream, out)
         admin.create_topic(topic, queue_count=1)
     second = cluster.send(topic, 60, first=1000)
-    with pytest.raises(Exception, match="another message than was read lies before it"):
+    with pytest.raises(Exception, match="the message before it is not the one that was read"):
         land(stream, out)
     land(lossy, out)
     assert sorted(pq.read_table(out)["body"].to_pylist()) == sorted(first + second)

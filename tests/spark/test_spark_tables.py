@@ -76,10 +76,10 @@ def test_history_has_no_gap_and_no_overlap(lake_spark: Any, cluster: Any, tmp_pa
     assert sum(row[FROM_COLUMN] for row in rows) == 600
     assert read().where(f"NOT {FROM_COLUMN}").count() == 50
 
-    told, target = Recorder(), tmp_path / "export"
+    reported, target = Recorder(), tmp_path / "export"
     options = HistoryOptions(lake=out, name_servers=cluster.namesrv, out=target, where="no_such_column = 1")
-    assert run_history(options, told) == 1
-    assert "no_such_column" in told.of(Stopped)[0].error
+    assert run_history(options, reported) == 1
+    assert "no_such_column" in reported.of(Stopped)[0].error
     assert not target.exists()
 
 
@@ -120,13 +120,13 @@ def test_bad_bodies_are_kept_apart_with_their_reason_and_are_messages_all_the_sa
     assert reasons[b"no json"].startswith("no JSON: ")
     assert reasons[b'{"n":1}\n{"n":2}'].startswith("no JSON: Extra data")
 
-    told = read_topic(
+    reported = read_topic(
         lake_spark, cluster.namesrv, "ParsedBad", columns="msgId,tags,properties,body"
     ).collect()
-    assert len({row.msgId for row in told}) == len(bad)
-    assert {bytes(row.body): row.properties["badReason"] for row in told} == reasons
-    assert {row.tags for row in told} == {"bad"}
-    assert all(row.properties["origin"].startswith("Parsed@b:") for row in told)
+    assert len({row.msgId for row in reported}) == len(bad)
+    assert {bytes(row.body): row.properties["badReason"] for row in reported} == reasons
+    assert {row.tags for row in reported} == {"bad"}
+    assert all(row.properties["origin"].startswith("Parsed@b:") for row in reported)
 
     # They are messages of the topic: no copy is complete without them.
     recorder = Recorder()
@@ -151,16 +151,16 @@ def test_bodies_that_change_are_rescued_and_the_schema_grows(
     bodies[1] = b'{"n":"x","new":{"a":1}}'
     out, schema = ("--out", str(tmp_path)), ("--json-schema", "n bigint", "--json-changes", "grow")
     command = ("landing", "--namesrv", cluster.namesrv, "--topic", "Changing", *out, "--once", *schema)
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
     with BlockingProducer("spark-tests", cluster.namesrv) as producer:
         for some in (bodies[:40], bodies[40:]):
             producer.send(Message(topic="Changing", body=some[0]))
             producer.send_many([Message(topic="Changing", body=body) for body in some[1:]])
-            told += run_pipeline(*command, "--batch-rows", "20")
+            reported += run_pipeline(*command, "--batch-rows", "20")
     # Each start of the query reports its schema.
-    read_with = dict.fromkeys(tuple(event["fields"]) for event in told if event["event"] == "json_schema")
+    read_with = dict.fromkeys(tuple(event["fields"]) for event in reported if event["event"] == "json_schema")
     assert list(read_with) == [("n",), ("n", "new")]
-    assert (told[-1]["rows_total"], told[-1]["bad_total"]) == (80, 0)
+    assert (reported[-1]["rows_total"], reported[-1]["bad_total"]) == (80, 0)
     rows = lake_spark.read.option("mergeSchema", "true").parquet(str(tmp_path)).collect()
     parts = [(row.json.asDict(recursive=True), json.loads(row.jsonRescue or "{}")) for row in rows]
     assert sorted((rest.get("new") or read["new"])["a"] for read, rest in parts) == list(range(80))

@@ -50,14 +50,14 @@ class PipelineProof:
             with publisher.publishing():
                 for what in ("java", "broker", "everything"):
                     rollup = self._start("rollup", *options, *small)
-                    reached, reasons = self._go_on(rollup, reached)
+                    reached, reasons = self._await_later_batch(rollup, reached)
                     if what == "java":
                         rollup.kill_java()
                     elif what == "broker":
                         self._brokers.master.kill()
                         self._brokers.master.start()
                         # The rollup waits for the master, and resumes by itself.
-                        reached, more = self._go_on(rollup, reached)
+                        reached, more = self._await_later_batch(rollup, reached)
                         reasons += more
                     rollup.kill_all()
                     yield f"rollup: killed {what} after batch {reached}", reasons
@@ -168,7 +168,7 @@ class PipelineProof:
             until_blocking(are_all_there, f"{count} messages of {topic}", WAIT_S)
         return bodies, keys
 
-    def _go_on(self, rollup: Pipeline, after: int) -> tuple[int, list[str]]:
+    def _await_later_batch(self, rollup: Pipeline, after: int) -> tuple[int, list[str]]:
         """Waits for a later batch; returns its number, and the fault if none arrives."""
         begun = [after, *(event["batch"] for event in rollup.events if _is_batch(event))]
         wanted = max(begun) + 1

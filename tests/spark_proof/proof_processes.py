@@ -156,13 +156,13 @@ class Standalone:
     def _wait_for_url(self) -> str:
         found: list[str] = []
 
-        def is_told() -> bool:
+        def is_reported() -> bool:
             is_over = self.master.popen.poll() is not None
             found.extend(_MASTER_AT.findall(self.master.log.read_text(errors="replace")))
             assert found or not is_over, f"Spark's master did not start (log: {self.master.log})"
             return bool(found)
 
-        until_blocking(is_told, f"the address of Spark's master in {self.master.log}", WAIT_S)
+        until_blocking(is_reported, f"the address of Spark's master in {self.master.log}", WAIT_S)
         return found[0]
 
 

@@ -52,7 +52,7 @@ class Publisher:
         messages = [self._next() for _ in range(count)]
 
         def note(message: Message, outcome: SendResult | TandemError) -> None:
-            self._note([message], [outcome])
+            self._record([message], [outcome])
 
         self._producer.send_many(messages, on_result=note, stop_on_error=False)
 
@@ -68,9 +68,9 @@ class Publisher:
             due_at = time.monotonic() + self._pause_s
             messages = [self._next() for _ in range(PER_SEND)]
             try:
-                self._note(messages, self._producer.send_batch(messages))
+                self._record(messages, self._producer.send_batch(messages))
             except TandemError as error:
-                self._note(messages, [error] * len(messages))
+                self._record(messages, [error] * len(messages))
             self._stop.wait(max(0.0, due_at - time.monotonic()))
 
     def _next(self) -> Message:
@@ -80,7 +80,7 @@ class Publisher:
         body = b"%0*d" % (DIGITS, number) + self._noise[begin : begin + FILLER_BYTES]
         return Message(topic=self._topic, body=body, tags="abc"[number % 3], keys=(f"k{number}",))
 
-    def _note(self, messages: list[Message], outcomes: list[SendResult] | list[TandemError]) -> None:
+    def _record(self, messages: list[Message], outcomes: list[SendResult] | list[TandemError]) -> None:
         for message, outcome in zip(messages, outcomes, strict=True):
             if isinstance(outcome, SendResult) and outcome.status is SendStatus.SEND_OK:
                 self.acknowledged[int(message.body[:DIGITS])] = 1

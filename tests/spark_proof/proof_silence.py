@@ -69,14 +69,14 @@ class Verdict:
     name: str
     acknowledged: int
     landed: int
-    told: int
+    reported: int
     silent: int
     reasons: tuple[str, ...]
 
     def __str__(self) -> str:
         return (
             f"{self.name}: acknowledged {self.acknowledged}, landed {self.landed}, "
-            f"queues with losses told {self.told}, {self.silent} in silence"
+            f"queues with reported losses: {self.reported}, silent: {self.silent}"
         )
 
 
@@ -143,17 +143,17 @@ class SilenceProof:
             acknowledged |= self._send(topic, numbers, hazard.sends_after)
             failure = self._land(topic, strict, is_strict=True)
         self._land(topic, lenient, is_strict=False)
-        landed, there = _read(lenient), self._there(topic)
+        landed, there = _read(lenient), self._stored_numbers(topic)
         gone = {number: queue for number, queue in acknowledged.items() if number not in landed | there}
-        told = self._queues_told(topic, set(gone.values()))
-        silent = len(there - landed) + sum(queue not in told for queue in gone.values())
+        reported = self._reported_queues(topic, set(gone.values()))
+        silent = len(there - landed) + sum(queue not in reported for queue in gone.values())
         if failure is None:
             silent += len(acknowledged.keys() - _read(strict))
         elif topic not in failure:
             reasons.append(f"{hazard.name}: the error does not name the topic: {failure[:200]}")
         if (gone or hazard.sends_after) and failure is None:
             reasons.append(f"{hazard.name}: the strict query did not fail")
-        return Verdict(hazard.name, len(acknowledged), len(landed), len(told), silent, tuple(reasons))
+        return Verdict(hazard.name, len(acknowledged), len(landed), len(reported), silent, tuple(reasons))
 
     # The hazards.
 
@@ -212,7 +212,7 @@ class SilenceProof:
                 sent[number] = result.queue.queue_id
         return sent
 
-    def _there(self, topic: str) -> set[int]:
+    def _stored_numbers(self, topic: str) -> set[int]:
         """Returns the numbers of the messages that the broker has now."""
         with BlockingAdmin(self._namesrv) as admin:
             if topic not in admin.topics():
@@ -238,18 +238,18 @@ class SilenceProof:
             return f"{topic}: it does not end"
         return failure
 
-    def _queues_told(self, topic: str, wanted: set[int]) -> set[int]:
+    def _reported_queues(self, topic: str, wanted: set[int]) -> set[int]:
         """Returns the queues whose losses a query logged; the log may lag behind for a moment."""
         line = re.compile(rf"{re.escape(events.MESSAGES_LOST)} queue={topic}@[^ :]+:(\d+)")
-        told: set[int] = set()
+        reported: set[int] = set()
 
-        def is_told() -> bool:
-            told.update(map(int, line.findall(self._spark_log.read_text(errors="replace"))))
-            return told >= wanted
+        def is_reported() -> bool:
+            reported.update(map(int, line.findall(self._spark_log.read_text(errors="replace"))))
+            return reported >= wanted
 
         with suppress(AssertionError):  # missing reports are counted by the caller
-            until_blocking(is_told, "each loss is told", LOG_S)
-        return told
+            until_blocking(is_reported, "each loss is reported", LOG_S)
+        return reported
 
 
 async def _clean(address: str) -> None:

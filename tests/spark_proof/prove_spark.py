@@ -107,7 +107,7 @@ class Proof:
         os.environ["XDG_CACHE_HOME"] = str(self._directory / "cache")
         command = [sys.executable, "-m", "tandemmq", "pipeline", "prepare"]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        self._say(ended.stdout.strip() or "no archive of Java's classes")
+        self._print(ended.stdout.strip() or "no archive of Java's classes")
         if ended.returncode:
             self._fail(f"prepare ended with {ended.returncode}: {ended.stderr}")
 
@@ -129,7 +129,7 @@ class Proof:
             what = self._chance.choice(("driver", "java", "everything"))
             self._kill(landing, what)
             batches = max([batches, *(e["batch"] for e in landing.events if e["event"] == "batch")])
-            self._say(f"kill {number + 1}: {what} {when}; {self._publisher.sent:,} sent")
+            self._print(f"kill {number + 1}: {what} {when}; {self._publisher.sent:,} sent")
 
     def _kill(self, landing: Pipeline, what: str) -> None:
         if what == "driver":
@@ -150,21 +150,21 @@ class Proof:
         landing = self._land(cluster.url)
         batch = self._wait_batches(landing, -1, "on the cluster")
         executors = cluster.executors()
-        self._say(f"standalone cluster: batch {batch}, executors {len(executors)}")
+        self._print(f"standalone cluster: batch {batch}, executors {len(executors)}")
         if len(executors) != 2:
             self._fail(f"2 executors should run, there are {len(executors)}")
         for pid in executors[:1]:
             kill(pid)
         batch = self._wait_batches(landing, batch, "after an executor was killed")
-        self._say(f"an executor was killed; batch {batch}")
+        self._print(f"an executor was killed; batch {batch}")
         cluster.workers[0].kill_all()
         batch = self._wait_batches(landing, batch, "after a worker was killed")
-        self._say(f"a worker was killed; batch {batch}")
+        self._print(f"a worker was killed; batch {batch}")
         cluster.workers[0] = cluster.start_worker()
         landing.kill_all()
         landing = self._land(cluster.url)
         batch = self._wait_batches(landing, batch, "after the driver on the cluster was killed")
-        self._say(f"the driver was killed on the cluster; batch {batch}")
+        self._print(f"the driver was killed on the cluster; batch {batch}")
         self._end(landing)
 
     def _wait_batches(self, landing: Pipeline, after: int, when: str) -> int:
@@ -184,7 +184,7 @@ class Proof:
         if found is None:
             self._fail(f"{total:,} messages were not landed: {landing.events[-3:]}")
         self._end(landing)
-        self._say(f"landed the rest of {total:,} messages")
+        self._print(f"landed the rest of {total:,} messages")
 
     def _end(self, landing: Pipeline) -> None:
         code = landing.end(signal.SIGTERM)
@@ -199,7 +199,7 @@ class Proof:
         finally:
             spark.stop()
         acknowledged = sum(self._publisher.acknowledged)
-        self._say(f"acknowledged {acknowledged:,}, unsure {self._publisher.unsure}; {self.counts}")
+        self._print(f"acknowledged {acknowledged:,}, unsure {self._publisher.unsure}; {self.counts}")
         if not self.counts.is_good:
             self._fail(f"the counts differ: {self.counts}")
         if not acknowledged:
@@ -212,14 +212,14 @@ class Proof:
         with Publisher(brokers.namesrv, topic, rows_per_second=1.0, seed=2) as publisher:
             publisher.publish(begun_with)
             counts = run_connect(brokers.namesrv, topic, "ProofConnected", self._directory)
-            self._say(f"Connect: {counts}")
+            self._print(f"Connect: {counts}")
             if set(counts.values()) != {begun_with}:
                 self._fail(f"a Connect session counted {counts} of {begun_with} messages")
             project = Declarative(brokers.namesrv, topic, self._directory / "declarative")
             for wanted in (begun_with, begun_with + added):
                 publisher.publish(wanted - publisher.sent)
                 numbers = read_numbers(project.run())
-                self._say(f"declarative pipeline: {len(numbers):,} rows")
+                self._print(f"declarative pipeline: {len(numbers):,} rows")
                 if sorted(numbers) != list(range(wanted)):
                     self._fail(f"a declarative pipeline has {len(numbers)} rows of {wanted} messages")
 
@@ -233,7 +233,7 @@ class Proof:
             proof.resend(),
         ):
             for text, reasons in check:
-                self._say(text)
+                self._print(text)
                 for reason in reasons:
                     self._fail(reason)
 
@@ -247,7 +247,7 @@ class Proof:
             with proof.cluster():
                 for verdict in proof.run():
                     self.skipped_in_silence += verdict.silent
-                    self._say(str(verdict))
+                    self._print(str(verdict))
                     for reason in verdict.reasons:
                         self._fail(reason)
         finally:
@@ -260,7 +260,7 @@ class Proof:
         code, events = self._audit(TOPIC, [self.lake], stores)
         verdicts = [event for event in events if event["event"] == "verdict"]
         self.is_clean = code == 0 and len(verdicts) == 5 and all(event["is_equal"] for event in verdicts)
-        self._say(f"audit of {len(verdicts)} healthy sides: {'clean' if self.is_clean else events}")
+        self._print(f"audit of {len(verdicts)} healthy sides: {'clean' if self.is_clean else events}")
         if not self.is_clean:
             self._fail(f"the audit of healthy copies ended with {code}: {verdicts}")
 
@@ -285,7 +285,7 @@ class Proof:
         brokers.lonely_slave.start()
         before = self._publisher.sent
         self._publisher.publish(BEHIND)
-        self._say(f"{self._publisher.sent - before:,} messages that the slave has not got")
+        self._print(f"{self._publisher.sent - before:,} messages that the slave lacks")
         self._land_past_slow_slave()
         plants = [Plant(side="slave 1", problem="behind", behind=BEHIND, missing=BEHIND)]
         self._check_plants([], plants, healthy={"master"})
@@ -302,7 +302,7 @@ class Proof:
         left_out = set(re.findall(r"read\.planned .*slow_slaves=(\S+)", log))
         rows, total = check_lake(out).rows, self._brokers.message_count(TOPIC)
         text = f"landed {rows:,} of {total:,} messages past the slave, left out: {sorted(left_out)}"
-        self._say(text)
+        self._print(text)
         if code != 0 or rows != total or left_out != {slave}:
             self._fail(f"{text}; exit code {code}")
 
@@ -311,7 +311,7 @@ class Proof:
         for plant in plants:
             reasons = plant.check(events)
             self.reasons += reasons
-            self._say(f"planted in {plant.side}: {plant.problem}, {'; '.join(reasons) or 'found'}")
+            self._print(f"planted in {plant.side}: {plant.problem}, {'; '.join(reasons) or 'found'}")
         equal = {e["side"] for e in events if e["event"] == "verdict" and e["is_equal"]}
         if code != 1 or equal != healthy:
             self._fail(f"the audit ended with {code}, equal are {sorted(equal)}, not {sorted(healthy)}")
@@ -323,16 +323,16 @@ class Proof:
         brokers.slave.start()
         brokers.create_topic(BULK_TOPIC)
         fill_topic(brokers.master.address, BULK_TOPIC, rows=rows, body_bytes=BULK_BODY_BYTES, queue_count=4)
-        self._say(f"{rows:,} messages of {BULK_BODY_BYTES} bytes are published")
+        self._print(f"{rows:,} messages of {BULK_BODY_BYTES} bytes are published")
         lake = self._directory / "bulk"
         landing = self._land("local[2]", "--once", topic=BULK_TOPIC, out=lake)
         code = landing.end(seconds=1200.0)
-        self._say(f"landed: {landing.events[-1:]}")
+        self._print(f"landed: {landing.events[-1:]}")
         if code != 0:
             self._fail(f"the landing of {rows:,} messages ended with {code}")
         code, events = self._audit(BULK_TOPIC, [lake], [], "--no-repeated-keys", "--settle-seconds", "60")
         read = {event["side"]: event["rows"] for event in events if event["event"] == "side"}
-        self._say(f"audit of {rows:,} messages: exit code {code}, rows {read}")
+        self._print(f"audit of {rows:,} messages: exit code {code}, rows {read}")
         if code != 0 or set(read.values()) != {rows} or len(read) != 3:
             self._fail(f"the audit of {rows:,} healthy messages ended with {code}: {events[-4:]}")
 
@@ -365,9 +365,9 @@ class Proof:
 
     def _fail(self, reason: str) -> None:
         self.reasons.append(reason)
-        self._say(f"FAILED: {reason}")
+        self._print(f"FAILED: {reason}")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         print(f"{time.monotonic() - self._begun_at:7.1f} s  {text}", flush=True)
 
 
@@ -409,7 +409,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=1_000_000, help="publish at least so many")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="publish at least N messages")
     parser.add_argument("--rows-per-second", type=float, default=2_000.0, help="while pipelines are killed")
     parser.add_argument("--kills", type=int, default=20, help="of the landing on its own")
     parser.add_argument("--batch-rows", type=int, default=5_000)

@@ -24,12 +24,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 
 from bench.around import (
+    client_rows,
     measure_around,
     measure_java_beside,
     measure_python_client,
-    tell_catchup,
-    tell_clients,
-    tell_reopened,
+    render_catchup,
+    render_reopened,
 )
 from bench.catchup import measure_catchup
 from bench.reopen import measure_reopening
@@ -56,7 +56,7 @@ def open_store(
     """Fill a store, kill its process under load, reopen it, and print the time and memory that this takes."""
     with tempfile.TemporaryDirectory(prefix="tandemmq-bench-", dir=directory) as name:
         found = measure_reopening(Path(name) / "store", gib, body_bytes)
-    typer.echo(tell_reopened(found))
+    typer.echo(render_reopened(found))
 
 
 @app.command()
@@ -83,7 +83,7 @@ def catchup(
             progress.update(tasks[what], completed=done, total=total)
 
         found = asyncio.run(measure_catchup(Path(name), gib, body_bytes, show))
-    for line in tell_catchup(found):
+    for line in render_catchup(found):
         typer.echo(line)
 
 
@@ -113,7 +113,7 @@ def client_rates(
         if java:
             of_java = measure_java_beside(namesrv, body_bytes=body, seconds=seconds, cache=cache)
     table = Table(title=f"Python client, {body} B bodies", title_justify="left")
-    headings, *rows = tell_clients(readings, of_java)
+    headings, *rows = client_rows(readings, of_java)
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "case" else "right")
     for row in rows:
@@ -132,7 +132,7 @@ def spark_read(
     body: Annotated[int, typer.Option(help="Body of each message, in bytes.", min=1, max=4 * 2**20)] = 128,
     queues: Annotated[int, typer.Option(help="Queues of the topic.", min=1, max=1024)] = QUEUE_COUNT,
     master: Annotated[str, typer.Option(help="Spark's master.")] = "local[2]",
-    runs: Annotated[int, typer.Option(help="Reads of each kind; the best is told.", min=1)] = 3,
+    runs: Annotated[int, typer.Option(help="Reads of each kind; the best is reported.", min=1)] = 3,
     has_idle: Annotated[bool, typer.Option("--idle/--no-idle", help="Measure micro-batches too.")] = True,
 ) -> None:
     """Fill a topic, read it with Spark on the same machine, and print the cost."""
@@ -150,7 +150,7 @@ def kafka(
     large_rows: Annotated[int, typer.Option(help="Messages of 1 KiB.", min=1)] = 500_000,
     queues: Annotated[int, typer.Option(help="Queues of each topic.", min=1, max=1024)] = QUEUE_COUNT,
     master: Annotated[str, typer.Option(help="Spark's master.")] = "local[2]",
-    runs: Annotated[int, typer.Option(help="Reads of each kind; the best is told.", min=1)] = 3,
+    runs: Annotated[int, typer.Option(help="Reads of each kind; the best is reported.", min=1)] = 3,
     has_idle: Annotated[bool, typer.Option("--idle/--no-idle", help="Measure micro-batches too.")] = True,
     cache: Annotated[Path, typer.Option(help="Where Kafka's jars are kept.")] = Path(".interop-cache"),
 ) -> None:
@@ -194,7 +194,7 @@ def java(
     """
     from bench.java.measure import measure_pairs
     from bench.java.report import render_page, write_report
-    from bench.others import choose, measure_others, render_others, tell_absent
+    from bench.others import choose, measure_others, render_others, report_absent
 
     if out is not None and find_spec("matplotlib") is None:
         raise ConfigError("--out needs matplotlib for the plot: pip install 'tandemmq[demo]'")
@@ -202,9 +202,9 @@ def java(
     cases, has_others = choose(case or [])
     console = Console(stderr=True)
     if has_others:
-        tell_absent(console.print)
+        report_absent(console.print)
     with console.status("") as status:
-        tell = status.update if console.is_terminal else console.print
+        on_progress = status.update if console.is_terminal else console.print
         if cases:
             readings = measure_pairs(
                 cases,
@@ -213,7 +213,7 @@ def java(
                 warm_up_s=warm_up,
                 cache=cache.absolute(),
                 directory=directory,
-                tell=tell,
+                on_progress=on_progress,
             )
             typer.echo(render_page(readings, machine))
             if out is not None:
@@ -221,12 +221,16 @@ def java(
                 write_report(readings, machine, out)
         if has_others:
             others = measure_others(
-                rounds=rounds, warm_up_s=warm_up, cache=cache.absolute(), directory=directory, tell=tell
+                rounds=rounds,
+                warm_up_s=warm_up,
+                cache=cache.absolute(),
+                directory=directory,
+                on_progress=on_progress,
             )
             typer.echo("\n".join(["" if cases else machine[0], render_others(others)]))
             if cases and out is not None:
                 write_report(readings, machine, out, others)
-                chapter = measure_around(cache=cache, directory=directory, tell=tell)
+                chapter = measure_around(cache=cache, directory=directory, on_progress=on_progress)
                 write_report(readings, machine, out, others, chapter)
 
 

@@ -24,7 +24,7 @@ GIB: Final = 2.0
 CLIENT_S: Final = 3.0
 
 
-def tell_catchup(found: CatchUp) -> list[str]:
+def render_catchup(found: CatchUp) -> list[str]:
     """Returns four lines: the loopback, the log, the tables, the processes."""
     size, count = found.log_bytes, found.message_count
     lines = [
@@ -48,7 +48,7 @@ def tell_catchup(found: CatchUp) -> list[str]:
     return lines
 
 
-def tell_reopened(found: Reopened) -> str:
+def render_reopened(found: Reopened) -> str:
     """Returns one line: the time to open, and the memory."""
     return (
         f"{found.log_bytes / 2**30:.1f} GiB, {found.message_count:,} messages: open in {found.seconds:.1f} s"
@@ -89,7 +89,7 @@ def measure_java_beside(
             admin.delete_topic(topic)
 
 
-def tell_clients(readings: Sequence[ClientFigures], of_java: Mapping[str, CaseFigures]) -> list[list[str]]:
+def client_rows(readings: Sequence[ClientFigures], of_java: Mapping[str, CaseFigures]) -> list[list[str]]:
     """Returns the rows of a table, headings first; with columns for Java's client if it was measured."""
     headings = ["case", "messages/s", "p50 us", "p99 us"]
     if of_java:
@@ -107,8 +107,8 @@ def tell_clients(readings: Sequence[ClientFigures], of_java: Mapping[str, CaseFi
     return rows
 
 
-def measure_around(*, cache: Path, directory: Path | None, tell: Callable[[str], None]) -> list[str]:
-    """Returns the lines of the chapter in Markdown. `tell` is called with the name of each next measurement.
+def measure_around(*, cache: Path, directory: Path | None, on_progress: Callable[[str], None]) -> list[str]:
+    """Returns the lines of the chapter in Markdown. `on_progress` receives the name of each measurement.
 
     Raises:  the errors of the parts.
     """
@@ -117,29 +117,29 @@ def measure_around(*, cache: Path, directory: Path | None, tell: Callable[[str],
 
     with tempfile.TemporaryDirectory(prefix="tandemmq-bench-", dir=directory) as name:
         root = Path(name)
-        tell("a slave catches up")
+        on_progress("a slave catches up")
         (root / "catchup").mkdir()
         copied = asyncio.run(measure_catchup(root / "catchup", GIB, BODY_BYTES, lambda *_: None))
-        tell("a store opens after a kill")
+        on_progress("a store opens after a kill")
         opened = measure_reopening(root / "open", GIB, BODY_BYTES)
         with running_ours(root / "client", ASYNC) as cluster:
-            tell("the Python client")
+            on_progress("the Python client")
             ours = measure_python_client(cluster.name_server, body_bytes=BODY_BYTES, seconds=CLIENT_S)
-            tell("the Java client")
+            on_progress("the Java client")
             java = measure_java_beside(
                 cluster.name_server, body_bytes=BODY_BYTES, seconds=CLIENT_S, cache=cache
             )
-    headings, *rows = tell_clients(ours, java)
+    headings, *rows = client_rows(ours, java)
     return [
         "## Around the broker",
         "",
         "An empty slave copies a master on the same machine (`python -m bench catchup`):",
         "",
-        *(f"- {line}" for line in tell_catchup(copied)),
+        *(f"- {line}" for line in render_catchup(copied)),
         "",
         "A store opens after its process was killed (`python -m bench open`):",
         "",
-        f"- {tell_reopened(opened)}",
+        f"- {render_reopened(opened)}",
         "",
         "The Python client beside RocketMQ's, with the same broker of ours (`python -m bench client --java`),"
         " bodies of 1 KiB:",

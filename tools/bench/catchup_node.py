@@ -45,7 +45,7 @@ class CopyState(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int
 
 
-def _tell(value: msgspec.Struct) -> None:
+def _print_json(value: msgspec.Struct) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
     sys.stdout.buffer.flush()
 
@@ -59,7 +59,7 @@ async def _master(directory: Path) -> None:
     store = await _open(directory, BrokerRole.ASYNC_MASTER)
     master = ReplicationMaster(store, ReplicationOptions(), network=TcpNetwork(), clock=LoopClock())
     host, port = await master.start("127.0.0.1", 0)
-    _tell(Ready(address=f"{host}:{port}", log_end=store.max_log_offset))
+    _print_json(Ready(address=f"{host}:{port}", log_end=store.max_log_offset))
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     await master.stop()
     await store.close()
@@ -74,8 +74,8 @@ async def _slave(directory: Path, address: str, log_end: int) -> None:
     await store.appended.wait_for(1)
     begun_at, used_s = clock.monotonic(), processor_seconds(os.getpid())
 
-    def tell() -> None:
-        _tell(
+    def on_progress() -> None:
+        _print_json(
             CopyState(
                 log_end=store.max_log_offset,
                 dispatched=store.dispatched.value,
@@ -93,8 +93,8 @@ async def _slave(directory: Path, address: str, log_end: int) -> None:
                 async with asyncio.timeout(READING_SECONDS):
                     await mark.wait_for(log_end)
             except TimeoutError:
-                tell()
-        tell()
+                on_progress()
+        on_progress()
     await slave.stop()
     await store.close()
 

@@ -61,19 +61,21 @@ async def measure_client(namesrv: str, *, body_bytes: int, seconds: float) -> As
         await admin.create_topic(topic, queue_count=QUEUE_COUNT)
         try:
             for in_flight in IN_FLIGHT:
-                yield await _told(_send(namesrv, message, in_flight, seconds), f"send, {in_flight} in flight")
+                yield await _client_case(
+                    _send(namesrv, message, in_flight, seconds), f"send, {in_flight} in flight"
+                )
             many = IN_FLIGHT[-1]
             batched = _send(namesrv, message, many, seconds, batch_linger_ms=0.0)
-            yield await _told(batched, f"send batched, {many} in flight")
+            yield await _client_case(batched, f"send batched, {many} in flight")
             stored = await admin.message_count(topic)
             for case, open_consumer in (("push", _push), ("pop", _pop), ("poll", _poll)):
                 reading = _read(open_consumer(namesrv, topic), stored, seconds)
-                yield await _told(reading, f"consume, {case}")
+                yield await _client_case(reading, f"consume, {case}")
         finally:
             await admin.delete_topic(topic)
 
 
-async def _told(measured: Awaitable[ClientFigures], case: str) -> ClientFigures:
+async def _client_case(measured: Awaitable[ClientFigures], case: str) -> ClientFigures:
     try:
         return (await measured)._replace(case=case)
     except TandemError as error:
@@ -121,7 +123,7 @@ class _Tally:
         self.count = 0
         self.first_s = self.last_s = 0.0
 
-    def note(self, count: int) -> None:
+    def add(self, count: int) -> None:
         if count:
             self.last_s = time.perf_counter()
             self.first_s = self.first_s or self.last_s
@@ -155,7 +157,7 @@ async def _read(source: Source, stored: int, seconds: float) -> ClientFigures:
 def _push(namesrv: str, topic: str) -> Source:
     async def read(tally: _Tally) -> None:
         async def handle(_: ReceivedMessage) -> None:
-            tally.note(1)
+            tally.add(1)
 
         options = PushOptions(start_from=StartFrom.FIRST)
         consumer = PushConsumer(f"{topic}-push", namesrv, handle, options=options)
@@ -176,7 +178,7 @@ def _pop(namesrv: str, topic: str) -> Source:
             while True:
                 messages = await consumer.receive(32, timeout_s=1.0)
                 await consumer.ack(*messages)
-                tally.note(len(messages))
+                tally.add(len(messages))
 
         async with consumer:
             await asyncio.gather(*(pop_on() for _ in range(POPPERS)))
@@ -191,6 +193,6 @@ def _poll(namesrv: str, topic: str) -> Source:
         consumer.subscribe(topic)
         async with consumer:
             while True:
-                tally.note(len(await consumer.poll(1024)))
+                tally.add(len(await consumer.poll(1024)))
 
     return read

@@ -61,8 +61,8 @@ def find_nats() -> str:
 
 def find_version(program: str) -> str:
     """Returns the version that the program prints: `nats-server: v2.9.10`."""
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=True)
-    return said.stdout.strip().rpartition("v")[2]
+    printed = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=True)
+    return printed.stdout.strip().rpartition("v")[2]
 
 
 @contextmanager
@@ -80,7 +80,11 @@ def running_nats(directory: Path, program: str) -> Iterator[MeasuredCluster]:
     try:
         wait_until_open(process, port, NATS, log)
         address = f"{HOST}:{port}"
-        _run(address, lambda connection: connection.ask(f"STREAM.CREATE.{STREAM}", _STREAM), seconds_max=0)
+        _run(
+            address,
+            lambda connection: connection.request_api(f"STREAM.CREATE.{STREAM}", _STREAM),
+            seconds_max=0,
+        )
         yield MeasuredCluster(NATS, "", address, {"broker": process.pid})
     finally:
         stop_process(process)
@@ -130,7 +134,7 @@ def publish_frame(subject: str, inbox: str, payload: bytes) -> bytes:
 
 
 class _Connection(asyncio.Protocol):
-    """A connection to the server. Its messages are passed to `take`; after a failure, `failed` has the
+    """A connection to the server. Its messages are passed to `on_messages`; after a failure, `failed` has the
     reason.
     """
 
@@ -139,7 +143,7 @@ class _Connection(asyncio.Protocol):
         # A separate inbox: answers to the requests of an earlier connection may still be sent to that
         # connection's inbox.
         self.inbox = f"inbox.{next(_NUMBERS)}"
-        self.take: Callable[[list[NatsFrame]], None] = lambda messages: None
+        self.on_messages: Callable[[list[NatsFrame]], None] = lambda messages: None
         self.write: Callable[[bytes], None] = lambda data: None
         self._frames = NatsFrames()
 
@@ -159,7 +163,7 @@ class _Connection(asyncio.Protocol):
                 # A message with headers is a rejection: the subject has no responder, or the pull is over.
                 self._fail(TandemError(f"{NATS} answered {frame.payload.decode('utf-8', 'replace')!r}"))
         if messages:
-            self.take(messages)
+            self.on_messages(messages)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(TandemError(f"{NATS} closed the connection: {exc}"))
@@ -174,18 +178,18 @@ class _Connection(asyncio.Protocol):
         if not done.done():
             self.failed.result()
 
-    async def ask(self, subject: str, payload: object = None) -> dict[str, Any]:
+    async def request_api(self, subject: str, payload: object = None) -> dict[str, Any]:
         """Returns JetStream's answer to a request of its API.
 
         Raises:  TandemError if it rejects the request.
         """
         answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-        def take(messages: list[NatsFrame]) -> None:
+        def on_messages(messages: list[NatsFrame]) -> None:
             if not answered.done():
                 answered.set_result(messages[0].payload)
 
-        self.take = take
+        self.on_messages = on_messages
         data = b"" if payload is None else json.dumps(payload).encode()
         self.write(publish_frame(f"$JS.API.{subject}", self.inbox, data))
         await self.wait_for(answered)
@@ -233,7 +237,7 @@ def send_load(address: str, *, body_bytes: int, in_flight: int, seconds: float) 
         failed = 0
         latencies: list[float] = []
 
-        def take(messages: list[NatsFrame]) -> None:
+        def on_messages(messages: list[NatsFrame]) -> None:
             nonlocal failed
             now = clock()
             for message in messages:
@@ -245,7 +249,7 @@ def send_load(address: str, *, body_bytes: int, in_flight: int, seconds: float) 
             elif not waiting and not done.done():
                 done.set_result(None)
 
-        connection.take = take
+        connection.on_messages = on_messages
         begun = clock()
         ends_at = begun + seconds
         waiting = deque([begun] * in_flight)
@@ -265,13 +269,13 @@ def read_load(address: str, *, seconds: float) -> LoadResult:
     """
 
     async def load(connection: _Connection) -> LoadResult:
-        state = (await connection.ask(f"STREAM.INFO.{STREAM}"))["state"]
+        state = (await connection.request_api(f"STREAM.INFO.{STREAM}"))["state"]
         if not state["messages"]:
             raise TandemError(f"{NATS} has nothing to read")
         begun = time.perf_counter()
         count = 0
         while time.perf_counter() < begun + seconds:
-            consumer = (await connection.ask(f"CONSUMER.CREATE.{STREAM}", _CONSUMER))["name"]
+            consumer = (await connection.request_api(f"CONSUMER.CREATE.{STREAM}", _CONSUMER))["name"]
             count += await _read_through(connection, consumer, state["messages"], begun + seconds)
         return LoadResult(count=count, seconds=time.perf_counter() - begun, latencies_us=[], failed=0)
 
@@ -286,7 +290,7 @@ async def _read_through(connection: _Connection, consumer: str, total: int, ends
     subject = f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{consumer}"
     got = asked = 0
 
-    def take(messages: list[NatsFrame]) -> None:
+    def on_messages(messages: list[NatsFrame]) -> None:
         nonlocal got, asked
         got += len(messages)
         while asked < total and asked - got <= READ_AT_ONCE:
@@ -297,7 +301,7 @@ async def _read_through(connection: _Connection, consumer: str, total: int, ends
         if not done.done() and (got >= total or time.perf_counter() >= ends_at):
             done.set_result(None)
 
-    connection.take = take
-    take([])
+    connection.on_messages = on_messages
+    on_messages([])
     await connection.wait_for(done)
     return got

@@ -40,10 +40,10 @@ from bench.java.measure import (
     CaseFigures,
     Loads,
     choose_cases,
+    load_figures,
     processor_of,
     reading_of,
     reading_of_once,
-    tell_load,
     time_start,
     topic_of,
 )
@@ -72,7 +72,7 @@ LIGHT_WARM_UP_S: Final = 0.5
 
 PAGE: Final = f"""## Nearest equivalents
 
-Apache Kafka and NATS JetStream do related work over protocols of their own, so these are no ratios of
+Apache Kafka and NATS JetStream do related work over protocols of their own, so these are not ratios of
 like to like. All were measured on this machine and in turns, while the other servers were idle: one
 server without a copy, bodies of 1 KiB, a send that is acknowledged before the disk has it, processor
 time and memory as the kernel accounts them. `make bench CASES=Kafka` measures them alone; NATS needs
@@ -89,7 +89,7 @@ time and memory as the kernel accounts them. `make bench CASES=Kafka` measures t
   keeps the producer from queueing more. Its broker handles the requests of one connection one after
   the other, so that more in flight gain little. With batches it has its default batch.size (16 KiB: 15
   records) and linger.ms=5, and buffer.memory for 16 batches. The first 5 s of each run are not
-  counted, but are in the percentiles, which the tool tells in whole milliseconds.
+  counted, but are in the percentiles, which the tool reports in whole milliseconds.
   `ConsumerPerformance` reads its topic once from the beginning, the first 2 s are not counted.
 - **NATS** has its default settings and a stream in files. Its load is a small one of ours in Python.
   It has no batches of its own: beside them stand 256 single sends in flight. The backlog is read by a
@@ -111,8 +111,8 @@ class Others:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the readings for programs, in the form of the pairs' readings."""
-        told = [{"name": reading.case.name, **asdict(reading)} for reading in self.readings]
-        return {"readings": told, "notes": self.notes}
+        progress = [{"name": reading.case.name, **asdict(reading)} for reading in self.readings]
+        return {"readings": progress, "notes": self.notes}
 
 
 class Contestant(NamedTuple):
@@ -138,31 +138,31 @@ def choose(wanted: Sequence[str]) -> tuple[list[Case], bool]:
 
 
 def measure_others(
-    *, rounds: int, warm_up_s: float, cache: Path, directory: Path | None, tell: Callable[[str], None]
+    *, rounds: int, warm_up_s: float, cache: Path, directory: Path | None, on_progress: Callable[[str], None]
 ) -> Others:
     """Runs all rounds of all cases. A failing case is noted and not tried again; its readings are kept."""
     with tempfile.TemporaryDirectory(prefix="tandemmq-bench-", dir=directory) as name:
         root = Path(name)
         openers: dict[str, _Opener] = {
             OURS: partial(_open_ours, root, cache),
-            "Apache Kafka": partial(_open_kafka, root, cache, warm_up_s, tell),
+            "Apache Kafka": partial(_open_kafka, root, cache, warm_up_s, on_progress),
             "NATS JetStream": partial(_open_nats, root),
         }
-        return run_in_turns(openers, rounds=rounds, tell=tell)
+        return run_in_turns(openers, rounds=rounds, on_progress=on_progress)
 
 
-def run_in_turns(openers: dict[str, _Opener], *, rounds: int, tell: Callable[[str], None]) -> Others:
+def run_in_turns(openers: dict[str, _Opener], *, rounds: int, on_progress: Callable[[str], None]) -> Others:
     """Runs each case with each contestant, in reverse order in every other round."""
     found = Others()
 
     def leave_out(name: str, error: BaseException) -> None:
         found.notes.append(f"{name} is left out: {error or type(error).__name__}")
-        tell(found.notes[-1])
+        on_progress(found.notes[-1])
 
     with ExitStack() as stack:
         contestants: list[Contestant] = []
         for name, opener in openers.items():
-            tell(f"starting {name}")
+            on_progress(f"starting {name}")
             try:
                 contestants += stack.enter_context(opener())
             except _FAILURES as error:
@@ -172,7 +172,7 @@ def run_in_turns(openers: dict[str, _Opener], *, rounds: int, tell: Callable[[st
                 for contestant in contestants[:: -1 if number % 2 else 1]:
                     if case not in contestant.cases:
                         continue
-                    tell(f"round {number + 1} of {rounds}, {case.name}: {contestant.side}")
+                    on_progress(f"round {number + 1} of {rounds}, {case.name}: {contestant.side}")
                     try:
                         reading = contestant.run(case)
                     except _FAILURES as error:
@@ -183,12 +183,12 @@ def run_in_turns(openers: dict[str, _Opener], *, rounds: int, tell: Callable[[st
     return found
 
 
-def tell_absent(tell: Callable[[str], None]) -> None:
+def report_absent(on_progress: Callable[[str], None]) -> None:
     """Reports what will be left out before an hour of measuring."""
     try:
         find_nats()
     except TandemError as error:
-        tell(f"NATS JetStream will be left out: {error}")
+        on_progress(f"NATS JetStream will be left out: {error}")
 
 
 @contextmanager
@@ -242,7 +242,9 @@ def _open_nats(root: Path) -> Iterator[list[Contestant]]:
             after = processor_of(cluster)
             if result.failed or not result.count:
                 raise TandemError(f"{result.failed} sends of {result.count} were refused")
-            return reading_of(cluster, case, tell_load(result, has_order=case is not BACKLOG), before, after)
+            return reading_of(
+                cluster, case, load_figures(result, has_order=case is not BACKLOG), before, after
+            )
 
         yield [Contestant(side, CASES, run)]
 
@@ -298,12 +300,12 @@ def parse_progress(line: str) -> ProducerProgress | None:
     return ProducerProgress(int(count), float(rate), None if p50 is None else (int(p50), int(p99), int(p999)))
 
 
-def tell_producer(first: ProducerProgress, whole: ProducerProgress) -> dict[str, Any]:
+def producer_figures(first: ProducerProgress, whole: ProducerProgress) -> dict[str, Any]:
     """Returns the figures after the first window; the percentiles are those of the whole run."""
     assert whole.percentiles_ms is not None, "the line of the whole run has percentiles"
-    told: dict[str, Any] = {"count": whole.records - first.records, "failed": 0}
-    told["seconds"] = whole.seconds - first.seconds
-    return told | {
+    progress: dict[str, Any] = {"count": whole.records - first.records, "failed": 0}
+    progress["seconds"] = whole.seconds - first.seconds
+    return progress | {
         name: ms * 1e3 for name, ms in zip(("p50_us", "p99_us", "p999_us"), whole.percentiles_ms, strict=True)
     }
 
@@ -337,14 +339,14 @@ def producer_settings(case: Case) -> dict[str, object]:
 
 @contextmanager
 def _open_kafka(
-    root: Path, cache: Path, warm_up_s: float, tell: Callable[[str], None]
+    root: Path, cache: Path, warm_up_s: float, on_progress: Callable[[str], None]
 ) -> Iterator[list[Contestant]]:
     jars = fetch_jars(cache, "kafka-tools", TOOL_ARTIFACTS, has_dependencies=True)
     flags = ["-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-Duser.language=en", *make_home(root / "tools")]
     java = [str(find_java() / "bin" / "java"), *flags, "-cp", os.pathsep.join(map(str, jars))]
     with running_kafka(jars, root / "kafka", partition_count=4) as (address, pid):
         tools = _KafkaTools(java, MeasuredCluster(KAFKA, "", address, {"broker": pid}))
-        tell("warming up Apache Kafka")
+        on_progress("warming up Apache Kafka")
         tools.warm_up(warm_up_s)
 
         def run(case: Case) -> CaseFigures:
@@ -371,9 +373,9 @@ class _KafkaTools:
         cases = (BATCHES, *reversed(SENDS))
         windows = max(1, math.ceil(seconds / WINDOW_S / len(cases)))
         for case in cases:
-            with closing(self._progress(case, ENDLESS)) as told:
+            with closing(self._progress(case, ENDLESS)) as progress:
                 for _ in range(windows):
-                    window = next(told, None)
+                    window = next(progress, None)
                     if window is None:
                         raise TandemError("the producer ended in its warm-up")
                     self._stored += window.records
@@ -386,19 +388,19 @@ class _KafkaTools:
             first = whole = None
             count = int(self._rates[case] * (WINDOW_S + LOAD_S)) + 1
             with closing(self._progress(case, count)) as lines:
-                for told in lines:
-                    if told.percentiles_ms is not None:
-                        whole = told
+                for progress in lines:
+                    if progress.percentiles_ms is not None:
+                        whole = progress
                     elif first is None:
                         before = processor_of(self._cluster)
-                        first = told
+                        first = progress
             after = processor_of(self._cluster)
             if whole is None:
                 raise TandemError("the producer ended without figures")
             self._stored += whole.records
             if first is not None and whole.seconds - first.seconds >= COUNTED_S_MIN:
                 self._rates[case] = whole.per_second
-                return reading_of(self._cluster, case, tell_producer(first, whole), before, after)
+                return reading_of(self._cluster, case, producer_figures(first, whole), before, after)
             self._rates[case] *= 2
         raise TandemError(f"the producer is done before its warm-up, {ATTEMPTS_MAX} times")
 
@@ -408,9 +410,9 @@ class _KafkaTools:
         """
         if self._stored < BACKLOG_RECORDS_MIN:
             self._stored += sum(
-                told.records
-                for told in self._progress(BATCHES, BACKLOG_RECORDS_MIN - self._stored)
-                if told.percentiles_ms is not None
+                progress.records
+                for progress in self._progress(BATCHES, BACKLOG_RECORDS_MIN - self._stored)
+                if progress.percentiles_ms is not None
             )
         command = ["org.apache.kafka.tools.ConsumerPerformance", "--bootstrap-server", self._cluster.master]
         command += ["--topic", topic_of(BATCHES), "--messages", str(self._stored)]
@@ -419,17 +421,17 @@ class _KafkaTools:
         warm = last = None
         before: dict[str, float] = {}
         after: dict[str, float] = {}
-        with closing(self._said_by(command, LOAD_S_MAX)) as lines:
+        with closing(self._tool_lines(command, LOAD_S_MAX)) as lines:
             for line in lines:
-                told = parse_consumed(line)
-                if told is None:
+                progress = parse_consumed(line)
+                if progress is None:
                     continue
-                began = began or told
+                began = began or progress
                 if warm is None:
-                    if told[0] >= began[0] + CLIENT_WARM_UP_S:
-                        warm, before = told, processor_of(self._cluster)
+                    if progress[0] >= began[0] + CLIENT_WARM_UP_S:
+                        warm, before = progress, processor_of(self._cluster)
                     continue
-                last, after = told, processor_of(self._cluster)
+                last, after = progress, processor_of(self._cluster)
                 if last[0] >= warm[0] + LOAD_S:
                     break
         if warm is None or last is None or last[0] < warm[0] + COUNTED_S_MIN:
@@ -443,15 +445,15 @@ class _KafkaTools:
         command = ["org.apache.kafka.tools.ProducerPerformance", "--topic", topic_of(case)]
         command += ["--num-records", str(count), "--record-size", str(case.body_bytes), "--throughput", "-1"]
         command += ["--producer-props", *(f"{key}={value}" for key, value in settings.items())]
-        with closing(self._said_by(command, LOAD_S_MAX)) as lines:
+        with closing(self._tool_lines(command, LOAD_S_MAX)) as lines:
             for line in lines:
-                told = parse_progress(line)
-                if told is not None:
-                    yield told
+                progress = parse_progress(line)
+                if progress is not None:
+                    yield progress
                 elif "Exception" in line:
                     raise TandemError(f"a send failed: {line}")
 
-    def _said_by(self, command: Sequence[str], seconds_max: float) -> Generator[str, None, None]:
+    def _tool_lines(self, command: Sequence[str], seconds_max: float) -> Generator[str, None, None]:
         """Yields the lines of a tool, which ends together with this iterator.
 
         Raises:  TandemError if it fails, or takes too long.
@@ -480,7 +482,7 @@ def render_others(found: Others) -> str:
     """Returns tables in Markdown: the cases, then the servers."""
     lines = [*found.notes]
     if found.readings:
-        rounds = max(len(_of(found, reading.case, reading.side)) for reading in found.readings)
+        rounds = max(len(_find_reading(found, reading.case, reading.side)) for reading in found.readings)
         lines += [f"Medians of {rounds} rounds; memory is the most after a case.", ""]
         lines += ["| case | server and load | messages/s | processor us per message | p50 ms | p99 ms |"]
         lines += ["|---|---|--:|--:|--:|--:|"]
@@ -490,7 +492,7 @@ def render_others(found: Others) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _of(found: Others, case: Case, side: str) -> list[CaseFigures]:
+def _find_reading(found: Others, case: Case, side: str) -> list[CaseFigures]:
     return [reading for reading in found.readings if reading.case == case and reading.side == side]
 
 
@@ -501,7 +503,7 @@ def _sides(found: Others) -> list[str]:
 def _case_lines(found: Others, case: Case) -> Iterator[str]:
     name = case.name
     for side in sorted(_sides(found), key=_rank):
-        readings = _of(found, case, side)
+        readings = _find_reading(found, case, side)
         if not readings:
             continue
         rate = median(reading.per_second for reading in readings)
@@ -535,7 +537,7 @@ def _milliseconds(us: float, *, is_whole: bool) -> str:
 def _server_lines(found: Others) -> Iterator[str]:
     for side in sorted(_sides(found), key=_rank):
         loads = [reading for reading in found.readings if reading.side == side and reading.case != START]
-        starts = [reading.p50_us / 1e6 for reading in _of(found, START, side)]
+        starts = [reading.p50_us / 1e6 for reading in _find_reading(found, START, side)]
         if side == LIGHT or not loads:
             continue
         most = [

@@ -93,7 +93,7 @@ class _FlipRun:
         await self.machine.start()
         for _ in range(ROUNDS):
             await self._fill()
-            kept_end = await self._end_life()
+            kept_end = await self._end_run()
             is_of_entry = self._was_stopped and self.dice.happens(50) and self._flip_entry()
             flip = None if is_of_entry else self._flip(kept_end)
             await self._start()
@@ -110,7 +110,7 @@ class _FlipRun:
         await self.machine.end_tasks()
         return self.result
 
-    async def _end_life(self) -> int:
+    async def _end_run(self) -> int:
         """Stops, kills or cuts the power; returns the offset up to which the log must survive."""
         machine, store = self.machine, self._store
         way = self.dice.below(3)
@@ -153,7 +153,7 @@ class _FlipRun:
         """Flips the bit back while nothing runs, and lets the queues be rebuilt from the log."""
         await self.machine.stop()
         await self.machine.replace()
-        self._turn(flip)
+        self._flip_byte(flip)
         files = self.machine.disk.image.files
         for path in [path for path in files if "consumequeue" in path.parts]:
             del files[path]
@@ -205,7 +205,7 @@ class _FlipRun:
             # A topic that was created again begins with 0, and after the last record of a queue nothing
             # reveals it.
             flip = replace(flip, at=send.log_offset)
-        self._turn(flip)
+        self._flip_byte(flip)
         self.result.flipped_count += 1
         return flip
 
@@ -232,7 +232,7 @@ class _FlipRun:
         self.result.entry_count += 1
         return True
 
-    def _turn(self, flip: Flip) -> None:
+    def _flip_byte(self, flip: Flip) -> None:
         size = self.options.commit_log_file_bytes
         name = f"{flip.at - flip.at % size:020d}"
         self.machine.disk.image.files[self.options.log_dir / name].data[flip.at % size] ^= flip.mask
@@ -248,7 +248,7 @@ class _FlipRun:
             while offset < end:
                 result = store.get(topic, queue_id, offset, count_max=1)
                 for view in result.slices:
-                    send = self._judge(bytes(view), flip)
+                    send = self._classify(bytes(view), flip)
                     if send is not None:
                         found.add(send)
                 offset = (
@@ -256,7 +256,7 @@ class _FlipRun:
                 )
         return found
 
-    def _judge(self, data: bytes, flip: Flip | None) -> Send | None:
+    def _classify(self, data: bytes, flip: Flip | None) -> Send | None:
         try:
             record = decode_record(data)
         except RecordError:

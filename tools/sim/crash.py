@@ -1,4 +1,4 @@
-"""`python -m sim.crash`: runs many random lives of a store, and reports what was lost.
+"""`python -m sim.crash`: runs many random histories of a store, and reports what was lost.
 
 The last line is `CRASH OK seeds=N acknowledged=N lost=0 phantom=0 divergent=0`, or `CRASH FAILED ...`. After
 a failure the lines before it contain the commands that replay the failed seeds, and the exit code is 1. With
@@ -16,7 +16,7 @@ from rich.console import Console
 from sim.bit_flips import FlipResult, run_flips
 from sim.checks import Faults
 from sim.run import SeedResult, run_seed
-from sim.seeds import Life, new_processes, progress_on, run_command, without_logging
+from sim.seeds import SeedRun, new_processes, progress_on, run_command, without_logging
 
 SEEDS_PER_FLIP_SEED = 10
 FAILED_SEEDS_SHOWN = 10
@@ -122,13 +122,13 @@ def run_many(seeds: range, console: Console) -> Summary:
     return summary
 
 
-def run_one(seed: int) -> Life:
+def run_one(seed: int) -> SeedRun:
     """Runs one seed, without bit flips."""
     with without_logging():
         result = run_seed(seed)
     summary = Summary()
     summary.add(result)
-    return Life(trace=result.trace, findings=result.faults.lines(), report=summary)
+    return SeedRun(trace=result.trace, findings=result.faults.lines(), report=summary)
 
 
 def main(arguments: list[str] | None = None) -> int:

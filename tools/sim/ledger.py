@@ -112,19 +112,19 @@ class Ledger:
         if self.is_sync and sends[0].record.wait_stored:
             self.durable_end = max(self.durable_end, end)
 
-    def note_written(self, end: int) -> None:
+    def record_written(self, end: int) -> None:
         """Records that the store reported everything below `end` as written."""
         if not self.is_frozen:
             self.written_end = max(self.written_end, end)
 
-    def note_durable(self, end: int) -> None:
+    def record_durable(self, end: int) -> None:
         """Records that everything below `end` was reported as flushed, or was shown to a reader that may rely
         on it.
         """
         if not self.is_frozen:
             self.durable_end = max(self.durable_end, end)
 
-    def note_clean_stop(self) -> None:
+    def record_clean_stop(self) -> None:
         """Records that the store stopped with nothing to recover: every acknowledged send is on disk."""
         ends = (s.end for s in self._all() if s.fate is Fate.ACKNOWLEDGED)
         self.written_end = max(self.written_end, *ends, 0)
@@ -161,7 +161,7 @@ class Ledger:
         """Ignores the store from now on: the machine is lost."""
         self.is_frozen = True
 
-    def note_cleaned(self, begin: int) -> None:
+    def record_cleaned(self, begin: int) -> None:
         """Records that the log now begins at `begin`; if the machine was lost meanwhile, it may not yet."""
         self.begin = max(self.begin, begin)
 
@@ -175,7 +175,7 @@ class Ledger:
             if self.begin <= offset and send.end <= end and send.fate in (Fate.ACKNOWLEDGED, Fate.PENDING)
         ]
 
-    def begin_again(self, kept: list[Send], end: int) -> None:
+    def restart_at(self, kept: list[Send], end: int) -> None:
         """Starts again after a recovery: these records are the durable log now, and nothing else can come
         back.
         """

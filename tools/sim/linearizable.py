@@ -40,7 +40,7 @@ def contradiction(appends: Sequence[Append], reads: Sequence[Read]) -> str:
     """Returns "" if the history is linearizable, else a contradiction: an offset with two values, a value
     that was never sent, or an operation that was answered before the call of one that it follows.
     """
-    placed = _place(appends, reads)
+    placed = _appends_by_offset(appends, reads)
     if isinstance(placed, str):
         return placed
     at_length: defaultdict[int, list[Read]] = defaultdict(list)
@@ -68,7 +68,7 @@ def _later(latest: Append | Read | None, others: Iterable[Append | Read]) -> App
     return latest
 
 
-def _place(appends: Sequence[Append], reads: Sequence[Read]) -> list[Append] | str:
+def _appends_by_offset(appends: Sequence[Append], reads: Sequence[Read]) -> list[Append] | str:
     """Returns the append at each offset, up to the last one in any answer; or the reason why there is
     none.
     """

@@ -81,8 +81,8 @@ class Machine:
             return False
         self.store = store
         if not disk.is_lost:
-            store.appended.follow(self._ledger.note_written)
-            store.flushed.follow(self._ledger.note_durable)
+            store.appended.follow(self._ledger.record_written)
+            store.flushed.follow(self._ledger.record_durable)
         return True
 
     async def stop(self) -> bool:

@@ -363,9 +363,9 @@ class MemoryTransport(asyncio.Transport):
         self._unsent_size = 0
         self._clock.call_soon(self._protocol.connection_lost, our_error)
         if peer._peer is not None:
-            self._clock.call_soon(peer._hear_end, their_error)
+            self._clock.call_soon(peer._on_end, their_error)
 
-    def _hear_end(self, error: Exception | None) -> None:
+    def _on_end(self, error: Exception | None) -> None:
         if self._peer is None:
             return
         self._peer = None

@@ -601,7 +601,7 @@ _REPLICATION: Final = (
     Plant(
         name="the ends that a slave tells are not looked at",
         path="api/replica.py",
-        sound="if not 0 <= told.min_offset <= told.max_offset:",
+        sound="if not 0 <= checksum.min_offset <= checksum.max_offset:",
         bug="if False:",
         proofs=("unit/replication/test_slaves_asked.py",),
     ),

@@ -32,7 +32,7 @@ from sim.elected.run import ELECTED
 from sim.plant_catalogue import ELECTION_BUGS, PLANTS, Plant
 from sim.raft.simulation import run_seed as run_raft
 from sim.run import run_seed as run_store
-from sim.seeds import PROCESSES, progress_on, say, without_logging
+from sim.seeds import PROCESSES, print_text, progress_on, without_logging
 
 SOURCES = Path(tandemmq.__file__).parent
 CHECKOUT = SOURCES.parent.parent
@@ -60,12 +60,12 @@ class Outcome:
 
     plant: Plant
     proof: str | None
-    told: str
+    detail: str
     seconds: float
 
     def line(self) -> str:
         """Returns one row of the report."""
-        how = f"{self.proof}: {self.told}" if self.proof else f"NOT FOUND ({self.told})"
+        how = f"{self.proof}: {self.detail}" if self.proof else f"NOT FOUND ({self.detail})"
         return f"{self.plant.name} [{self.plant.path}] {how}, {self.seconds:.0f} s"
 
 
@@ -146,16 +146,16 @@ def try_plant(plant: Plant, *, only_proof: str = "", seeds: int = 0) -> Outcome:
     command.
     """
     begun_at = time.monotonic()
-    told = ""
+    detail = ""
     with tempfile.TemporaryDirectory(prefix="tandemmq-plant-") as temporary:
         root = plant_into(Path(temporary), plant)
         for proof in (only_proof,) if only_proof else plant.proofs:
-            is_found, told = _run(root, proof, seeds or _seeds_of(plant, proof))
-            if is_found and not _is_sound(proof, told):
-                told = f"{proof} finds as much in sound sources: {told}"
+            is_found, detail = _run(root, proof, seeds or _seeds_of(plant, proof))
+            if is_found and not _passes_unplanted(proof, detail):
+                detail = f"{proof} finds as much in unchanged sources: {detail}"
             elif is_found:
-                return Outcome(plant=plant, proof=proof, told=told, seconds=time.monotonic() - begun_at)
-    return Outcome(plant=plant, proof=None, told=told, seconds=time.monotonic() - begun_at)
+                return Outcome(plant=plant, proof=proof, detail=detail, seconds=time.monotonic() - begun_at)
+    return Outcome(plant=plant, proof=None, detail=detail, seconds=time.monotonic() - begun_at)
 
 
 def _seeds_of(plant: Plant, proof: str) -> int:
@@ -164,12 +164,12 @@ def _seeds_of(plant: Plant, proof: str) -> int:
     return min(seeds, EXCUSED_SEEDS) if plant.why_not else seeds
 
 
-def _is_sound(proof: str, told: str) -> bool:
+def _passes_unplanted(proof: str, detail: str) -> bool:
     """Returns True if the seed, or the file of tests, that found the bug finds nothing in the sources without
     it.
     """
     if proof in HUNTS:
-        is_found, _ = _run(CHECKOUT, proof, 1, first_seed=int(told.removeprefix(FOUND)))
+        is_found, _ = _run(CHECKOUT, proof, 1, first_seed=int(detail.removeprefix(FOUND)))
         return not is_found
     return _passes(proof)
 
@@ -238,7 +238,7 @@ def run_all(
         bar = progress.add_task("planting bugs", total=len(plants))
         for outcome in threads.map(attempt, plants):
             outcomes.append(outcome)
-            say(console, outcome.line())
+            print_text(console, outcome.line())
             progress.update(bar, advance=1)
     return outcomes
 
@@ -279,17 +279,19 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console()
     if options.hunt:
         seed = hunt(options.hunt, options.first_seed, options.seeds or SEEDS[options.hunt])
-        say(console, "nothing found" if seed is None else f"{FOUND}{seed}")
+        print_text(console, "nothing found" if seed is None else f"{FOUND}{seed}")
         return 0 if seed is None else 1
     plants = [plant for plant in PLANTS if options.only in plant.name or options.only in plant.path]
     if options.elections:
         plants = [plant for plant in plants if plant.name in ELECTION_BUGS]
     if options.list:
-        say(console, *(f"{plant.name} [{plant.path}] by {', '.join(plant.proofs)}" for plant in plants))
+        print_text(
+            console, *(f"{plant.name} [{plant.path}] by {', '.join(plant.proofs)}" for plant in plants)
+        )
         return 0
     outcomes = run_all(plants, console, jobs=options.jobs, only_proof=options.proof, seeds=options.seeds)
     lines = list(verdict(outcomes))
-    say(console, *lines)
+    print_text(console, *lines)
     return 0 if lines[-1].startswith("PLANTS OK") else 1
 
 

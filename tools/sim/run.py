@@ -1,4 +1,4 @@
-"""One seed: a random life of a store with all kinds of disk faults, checked after every start."""
+"""One seed: a random history of a store with all kinds of disk faults, checked after every start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sim.workload import (
     QUEUES_PER_TOPIC,
     STORE_HOST,
     TOPICS,
-    as_batch,
+    make_batch,
     random_batch,
     random_options,
     random_record,
@@ -96,9 +96,9 @@ class CrashRun:
             (2, self._kill),
             (2, self._cut_power),
             (4, self._arm_crash),
-            (3, self._trouble_writes),
-            (2, self._trouble_syncs),
-            (4, self._calm),
+            (3, self._inject_write_faults),
+            (2, self._inject_sync_faults),
+            (4, self._clear_faults),
         )
         pool = f", pool of {options.transient_pool_size}" if options.uses_transient_pool else ""
         self._note(
@@ -124,7 +124,7 @@ class CrashRun:
                 if self.result.faults:
                     break
                 await self.dice.pick_weighted(self._operations)()
-                await self._follow_crash()
+                await self._recover_from_crash()
             if not self.result.faults:
                 await self._restart()
         except (Exception, Hung):  # noqa: BLE001 (any error of the store is a finding)
@@ -145,11 +145,11 @@ class CrashRun:
         machine = self.machine
         for attempt in range(STARTS_MAX):
             if attempt < STARTS_MAX - 5:
-                self._trouble_start()
+                self._inject_start_faults()
             is_open = await machine.start()
             self.result.start_count += 1
-            self._note_index_faults()
-            self._note_failures()
+            self._record_index_faults()
+            self._record_failures()
             if is_open and not machine.disk.is_lost and not machine.disk.failed_paths and not machine.fatal:
                 machine.disk.crash = None
                 machine.disk.faults = DiskFaults(slow_sync_percent=self.dice.pick((0, 30, 80)))
@@ -161,7 +161,7 @@ class CrashRun:
             await machine.replace()
         raise Hung("the store did not come up without faults")
 
-    def _trouble_start(self) -> None:
+    def _inject_start_faults(self) -> None:
         faults = self.machine.disk.faults
         if self.dice.happens(25):
             self._arm(self.dice.between(0, 30))
@@ -184,14 +184,14 @@ class CrashRun:
             is_index_complete=self._is_index_complete,
         )
         kept = check.run()
-        self.ledger.begin_again(kept, store.max_log_offset)
+        self.ledger.restart_at(kept, store.max_log_offset)
         self.machine.after_power_cut = False
 
-    async def _follow_crash(self) -> None:
+    async def _recover_from_crash(self) -> None:
         """After each operation: replaces a lost machine, and checks a store that must have stopped."""
         machine = self.machine
-        self._note_index_faults()
-        self._note_failures()
+        self._record_index_faults()
+        self._record_failures()
         if not machine.disk.is_lost and machine.disk.sync_failed:
             await self._check_fail_stop()
             machine.lose(is_power_cut=self.dice.happens(50), tear=self.dice.pick_weighted(TEARS))
@@ -215,14 +215,14 @@ class CrashRun:
         if age_ms > window_ms + STEP_S * 1000:
             self.result.faults.lost.append(f"{oldest}: in memory only for {age_ms:.0f} ms")
 
-    def _note_index_faults(self) -> None:
+    def _record_index_faults(self) -> None:
         """Records write errors of the index: it then gives up, as RocketMQ's does, and may lack keys from
         then on.
         """
         if any(path.parent.name == "index" for path in self.machine.disk.failed_paths):
             self._is_index_complete = False
 
-    def _note_failures(self) -> None:
+    def _record_failures(self) -> None:
         """Reports store failures other than a failed fsync."""
         if self.machine.disk.is_lost:
             return
@@ -241,10 +241,10 @@ class CrashRun:
             return
         written = machine.disk.write_count
         if not is_fail_stop(machine.fatal):
-            self.result.faults.broken.append(f"an fsync failed, the owner was told {machine.fatal}")
+            self.result.faults.broken.append(f"an fsync failed, the owner was notified of {machine.fatal}")
         acknowledged = self.ledger.acknowledged_count
         try:
-            self._put([random_record(self.dice, self.options, self._next_number())])
+            self._append_records([random_record(self.dice, self.options, self._next_number())])
         except RequestRejected:
             pass
         else:
@@ -262,11 +262,11 @@ class CrashRun:
         machine = self.machine
         self._note("restart")
         is_clean = await machine.stop()
-        self._note_index_faults()
+        self._record_index_faults()
         disk = machine.disk
         if not disk.is_lost and not disk.sync_failed:
             if is_clean:
-                self.ledger.note_clean_stop()
+                self.ledger.record_clean_stop()
             elif not disk.failed_paths:
                 self.result.faults.broken.append("a stop without faults was not clean")
             pending = [s for sends in self.ledger.by_offset.values() for s in sends if s.fate is Fate.PENDING]
@@ -295,19 +295,19 @@ class CrashRun:
 
     # Faults.
 
-    async def _trouble_writes(self) -> None:
+    async def _inject_write_faults(self) -> None:
         faults = self.machine.disk.faults
         faults.write_error_percent = self.dice.pick((5, 30, 100))
         faults.create_error_percent = self.dice.pick((0, 30, 100))
         self._note(f"writes fail: {faults.write_error_percent} %, creations {faults.create_error_percent} %")
 
-    async def _trouble_syncs(self) -> None:
+    async def _inject_sync_faults(self) -> None:
         faults = self.machine.disk.faults
         faults.sync_errors = 1
         faults.is_dropping_pages = self.dice.happens(50)
         self._note("the next fsync fails")
 
-    async def _calm(self) -> None:
+    async def _clear_faults(self) -> None:
         faults = self.machine.disk.faults
         faults.write_error_percent = faults.create_error_percent = 0
         self._note("writes work")
@@ -318,7 +318,7 @@ class CrashRun:
         self._number += 1
         return self._number
 
-    def _put(self, records: list[NewRecord]) -> None:
+    def _append_records(self, records: list[NewRecord]) -> None:
         """Appends records. Raises RequestRejected."""
         sends: list[Send] = []
 
@@ -327,7 +327,7 @@ class CrashRun:
                 self._note(f"  #{sends[0].number} {status.value}")
             self.ledger.settle(sends, status)
 
-        batch = as_batch(records) if len(records) > 1 else None
+        batch = make_batch(records) if len(records) > 1 else None
         if batch is None:
             placed = self._store.append(records, on_done)
         else:
@@ -339,18 +339,18 @@ class CrashRun:
             f"offset {placed.queue_offset} at {head.log_offset}..{sends[-1].end}"
         )
 
-    def _try_put(self, records: list[NewRecord]) -> None:
+    def _try_append(self, records: list[NewRecord]) -> None:
         self._number += len(records)
         try:
-            self._put(records)
+            self._append_records(records)
         except RequestRejected as error:
             self._note(f"append refused: {error.remark}")
 
     async def _append(self) -> None:
-        self._try_put([random_record(self.dice, self.options, self._next_number())])
+        self._try_append([random_record(self.dice, self.options, self._next_number())])
 
     async def _append_batch(self) -> None:
-        self._try_put(random_batch(self.dice, self.options, self._next_number()))
+        self._try_append(random_batch(self.dice, self.options, self._next_number()))
 
     async def _append_burst(self) -> None:
         for _ in range(self.dice.between(2, 12)):
@@ -383,7 +383,7 @@ class CrashRun:
             if not is_sent or record.queue_offset != offset:
                 self.result.faults.phantom.append(f"{topic}/{queue_id} at {offset}: read {record.log_offset}")
             if self.ledger.is_sync:
-                self.ledger.note_durable(record.log_offset + record.size)
+                self.ledger.record_durable(record.log_offset + record.size)
             offset += 1
 
     async def _query(self) -> None:
@@ -407,4 +407,4 @@ class CrashRun:
         count = self._store.clean()
         if count:
             self._note(f"cleaned {count} log files")
-        self.ledger.note_cleaned(self._store.min_log_offset)
+        self.ledger.record_cleaned(self._store.min_log_offset)

@@ -29,7 +29,7 @@ class Report(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
+class SeedRun:
     """The trace of one seed, event by event, its findings, and its report."""
 
     trace: Sequence[str]
@@ -44,7 +44,7 @@ def run_command(
     description: str | None,
     seed_count: int,
     run_many: Callable[[range, Console], Report],
-    run_one: Callable[[int], Life],
+    run_one: Callable[[int], SeedRun],
 ) -> int:
     """Runs `python -m MODULE` and returns its exit code; `seed_count` is the default number of seeds."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
@@ -57,14 +57,14 @@ def run_command(
     if options.seed is None:
         report = run_many(range(options.first_seed, options.first_seed + options.seeds), console)
     else:
-        life = run_one(options.seed)
-        say(console, *(life.trace if options.trace else ()), *life.findings)
-        report = life.report
-    say(console, *report.lines())
+        run = run_one(options.seed)
+        print_text(console, *(run.trace if options.trace else ()), *run.findings)
+        report = run.report
+    print_text(console, *report.lines())
     return 0 if report.is_ok else 1
 
 
-def say(console: Console, *lines: str) -> None:
+def print_text(console: Console, *lines: str) -> None:
     """Prints the lines unchanged."""
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

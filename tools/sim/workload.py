@@ -121,7 +121,7 @@ def random_batch(dice: Dice, options: StoreOptions, number: int) -> list[NewReco
     return records
 
 
-def as_batch(records: Sequence[NewRecord]) -> NewBatch | None:
+def make_batch(records: Sequence[NewRecord]) -> NewBatch | None:
     """Returns the messages as a batch; None if they differ in a field that a batch shares, or are delayed."""
     first = records[0]
     if first.topic == SCHEDULE_TOPIC:

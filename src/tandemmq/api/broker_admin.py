@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tandemmq.api.calls import CALL_TIMEOUT_S, ask, call
+from tandemmq.api.calls import CALL_TIMEOUT_S, call, call_raw
 from tandemmq.protocol import rejections
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.client import (
@@ -156,7 +156,7 @@ async def query_topic_config(
 ) -> TopicConfig | None:
     """Returns the broker's configuration of the topic; None when the broker does not have it."""
     header = TopicConfigRequest(topic=topic)
-    answer = await ask(client, address, RequestCode.GET_TOPIC_CONFIG, header, timeout_s=timeout_s)
+    answer = await call_raw(client, address, RequestCode.GET_TOPIC_CONFIG, header, timeout_s=timeout_s)
     if answer.code == ResponseCode.TOPIC_NOT_EXIST:
         return None
     if answer.code != ResponseCode.SUCCESS:
@@ -232,7 +232,9 @@ async def query_group_config(
 ) -> SubscriptionGroupConfig | None:
     """Returns the broker's configuration of the group; None when the broker does not have it."""
     header = GroupConfigRequest(group=group)
-    answer = await ask(client, address, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, header, timeout_s=timeout_s)
+    answer = await call_raw(
+        client, address, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, header, timeout_s=timeout_s
+    )
     if answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
         return None
     if answer.code != ResponseCode.SUCCESS:
@@ -273,7 +275,7 @@ async def view_message(
 ) -> Record | None:
     """Returns the message at a log offset of this broker; None when there is none."""
     header = ViewMessageRequest(log_offset=log_offset, topic=topic)
-    answer = await ask(client, address, RequestCode.VIEW_MESSAGE_BY_ID, header, timeout_s=timeout_s)
+    answer = await call_raw(client, address, RequestCode.VIEW_MESSAGE_BY_ID, header, timeout_s=timeout_s)
     if answer.code == ResponseCode.SYSTEM_ERROR:
         return None
     if answer.code != ResponseCode.SUCCESS:
@@ -306,7 +308,7 @@ async def query_messages(
         end_at_ms=end_at_ms,
         is_unique_key=is_unique_key,
     )
-    answer = await ask(client, address, RequestCode.QUERY_MESSAGE, header, timeout_s=timeout_s)
+    answer = await call_raw(client, address, RequestCode.QUERY_MESSAGE, header, timeout_s=timeout_s)
     if answer.code == ResponseCode.QUERY_NOT_FOUND:
         return []
     if answer.code != ResponseCode.SUCCESS:
@@ -464,7 +466,9 @@ async def query_consumer_connections(
     members.
     """
     header = ConsumerConnectionsRequest(consumer_group=group)
-    answer = await ask(client, address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header, timeout_s=timeout_s)
+    answer = await call_raw(
+        client, address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header, timeout_s=timeout_s
+    )
     if answer.code == ResponseCode.CONSUMER_NOT_ONLINE:
         return decode_consumer_connections(answer.body) if answer.body else None
     if answer.code != ResponseCode.SUCCESS:
@@ -494,7 +498,7 @@ async def query_stats(
 ) -> BrokerStatsAnswer:
     """Returns one series of a broker's statistics; all zeros if the broker has no such series."""
     header = BrokerStatsRequest(stats_name=name, stats_key=key)
-    answer = await ask(client, address, RequestCode.VIEW_BROKER_STATS_DATA, header, timeout_s=timeout_s)
+    answer = await call_raw(client, address, RequestCode.VIEW_BROKER_STATS_DATA, header, timeout_s=timeout_s)
     if answer.code == ResponseCode.SYSTEM_ERROR:
         return BrokerStatsAnswer()
     if answer.code != ResponseCode.SUCCESS:
@@ -507,7 +511,9 @@ async def query_producer_connections(
 ) -> tuple[ClientConnection, ...]:
     """Returns the group's online producers; an empty tuple when the broker knows none."""
     header = ProducerConnectionsRequest(producer_group=group)
-    answer = await ask(client, address, RequestCode.GET_PRODUCER_CONNECTION_LIST, header, timeout_s=timeout_s)
+    answer = await call_raw(
+        client, address, RequestCode.GET_PRODUCER_CONNECTION_LIST, header, timeout_s=timeout_s
+    )
     if answer.code == ResponseCode.SYSTEM_ERROR:
         return ()
     if answer.code != ResponseCode.SUCCESS:
@@ -654,7 +660,7 @@ async def _call_auth(
     client: RemotingClient, address: str, code: RequestCode, header: Header, body: bytes = b""
 ) -> Buffer:
     """Returns the body of the answer; empty when the user or policy does not exist."""
-    answer = await ask(client, address, code, header, body=body, timeout_s=ADMIN_TIMEOUT_S)
+    answer = await call_raw(client, address, code, header, body=body, timeout_s=ADMIN_TIMEOUT_S)
     if answer.code == _NOTHING.get(code):
         return b""
     if answer.code != ResponseCode.SUCCESS:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tandemmq.api.calls import CALL_TIMEOUT_S, ask, call, tell
+from tandemmq.api.calls import CALL_TIMEOUT_S, call, call_oneway, call_raw
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol import rejections
 from tandemmq.protocol.bodies import MessageQueue
@@ -214,7 +214,7 @@ async def wait_for_message(client: RemotingClient, address: str, header: Notific
     """Waits for a message to pop, at most for the header's time; returns True if there is one. No message is
     received.
     """
-    answer = await ask(
+    answer = await call_raw(
         client,
         address,
         RequestCode.NOTIFICATION,
@@ -332,7 +332,7 @@ async def query_progress(
     header = QueryOffsetRequest(
         consumer_group=group, topic=topic, queue_id=queue_id, zero_if_missing=zero_if_missing
     )
-    answer = await ask(client, address, RequestCode.QUERY_CONSUMER_OFFSET, header, timeout_s=timeout_s)
+    answer = await call_raw(client, address, RequestCode.QUERY_CONSUMER_OFFSET, header, timeout_s=timeout_s)
     if answer.code == ResponseCode.QUERY_NOT_FOUND:
         return None
     if answer.code != ResponseCode.SUCCESS:
@@ -378,7 +378,7 @@ async def commit_offset_oneway(
     header = UpdateOffsetRequest(
         consumer_group=group, topic=topic, queue_id=queue_id, committed_offset=offset
     )
-    await tell(client, address, RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    await call_oneway(client, address, RequestCode.UPDATE_CONSUMER_OFFSET, header)
 
 
 async def query_max_offset(
@@ -493,7 +493,9 @@ async def query_consumer_ids(
 ) -> tuple[str, ...]:
     """Returns the client ids of the group's online members; an empty tuple when the broker knows none."""
     header = ConsumerListRequest(consumer_group=group)
-    answer = await ask(client, address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header, timeout_s=timeout_s)
+    answer = await call_raw(
+        client, address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header, timeout_s=timeout_s
+    )
     if answer.code == ResponseCode.SYSTEM_ERROR:
         # Brokers answer 1 when no member is online, never 0 with an empty list.
         return ()

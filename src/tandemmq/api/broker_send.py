@@ -8,7 +8,7 @@ from enum import Enum
 
 import msgspec
 
-from tandemmq.api.calls import CALL_TIMEOUT_S, call, tell
+from tandemmq.api.calls import CALL_TIMEOUT_S, call, call_oneway
 from tandemmq.protocol import rejections
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -130,7 +130,7 @@ async def end_transaction(client: RemotingClient, address: str, header: EndTrans
 
     Raises:  BrokerUnreachable if no connection could be made.
     """
-    await tell(client, address, RequestCode.END_TRANSACTION, header)
+    await call_oneway(client, address, RequestCode.END_TRANSACTION, header)
 
 
 async def send_reply(

@@ -24,13 +24,13 @@ async def call(
 
     Raises:  the RequestRejected class of the response code; BrokerUnreachable; RequestTimeout.
     """
-    answer = await ask(client, address, code, header, body=body, timeout_s=timeout_s)
+    answer = await call_raw(client, address, code, header, body=body, timeout_s=timeout_s)
     if answer.code != ResponseCode.SUCCESS:
         raise rejections.to_error(answer)
     return answer
 
 
-async def ask(
+async def call_raw(
     client: RemotingClient,
     address: str,
     code: int,
@@ -45,7 +45,7 @@ async def ask(
     return await client.request(address, Command.request(code, header, body=body), timeout_s)
 
 
-async def tell(
+async def call_oneway(
     client: RemotingClient, address: str, code: int, header: Header | None = None, *, body: bytes = b""
 ) -> None:
     """Sends a one-way request; the caller does not learn if it arrived.

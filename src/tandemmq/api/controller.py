@@ -55,7 +55,7 @@ HAND_OVER_TIMEOUT_S = 2.0
 """The timeout of the controllers' part of a handover: the master accepts no requests meanwhile."""
 
 HAND_OVER_S_MAX = 10.0
-HAND_OVER_LOOK_S = 0.1
+HAND_OVER_POLL_S = 0.1
 
 READ_TIMEOUT_S = 0.5
 """The timeout of a read in the middle of a failover; controllers answer it from memory."""
@@ -267,7 +267,7 @@ async def hand_over(client: RemotingClient, master: str, target: int) -> MasterF
     return _read_master(await call(client, master, RequestCode.TANDEM_HAND_OVER, header))
 
 
-async def vouch(
+async def send_peer_lease(
     client: RemotingClient, master: str, header: VouchRequest, *, timeout_s: float
 ) -> VouchResponse:
     """Informs a master that this broker is its slave, optionally with a promise to stay one for a while.
@@ -294,7 +294,7 @@ async def hand_over_group(
     others = [one.broker_id for one in before.in_sync if one.is_alive and one.broker_id != before.master_id]
     if not others or (target is not None and target not in others):
         wanted = "none" if target is None else f"no {target}"
-        known = ", ".join(map(str, others)) or "nobody"
+        known = ", ".join(map(str, others)) or "none"
         raise RequestRejected(
             f"of the others {known} is in sync and lives, {wanted} that could be the master"
         )
@@ -312,7 +312,7 @@ async def hand_over_group(
             return before, after
         if clock.monotonic() > ends_at_s:
             raise refusal or RequestRejected(f"the broker {before.master_id} is the master still")
-        await clock.sleep(HAND_OVER_LOOK_S)
+        await clock.sleep(HAND_OVER_POLL_S)
 
 
 async def read_sync_states(
@@ -364,7 +364,7 @@ async def alter_sync_set(
     return decode_sync_state_set(_require_success(answer).body)
 
 
-async def beat(
+async def send_controller_heartbeat(
     client: RemotingClient, address: str, header: BrokerHeartbeatRequest, *, timeout_s: float
 ) -> ControllerHeartbeat:
     """Sends one heartbeat of a broker to one controller. Raises the errors of `call`."""
@@ -397,8 +397,8 @@ async def _decide(
     """Sends a request with the caller's time: RocketMQ's jRaft controllers use it to judge which brokers are
     alive.
     """
-    told = {"invokeTime": str(now_ms), **(fields or {})}
-    return await client.request(leader, Command.request(code, header, body=body, fields=told), timeout_s)
+    sent = {"invokeTime": str(now_ms), **(fields or {})}
+    return await client.request(leader, Command.request(code, header, body=body, fields=sent), timeout_s)
 
 
 def _require_success(answer: Command) -> Command:
@@ -409,13 +409,13 @@ def _require_success(answer: Command) -> Command:
 
 def _read_master(answer: Command) -> MasterFacts:
     header = answer.decode(MasterResponse)
-    told = decode_sync_state_set(answer.body) if answer.body else SyncStateSetAnswer()
+    answered = decode_sync_state_set(answer.body) if answer.body else SyncStateSetAnswer()
     return MasterFacts(
         master_id=header.master_id if header.master_address else None,
         master_address=header.master_address or "",
         master_epoch=header.master_epoch or 0,
-        sync_set=told.ids,
-        set_epoch=max(told.epoch, header.set_epoch or 0),
+        sync_set=answered.ids,
+        set_epoch=max(answered.epoch, header.set_epoch or 0),
         group_id=header.group_id or None,
         term_id=header.term_id or 0,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from tandemmq.api.calls import CALL_TIMEOUT_S, ask
+from tandemmq.api.calls import CALL_TIMEOUT_S, call_raw
 from tandemmq.errors import NotNameServer
 from tandemmq.protocol import rejections
 from tandemmq.protocol.bodies import DataVersion
@@ -130,7 +130,7 @@ async def query_route(
     remoting 9.1).
     """
     header = RouteRequest(topic=topic, accepts_standard_json=True)
-    answer = await _ask(client, address, RequestCode.GET_ROUTEINFO_BY_TOPIC, header, timeout_s=timeout_s)
+    answer = await _call_raw(client, address, RequestCode.GET_ROUTEINFO_BY_TOPIC, header, timeout_s=timeout_s)
     if answer.code == ResponseCode.TOPIC_NOT_EXIST:
         return None
     if answer.code != ResponseCode.SUCCESS:
@@ -158,7 +158,7 @@ async def query_members(
     cluster info is used.
     """
     header = MemberGroupRequest(cluster_name=cluster, broker_name=broker_name)
-    answer = await ask(client, address, RequestCode.GET_BROKER_MEMBER_GROUP, header, timeout_s=timeout_s)
+    answer = await call_raw(client, address, RequestCode.GET_BROKER_MEMBER_GROUP, header, timeout_s=timeout_s)
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         data = (await query_cluster_info(client, address, timeout_s=timeout_s)).brokers.get(broker_name)
         return {} if data is None else data.addresses
@@ -237,7 +237,7 @@ async def get_kv(
 ) -> str | None:
     """Returns a value of the key-value configuration; None when there is none."""
     header = GetKvRequest(namespace=namespace, key=key)
-    answer = await _ask(client, address, RequestCode.GET_KV_CONFIG, header, timeout_s=timeout_s)
+    answer = await _call_raw(client, address, RequestCode.GET_KV_CONFIG, header, timeout_s=timeout_s)
     if answer.code == ResponseCode.QUERY_NOT_FOUND:
         return None
     if answer.code != ResponseCode.SUCCESS:
@@ -303,13 +303,13 @@ async def _call(
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> Command:
     """Sends a request that must succeed, as `calls.call` does. Raises NotNameServer, too."""
-    answer = await _ask(client, address, code, header, body=body, timeout_s=timeout_s)
+    answer = await _call_raw(client, address, code, header, body=body, timeout_s=timeout_s)
     if answer.code != ResponseCode.SUCCESS:
         raise rejections.to_error(answer)
     return answer
 
 
-async def _ask(
+async def _call_raw(
     client: RemotingClient,
     address: str,
     code: int,
@@ -321,10 +321,10 @@ async def _ask(
     """Sends a request and returns the answer. Raises NotNameServer when the address is that of a broker or a
     controller.
     """
-    answer = await ask(client, address, code, header, body=body, timeout_s=timeout_s)
+    answer = await call_raw(client, address, code, header, body=body, timeout_s=timeout_s)
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         for kind, known in _OTHER_SERVERS.items():
-            reply = await ask(client, address, known, timeout_s=timeout_s)
+            reply = await call_raw(client, address, known, timeout_s=timeout_s)
             if reply.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 raise NotNameServer(
                     f"{address} is a {kind}, not a name server: give a name server's address, usually with"

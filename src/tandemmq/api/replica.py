@@ -213,7 +213,7 @@ async def await_tables(
     await call(client, address, RequestCode.TANDEM_AWAIT_TABLES, header, timeout_s=timeout_s)
 
 
-async def tell_slave_state(client: RemotingClient, address: str, state: TellSlaveStateRequest) -> None:
+async def report_slave_state(client: RemotingClient, address: str, state: TellSlaveStateRequest) -> None:
     """Reports the state of this slave; returns once the master at `address` knows it.
 
     Raises:  RequestRejected with code REQUEST_CODE_NOT_SUPPORTED from a broker other than TandemMQ;
@@ -233,10 +233,10 @@ async def read_log_checksum(
     header = LogChecksumRequest(log_offset=log_offset, size_bytes=size_bytes)
     code = RequestCode.TANDEM_READ_LOG_CHECKSUM
     answer = await call(client, address, code, header, timeout_s=timeout_s)
-    told = answer.decode(LogChecksumResponse)
-    if not 0 <= told.min_offset <= told.max_offset:
-        raise RemoteProtocolError(f"a log from {told.min_offset} to {told.max_offset} was told")
-    return told
+    checksum = answer.decode(LogChecksumResponse)
+    if not 0 <= checksum.min_offset <= checksum.max_offset:
+        raise RemoteProtocolError(f"invalid ends of a log: [{checksum.min_offset}, {checksum.max_offset})")
+    return checksum
 
 
 async def read_history(
@@ -329,7 +329,7 @@ async def _fetch_pages(fetch_page: _FetchPage[T], held: HeldTable) -> FetchedTab
 
 
 @dataclass(frozen=True, slots=True)
-class MasterPlace:
+class MasterPosition:
     """The address at which a master serves its log ("" from a broker that is not a master), and its epoch
     (None from RocketMQ).
     """
@@ -338,12 +338,12 @@ class MasterPlace:
     epoch: int | None
 
 
-async def find_master_place(client: RemotingClient, address: str, *, timeout_s: float) -> MasterPlace:
+async def find_master_position(client: RemotingClient, address: str, *, timeout_s: float) -> MasterPosition:
     """Asks the broker at `address` for its own replication address. Raises the errors of `call`."""
     code = RequestCode.EXCHANGE_BROKER_HA_INFO
     answer = await call(client, address, code, ExchangeHaInfoRequest(), timeout_s=timeout_s)
     epoch = answer.fields.get("tmEpoch", "")
-    return MasterPlace(
+    return MasterPosition(
         answer.decode(ExchangeHaInfoResponse).master_ha_address or "",
         int(epoch) if epoch.isascii() and epoch.isdecimal() else None,
     )

@@ -220,9 +220,7 @@ def _print_rows(console: Console, table: Table, rows: list[QuickRow]) -> None:
 
 @app.command(name="processes")
 def brokers_side_by_side(
-    most: Annotated[
-        int, typer.Option(help="Measure 1, 2, 4, ... brokers, up to so many.", min=1, max=64)
-    ] = 2,
+    most: Annotated[int, typer.Option(help="Measure 1, 2, 4, ... brokers, up to N.", min=1, max=64)] = 2,
     seconds: Annotated[float, typer.Option(help="Length of each measured run.", min=0.1, max=60)] = 5.0,
 ) -> None:
     """Send to brokers that share nothing but the machine, each from a light process of its own, and print the

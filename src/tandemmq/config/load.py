@@ -149,7 +149,7 @@ def _read_tls_file(path: Path) -> dict[str, Setting]:
     return found
 
 
-def with_kept_settings(
+def with_saved_settings(
     settings: Mapping[str, Setting],
     path: Path | None,
     *,
@@ -164,10 +164,10 @@ def with_kept_settings(
     Raises:  ConfigError as `read_settings`.
     """
     named = settings.get("configStorePath")
-    kept_path = Path(named.text) if named is not None else path or default_path
-    if kept_path == path or not kept_path.exists():
+    saved_path = Path(named.text) if named is not None else path or default_path
+    if saved_path == path or not saved_path.exists():
         return dict(settings)
-    kept = read_settings(kept_path, ())
+    kept = read_settings(saved_path, ())
     return {**{key: kept[key] for key in kept.keys() & changeable}, **settings}
 
 
@@ -209,7 +209,7 @@ def load_controller(settings: Mapping[str, Setting], path: Path | None = None) -
 
     Raises:  ConfigError as `load_broker`.
     """
-    settings = with_kept_settings(
+    settings = with_saved_settings(
         settings,
         path,
         default_path=controller_options.CONFIG_STORE_PATH,
@@ -234,7 +234,7 @@ def _build_controller(parts: _Parts, *, listen_host: str | None) -> ControllerOp
     for name in ("peers", "self_id"):
         if f"controller.{name}" not in values:
             key = _KEY_OF_FIELD[f"controller.{name}"]
-            raise ConfigError(f"{key} is missing: a controller must be told its peers and which it is")
+            raise ConfigError(f"{key} is missing: a controller must know its own name and its peers")
     values.setdefault("controller.listen_host", listen_host or _ANY_ADDRESS[0])
     root = values.get("controller.store_path", controller_options.STORE_PATH)
     values.setdefault("controller.config_store_path", root / "controller.properties")
@@ -301,7 +301,7 @@ def _read_keys(
     keys: Mapping[str, Key],
     inert: Mapping[str, str | None],
     program: str,
-    keys_of_the_other: Mapping[str, Key],
+    other_keys: Mapping[str, Key],
 ) -> _Parts:
     parts = _Parts()
     for written, setting in settings.items():
@@ -318,7 +318,7 @@ def _read_keys(
             if setting.text != inert[name]:
                 parts.inert.append(name)
         else:
-            raise _unknown(name, setting, [*keys, *inert, *REFUSED], program, keys_of_the_other)
+            raise _unknown(name, setting, [*keys, *inert, *REFUSED], program, other_keys)
     return parts
 
 
@@ -338,12 +338,12 @@ def _refuse_unserved(name: str, setting: Setting) -> None:
 
 
 def _unknown(
-    name: str, setting: Setting, known: list[str], program: str, keys_of_the_other: Mapping[str, Key]
+    name: str, setting: Setting, known: list[str], program: str, other_keys: Mapping[str, Key]
 ) -> ConfigError:
-    text = f"{setting.origin}: {name} is no setting of the {program}"
-    if name in keys_of_the_other:
+    text = f"{setting.origin}: unknown {program} setting {name}"
+    if name in other_keys:
         other = "name server" if program == "broker" else "broker"
-        return ConfigError(f"{text}, but one of the {other}")
+        return ConfigError(f"{text}; it is a setting of the {other}")
     by_folded = {candidate.lower(): candidate for candidate in known}
     nearest = get_close_matches(name.lower(), by_folded, n=1, cutoff=0.6)
     return ConfigError(f"{text}; did you mean {by_folded[nearest[0]]}?" if nearest else text)
@@ -381,10 +381,10 @@ def check_broker(values: dict[str, Any], texts: Mapping[str, str]) -> tuple[str,
     Raises:  ConfigError for settings that contradict each other.
     """
     _check_replica_counts(texts)
-    return (*_settle_role(values), *_settle_pool(values, texts))
+    return (*_fix_role(values), *_fix_pool(values, texts))
 
 
-def _settle_role(values: dict[str, Any]) -> tuple[str, ...]:
+def _fix_role(values: dict[str, Any]) -> tuple[str, ...]:
     """Settles role and id: a master has id 0 whatever the file says, as in RocketMQ; a slave must have its
     own id.
     """
@@ -408,7 +408,7 @@ def _settle_role(values: dict[str, Any]) -> tuple[str, ...]:
     return (f"brokerId={broker_id} is taken as 0, because brokerRole={role.value} is a master's",)
 
 
-def _settle_pool(values: dict[str, Any], texts: Mapping[str, str]) -> tuple[str, ...]:
+def _fix_pool(values: dict[str, Any], texts: Mapping[str, str]) -> tuple[str, ...]:
     """Settles the transient pool, which is for masters that answer before the message is on disk (spec store
     11).
     """

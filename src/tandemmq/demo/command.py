@@ -21,7 +21,7 @@ def demo(
     ] = ROW_COUNT,
     keep: Annotated[Path | None, typer.Option(help="Keep all files in this new or empty directory.")] = None,
     chaos: Annotated[
-        bool, typer.Option("--chaos", help="Kill the master, twice, and the Spark pipeline on the way.")
+        bool, typer.Option("--chaos", help="Kill the master, twice, and the Spark pipeline meanwhile.")
     ] = False,
 ) -> None:
     """Publish real data to an elected master, replicate it to the other broker, land it with Spark, and

@@ -97,7 +97,7 @@ class Landing:
             )
 
 
-# Counts taken from files alone, so that no running process can vouch for itself.
+# Counts taken from files alone, so that no running process can affect them.
 #
 # The scan of the CommitLog reads sizes, magics and topics directly from the bytes (spec store 3), and shares
 # no code with the store that wrote them.

@@ -131,12 +131,12 @@ class Publisher:
         for message in messages:
             await self._send(message)
             if self._unknown:
-                await self._clear_up()
+                await self._resolve_unknown()
         await self._producer.flush()
         # Callbacks of the last answers run in the turn after flush() saw them.
         await asyncio.sleep(0)
         while self._unknown and not self.published.failures:
-            await self._clear_up()
+            await self._resolve_unknown()
         self._on_progress(self.published.acknowledged)
         return self.published
 
@@ -146,9 +146,9 @@ class Publisher:
         except TandemError:
             self._unknown.append(message)
         else:
-            future.add_done_callback(partial(self._settle, message))
+            future.add_done_callback(partial(self._record_result, message))
 
-    def _settle(self, message: Message, future: asyncio.Future[SendResult]) -> None:
+    def _record_result(self, message: Message, future: asyncio.Future[SendResult]) -> None:
         published = self.published
         if future.exception() is not None or future.result().status is not SendStatus.SEND_OK:
             self._unknown.append(message)
@@ -164,7 +164,7 @@ class Publisher:
         if published.confirmed % 1024 == 0:
             self._on_progress(published.acknowledged)
 
-    async def _clear_up(self) -> None:
+    async def _resolve_unknown(self) -> None:
         """Searches the queues for the unanswered messages, and sends the missing ones again."""
         published = self.published
         await self._producer.flush()
@@ -237,13 +237,13 @@ async def queue_ends(
     """
     ends: list[int] = []
     for queue_id in range(queue_count):
-        told: list[int] = []
+        offsets: list[int] = []
         try:
             for address in addresses:
-                told.append(
+                offsets.append(
                     await broker_consume.query_max_offset(client, address, topic, queue_id, timeout_s=2.0)
                 )
         except (TandemError, OSError):
-            told = [0]
-        ends.append(min(told))
+            offsets = [0]
+        ends.append(min(offsets))
     return ends

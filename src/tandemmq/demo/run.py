@@ -115,15 +115,15 @@ async def _publish_all(
     async def read_ends() -> list[int]:
         return await queue_ends(client, [one.address for one in cluster.brokers], TOPIC, QUEUE_COUNT)
 
-    it_is_time = asyncio.Event()
+    is_due = asyncio.Event()
 
     def on_progress(count: int) -> None:
         progress.update(publishing, completed=count)
         if count >= options.row_count * _CHAOS_AT_SHARE:
-            it_is_time.set()
+            is_due.set()
 
     async def disturb(admin: Admin) -> None:
-        await it_is_time.wait()
+        await is_due.wait()
         await replace_master(cluster, admin)
 
     async with asyncio.TaskGroup() as tasks, Admin(name_server) as admin:
@@ -143,7 +143,7 @@ async def _publish_all(
                 on_progress=on_progress,
             )
             published = await publisher.publish(flight_messages(TOPIC, options.row_count))
-        it_is_time.set()
+        is_due.set()
         if chaos is not None:
             await chaos
             gap_s = max(published.gaps_s, default=0.0)

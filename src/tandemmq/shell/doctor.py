@@ -16,7 +16,7 @@ import typer
 
 from tandemmq.admin.targets import Target, Tools, open_tools, targets_of, tools_options
 from tandemmq.api import broker_admin, controller, nameserver
-from tandemmq.api.calls import ask, call
+from tandemmq.api.calls import call, call_raw
 from tandemmq.client.options import parse_name_servers
 from tandemmq.errors import NotLeader, NotPermitted, TandemError
 from tandemmq.protocol.bodies.codec import (
@@ -462,7 +462,7 @@ async def _serves_changes(anonymous: RemotingClient, address: str) -> bool:
     """
     header = NextBrokerIdRequest(cluster_name="doctor", broker_name="doctor")
     try:
-        answer = await ask(anonymous, address, RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, header)
+        answer = await call_raw(anonymous, address, RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, header)
     except TandemError:
         return False
     return answer.code != ResponseCode.NO_PERMISSION

@@ -55,7 +55,8 @@ def landing(
     out: Annotated[Path, typer.Option(help="Directory of the Parquet files; made when missing.")],
     master: Master = "local[*]",
     once: Annotated[
-        bool, typer.Option("--once/--continuous", help="Stop when everything there is now is read, or go on.")
+        bool,
+        typer.Option("--once/--continuous", help="Stop at the current end of the topic, or keep running."),
     ] = False,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Spark's checkpoint; default OUT/_checkpoint.")
@@ -114,7 +115,7 @@ def landing(
     ] = False,
     registry: Annotated[
         str,
-        typer.Option(help="Fetch the Avro schemas of the writers there: http://host:port.", metavar="URL"),
+        typer.Option(help="Schema registry with the writers' Avro schemas: http://host:port.", metavar="URL"),
     ] = "",
     bad_topic: Annotated[
         str, typer.Option(help="With a schema of the bodies: bad records are sent to this topic, too.")
@@ -122,8 +123,8 @@ def landing(
     json_changes: Annotated[
         str,
         typer.Option(
-            help="Names that the schema has not got and values that do not fit: keep (pass over, and bad "
-            "record), rescue (into the column jsonRescue), or grow (the same, and such names become fields)."
+            help="Names missing from the schema, and values that do not fit: keep (skip; bad record), "
+            "rescue (into the column jsonRescue), or grow (the same, and such names become fields)."
         ),
     ] = "keep",
     progress: Progress = ProgressKind.TEXT,
@@ -215,9 +216,7 @@ def replay(
     ] = "",
     until_time: Annotated[str, typer.Option(help="Store time of the end, exclusive; as above.")] = "",
     where: Annotated[str, typer.Option(help="A condition in SQL over the lake's columns.")] = "",
-    rate: Annotated[
-        int | None, typer.Option(help="At most about so many messages per second.", min=1)
-    ] = None,
+    rate: Annotated[int | None, typer.Option(help="Most messages per second, approximately.", min=1)] = None,
     keep_keys: Annotated[
         bool, typer.Option("--keep-keys", help="Keep the unique keys instead of making new ones.")
     ] = False,
@@ -225,10 +224,12 @@ def replay(
         bool, typer.Option("--keep-queues", help="Send each message to the queue number that it had.")
     ] = False,
     state: Annotated[
-        Path | None, typer.Option(help="What was done; default LAKE/_tandemmq/replay-TOPIC.json.")
+        Path | None,
+        typer.Option(help="File that records the progress; default LAKE/_tandemmq/replay-TOPIC.json."),
     ] = None,
     continuous: Annotated[
-        bool, typer.Option("--continuous/--once", help="Go on with what is landed meanwhile, or end.")
+        bool,
+        typer.Option("--continuous/--once", help="Keep running and send what is landed meanwhile, or stop."),
     ] = False,
     every_seconds: EverySeconds = 5.0,
     master: Master = "local[*]",
@@ -269,32 +270,31 @@ def replay(
 
 def deadletters(
     namesrv: NameServers,
-    group: Annotated[str, typer.Option(help="The consumer group whose dead letters are meant.")],
+    group: Annotated[str, typer.Option(help="Consumer group of the dead letters.")],
     from_time: Annotated[
-        str, typer.Option(help="They died at or after: milliseconds, or 2025-01-31T12:00:00 (UTC).")
+        str, typer.Option(help="Only letters stored at or after: milliseconds, or 2025-01-31T12:00:00 (UTC).")
     ] = "",
-    until_time: Annotated[str, typer.Option(help="They died before; as above.")] = "",
+    until_time: Annotated[str, typer.Option(help="Only letters stored before; as above.")] = "",
     id: Annotated[
-        list[str] | None, typer.Option("--id", help="Of the dead letter or its message; repeatable.")
+        list[str] | None,
+        typer.Option("--id", help="Message id of the dead letter or of its original; repeatable."),
     ] = None,
     key: Annotated[list[str] | None, typer.Option(help="One of its keys; repeatable.")] = None,
     where: Annotated[
         str, typer.Option(help="A condition in SQL; error, age, origin and originId are columns too.")
     ] = "",
     error_property: Annotated[
-        str, typer.Option(help="The property in which consumers say why they gave up.")
+        str, typer.Option(help="Property in which consumers record the reason of a failure.")
     ] = "error",
-    show: Annotated[int, typer.Option(help="Show so many of the oldest.", min=0)] = 20,
+    show: Annotated[int, typer.Option(help="Show the N oldest.", min=0)] = 20,
     resend: Annotated[
         bool, typer.Option("--resend", help="Send the chosen ones to their topics again, each once.")
     ] = False,
     to: Annotated[str, typer.Option(help="Send them to this topic instead of their own.")] = "",
     state: Annotated[
-        Path | None, typer.Option(help="File that says what was sent again; needed with --resend.")
+        Path | None, typer.Option(help="File that records what was sent again; required by --resend.")
     ] = None,
-    continuous: Annotated[
-        bool, typer.Option("--continuous/--once", help="Again and again, or once.")
-    ] = False,
+    continuous: Annotated[bool, typer.Option("--continuous/--once", help="Repeatedly, or once.")] = False,
     every_seconds: EverySeconds = 60.0,
     option: SinkOptions = None,
     source_option: Annotated[
@@ -338,7 +338,7 @@ def deadletters(
 # The commands that read and maintain lakes: `tandemmq pipeline lake ...` (maintenance, without Spark),
 # `rollup`, `history`, `audit`.
 
-lake_app = typer.Typer(no_args_is_help=True, help="Look after a lake: parquet, delta or iceberg.")
+lake_app = typer.Typer(no_args_is_help=True, help="Maintain a lake: parquet, delta or iceberg.")
 
 Directory = Annotated[Path, typer.Argument(help="Directory of the lake.")]
 _T = TypeVar("_T")
@@ -347,7 +347,9 @@ _T = TypeVar("_T")
 @lake_app.command()
 def compact(
     directory: Directory,
-    target_mib: Annotated[int, typer.Option(help="About so many MiB per file at most.", min=1)] = 256,
+    target_mib: Annotated[
+        int, typer.Option(help="Largest file to write, in MiB, approximately.", min=1)
+    ] = 256,
 ) -> None:
     """Merge small files into fewer, larger ones; readers see every row exactly once at all times.
 
@@ -362,7 +364,7 @@ def compact(
 @lake_app.command()
 def expire(
     directory: Directory,
-    days: Annotated[int, typer.Option(help="Keep the last so many days (UTC), and today.", min=1)],
+    days: Annotated[int, typer.Option(help="Keep the last N days (UTC), and today.", min=1)],
 ) -> None:
     """Delete rows stored before the last days, and files that no log names."""
     from tandemmq.spark.lake.upkeep import expire_lake
@@ -405,7 +407,8 @@ def rollup(
     topic: Annotated[str, typer.Option(help="Topics, separated by commas.")] = "",
     topic_pattern: Annotated[str, typer.Option(help="All topics whose whole name matches.")] = "",
     once: Annotated[
-        bool, typer.Option("--once/--continuous", help="Stop when everything there now is counted, or go on.")
+        bool,
+        typer.Option("--once/--continuous", help="Stop at the current end of the topics, or keep running."),
     ] = False,
     read_from: Replica = ReadPreference.SUGGESTED,
     batch_rows: BatchRows = 1_000_000,
@@ -494,7 +497,7 @@ def audit(
         list[str] | None, typer.Option(help="The files of a store, as BROKER=DIRECTORY; repeatable.")
     ] = None,
     continuous: Annotated[
-        bool, typer.Option("--continuous/--once", help="Audit again and again, or once.")
+        bool, typer.Option("--continuous/--once", help="Audit repeatedly, or once.")
     ] = False,
     every_seconds: EverySeconds = 60.0,
     option: SourceOptions = None,
@@ -503,7 +506,7 @@ def audit(
         int, typer.Option(help="Offsets of a queue that are folded into one digest.", min=1)
     ] = 100_000,
     settle_seconds: Annotated[
-        float, typer.Option(help="How long slaves may take to reach the master's present end.", min=0.0)
+        float, typer.Option(help="Seconds that slaves may take to reach the master's current end.", min=0.0)
     ] = 10.0,
     repeated_keys: Annotated[
         bool, typer.Option(help="Count messages that producers sent more than once.")

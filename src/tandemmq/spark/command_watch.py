@@ -89,7 +89,7 @@ def parse_time(option: str, text: str) -> int | None:
 
 NameServers = Annotated[str, typer.Option("--namesrv", help="Name servers: host:port[;host:port].")]
 Master = Annotated[str, typer.Option("--master", help="Spark master: local[*] or spark://host:port.")]
-Progress = Annotated[ProgressKind, typer.Option("--progress", help="How progress is told.")]
+Progress = Annotated[ProgressKind, typer.Option("--progress", help="Format of the progress.")]
 ReportFile = Annotated[
     Path | None, typer.Option("--report", help="HTML report with plots, written at the end.", metavar="FILE")
 ]
@@ -100,8 +100,8 @@ MetricsPort = Annotated[
 EverySeconds = Annotated[
     float, typer.Option("--every-seconds", help="With --continuous: pause between rounds.", min=0.1)
 ]
-Replica = Annotated[ReadPreference, typer.Option("--read-from", help="Which replica is read.")]
-BatchRows = Annotated[int, typer.Option("--batch-rows", help="At most so many messages per batch.", min=1)]
+Replica = Annotated[ReadPreference, typer.Option("--read-from", help="Replica to read from.")]
+BatchRows = Annotated[int, typer.Option("--batch-rows", help="Most messages per batch.", min=1)]
 TriggerSeconds = Annotated[float, typer.Option("--trigger-seconds", help="Pause between batches.", min=0.0)]
 SourceOptions = Annotated[
     list[str] | None,

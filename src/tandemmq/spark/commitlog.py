@@ -82,11 +82,11 @@ LOG_OPTION_TABLE: tuple[OptionRow, ...] = (
         "`report`: a row with the column `damage` filled; `skip`: no row; `fail`: the query fails",
     ),
     OptionRow("verifyCrc", "true", "B", "compare every body with its checksum"),
-    OptionRow("pieceBytes", "128m", "B", "about so many bytes of a file per task"),
+    OptionRow("pieceBytes", "128m", "B", "approximate bytes of a file per task"),
     OptionRow("columns", "all", "B", "columns to build, separated by commas"),
     OptionRow("propertiesAs", "map", "B", "`map`, `string` (as stored) or `none`"),
     OptionRow("decompress", "true", "B", "deliver bodies inflated; damaged ones stay as they are"),
-    OptionRow("arrowRows", "5000", "B", "at most so many rows per Arrow batch"),
+    OptionRow("arrowRows", "5000", "B", "most rows per Arrow batch"),
 )
 
 

@@ -104,7 +104,7 @@ def decode_records(
         boundaries = Boundaries(positions=positions, end=len(data), outcome=RecordOutcome.END)
     if boundaries.end != len(data):
         raise RemoteProtocolError(
-            f"{len(data)} bytes of records: no record begins at byte {boundaries.end} "
+            f"{len(data)} bytes of records: no valid record at byte {boundaries.end} "
             f"({boundaries.outcome.value})"
         )
     columns = read_columns(data, boundaries)

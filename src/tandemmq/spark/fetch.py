@@ -74,7 +74,7 @@ class FetchEnd(Enum):
     """The reason why reading from one replica ended."""
 
     DONE = "the range is read"
-    NOT_HERE = "this replica has not got the next message"
+    NOT_HERE = "this replica lacks the next message"
     SWITCH = "the broker suggests another replica"
 
 
@@ -324,7 +324,9 @@ class RangeReader:
             self.position = self._end
             return
         asked = f"{render_queues([self._queue])}, queue offsets [{self.position}, {self._end})"
-        raise BrokerUnreachable(f"no replica gives {asked}: {failure or 'they have not got it'}") from failure
+        raise BrokerUnreachable(
+            f"no replica returned {asked}: {failure or 'all of them lack it'}"
+        ) from failure
 
     def _skip_gone(self) -> bool:
         """Returns True, at the end of the range, if the queue is gone and lost messages are allowed.

@@ -55,7 +55,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Path:
         where = "PATH"
     if program is None:
         raise ConfigError(
-            f"Spark needs Java {JAVA_VERSION_MIN} or newer and there is no java in {where}: install one "
+            f"Spark needs Java {JAVA_VERSION_MIN} or newer, and no java was found in {where}: install one "
             "(Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME."
         )
     version = parse_java_version(_run_version(program))

@@ -276,7 +276,7 @@ class QueriedCluster:
                 answer = connection.request(request, self._options.pull_timeout_s)
             if answer.code not in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
                 return None
-            told = answer.decode(QueryMessageResponse)
+            response = answer.decode(QueryMessageResponse)
             records = list(decode_records(answer.body))
         except (*UNREACHABLE, RequestRejected, RecordError) as error:
             log.debug(events.REPLICA_UNREACHABLE, extra={"broker": broker, "error": str(error)})
@@ -285,7 +285,7 @@ class QueriedCluster:
         if len(records) >= KEY_MATCHES_MAX // 2 or len(answer.body) >= KEY_ANSWER_BYTES_MAX:
             return None
         places = {(record.queue_id, record.queue_offset) for record in records}
-        return KeyMatches(tuple(sorted(places)), told.index_updated_at_ms)
+        return KeyMatches(tuple(sorted(places)), response.index_updated_at_ms)
 
     def leave_out_slow(self, topology: Topology) -> Topology:
         """Returns `topology` without the slaves that are further behind than the option maxSlaveLag allows.
@@ -503,7 +503,7 @@ def require_named(topology: Topology, options: SourceOptions) -> None:
         return
     raise NoRoute(
         f"no readable queue of {', '.join(missing)} is known to {', '.join(options.name_servers)}: the query"
-        " names it, so its messages would be missing. Set failOnDataLoss=false to go on without it."
+        " names it, so its messages would be missing. Set failOnDataLoss=false to continue without it."
     )
 
 

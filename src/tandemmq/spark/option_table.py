@@ -63,8 +63,9 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "filter",
         "",
         "SB",
-        "an SQL92 condition over properties, judged by the broker: `price > 10 AND region = 'EU'`; instead "
-        "of `tags`; fixed per checkpoint; brokers, RocketMQ's and ours, need `enablePropertyFilter=true`",
+        "an SQL92 condition over properties, evaluated by the broker: `price > 10 AND region = 'EU'`; "
+        "instead of `tags`; fixed per checkpoint; brokers, RocketMQ's and ours, need "
+        "`enablePropertyFilter=true`",
         aliases=("sql",),
     ),
     OptionRow(
@@ -116,25 +117,25 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "failOnDataLoss",
         "true",
         "SB",
-        "messages that the broker no longer has: fail, or go on with the first one it has",
+        "messages that the broker no longer has: fail, or continue with the first one it has",
     ),
     OptionRow(
         "maxOffsetsPerTrigger",
         "",
         "S",
-        "at most so many messages per batch, shared out by backlog",
+        "most messages per batch, shared out by backlog",
     ),
     OptionRow(
         "maxBytesPerTrigger",
         "",
         "S",
-        "about so many bytes per batch, by the measured size of messages",
+        "approximate bytes per batch, by the measured size of messages",
     ),
     OptionRow(
         "minOffsetsPerTrigger",
         "",
         "S",
-        "wait until so many messages are there, at most `maxTriggerDelay`; the first batch of a run, and "
+        "wait for this many messages, at most `maxTriggerDelay`; the first batch of a run, and "
         "`availableNow`, do not wait",
     ),
     OptionRow(
@@ -147,13 +148,13 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "minPartitions",
         "",
         "SB",
-        "split large ranges into at least about so many tasks",
+        "split large ranges into at least about this many tasks",
     ),
     OptionRow(
         "maxRecordsPerPartition",
         "",
         "SB",
-        "at most so many messages per task",
+        "most messages per task",
     ),
     OptionRow(
         "packRecords",
@@ -179,7 +180,7 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "suggested",
         "SB",
         "`master`, `suggested` (as the broker says) or `prefer-slave`; falls back to another replica "
-        "when one is down or has not the range yet",
+        "when one is down or lacks the range",
     ),
     OptionRow(
         "replica",
@@ -191,7 +192,7 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "maxSlaveLag",
         "",
         "SB",
-        "with `prefer-slave`: read from the master while its slave is more than so many bytes behind",
+        "with `prefer-slave`: read from the master while its slave is more than this many bytes behind",
     ),
     OptionRow(
         "columns",
@@ -235,21 +236,21 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "explain",
         "false",
         "SB",
-        "a line `read.planned` in the driver's log for each batch: what is read, what conditions spared, the"
-        " lag, slaves that were passed over; and a line `read.finished` in the executors' for each task:"
+        "a line `read.planned` in the driver's log for each batch: what is read, what the conditions skipped,"
+        " the lag, the slaves that were skipped; and a line `read.finished` in the executors' for each task:"
         " bytes, answers, retries",
     ),
     OptionRow(
         "arrowRows",
         "5000",
         "SB",
-        "at most so many rows per Arrow batch",
+        "most rows per Arrow batch",
     ),
     OptionRow(
         "arrowBytes",
         "2m",
         "SB",
-        "about so many bytes per Arrow batch",
+        "approximate bytes per Arrow batch",
     ),
     OptionRow(
         "pullBatchSize",
@@ -286,13 +287,13 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "accessKey",
         "",
         "SB",
-        "ACL: who asks; every request is signed",
+        "ACL: the account that signs every request",
     ),
     OptionRow(
         "secretKey",
         "",
         "SB",
-        "ACL: what requests are signed with; never sent, shown or stored in checkpoints",
+        "ACL: the key that signs requests; never sent, shown or stored in checkpoints",
     ),
     OptionRow(
         "securityToken",

@@ -315,7 +315,7 @@ def report_gone(gone: Mapping[QueueKey, tuple[int, int | None]], options: Source
         _report_or_raise(
             queue,
             f"the query is at queue offset {position}, {why}{others}",
-            "go on without it; if the topic has fewer queues now, making them again brings its messages back",
+            "continue without it; if the topic has fewer queues now, recreating them restores its messages",
             {"from_offset": position, **({} if end is None else {"messages": end - position})},
             options,
         )
@@ -330,7 +330,7 @@ def report_replaced(
         position,
         resumes_at,
         (bounds.begin, bounds.end),
-        ", but another message than was read lies before it",
+        ", but the message before it is not the one that was read",
         options,
     )
 
@@ -345,7 +345,7 @@ def _report_move(
         queue,
         f"the query is at queue offset {position}, the broker has [{has[0]}, {has[1]}){but}: messages were "
         "deleted, or the topic was made anew",
-        f"go on at queue offset {resumes_at}",
+        f"continue at queue offset {resumes_at}",
         facts,
         options,
     )

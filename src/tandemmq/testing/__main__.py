@@ -37,16 +37,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of brokers"
     )
-    wanted = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        settings = {key: setting.text for key, setting in map(parse_override, wanted.set)}
+        settings = {key: setting.text for key, setting in map(parse_override, options.set)}
         with BlockingCluster(
-            slave=wanted.slave, elected=wanted.elected, settings=settings, port=wanted.port
+            slave=options.slave, elected=options.elected, settings=settings, port=options.port
         ) as cluster:
-            _say(cluster.name_servers)
+            _write_line(cluster.name_servers)
             for line in sys.stdin:
                 if line.strip():
-                    _say(_obey(cluster, line.split()))
+                    _write_line(_run_command(cluster, line.split()))
     except (TandemError, OSError) as error:
         sys.stderr.write(f"tandemmq: {error}\n")
         return 1
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _obey(cluster: BlockingCluster, words: Sequence[str]) -> str:
+def _run_command(cluster: BlockingCluster, words: Sequence[str]) -> str:
     name, *rest = words
     try:
         if name in PLAIN and not rest:
@@ -69,7 +69,7 @@ def _obey(cluster: BlockingCluster, words: Sequence[str]) -> str:
     return "ok"
 
 
-def _say(text: str) -> None:
+def _write_line(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

@@ -48,7 +48,7 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import render_address
 from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork, reserve_port
 from tandemmq.testing.doors import SwitchedDisk, SwitchedNetwork
-from tandemmq.testing.member import HOST, LOOK_S, ClusterMember
+from tandemmq.testing.member import HOST, POLL_S, ClusterMember
 from tandemmq.units import GIB, MASTER_ID, MIB
 
 BROKER_NAME: Final = "broker-a"
@@ -168,7 +168,7 @@ class Cluster:
                 self._slave = member
             else:
                 self._master = member
-        await self._settle()
+        await self._await_sync()
 
     async def _start_controller(self, folder: Path) -> None:
         self._controller_address = f"{HOST}:{self._reserve_port()}"
@@ -213,8 +213,8 @@ class Cluster:
             # The slave need not wait for a name server to report it.
             settings["haMasterRemotingAddress"] = render_address(self._master.address)
         machine = MachineFacts(host_name=BROKER_NAME, address=HOST, memory_bytes=4 * GIB, home=root)
-        told = {key: Setting(text, "settings") for key, text in settings.items()}
-        config = load_broker(told, machine)
+        broker_settings = {key: Setting(text, "settings") for key, text in settings.items()}
+        config = load_broker(broker_settings, machine)
         return replace(config, replication=replace(config.replication, reconnect_delay_ms=RECONNECT_MS))
 
     def _paired_settings(self, broker_id: int) -> dict[str, str]:
@@ -279,7 +279,7 @@ class Cluster:
             return await query_topic_config(client, self.slave_address, topic) is not None
 
         try:
-            await self._until(has_topic, f"the slave has topic {topic!r}")
+            await self._wait_until(has_topic, f"the slave has topic {topic!r}")
         finally:
             await client.close()
 
@@ -326,7 +326,7 @@ class Cluster:
         if has_successor:
             await self._await_master()
         await master.start()
-        await self._settle()
+        await self._await_sync()
 
     async def stop_slave(self) -> None:
         """Stops the slave in an orderly way. Sends are answered FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE
@@ -339,7 +339,7 @@ class Cluster:
         slave = self._require_slave()
         if not slave.is_running:
             await slave.start()
-        await self._settle()
+        await self._await_sync()
 
     async def delay_acks(self, seconds: float) -> None:
         """Delays the slave's acknowledgements to the master by `seconds` from now on; 0 ends the delay.
@@ -380,7 +380,7 @@ class Cluster:
                 member.network.delay(other.ha_address[1], 0)
             if not member.is_running:
                 await member.start()
-        await self._settle()
+        await self._await_sync()
 
     def _set_disk_full(self, *, is_full: bool) -> None:
         self._require_master()
@@ -417,11 +417,11 @@ class Cluster:
         if failure is not None:
             raise ClusterFailed(f"a server failed: {failure or type(failure).__name__}") from failure
 
-    async def _settle(self) -> None:
+    async def _await_sync(self) -> None:
         """Waits until the slave, if both brokers run, has everything that the master has, and
         acknowledges.
         """
-        await self._until(self._follows, "the slave follows its master")
+        await self._wait_until(self._follows, "the slave follows its master")
 
     async def _follows(self) -> bool:
         if self._is_elected and not await self._has_master():
@@ -432,7 +432,7 @@ class Cluster:
         return self._is_in_sync(slave) and slave.has_all_of(master)
 
     async def _await_master(self) -> None:
-        await self._until(self._has_master, "a broker was elected and is in the routes")
+        await self._wait_until(self._has_master, "a broker was elected and is in the routes")
 
     async def _has_master(self) -> bool:
         """Returns True if the broker that the controller elected is active and in the routes as the
@@ -470,12 +470,12 @@ class Cluster:
         """Returns the group as the controller of an elected cluster knows it."""
         return None if self._controller is None else self._controller.groups.get(BROKER_NAME)
 
-    async def _until(self, is_met: Callable[[], Awaitable[bool]], what: str) -> None:
+    async def _wait_until(self, is_met: Callable[[], Awaitable[bool]], what: str) -> None:
         try:
             async with asyncio.timeout(READY_S_MAX):
                 while not await is_met():
                     self._raise_failure()
-                    await self._clock.sleep(LOOK_S)
+                    await self._clock.sleep(POLL_S)
         except TimeoutError:
             raise ClusterFailed(f"not within {READY_S_MAX:g} s: {what}") from None
 

@@ -16,7 +16,7 @@ from tandemmq.runtime.ports import Address
 from tandemmq.testing.doors import SwitchedDisk, SwitchedNetwork
 
 HOST: Final = "127.0.0.1"
-LOOK_S: Final = 0.002
+POLL_S: Final = 0.002
 COPY_TRIES: Final = 100
 
 
@@ -107,12 +107,12 @@ class ClusterMember:
     async def kill(self) -> None:
         """Stops the broker so that its files stay as they are now, whatever the end of the process writes."""
         root = self._config.store.root
-        left = root.with_name(f"{root.name}.left")
+        snapshot = root.with_name(f"{root.name}.left")
         await self.network.sever()
-        await _copy(root, left)
+        await _copy(root, snapshot)
         await self.stop()
         shutil.rmtree(root)
-        left.rename(root)
+        snapshot.rename(root)
 
     def set_disk_full(self, *, is_full: bool) -> None:
         self._disk.is_full = is_full
@@ -129,19 +129,19 @@ class ClusterMember:
         assert own is not None
         assert other is not None
         end = other.max_log_offset
-        is_told = end in other.acks.positions().values()
-        return is_told and own.dispatched.value >= end
+        is_reported = end in other.acks.positions().values()
+        return is_reported and own.dispatched.value >= end
 
 
-async def _copy(root: Path, left: Path) -> None:
+async def _copy(root: Path, snapshot: Path) -> None:
     """Copies the files of a running server, whose threads may replace or delete one meanwhile."""
     for tries_left in reversed(range(COPY_TRIES)):
         try:
-            shutil.copytree(root, left, ignore=shutil.ignore_patterns("*.tmp"))
+            shutil.copytree(root, snapshot, ignore=shutil.ignore_patterns("*.tmp"))
         except shutil.Error:
-            shutil.rmtree(left)
+            shutil.rmtree(snapshot)
             if not tries_left:
                 raise
-            await LoopClock().sleep(LOOK_S)
+            await LoopClock().sleep(POLL_S)
         else:
             return

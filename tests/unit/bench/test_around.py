@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import around
-from bench.around import measure_around, tell_catchup, tell_clients, tell_reopened
+from bench.around import client_rows, measure_around, render_catchup, render_reopened
 from bench.catchup import CatchUp
 from bench.catchup_node import CopyState
 from bench.client_bench import ClientFigures
@@ -70,25 +70,25 @@ def of_java(case: str, per_second: float) -> CaseFigures:
 
 
 def test_catch_up_and_reopening_are_told_with_their_rates() -> None:
-    loopback, log, tables, processes = tell_catchup(CAUGHT_UP)
+    loopback, log, tables, processes = render_catchup(CAUGHT_UP)
     assert loopback.endswith("received and written to a file 2,147 MB/s")
     assert "1,000,000 messages in 1.0 s: 1,074 MB/s (50% of the loopback with a file)" in log
     assert "in 2.0 s: 537 MB/s (25%" in tables
     assert "slave 3.0 s of processor time, 3.00 us per message" in tables
     assert processes.endswith("master 60 MiB, slave 80 MiB")
-    assert tell_reopened(REOPENED).startswith("1.0 GiB, 9,000 messages: open in 0.2 s (0.5 s of processor")
+    assert render_reopened(REOPENED).startswith("1.0 GiB, 9,000 messages: open in 0.2 s (0.5 s of processor")
 
 
 def test_clients_stand_in_one_row_and_a_reader_has_no_latency() -> None:
-    assert tell_clients(OURS, {})[1:] == [[SEND, "100", "50", "90"], [READ, "300", "-", "-"]]
-    headings, *rows = tell_clients(OURS, {SEND: of_java(SEND, 200.0), READ: of_java(READ, 100.0)})
+    assert client_rows(OURS, {})[1:] == [[SEND, "100", "50", "90"], [READ, "300", "-", "-"]]
+    headings, *rows = client_rows(OURS, {SEND: of_java(SEND, 200.0), READ: of_java(READ, 100.0)})
     assert rows == [
         [SEND, "100", "50", "90", "200", "70", "110", "0.50"],
         [READ, "300", "-", "-", "100", "-", "-", "3.00"],
     ]
     assert len(headings) == len(rows[0])
     failed = ClientFigures(SEND, error="no route")
-    assert tell_clients([failed], {})[1] == [SEND, "no route", "-", "-"]
+    assert client_rows([failed], {})[1] == [SEND, "no route", "-", "-"]
 
 
 def test_the_chapter_has_all_of_it_and_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,9 +109,9 @@ def test_the_chapter_has_all_of_it_and_one_table(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(around, "measure_reopening", lambda *_: REOPENED)
     monkeypatch.setattr(around, "measure_python_client", lambda *_, **__: OURS)
     monkeypatch.setattr(around, "measure_java_beside", lambda *_, **__: java)
-    lines = measure_around(cache=tmp_path, directory=tmp_path, tell=lambda _: None)
+    lines = measure_around(cache=tmp_path, directory=tmp_path, on_progress=lambda _: None)
     assert lines[0] == "## Around the broker"
-    assert all(f"- {line}" in lines for line in (*tell_catchup(CAUGHT_UP), tell_reopened(REOPENED)))
+    assert all(f"- {line}" in lines for line in (*render_catchup(CAUGHT_UP), render_reopened(REOPENED)))
     headings, rule, *rows = [line for line in lines if line.startswith("|")]
     assert {line.count("|") for line in (headings, rule, *rows)} == {9}
     assert rows[1] == f"| {READ} | 300 | - | - | 100 | - | - | 3.00 |"

@@ -86,7 +86,7 @@ async def test_what_messages_hold_is_no_answer(code: int, is_refused: bool) -> N
     asker.connection_made(Echo())
     if is_refused:
         with pytest.raises(RuntimeError, match="the broker refuses"):
-            await asker.ask(b"", 1)
+            await asker.exchange(b"", 1)
     else:
-        assert await asker.ask(b"", 1) == len(answer)
+        assert await asker.exchange(b"", 1) == len(answer)
     assert asker.sent == []

@@ -21,7 +21,7 @@ def lack_java(_cache: Path) -> None:
 def test_each_curve_gives_figures_of_each_size(curve: growth.Curve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "OPERATIONS", 32)
     monkeypatch.setattr(growth, "COLD_MESSAGES", 4096)
-    for name in ("ROUTES_S", "WARM_UP_S", "FORGETTING_S"):
+    for name in ("ROUTES_S", "WARM_UP_S", "EXPIRY_S"):
         monkeypatch.setattr(growth, name, 0.06)
     monkeypatch.setattr(growth, "prepare_java", lack_java)
 

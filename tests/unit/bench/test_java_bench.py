@@ -18,7 +18,7 @@ from bench.java.clusters import (
     STILL_S_MAX,
     BrokerSetting,
     MeasuredCluster,
-    standing_still,
+    paused_cluster,
 )
 from bench.java.measure import ASYNC, CASES, ELECTED, PAIR, READ, Case, CaseFigures, choose_cases
 from bench.java.report import (
@@ -201,10 +201,10 @@ def test_what_is_not_measured_stands_still_and_goes_on_whatever_happens(
     process: subprocess.Popen[bytes], slave: str
 ) -> None:
     cluster = MeasuredCluster(JAVA, "h:9876", "h:10911", {"master": process.pid}, slave=slave)
-    with standing_still(cluster, STILL_S_MAX):
+    with paused_cluster(cluster, STILL_S_MAX):
         wait_until_still(process.pid, True)
     wait_until_still(process.pid, False)
-    with suppress(TandemError), standing_still(cluster, STILL_S_MAX):
+    with suppress(TandemError), paused_cluster(cluster, STILL_S_MAX):
         wait_until_still(process.pid, True)
         raise TandemError("the load failed")
     wait_until_still(process.pid, False)
@@ -219,5 +219,5 @@ def test_who_would_be_taken_for_dead_goes_on(
     cluster = MeasuredCluster(
         JAVA, "h:9876", "h:10911", {"master": process.pid}, slave=slave, controller=controller
     )
-    with standing_still(cluster, seconds):
+    with paused_cluster(cluster, seconds):
         assert not is_still(process.pid)

@@ -33,11 +33,11 @@ from bench.others import (
     choose,
     parse_consumed,
     parse_progress,
+    producer_figures,
     producer_settings,
     render_others,
+    report_absent,
     run_in_turns,
-    tell_absent,
-    tell_producer,
 )
 from tandemmq.errors import ConfigError, TandemError
 
@@ -80,7 +80,7 @@ def test_what_the_producer_does_in_its_first_window_is_not_counted() -> None:
     window, whole = parse_progress(WINDOW), parse_progress(WHOLE)
     assert window is not None
     assert whole is not None
-    told = tell_producer(window, whole)
+    told = producer_figures(window, whole)
     assert told["count"] == 20_000 - 7_075
     assert told["seconds"] == pytest.approx(20_000 / 2802.7 - 7_075 / 1414.4)
     assert (told["p50_us"], told["p99_us"], told["p999_us"]) == (0.0, 7_000.0, 14_000.0)
@@ -147,12 +147,12 @@ def test_what_is_not_installed_is_told_in_one_line_that_names_the_package(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(nats_load, "FOLDERS", ())
     told: list[str] = []
-    tell_absent(told.append)
+    report_absent(told.append)
     (line,) = told
     assert "apt-get install nats-server" in line
     monkeypatch.setattr(nats_load, "FOLDERS", (str(tmp_path),))
     (tmp_path / "nats-server").touch(mode=0o755)
-    tell_absent(told.append)
+    report_absent(told.append)
     assert told == [line]
 
 
@@ -174,7 +174,7 @@ def test_each_case_is_measured_in_turns_by_those_that_have_it() -> None:
         "first": contextmanager(lambda: opened(contestant("a"), contestant("b", SENDS))),
         "second": contextmanager(lambda: opened(contestant("c"))),
     }
-    found = run_in_turns(openers, rounds=2, tell=lambda _: None)
+    found = run_in_turns(openers, rounds=2, on_progress=lambda _: None)
     assert found.notes == []
     assert [(one.side, one.case) for one in found.readings] == ran
     assert [side for side, case in ran if case == SENDS[1]] == ["a", "b", "c", "c", "b", "a"]
@@ -207,7 +207,7 @@ def test_who_fails_costs_no_figures_of_others(kind: type[Exception]) -> None:
 
     openers = {"NATS JetStream": open_absent, "Kafka": open_failing, OURS: open_whole}
     told: list[str] = []
-    found = run_in_turns(openers, rounds=2, tell=told.append)
+    found = run_in_turns(openers, rounds=2, on_progress=told.append)
     assert found.notes == [
         "NATS JetStream is left out: broken",
         f"{KAFKA}, from {BACKLOG.name!r} on, is left out: broken",
@@ -277,5 +277,5 @@ def test_section_is_chosen_by_a_part_of_its_name_and_runs_with_everything() -> N
 
 def test_readings_of_the_light_generator_are_told_under_the_case_they_stand_beside() -> None:
     light = Contestant(LIGHT, SENDS, lambda case: reading(replace(case, kind="light"), OURS))
-    found = run_in_turns({OURS: contextmanager(lambda: opened(light))}, rounds=1, tell=lambda _: None)
+    found = run_in_turns({OURS: contextmanager(lambda: opened(light))}, rounds=1, on_progress=lambda _: None)
     assert [(one.case, one.side) for one in found.readings] == [(case, LIGHT) for case in SENDS]

@@ -50,7 +50,7 @@ def test_help_needs_none_of_the_heavy_modules() -> None:
     [
         (
             ["broker", "--set", "listenPorts=1"],
-            "listenPorts is no setting of the broker; did you mean listenPort?",
+            "unknown broker setting listenPorts; did you mean listenPort?",
         ),
         (
             ["broker", "-c", "/none/broker.conf"],

@@ -14,7 +14,7 @@ from tandemmq.config.load import (
     load_broker,
     load_name_server,
     read_settings,
-    with_kept_settings,
+    with_saved_settings,
 )
 from tandemmq.config.names import (
     ALIASES,
@@ -176,11 +176,11 @@ def test_override_without_key_or_value_is_told(argument: str) -> None:
     [
         (
             "defaultTopicQueueNum=4",
-            "--set: defaultTopicQueueNum is no setting of the broker; did you mean defaultTopic",
+            "--set: unknown broker setting defaultTopicQueueNum; did you mean defaultTopic",
         ),
         ("brokername=x", "did you mean brokerName?"),
-        ("zzzz=1", "--set: zzzz is no setting of the broker"),
-        ("kvConfigPath=/x", "kvConfigPath is no setting of the broker, but one of the name server"),
+        ("zzzz=1", "--set: unknown broker setting zzzz"),
+        ("kvConfigPath=/x", "unknown broker setting kvConfigPath; it is a setting of the name server"),
         ("listenPort=x", "--set: listenPort=x: must be a whole number from 0 to 65535"),
         ("listenPort=65536", "must be a whole number from 0 to 65535"),
         ("listenPort=", "listenPort=: must be a whole number"),
@@ -298,7 +298,7 @@ def test_name_server_signs_with_credentials_that_nothing_shows() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("brokerName=x", "brokerName is no setting of the name server, but one of the broker"),
+        ("brokerName=x", "unknown name server setting brokerName; it is a setting of the broker"),
         ("listenPorts=1", "did you mean listenPort?"),
         ("scanNotActiveBrokerInterval=0", "must be a whole number from 1"),
     ],
@@ -312,9 +312,9 @@ def test_changes_of_earlier_runs_of_a_name_server_hold_where_nothing_else_is_sai
     kept = tmp_path / "kept.properties"
     kept.write_text("enableTopicList=false\norderMessageEnable=true\nlistenPort=1\nkvConfigPath=/etc/x\n")
     given = read_settings(None, [f"configStorePath={kept}", "orderMessageEnable=false"])
-    options = load_name_server(with_kept_settings(given, None)).options
+    options = load_name_server(with_saved_settings(given, None)).options
     assert (options.topic_list_enable, options.order_message_enable) == (False, False)
     assert (options.listen_port, options.kv_config_path.name) == (9876, "kvConfig.json")
     file = tmp_path / "ns.conf"
     file.write_text("enableAllTopicList=false\n")
-    assert with_kept_settings(read_settings(file, ()), file).keys() == {"enableAllTopicList"}
+    assert with_saved_settings(read_settings(file, ()), file).keys() == {"enableAllTopicList"}

@@ -128,7 +128,7 @@ def test_producers_id_comes_first() -> None:
 def test_body_that_cannot_be_decompressed_comes_as_it_is_stored() -> None:
     message = ReceivedMessage(stored(b"not compressed", sys_flag=0x12301))
     assert message.body == message.record.content == b"not compressed"
-    assert message.body_fault.startswith("message body is no zlib stream")
+    assert message.body_fault.startswith("message body is not a zlib stream")
     assert message.body_fault in repr(message)
     assert message.body_sys_flag == 0x301, "sent again, a reader that can decode it still does"
 

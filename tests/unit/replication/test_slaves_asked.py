@@ -126,7 +126,7 @@ async def test_a_slave_that_tells_ends_that_no_log_has_shows_nothing_and_stops_n
     store = await MessageStore.open(options, disk=disk, clock=clock)
     client = cast(RemotingClient, Liar(*ends))
     subject = tail_wait(store, disk, clock, client=client)
-    assert f"a log from {ends[0]} to {ends[1]} was told" in await subject._ask_all(0.0)
+    assert f"invalid ends of a log: [{ends[0]}, {ends[1]})" in await subject._ask_all(0.0)
     own = LogChecksums(store, disk=disk, life="life")
     verdict = await TailCheck(own, client=client, master=lambda: "10.0.0.9:1")(4096)
     assert verdict.outcome is TailOutcome.FAILED

@@ -317,7 +317,7 @@ class FakeNet:
         self.asked.add(address)
         broker = self.brokers.get(address)
         if self.is_name_server_down if address == "ns:1" else broker is None or broker.is_down:
-            raise BrokerUnreachable(f"{address}: nobody listens")
+            raise BrokerUnreachable(f"{address}: connection refused")
         yield FakeConnection(self, broker)
 
     def route(self, command: Command) -> Command:

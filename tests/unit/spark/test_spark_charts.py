@@ -152,14 +152,14 @@ def test_long_labels_are_cut_and_leave_room() -> None:
 
 
 def test_any_name_is_told_as_it_is() -> None:
-    told = "a<b> & \"c' $x$ ��订单"
+    reported = "a<b> & \"c' $x$ ��订单"
     bars = Picture(draw_bars(_bars((NASTY, 1.0), ("", 1.0), ("var(--c1) #000001", 1.0))))
-    assert bars.texts[:2] == [told, "var(--c1) #000001"]
-    assert list(bars.corners) == [told, "", "var(--c1) #000001"]
+    assert bars.texts[:2] == [reported, "var(--c1) #000001"]
+    assert list(bars.corners) == [reported, "", "var(--c1) #000001"]
     lines = LineChart(
         title=NASTY.replace("\x01", ""), unit="", lines=(Line(NASTY, ((0.0, 1.0), (1.0, 1.0))),)
     )
-    assert list(Picture(draw_lines(lines)).corners) == [told]
+    assert list(Picture(draw_lines(lines)).corners) == [reported]
 
 
 def test_a_chart_is_the_same_each_time_and_holds_nothing_that_could_clash(

@@ -78,10 +78,10 @@ def test_a_flag_changes_what_it_names(
     for words in (command, [*command, *flags]):
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 0, result.output
-    plain, told = arrived
+    plain, reported = arrived
     different = {
-        field.name: getattr(told, field.name)
-        for field in fields(told)
-        if getattr(told, field.name) != getattr(plain, field.name)
+        field.name: getattr(reported, field.name)
+        for field in fields(reported)
+        if getattr(reported, field.name) != getattr(plain, field.name)
     }
     assert different == changed

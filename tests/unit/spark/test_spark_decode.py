@@ -204,7 +204,7 @@ def test_compressed_bodies_can_be_left_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("body", "kind", "fault"),
     [
-        (b'{"plain": 1}', COMPRESSION_ZLIB, "message body is no zlib stream"),
+        (b'{"plain": 1}', COMPRESSION_ZLIB, "message body is not a zlib stream"),
         (
             zlib.compress(b"hello")[:-6],
             COMPRESSION_ZLIB,
@@ -246,7 +246,7 @@ def test_a_body_that_is_not_what_its_flag_says_stays_as_it_is_with_a_mark(
 
 
 def test_bytes_that_are_no_records_are_refused() -> None:
-    with pytest.raises(RemoteProtocolError, match="no record begins at byte"):
+    with pytest.raises(RemoteProtocolError, match="no valid record at byte"):
         _decode(make_record(1)[:-1])
 
 

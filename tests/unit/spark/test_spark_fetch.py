@@ -70,12 +70,12 @@ def test_a_task_tells_what_it_took_if_asked(net: FakeNet, caplog: pytest.LogCapt
         options = parse_options(raw, is_streaming=True)
         columns = select_columns(("queueOffset",), PropertiesAs.MAP)
         assert sum(batch.num_rows for batch in read_task(task, options, columns)) == 90
-    (told,) = [record for record in caplog.records if record.message == events.READ_FINISHED]
-    assert (told.queues, told.messages) == ("T@b:0", 90)
-    assert told.bytes > 90 * 90
-    assert told.answers >= 4
+    (reported,) = [record for record in caplog.records if record.message == events.READ_FINISHED]
+    assert (reported.queues, reported.messages) == ("T@b:0", 90)
+    assert reported.bytes > 90 * 90
+    assert reported.answers >= 4
     # The slave lacks the last messages.
-    assert told.retries == 1
+    assert reported.retries == 1
 
 
 def test_nothing_is_asked_twice_once_the_brokers_step_is_known(net: FakeNet) -> None:
@@ -162,7 +162,7 @@ def test_deleted_messages_are_skipped_when_losses_are_allowed(
 
 def test_a_slave_alone_never_proves_a_loss(net: FakeNet) -> None:
     net.add_slave(T_0=FakeQueue(50, 100))
-    with pytest.raises(BrokerUnreachable, match="no replica gives"):
+    with pytest.raises(BrokerUnreachable, match="no replica returned"):
         _offsets(_reader(net, 10, 100, failOnDataLoss="false", **{"fetchOffset.numRetries": "2"}))
 
 
@@ -174,7 +174,9 @@ def test_a_master_that_lost_its_tail_fails_the_query(net: FakeNet) -> None:
 
 def test_when_nobody_answers_the_error_names_the_range(net: FakeNet) -> None:
     net.add_master(T_0=FakeQueue(0, 100)).is_down = True
-    with pytest.raises(BrokerUnreachable, match=r"no replica gives T@b:0, queue offsets \[0, 100\): b-0:1"):
+    with pytest.raises(
+        BrokerUnreachable, match=r"no replica returned T@b:0, queue offsets \[0, 100\): b-0:1"
+    ):
         _offsets(_reader(net, 0, 100, **{"fetchOffset.numRetries": "3"}))
 
 

@@ -42,7 +42,7 @@ def test_java_home_wins_over_the_path(tmp_path: Path) -> None:
 
 def test_no_java_is_said_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"Spark needs Java 17 or newer and there is no java in PATH: install"
+        ConfigError, match=r"Spark needs Java 17 or newer, and no java was found in PATH: install"
     ):
         find_java({"PATH": str(tmp_path)})
     with pytest.raises(ConfigError, match=f"JAVA_HOME={tmp_path}"):

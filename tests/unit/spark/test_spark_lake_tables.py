@@ -285,7 +285,7 @@ def test_a_table_may_lie_at_an_address(kind: LakeFormat, tmp_path: Path) -> None
     before, after = compact_lake(root)
     assert after < before
     check_place(kind, root, tmp_path / "store" / "orders", range(20))
-    with pytest.raises(ConfigError, match=r"lies at file:///.*/orders, not at the directory"):
+    with pytest.raises(ConfigError, match=r"is at file:///.*/orders, not at the directory"):
         land(root, TableHome(kind.value), 2, make_rows(20, 1))
     with pytest.raises(ConfigError, match=r"was written by another landing .* is new"):
         land(tmp_path / "new", home, 0, make_rows(0, 10), "another")
@@ -318,7 +318,7 @@ def test_an_iceberg_table_may_belong_to_a_catalog(shop: Any, tmp_path: Path) -> 
     check_place(LakeFormat.ICEBERG, root, tmp_path / "warehouse" / "orders", range(15))
     with pytest.raises(ConfigError, match=r"eu.orders was written by another landing \(q\)"):
         land(tmp_path / "new", home, 0, make_rows(0, 10), "another")
-    with pytest.raises(ConfigError, match=r"lies at file:///.*/orders, not at file:///elsewhere"):
+    with pytest.raises(ConfigError, match=r"is at file:///.*/orders, not at file:///elsewhere"):
         make_home("iceberg", "file:///elsewhere", "shop", "eu.orders")
     with pytest.raises(ConfigError, match=r"catalog nowhere: .*PYICEBERG_CATALOG__NOWHERE__URI"):
         make_home("iceberg", place, "nowhere", "eu.orders")

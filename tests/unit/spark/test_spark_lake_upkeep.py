@@ -184,7 +184,7 @@ def test_columns_that_differ_are_not_merged(tmp_path: Path) -> None:
 def test_a_landing_that_runs_is_left_alone(tmp_path: Path) -> None:
     root = tmp_path / "lake"
     write_batch(LakeFormat.PARQUET, root, 0)
-    with pytest.raises(ConfigError, match="is no lake"):
+    with pytest.raises(ConfigError, match="is not a lake"):
         compact_lake(tmp_path)
     with hold_directory(root):
         result = _lock_from_another_process(root)

@@ -40,7 +40,7 @@ from tandemmq.spark.pipelines.runner import (
     is_transient,
 )
 
-PASSING = "pages of Java\ntandemmq.errors.BrokerUnreachable: no replica gives T@b:0\n more"
+PASSING = "pages of Java\ntandemmq.errors.BrokerUnreachable: no replica returned T@b:0\n more"
 LASTING = "pages of Java\ntandemmq.errors.OffsetOutOfRange: messages were deleted (response code 21)\n more"
 
 
@@ -183,7 +183,7 @@ def test_a_passing_fault_starts_the_query_again() -> None:
     recorder = Recorder()
     assert _run([FakeQuery([], failure=PASSING), FakeQuery([0])], recorder) == 0
     restarts = [event for event in recorder.events if isinstance(event, Restarted)]
-    assert [event.error for event in restarts] == ["no replica gives T@b:0"]
+    assert [event.error for event in restarts] == ["no replica returned T@b:0"]
 
 
 def test_faults_without_progress_end_it_at_last() -> None:
@@ -192,7 +192,7 @@ def test_faults_without_progress_end_it_at_last() -> None:
     assert _run(queries, recorder, restarts_max=2) == 1
     assert sum(isinstance(event, Restarted) for event in recorder.events) == 2
     assert recorder.events[-1] == Stopped(
-        reason="error", rows_total=0, bytes_total=0, error="no replica gives T@b:0"
+        reason="error", rows_total=0, bytes_total=0, error="no replica returned T@b:0"
     )
 
 

@@ -149,7 +149,7 @@ def test_an_audit_leaves_out_no_topic_that_it_names(net: FakeNet, tmp_path: Path
 
 def test_what_is_no_lake_is_refused(tmp_path: Path) -> None:
     options = AuditOptions(topic="T", name_servers="h:1", lakes=(tmp_path,))
-    with pytest.raises(ConfigError, match="is no lake"):
+    with pytest.raises(ConfigError, match="is not a lake"):
         run_audit(options, ResultReporter(StringIO(), StringIO()))
     replay = ReplayOptions(lake=tmp_path, name_servers="h:1", to_topic="T")
     with pytest.raises(ConfigError, match="holds no batches"):

@@ -69,7 +69,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "cert.pem", folder / "key.pem"
 
 
-@pytest.fixture(params=["asks nobody"])
+@pytest.fixture(params=["requests no certificate"])
 def server(certificate: tuple[Path, Path], request: pytest.FixtureRequest) -> Iterator[str]:
     """Yields the address of a TLS server that answers every request with the offset 7; with "asks all", it
     requires a client certificate that it trusts.

@@ -372,8 +372,8 @@ def test_a_loss_that_is_allowed_moves_the_position_and_is_told(
     queue.end = 6
     more = reader.latestOffset(again, ALL)
     assert _rows(reader, reader.partitions(again, more)) == [(0, 5)]
-    told = [(record.queue, record.from_offset, record.to_offset) for record in caplog.records]
-    assert told == [("T@b:0", 50, 60), ("T@b:0", 70, 0)]
+    reported = [(record.queue, record.from_offset, record.to_offset) for record in caplog.records]
+    assert reported == [("T@b:0", 50, 60), ("T@b:0", 70, 0)]
 
 
 def test_a_slave_that_is_behind_is_no_loss(net: FakeNet) -> None:
@@ -562,8 +562,8 @@ def test_a_replay_goes_on_without_what_is_gone_and_names_the_other_rows_as_befor
 ) -> None:
     """Tests that rows behind a gap get new names."""
     assert _replay_after(net, change, pack, failOnDataLoss="false") == tasks
-    told = [record for record in caplog.records if record.getMessage() == events.MESSAGES_LOST]
-    assert {record.queue: record.messages for record in told} == lost
+    reported = [record for record in caplog.records if record.getMessage() == events.MESSAGES_LOST]
+    assert {record.queue: record.messages for record in reported} == lost
 
 
 @pytest.mark.parametrize(
@@ -820,10 +820,10 @@ def test_a_batch_of_a_stream_tells_its_plan_if_asked(net: FakeNet, caplog: pytes
         "readFrom": "prefer-slave",
         "maxSlaveLag": "1000",
     }
-    for explain, told in (("false", []), ("true", [(11, 44, "b:1", "prefer-slave", 2)])):
+    for explain, reported in (("false", []), ("true", [(11, 44, "b:1", "prefer-slave", 2)])):
         stream = _stream(**asked, explain=explain)
         start = stream.initialOffset()
         stream.partitions(start, stream.latestOffset(start, stream.getDefaultReadLimit()))
         plans = [record for record in caplog.records if record.message == events.READ_PLANNED]
         found = [(p.messages, p.lag_messages, p.slow_slaves, p.read_from, p.queues) for p in plans]
-        assert found == told
+        assert found == reported

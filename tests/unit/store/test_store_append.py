@@ -7,7 +7,7 @@ import struct
 import pytest
 from store_rig import ROOT, Rig, bodies, record, stored
 
-from sim.workload import as_batch
+from sim.workload import make_batch
 from tandemmq.errors import Busy, MessageIllegal, ServiceNotAvailable
 from tandemmq.store import BrokerRole, PutStatus
 
@@ -197,7 +197,7 @@ async def test_a_batch_as_one_block_leaves_the_files_that_its_messages_leave() -
         rig.put(store, record(b"before"))
         store.append([record(b"staged")], statuses.append)
         if is_block:
-            batch = as_batch(messages)
+            batch = make_batch(messages)
             assert batch is not None
             placed = store.append_batch(batch, statuses.append)
             assert (placed.queue_offset, len(placed.log_offsets)) == (2, 12)
@@ -216,17 +216,17 @@ async def test_a_batch_as_one_block_leaves_the_files_that_its_messages_leave() -
 async def test_a_batch_as_one_block_is_all_or_nothing() -> None:
     rig = Rig()
     store = await rig.open(commit_log_file_bytes=1024)
-    bad = as_batch([record(b"good"), record(b"bad", properties={"n": "\0"})])
+    bad = make_batch([record(b"good"), record(b"bad", properties={"n": "\0"})])
     assert bad is not None
     bad.properties[1] = bad.properties[1][:-1]
     with pytest.raises(MessageIllegal, match="zero byte"):
         store.append_batch(bad, pytest.fail)
-    long = as_batch([record(b"x" * 600), record(b"y" * 600)])
+    long = make_batch([record(b"x" * 600), record(b"y" * 600)])
     assert long is not None
     with pytest.raises(MessageIllegal, match="never fit"):
         store.append_batch(long, pytest.fail)
     rig.put(store, record(b"x" * 500))
-    good = as_batch([record(b"1" * 100), record(b"2" * 100), record(b"3" * 100)])
+    good = make_batch([record(b"1" * 100), record(b"2" * 100), record(b"3" * 100)])
     assert good is not None
     placed = store.append_batch(good, lambda _: None)
     rig.clock.run_soon()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from store_rig import Rig, bodies, record, turn_until
 
-from sim.workload import as_batch
+from sim.workload import make_batch
 from tandemmq.errors import FlushFailed, ServiceNotAvailable
 from tandemmq.store import BrokerRole, FlushMode, MessageStore, PutStatus
 
@@ -69,7 +69,7 @@ async def test_a_refused_send_does_not_come_back_after_a_power_cut(mode: FlushMo
 
 async def test_a_batch_whose_write_failed_gives_its_queue_offsets_back() -> None:
     rig, store = await broken_store(ShortWrites(room=50))
-    batch = as_batch([record(b"%d" % n) for n in range(3)])
+    batch = make_batch([record(b"%d" % n) for n in range(3)])
     assert batch is not None
     statuses: list[PutStatus] = []
     store.append_batch(batch, statuses.append)

@@ -12,7 +12,7 @@ import pytest
 from store_rig import ROOT, SMALL, STORE_HOST, Rig, bodies, options, record, stored
 
 from sim.memory import ManualClock, MemoryDisk, NoFault
-from sim.workload import as_batch
+from sim.workload import make_batch
 from tandemmq.protocol.hashes import key_hash
 from tandemmq.store import MessageStore, reader
 from tandemmq.store.appender import Unit
@@ -71,7 +71,7 @@ async def test_keys_of_batches_that_are_written_together_are_found_by_their_own_
     store = await rig.open()
     for topic, keys in (("T", ""), ("other", ""), ("T", "both"), ("third", "both")):
         messages = [record(b"%d" % n, topic=topic, keys=keys, unique_key=f"{keys}{n}") for n in range(3)]
-        batch = as_batch(messages)
+        batch = make_batch(messages)
         assert batch is not None
         store.append_batch(batch, lambda _: None)
     rig.clock.run_soon()

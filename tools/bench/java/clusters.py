@@ -128,7 +128,7 @@ class MeasuredCluster:
 
 
 @contextmanager
-def standing_still(cluster: MeasuredCluster, seconds: float) -> Iterator[None]:
+def paused_cluster(cluster: MeasuredCluster, seconds: float) -> Iterator[None]:
     """Stops the cluster's processes for the duration of the block, about `seconds`, and leaves the machine to
     another cluster. A cluster with a controller keeps running, and so does one with a slave beyond
     STILL_S_MAX: its parts would treat the pause as a death.

@@ -31,10 +31,10 @@ from bench.java.clusters import (
     JavaTools,
     MeasuredCluster,
     make_home,
+    paused_cluster,
     prepare_java,
     running_java,
     running_ours,
-    standing_still,
 )
 from tandemmq.api.controller import read_sync_states
 from tandemmq.bench.generator import LoadResult, run_load, send_frames
@@ -66,7 +66,7 @@ FILLING_S: Final = 5.0
 """The duration in seconds of the batches sent before the first read of a side: about half a million messages
 of 1 KiB.
 """
-SAID_CHARS: Final = 1000
+OUTPUT_CHARS: Final = 1000
 """The length of each end of a load's output in an error: how it began to fail, and what ended it."""
 
 
@@ -185,10 +185,10 @@ def measure_pairs(
     warm_up_s: float,
     cache: Path,
     directory: Path | None,
-    tell: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> list[CaseFigures]:
-    """Runs all rounds of all cases on both sides. `tell` is called with the next case, and with each pair
-    that is left out because a load failed, or a send was not answered with SEND_OK.
+    """Runs all rounds of all cases on both sides. `on_progress` receives the next case, and each pair that is
+    left out because a load failed, or a send was not answered with SEND_OK.
 
     Raises:  TandemError if a server does not start, or no pair is left.
     """
@@ -202,7 +202,7 @@ def measure_pairs(
             ExitStack() as stack,
         ):
             root = Path(name)
-            tell(f"starting both clusters, {setting.name}")
+            on_progress(f"starting both clusters, {setting.name}")
             runners: dict[str, Runner] = {
                 OURS: running_ours,
                 JAVA: partial(running_java, tools=tools),
@@ -210,7 +210,7 @@ def measure_pairs(
             clusters = [stack.enter_context(run(root / side, setting)) for side, run in runners.items()]
             loads = Loads(tools, root / "load", seconds)
             for cluster in clusters:
-                tell(f"warming up {cluster.side}, {setting.name}")
+                on_progress(f"warming up {cluster.side}, {setting.name}")
                 warming = Case(setting=setting, kind="send", in_flight=64)
                 loads.run(cluster, warming, warm_up_s=warm_up_s, seconds=0.5)
             for number in range(rounds):
@@ -219,8 +219,8 @@ def measure_pairs(
                     pair: list[CaseFigures] = []
                     try:
                         for cluster, other in list(permutations(clusters))[:: -1 if number % 2 else 1]:
-                            tell(f"{what}, {cluster.side}")
-                            with standing_still(other, CLIENT_WARM_UP_S + seconds):
+                            on_progress(f"{what}, {cluster.side}")
+                            with paused_cluster(other, CLIENT_WARM_UP_S + seconds):
                                 if case.kind in _TIMED:
                                     folder = root / f"{cluster.side}-{case.kind}-{number}"
                                     pair.append(_TIMED[case.kind](runners[cluster.side], case, folder))
@@ -228,7 +228,7 @@ def measure_pairs(
                                     pair.append(loads.run(cluster, case))
                     except TandemError as error:
                         failure = error
-                        tell(f"{what} is left out: {error}")
+                        on_progress(f"{what} is left out: {error}")
                     else:
                         readings += pair
     if not readings:
@@ -246,7 +246,7 @@ def time_start(run: Runner, case: Case, folder: Path) -> CaseFigures:
     begun = time.monotonic()
     with run(folder, case.setting) as cluster:
         _wait_until(
-            lambda: _takes_sends(cluster.master, frames), f"{cluster.side} takes no send after its start"
+            lambda: _accepts_sends(cluster.master, frames), f"{cluster.side} takes no send after its start"
         )
         nothing = dict.fromkeys(cluster.pids, 0.0)
         return reading_of_once(cluster, case, time.monotonic() - begun, nothing)
@@ -261,7 +261,7 @@ def _time_failover(run: Runner, case: Case, folder: Path) -> CaseFigures:
     frames = send_frames(topic_of(case), 1, case.body_bytes, 1)
     with run(folder, replace(case.setting, acks_min=1)) as cluster:
         side = cluster.side
-        _wait_until(lambda: _takes_sends(cluster.master, frames), f"{side} takes no send after its start")
+        _wait_until(lambda: _accepts_sends(cluster.master, frames), f"{side} takes no send after its start")
         _wait_until(
             lambda: asyncio.run(_count_in_sync(cluster.controller)) == 2, f"{side}'s slave is not in sync"
         )
@@ -269,7 +269,7 @@ def _time_failover(run: Runner, case: Case, folder: Path) -> CaseFigures:
         before = processor_of(left)
         os.kill(cluster.pids["master"], signal.SIGKILL)
         begun = time.monotonic()
-        _wait_until(lambda: _takes_sends(cluster.slave, frames), f"{side}'s slave does not take over")
+        _wait_until(lambda: _accepts_sends(cluster.slave, frames), f"{side}'s slave does not take over")
         return reading_of_once(left, case, time.monotonic() - begun, before)
 
 
@@ -288,7 +288,7 @@ async def _count_in_sync(controller: str) -> int:
         await client.close()
 
 
-def _takes_sends(address: str, frames: list[bytes]) -> bool:
+def _accepts_sends(address: str, frames: list[bytes]) -> bool:
     try:
         return not run_load(address, frames, in_flight=1, seconds_max=0.001).failed
     except OSError:
@@ -310,9 +310,9 @@ def reading_of_once(
     cluster: MeasuredCluster, case: Case, seconds: float, before: dict[str, float]
 ) -> CaseFigures:
     """Returns the figures of an event that happens once per cluster, and took `seconds`."""
-    told: dict[str, Any] = {"count": 1, "seconds": seconds, "failed": 0}
-    told |= dict.fromkeys(("p50_us", "p99_us", "p999_us"), seconds * 1e6)
-    return reading_of(cluster, case, told, before, processor_of(cluster))
+    load: dict[str, Any] = {"count": 1, "seconds": seconds, "failed": 0}
+    load |= dict.fromkeys(("p50_us", "p99_us", "p999_us"), seconds * 1e6)
+    return reading_of(cluster, case, load, before, processor_of(cluster))
 
 
 class Loads:
@@ -350,8 +350,8 @@ class Loads:
         ) as process:
             watchdog = threading.Timer(warm_up_s + seconds + LOAD_S_MAX, process.kill)
             watchdog.start()
-            told: dict[str, Any] = {}
-            said: list[str] = []
+            load: dict[str, Any] = {}
+            printed: list[str] = []
             before: dict[str, float] = {}
             after: dict[str, float] = {}
             try:
@@ -361,22 +361,22 @@ class Loads:
                         before = processor_of(cluster)
                     elif line.startswith("END "):
                         after = processor_of(cluster)
-                        told = json.loads(line[4:])
+                        load = json.loads(line[4:])
                     else:
-                        said.append(line.strip())
+                        printed.append(line.strip())
             finally:
                 watchdog.cancel()
-        if not told:
-            code, text = process.returncode, " ".join(said)
-            if len(text) > 2 * SAID_CHARS:
-                text = f"{text[:SAID_CHARS]} ... {text[-SAID_CHARS:]}"
+        if not load:
+            code, text = process.returncode, " ".join(printed)
+            if len(text) > 2 * OUTPUT_CHARS:
+                text = f"{text[:OUTPUT_CHARS]} ... {text[-OUTPUT_CHARS:]}"
             raise TandemError(f"{case.name} on {cluster.side} ended with {code} and without figures: {text}")
-        if not told["count"] or (told["failed"] and not case.rate):
+        if not load["count"] or (load["failed"] and not case.rate):
             raise TandemError(
-                f"{case.name} on {cluster.side}: {told['failed']} failed, {told['count']} did not:"
-                f" {told['reason']}"
+                f"{case.name} on {cluster.side}: {load['failed']} failed, {load['count']} did not:"
+                f" {load['reason']}"
             )
-        return reading_of(cluster, case, told, before, after)
+        return reading_of(cluster, case, load, before, after)
 
     def _run_light(
         self, cluster: MeasuredCluster, case: Case, warm_up_s: float, seconds: float
@@ -391,7 +391,7 @@ class Loads:
         if result.failed:
             raise TandemError(f"{case.name} on {cluster.side}: {result.failed} sends were refused")
         # Java's broker answers the sends of one connection in any order, so latencies cannot be computed.
-        return reading_of(cluster, case, tell_load(result, has_order=cluster.side == OURS), before, after)
+        return reading_of(cluster, case, load_figures(result, has_order=cluster.side == OURS), before, after)
 
 
 CLIENT_CASES: Final = {
@@ -430,7 +430,7 @@ def topic_of(case: Case) -> str:
     return f"{'Backlog' if case.kind in READS else 'Bench'}{case.body_bytes}"
 
 
-def tell_load(result: LoadResult, *, has_order: bool = True) -> dict[str, Any]:
+def load_figures(result: LoadResult, *, has_order: bool = True) -> dict[str, Any]:
     """Returns the figures of our own load in the form of the load program. `has_order`: True if the answers
     are in order.
     """
@@ -447,20 +447,20 @@ def processor_of(cluster: MeasuredCluster) -> dict[str, float]:
 def reading_of(
     cluster: MeasuredCluster,
     case: Case,
-    told: dict[str, Any],
+    load: dict[str, Any],
     before: dict[str, float],
     after: dict[str, float],
 ) -> CaseFigures:
     """Returns the figures of a load, with the processor time that it used and the current memory."""
-    count = told["count"]
+    count = load["count"]
     return CaseFigures(
         case=case,
         side=cluster.side,
-        per_second=count / told["seconds"],
-        p50_us=told["p50_us"],
-        p99_us=told["p99_us"],
-        p999_us=told["p999_us"],
-        failed=told["failed"],
+        per_second=count / load["seconds"],
+        p50_us=load["p50_us"],
+        p99_us=load["p99_us"],
+        p999_us=load["p999_us"],
+        failed=load["failed"],
         processor_us={name: (after[name] - before[name]) * 1e6 / count for name in after},
         private_bytes={name: private_bytes(pid) for name, pid in cluster.pids.items()},
         resident_bytes={name: resident_bytes(pid) for name, pid in cluster.pids.items()},

@@ -30,7 +30,8 @@ How it is measured:
 - Both clusters stand side by side with the same settings of flush, replication and log files, and
   with the defaults of their side else. Java's servers have a heap of 1 GiB and G1.
 - The processes of the cluster that is not measured are stopped meanwhile (`SIGSTOP`): Java's servers
-  work and compile when they have no load, too. Elected brokers go on: they would take it for a death.
+  work and compile when they have no load, too. Elected brokers keep running: a pause
+  would count as a failure.
 - The load is a program around RocketMQ's own Java client, but for the light generator, which
   replays prepared frames over one connection and costs almost nothing itself. Client and servers
   share the processors.
@@ -92,7 +93,7 @@ def rows_of(readings: Sequence[CaseFigures]) -> list[CaseRow]:
         def figure(name: str, pairs: Sequence[tuple[CaseFigures, CaseFigures]] = pairs) -> Figure:
             return figure_of([(getattr(a, name), getattr(b, name)) for a, b in pairs])
 
-        processor = figure_of([(_of_brokers(a), _of_brokers(b)) for a, b in pairs])
+        processor = figure_of([(_broker_readings(a), _broker_readings(b)) for a, b in pairs])
         rows.append(
             CaseRow(
                 case=case,
@@ -107,7 +108,7 @@ def rows_of(readings: Sequence[CaseFigures]) -> list[CaseRow]:
     return rows
 
 
-def _of_brokers(reading: CaseFigures) -> float:
+def _broker_readings(reading: CaseFigures) -> float:
     return sum(reading.processor_us.get(name, 0.0) for name in BROKERS)
 
 
@@ -206,8 +207,8 @@ def write_report(
 
 def render_json(readings: Sequence[CaseFigures], machine: Sequence[str], others: Others | None = None) -> str:
     """Returns all readings, for programs."""
-    told: list[dict[str, Any]] = [{"name": reading.case.name, **asdict(reading)} for reading in readings]
-    page: dict[str, Any] = {"machine": list(machine), "readings": told}
+    rows: list[dict[str, Any]] = [{"name": reading.case.name, **asdict(reading)} for reading in readings]
+    page: dict[str, Any] = {"machine": list(machine), "readings": rows}
     if others is not None:
         page["others"] = others.as_json()
     return json.dumps(page, indent=1)

@@ -36,7 +36,7 @@ def check_replicas(world: World, master: BrokerNode, slaves: Sequence[BrokerNode
         end = min(master.store.max_log_offset, slave.store.max_log_offset)
         difference = first_difference(master.store, slave.store, begin, end)
         if difference is not None:
-            world.findings.broken.append(f"{slave.life} differs from {master.life} at {difference}")
+            world.findings.broken.append(f"{slave.process} differs from {master.process} at {difference}")
 
 
 def is_halted(slave: BrokerNode) -> bool:
@@ -133,13 +133,13 @@ def check_queues(world: World, ledger: Ledger, node: BrokerNode) -> dict[Place, 
         offsets = [record.queue_offset for record in records]
         if offsets != list(range(low, high)):
             world.findings.broken.append(
-                f"{node.life} {place}: not dense from {low} to {high}: {offsets[:20]}"
+                f"{node.process} {place}: not dense from {low} to {high}: {offsets[:20]}"
             )
         known = []
         for record in records:
             sent = ledger.find(record.content)
             if sent is None:
-                world.findings.broken.append(f"{node.life} {place}:{record.queue_offset} was never sent")
+                world.findings.broken.append(f"{node.process} {place}:{record.queue_offset} was never sent")
             else:
                 known.append(sent)
         found[place] = known
@@ -152,7 +152,7 @@ def unfinished(ledger: Ledger, group: Group, queues: Mapping[Place, Sequence[Rec
         finished = ledger.progress_of(group.name, place).finished
         for record in records:
             sent = ledger.find(record.content)
-            if sent is None or not group.wants(sent.tags):
+            if sent is None or not group.matches(sent.tags):
                 continue
             if (record.queue_offset, sent.number) not in finished:
                 yield f"{group.name} never finished {place[1]}:{record.queue_offset}, {sent}"
@@ -168,7 +168,7 @@ def check_copies(world: World, ledger: Ledger, queues: dict[Place, list[Sent]]) 
         if count > 1:
             sent = ledger.sent[number]
             ledger.counts["stored more than once"] += 1
-            if not world.had_trouble(sent.sent_at - EXCUSE_S, sent.settled_at or world.loop.time()):
+            if not world.had_fault(sent.sent_at - EXCUSE_S, sent.settled_at or world.loop.time()):
                 world.findings.broken.append(f"{sent} is stored {count} times without a reason")
 
 
@@ -240,7 +240,7 @@ def check_tables_equal(master: BrokerNode, slave: BrokerNode) -> str:
     for place in slave.store.queue_keys():
         first = slave.store.queue_entries(*place, slave.store.queue_min(*place), 1)
         if first and first[0][0] < deleted.get(place[0], 0):
-            return f"the deletion of {place[0]}: it holds what lies at {first[0][0]}"
+            return f"the deletion of {place[0]}: it holds the entry at {first[0][0]}"
     if ours.topics.snapshot() != theirs.topics.snapshot():
         return "topics"
     if ours.groups.snapshot() != theirs.groups.snapshot():

@@ -45,20 +45,20 @@ class ClientNode(Node):
         self._route_refresh_s = CLIENT.route_refresh_s
 
     def start(self) -> None:
-        life = self.begin_life()
+        process = self.begin_process()
         self.is_done = self.is_ending = False
         self._instance = None
         self.forget()
-        self.world.note(f"{life} starts")
-        self.world.spawn(life, self._run_safely(), "run")
+        self.world.note(f"{process} starts")
+        self.world.spawn(process, self._run_safely(), "run")
 
     async def _run_safely(self) -> None:
-        life = self.life
-        assert life is not None
+        process = self.process
+        assert process is not None
         try:
             await self.run()
         except Exception as error:  # noqa: BLE001 (any error is a finding)
-            if life.is_alive:
+            if process.is_alive:
                 self.on_fatal(error)
 
     async def run(self) -> None:
@@ -70,7 +70,7 @@ class ClientNode(Node):
     async def connect(self) -> ClientInstance:
         """Returns a client instance, as soon as a name server can be reached."""
         options = ClientOptions(
-            instance_name=f"{PROCESS_ID}#{self.life}",
+            instance_name=f"{PROCESS_ID}#{self.process}",
             heartbeat_s=CLIENT.heartbeat_s,
             route_refresh_s=self._route_refresh_s,
             call_timeout_s=CLIENT.call_timeout_s,
@@ -90,7 +90,7 @@ class ClientNode(Node):
 
 
 class ProducerNode(ClientNode):
-    """Sends until it is told to end; each worker has one request in flight."""
+    """Sends until `is_ending` is set; each worker has one request in flight."""
 
     def __init__(self, name: str, world: World, namesrv: str, ledger: Ledger, watch: Watch) -> None:
         super().__init__(name, world, namesrv, ledger, watch)
@@ -186,7 +186,7 @@ class ProducerNode(ClientNode):
             sent.fate, sent.settled_at = Fate.UNKNOWN, now_s
         kind = type(error).__name__
         self._ledger.counts[f"send failed: {kind}"] += 1
-        self.world.note(f"{self.life} send of #{batch[0].number} x{len(batch)} fails: {kind}: {error}")
+        self.world.note(f"{self.process} send of #{batch[0].number} x{len(batch)} fails: {kind}: {error}")
 
     def _settle(self, batch: list[Sent], results: list[SendResult], newest: dict[int, Sent]) -> None:
         now_s = self.world.loop.time()
@@ -201,7 +201,7 @@ class ProducerNode(ClientNode):
             newest[sent.queue_id] = sent
         head = batch[0]
         self.world.note(
-            f"{self.life} #{head.number} x{len(batch)} {results[0].status.name} "
+            f"{self.process} #{head.number} x{len(batch)} {results[0].status.name} "
             f"queue {head.queue_id}:{head.queue_offset} at {head.log_offset}"
         )
 
@@ -248,12 +248,12 @@ class ConsumerNode(ClientNode):
             await self._instance.close()
 
     async def _consume(self, consumer: Consumer) -> None:
-        dice, life = self.world.dice, self.life
-        assert life is not None
+        dice, process = self.world.dice, self.process
+        assert process is not None
         messages = await consumer.poll(dice.between(1, 40), 0.5)
         if not messages:
             return
-        self._note_handed_out(consumer, messages)
+        self._record_delivered(consumer, messages)
         if dice.happens(30):
             await self.clock.sleep(dice.between(0, 200) / 1000)
         if self.is_ending and dice.happens(50):
@@ -262,7 +262,7 @@ class ConsumerNode(ClientNode):
             is_given_back = (
                 dice.happens(1)
                 and not is_retry_topic(message.record.topic)
-                and await self._give_back(consumer, message)
+                and await self._request_redelivery(consumer, message)
             )
             if not is_given_back:
                 self._watch.on_finished(self.group, message)
@@ -270,26 +270,26 @@ class ConsumerNode(ClientNode):
             dice_order = sorted(messages, key=lambda _: dice.below(1000)) if dice.happens(30) else messages
             consumer.ack(*dice_order)
 
-    async def _give_back(self, consumer: Consumer, message: ReceivedMessage) -> bool:
+    async def _request_redelivery(self, consumer: Consumer, message: ReceivedMessage) -> bool:
         """Returns True if the broker will deliver the message again."""
         begin_s = self.world.loop.time()
         try:
             await consumer.retry_later(message, delay_level=self.world.dice.between(1, 2))
         except TandemError as error:
-            self.world.note(f"{self.life} cannot give back {message.queue_offset}: {type(error).__name__}")
+            self.world.note(f"{self.process} cannot give back {message.queue_offset}: {type(error).__name__}")
             return False
-        self._watch.on_handed_back(self.group, message, begin_s)
-        self.world.note(f"{self.life} gives back {message.queue_id}:{message.queue_offset}")
+        self._watch.on_returned(self.group, message, begin_s)
+        self.world.note(f"{self.process} gives back {message.queue_id}:{message.queue_offset}")
         return True
 
-    def _note_handed_out(self, consumer: Consumer, messages: list[ReceivedMessage]) -> None:
-        life = self.life
-        assert life is not None
+    def _record_delivered(self, consumer: Consumer, messages: list[ReceivedMessage]) -> None:
+        process = self.process
+        assert process is not None
         # Only here the reader of each message is known, and with it the assignment of the queue.
         sources = [delivery.source for delivery in consumer._handed_out]
         for index, message in enumerate(messages):
             source = sources[index] if len(sources) == len(messages) else None
             session = None if source is None else (source, source.in_flight)  # type: ignore[attr-defined]
-            self._watch.on_handed_out(self.group, life, session, message)
+            self._watch.on_delivered(self.group, process, session, message)
         counts = f"{len(messages)} from {messages[0].queue_id}:{messages[0].queue_offset}"
-        self.world.note(f"{life} gets {counts}")
+        self.world.note(f"{process} gets {counts}")

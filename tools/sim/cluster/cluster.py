@@ -137,7 +137,7 @@ class Cluster:
         self.admin.start()
         await self._expect(lambda: self.admin.is_done, START_TIMEOUT_S, "the topic is not created")
         await self._expect(self.is_level, START_TIMEOUT_S, "the slaves do not get level")
-        await self.admin.end_in_order()
+        await self.admin.stop_cleanly()
         for client in (*self.producers, *self.consumers, *self.workers):
             client.start()
         self.world.trouble()
@@ -194,7 +194,7 @@ class Cluster:
             self.world.findings.broken += self._tables.check_promoted(
                 node, self.world.moved_s, self.world.stepped_s
             )
-        if not node.is_rotten:  # otherwise it is being repaired; the end of the run checks again
+        if not node.has_flipped_bit:  # otherwise it is being repaired; the end of the run checks again
             checkers.check_queues(self.world, self.ledger, node)
 
     async def tend(self) -> None:
@@ -245,13 +245,13 @@ class Cluster:
         self.promises.on_replaced(now_s, 0 if chosen.store is None else chosen.store.max_log_offset)
         will_be_killed = self.world.dice.happens(50)
         saves_now = not will_be_killed and not chosen.disk.is_full
-        self._tables.note_promotion(lost, chosen, now_s=now_s, saves_now=saves_now)
+        self._tables.record_promotion(lost, chosen, now_s=now_s, saves_now=saves_now)
         self.world.note(f"{chosen.name} becomes master")
         self.ledger.counts["promotions"] += 1
         if will_be_killed:
             chosen.kill()
         else:
-            await chosen.end_in_order()
+            await chosen.stop_cleanly()
         self.slaves[self.slaves.index(chosen)] = lost
         self.master = chosen
         lost.broker_id, chosen.broker_id = chosen.broker_id, lost.broker_id
@@ -267,11 +267,11 @@ class Cluster:
         assert slave.broker._replica is not None
         halt = slave.broker._replica.slave.status().halt
         assert halt is not None
-        self.world.note(f"{slave.life} has halted: {halt.reason.value}, {halt.detail}")
+        self.world.note(f"{slave.process} has halted: {halt.reason.value}, {halt.detail}")
         self.ledger.counts["slaves replaced"] += 1
         may_diverge = self.ledger.counts["power cuts of the master"] and not self.promises.spares_power_cut
         if halt.reason not in DIVERGENCES or not (may_diverge or self._emptied_at):
-            self.world.findings.broken.append(f"{slave.life} has halted: {halt}")
+            self.world.findings.broken.append(f"{slave.process} has halted: {halt}")
         self.watch.on_copy_lost(slave)
         slave.kill()
         slave.wipe()
@@ -302,7 +302,7 @@ class Cluster:
             checks = (checkers.check_tables_equal, *(checkers.first_unequal_key,) * with_keys)
             for check in checks:
                 await self._expect_empty(
-                    partial(check, self.master, slave), f"{slave.life} is not its master's"
+                    partial(check, self.master, slave), f"{slave.process} is not its master's"
                 )
 
     async def _expect_empty(self, check: Callable[[], str], what: str) -> None:
@@ -339,7 +339,7 @@ class Cluster:
             for place, held in theirs.items():
                 ours = queues.get(place, [])  # one of them may not know a queue that is empty
                 if held != ours[len(ours) - len(held) :]:
-                    self.world.findings.broken.append(f"{slave.life} has another queue {place}")
+                    self.world.findings.broken.append(f"{slave.process} has another queue {place}")
         for worker in self.workers:
             worker.check(self.master)
 
@@ -399,7 +399,7 @@ class Cluster:
             now = 0 if master.store is None else master.store.queue_max(*place)
             if now < queue_end:
                 world.findings.broken.append(
-                    f"{master.life} {place} ends at {now}, before it was {queue_end}"
+                    f"{master.process} {place} ends at {now}, before it was {queue_end}"
                 )
 
     @staticmethod
@@ -421,7 +421,7 @@ class Cluster:
             self.master,
             *self.name_servers,
         ):
-            await node.end_in_order()
+            await node.stop_cleanly()
 
     async def restart_alone(self) -> None:
         """Starts each broker once more from its disk, without the others: everything promised must still be
@@ -432,7 +432,7 @@ class Cluster:
             await self._expect(partial(_is_open, node), START_TIMEOUT_S, f"{node.name} does not open again")
             if node.is_open and node is not self.master:
                 checkers.check_queues(self.world, self.ledger, node)
-            await node.end_in_order()
+            await node.stop_cleanly()
 
 
 def _is_open(node: BrokerNode) -> bool:

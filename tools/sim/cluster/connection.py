@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from sim.cluster.loop import Life, SimLoop
+from sim.cluster.loop import SimLoop, SimProcess
 from sim.dice import Dice
 from tandemmq.runtime.machine import deliver
 from tandemmq.runtime.ports import Address, ProtocolFactory, StreamProtocol
@@ -36,7 +36,7 @@ class Host:
         self.is_up = True
 
 
-class Weather(Protocol):
+class LinkConditions(Protocol):
     """The interface of the network that connections run through."""
 
     loop: SimLoop
@@ -51,7 +51,7 @@ class Weather(Protocol):
 
     def cut_of(self, size: int) -> int: ...
 
-    def note_bytes(self, pipe: Pipe, size: int) -> None: ...
+    def count_bytes(self, pipe: Pipe, size: int) -> None: ...
 
     def after_delivery(self, host_name: str) -> None: ...
 
@@ -59,7 +59,7 @@ class Weather(Protocol):
 class Pipe:
     """One direction of one connection: from `source` to `target`. `port`: the port that was dialled."""
 
-    def __init__(self, fabric: Weather, source: SimTransport, target: SimTransport, port: int) -> None:
+    def __init__(self, fabric: LinkConditions, source: SimTransport, target: SimTransport, port: int) -> None:
         self._fabric = fabric
         self.port = port
         self.source = source
@@ -104,7 +104,7 @@ class Pipe:
         if target.is_gone:
             self._refuse()
             return
-        if not target.wants_data:
+        if not target.is_readable:
             return  # its resume_reading schedules it again
         pieces: list[bytes] = []
         now = self._fabric.loop.time()
@@ -114,8 +114,8 @@ class Pipe:
             self._deliver(b"".join(pieces), now)
         elif self._items and self._items[0][0] <= now:
             end = self._items.popleft()[1]
-            self._fabric.note_bytes(self, 0)
-            target.schedule(target.hear_fin if end == FIN else target.hear_reset)
+            self._fabric.count_bytes(self, 0)
+            target.schedule(target.on_fin if end == FIN else target.on_reset)
         self.arm()
 
     def _deliver(self, data: bytes, now: float) -> None:
@@ -123,13 +123,13 @@ class Pipe:
         if cut < len(data):
             self._items.appendleft((now + self._fabric.dice.below(3) / 1000, data[cut:]))
             data = data[:cut]
-        self._fabric.note_bytes(self, len(data))
-        self.target.schedule(self.target.hear_data, data)
+        self._fabric.count_bytes(self, len(data))
+        self.target.schedule(self.target.on_data, data)
 
-    def taken(self, size: int) -> None:
+    def on_read(self, size: int) -> None:
         """Handles a read of `size` bytes by the target's process."""
         self.size = max(0, self.size - size)
-        if self.source.wants_room:
+        if self.source.is_waiting_for_room:
             self.source.schedule(self.source.on_room)
 
     def _refuse(self) -> None:
@@ -147,15 +147,17 @@ class Pipe:
 class SimTransport(asyncio.Transport):
     """One end of a connection."""
 
-    def __init__(self, fabric: Weather, life: Life, host: Host, local: Address, remote: Address) -> None:
+    def __init__(
+        self, fabric: LinkConditions, process: SimProcess, host: Host, local: Address, remote: Address
+    ) -> None:
         super().__init__({"sockname": local, "peername": remote})
         self._fabric = fabric
-        self.life = life
+        self.process = process
         self.host = host
         self.protocol: StreamProtocol | None = None
         self.out: Pipe | None = None
         self.inbound: Pipe | None = None
-        self.wants_data = True
+        self.is_readable = True
         self.is_gone = False  # nothing is received or sent here any more
         self._is_closing = False
         self._is_writer_paused = False
@@ -169,7 +171,7 @@ class SimTransport(asyncio.Transport):
 
     def schedule(self, fn: Callable[..., None], *args: Any) -> None:
         """Runs `fn` in the next turn, as a callback of this end's process."""
-        self._fabric.loop.call_soon(fn, *args, context=self.life.context)
+        self._fabric.loop.call_soon(fn, *args, context=self.process.context)
 
     # Calls from the protocol.
 
@@ -181,7 +183,7 @@ class SimTransport(asyncio.Transport):
         return self._is_closing
 
     def write(self, data: Buffer) -> None:
-        if self._is_closing or self.is_gone or not self.life.is_alive or not len(data):
+        if self._is_closing or self.is_gone or not self.process.is_alive or not len(data):
             return
         assert self.out is not None
         self.out.push(bytes(data))
@@ -203,13 +205,13 @@ class SimTransport(asyncio.Transport):
         self._low = self._high // 4 if low is None else low
 
     def is_reading(self) -> bool:
-        return self.wants_data
+        return self.is_readable
 
     def pause_reading(self) -> None:
-        self.wants_data = False
+        self.is_readable = False
 
     def resume_reading(self) -> None:
-        self.wants_data = True
+        self.is_readable = True
         if self.inbound is not None:
             self.inbound.arm()
 
@@ -219,18 +221,18 @@ class SimTransport(asyncio.Transport):
             self._finish_close()
 
     def abort(self) -> None:
-        if self.is_gone or not self.life.is_alive:
+        if self.is_gone or not self.process.is_alive:
             return
         self._is_closing = True
         if self.out is not None:
             self.out.clear()
             self.out.push(RESET)
-        self._go(None)
+        self._drop(None)
 
     # Calls from the network, inside the process of this end.
 
     @property
-    def wants_room(self) -> bool:
+    def is_waiting_for_room(self) -> bool:
         return not self.is_gone and (self._is_writer_paused or self._is_closing)
 
     def on_room(self) -> None:
@@ -242,16 +244,16 @@ class SimTransport(asyncio.Transport):
         if self._is_closing:
             self._finish_close()
 
-    def hear_data(self, data: bytes) -> None:
+    def on_data(self, data: bytes) -> None:
         if self.inbound is not None:
-            self.inbound.taken(len(data))
+            self.inbound.on_read(len(data))
         if self.is_gone or self._is_closing:
             return
         assert self.protocol is not None
         deliver(self.protocol, data)
         self._fabric.after_delivery(self.host.name)
 
-    def hear_fin(self) -> None:
+    def on_fin(self) -> None:
         if self.is_gone:
             return
         assert self.protocol is not None
@@ -260,10 +262,10 @@ class SimTransport(asyncio.Transport):
         self.close()
         self._finish_close()
 
-    def hear_reset(self) -> None:
+    def on_reset(self) -> None:
         if not self.is_gone:
             self._is_closing = True
-            self._go(ConnectionResetError("the peer reset the connection"))
+            self._drop(ConnectionResetError("the peer reset the connection"))
 
     def vanish(self, *, is_power_cut: bool) -> None:
         """Ends this side because its process is gone; without a power cut its kernel sends pending bytes and
@@ -283,9 +285,9 @@ class SimTransport(asyncio.Transport):
             return
         if self.out is not None:
             self.out.push(FIN)
-        self._go(None)
+        self._drop(None)
 
-    def _go(self, error: Exception | None) -> None:
+    def _drop(self, error: Exception | None) -> None:
         self.is_gone = True
         self._fabric.forget(self)
         if self.protocol is not None:

@@ -45,10 +45,10 @@ class Fault:
 
     name: str
     kind: Kind
-    happen: Callable[[], Awaitable[None]]
+    inject: Callable[[], Awaitable[None]]
 
 
-class Trouble:
+class FaultInjector:
     """Random faults for as long as `run` runs; afterwards lasting ones are reverted."""
 
     weights: ClassVar[Mapping[str, int]] = FAULTS
@@ -76,7 +76,7 @@ class Trouble:
             Fault("empty master", Kind.COPY, self._empty_master),
             Fault("restart broker", Kind.COPY, self._restart_broker),
             Fault("fail a sync", Kind.COPY, self._fail_sync),
-            Fault("rot on a slave", Kind.COPY, self._rot_on_slave),
+            Fault("rot on a slave", Kind.COPY, self._flip_bit_on_slave),
             Fault("stall a disk", Kind.DISK, self._stall_disk),
             Fault("fail writes", Kind.DISK, self._fail_writes),
             Fault("fill a disk", Kind.DISK, self._fill_disk),
@@ -100,10 +100,10 @@ class Trouble:
             both = [fault]
             if others and self._dice.happens(self._world.settings.pair_percent):
                 both.append(self._dice.pick_weighted(others))
-            await self._happen(both)
+            await self._inject(both)
         self._heal()
 
-    async def _happen(self, faults: list[Fault]) -> None:
+    async def _inject(self, faults: list[Fault]) -> None:
         """Injects one fault, or two that overlap. A copy is put at risk only while the others are
         complete.
         """
@@ -115,12 +115,12 @@ class Trouble:
             for index, fault in enumerate(faults):
                 if index:
                     await self._pause(0, 3_000)
-                tasks.create_task(self._happen_alone(fault))
+                tasks.create_task(self._inject_alone(fault))
         self._world.trouble()
 
-    async def _happen_alone(self, fault: Fault) -> None:
+    async def _inject_alone(self, fault: Fault) -> None:
         self._cluster.ledger.counts[f"fault: {fault.name}"] += 1
-        await fault.happen()
+        await fault.inject()
         self._world.trouble()
 
     async def _is_levelled(self) -> bool:
@@ -132,8 +132,8 @@ class Trouble:
         """
         self._unblock(self._blocked[:])
         for node in self._stalled:
-            if node.life is not None:
-                self._world.loop.resume(node.life)
+            if node.process is not None:
+                self._world.loop.resume(node.process)
         self._stalled.clear()
         if self._lead_ms is not None:
             for node in self._cluster.nodes:
@@ -157,7 +157,7 @@ class Trouble:
         if not node.is_running:
             return
         if node is cluster.master and self._dice.happens(60):
-            await self._until_worst_moment()
+            await self._await_worst_moment()
             node.cut_power(Tear.NOTHING if self._dice.happens(50) else None) if is_power_cut else node.kill()
         elif self._dice.happens(50):
             node.arm_crash(self._dice.between(0, 40), is_power_cut=is_power_cut)
@@ -192,7 +192,7 @@ class Trouble:
         if self._dice.happens(50):
             # The slaves have since copied its tables twice: their earlier content must be there.
             await self._pause(3_000, 6_000)
-        await self._until_worst_moment()
+        await self._await_worst_moment()
         cluster.master.cut_power()
         cluster.ledger.counts["power cuts of the master"] += 1
         cluster.check_survivors()
@@ -225,7 +225,7 @@ class Trouble:
                 slave.start()
         cluster.has_operator = True
 
-    async def _until_worst_moment(self) -> None:
+    async def _await_worst_moment(self) -> None:
         """Waits for a moment at which one more or less copy matters: a slave holds bytes that the master has
         not flushed, or the master has acknowledged a message that it has not flushed, or that a slave does
         not hold.
@@ -257,7 +257,7 @@ class Trouble:
 
     async def _restart_broker(self) -> None:
         node = self._dice.pick(self._cluster.brokers)
-        await node.end_in_order()
+        await node.stop_cleanly()
         await self._pause(0, 3_000)
         node.start()
 
@@ -270,7 +270,7 @@ class Trouble:
             return
         faults = node.disk.faults
         faults.sync_errors, faults.is_dropping_pages = self._dice.between(1, 3), self._dice.happens(50)
-        self._world.note(f"{node.life} has {faults.sync_errors} fsyncs that fail")
+        self._world.note(f"{node.process} has {faults.sync_errors} fsyncs that fail")
         await self._world.until(lambda: not node.is_running, 15.0)
         faults.sync_errors = 0
         if node.is_ending:
@@ -284,7 +284,7 @@ class Trouble:
             return
         stall_ms = self._dice.between(100, self._dice.pick(DISK_STALLS_MS))
         node.disk.faults.stalled_until_s = node.clock.monotonic() + stall_ms / 1000
-        self._world.note(f"the disk of {node.life} stalls for {stall_ms} ms")
+        self._world.note(f"the disk of {node.process} stalls for {stall_ms} ms")
         await self._pause(stall_ms, stall_ms)
 
     async def _start_again(self, node: Node) -> None:
@@ -293,7 +293,7 @@ class Trouble:
         if not node.is_running:
             node.start()
 
-    async def _rot_on_slave(self) -> None:
+    async def _flip_bit_on_slave(self) -> None:
         """Flips one bit of a body on a slave's disk while it is down.
 
         The other parts of a record are not covered by a checksum: there the slave would find that its log
@@ -315,7 +315,7 @@ class Trouble:
         if not record.body:
             return
         self._cluster.watch.on_copy_lost(node)
-        node.kill() if self._dice.happens(50) else await node.end_in_order()
+        node.kill() if self._dice.happens(50) else await node.stop_cleanly()
         node.flip_bit(at + HEAD_V4_BYTES + self._dice.below(len(record.body)), self._dice.below(8))
         await self._start_again(node)
 
@@ -326,11 +326,11 @@ class Trouble:
             return
         faults = node.disk.faults
         faults.write_error_percent = self._dice.pick((2, 20, 100))
-        self._world.note(f"{node.life}: {faults.write_error_percent} % of its writes fail")
+        self._world.note(f"{node.process}: {faults.write_error_percent} % of its writes fail")
         await self._pause(500, 8_000)
         faults.write_error_percent = 0
         self._world.note(f"the disk of {node.name} takes writes again")
-        await self._start_if_given_up(node)
+        await self._start_if_failed(node)
 
     async def _fill_disk(self) -> None:
         """Fills the disk: no file can be created."""
@@ -339,15 +339,15 @@ class Trouble:
             return
         disk = node.disk
         disk.is_full = True
-        self._world.note(f"the disk of {node.life} is full")
+        self._world.note(f"the disk of {node.process} is full")
         await self._pause(500, 8_000)
         disk.is_full = False
         self._world.note(f"the disk of {node.name} has room again")
-        await self._start_if_given_up(node)
+        await self._start_if_failed(node)
 
-    async def _start_if_given_up(self, node: BrokerNode) -> None:
+    async def _start_if_failed(self, node: BrokerNode) -> None:
         """Starts a broker, as an operator would, that could not start on its failing disk."""
-        if node.gave_up:
+        if node.has_given_up:
             await self._world.until(lambda: not node.is_ending, STOP_TIMEOUT_S)
             await self._start_again(node)
 
@@ -369,7 +369,7 @@ class Trouble:
         elif how == "power":
             node.cut_power()
         else:
-            await node.end_in_order()
+            await node.stop_cleanly()
         await self._pause(0, 10_000)
         if not node.is_running:  # another fault may have lost and restarted it, too
             node.start()
@@ -388,8 +388,8 @@ class Trouble:
         one = self._dice.pick(self._cluster.brokers)
         is_replication = self._dice.happens(60)
         port = one.ha_port if is_replication else one.port
-        everybody = self._cluster.brokers if is_replication else self._cluster.nodes
-        others = [node for node in everybody if node.host is not one.host]
+        candidates = self._cluster.brokers if is_replication else self._cluster.nodes
+        others = [node for node in candidates if node.host is not one.host]
         if not others:
             return
         if self._dice.happens(50):
@@ -441,15 +441,15 @@ class Trouble:
         if not running:
             return
         node = self._dice.pick(running)
-        life = node.life
-        assert life is not None
-        self._world.note(f"{life} stalls")
+        process = node.process
+        assert process is not None
+        self._world.note(f"{process} stalls")
         self._stalled.append(node)
-        self._world.loop.stall(life)
+        self._world.loop.stall(process)
         await self._pause(50, self._dice.pick((500, 3_000, 12_000)))
-        self._world.loop.resume(life)
+        self._world.loop.resume(process)
         self._stalled.clear()
-        self._world.note(f"{life} goes on")
+        self._world.note(f"{process} resumes")
 
     async def _step_clock(self) -> None:
         """Steps the wall clock of a host, ahead or back, and sometimes corrects it later."""

@@ -37,7 +37,7 @@ INVARIANTS = (
     Invariant(
         "I3",
         "frames follow one another without a gap, are no larger than a batch and stay in one file",
-        ("wire._Frames._take_head",),
+        ("wire._Frames._check_head",),
     ),
     Invariant(
         "I4",
@@ -56,8 +56,8 @@ INVARIANTS = (
     ),
     Invariant(
         "I6",
-        "whoever is killed at whatever byte, both become equal again without help",
-        ("faults.Trouble._lose_broker", "cluster.Cluster.settle"),
+        "after a kill of either at any byte, both become equal again without help",
+        ("faults.FaultInjector._lose_broker", "cluster.Cluster.settle"),
         ("property/test_replication_streams.py::test_copy_equals_the_masters_log_after_any_cuts",),
     ),
     Invariant(

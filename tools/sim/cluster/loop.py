@@ -1,8 +1,8 @@
 """An event loop whose time jumps to the next timer, with processes that it can freeze or kill.
 
-Owns:      virtual time; the process (`Life`) to which each callback belongs.
-Strategy:  a life is carried by the context of tasks and callbacks, so everything that a process starts
-           belongs to it. Callbacks of a dead life are set aside, as if its process were gone; those of a
+Owns:      virtual time; the process (`SimProcess`) to which each callback belongs.
+Strategy:  the context of tasks and callbacks carries the `SimProcess`, so everything that a process starts
+           belongs to it. Callbacks of a dead process are set aside, as if its process were gone; those of a
            stalled one wait together and run, in order, when the stall is over.
 Knows not: what the processes do.
 """
@@ -26,11 +26,11 @@ TURNS_MAX = 3_000_000
 UNWIND_ROUNDS = 50
 
 
-class Stuck(Exception):
+class SimulationStuck(Exception):
     """The simulation cannot continue: nothing is left to happen, or far too much has happened."""
 
 
-class Life:
+class SimProcess:
     """One run of one process: from its start until it stops or is killed."""
 
     __slots__ = ("context", "is_alive", "is_frozen", "name", "stash", "tasks")
@@ -42,7 +42,7 @@ class Life:
         self.stash: list[asyncio.Handle] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.context = contextvars.Context()
-        self.context.run(LIFE.set, self)
+        self.context.run(CURRENT_PROCESS.set, self)
 
     def __repr__(self) -> str:
         return self.name
@@ -52,7 +52,7 @@ class Life:
         self.is_alive = False
         self.is_frozen = True
 
-    def note_task(self, task: asyncio.Task[Any]) -> None:
+    def keep_task(self, task: asyncio.Task[Any]) -> None:
         """Keeps the task alive: a frozen task must not be unwound by the garbage collector."""
         if len(self.tasks) % 256 == 255:
             self.tasks = self.running_tasks()
@@ -62,18 +62,20 @@ class Life:
         return [task for task in self.tasks if not task.done()]
 
 
-LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("LIFE", default=None)
+CURRENT_PROCESS: contextvars.ContextVar[SimProcess | None] = contextvars.ContextVar(
+    "CURRENT_PROCESS", default=None
+)
 
 
 def _may_run(handle: Any) -> bool:
-    life = handle._context.get(LIFE)
-    if life is None or not life.is_frozen:
+    process = handle._context.get(CURRENT_PROCESS)
+    if process is None or not process.is_frozen:
         return True
-    life.stash.append(handle)
+    process.stash.append(handle)
     return False
 
 
-class LifeHandle(asyncio.Handle):
+class ProcessHandle(asyncio.Handle):
     """A callback that knows its process."""
 
     __slots__ = ()
@@ -83,7 +85,7 @@ class LifeHandle(asyncio.Handle):
             super()._run()
 
 
-class LifeTimer(asyncio.TimerHandle):
+class ProcessTimer(asyncio.TimerHandle):
     """A timer that knows its process."""
 
     __slots__ = ()
@@ -109,7 +111,7 @@ class SimLoop(asyncio.BaseEventLoop):
     left to do.
     """
 
-    _scheduled: list[LifeTimer]
+    _scheduled: list[ProcessTimer]
     _ready: Any
 
     def __init__(self) -> None:
@@ -123,12 +125,12 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._now_s
 
     def jump(self, timeout: float | None) -> None:
-        """Moves the time by `timeout`. Raises Stuck if there is nothing to wait for."""
+        """Moves the time by `timeout`. Raises SimulationStuck if there is nothing to wait for."""
         self.turn_count += 1
         if timeout is None:
-            raise Stuck("nothing is left to happen")
+            raise SimulationStuck("nothing is left to happen")
         if self.turn_count > TURNS_MAX:
-            raise Stuck(f"{self.turn_count} turns until {self._now_s:.3f} s: something spins")
+            raise SimulationStuck(f"{self.turn_count} turns until {self._now_s:.3f} s: something spins")
         self._now_s += timeout
 
     def _process_events(self, event_list: list[Any]) -> None:
@@ -140,7 +142,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def _call_soon(
         self, callback: Callable[..., Any], args: Any, context: contextvars.Context | None
     ) -> asyncio.Handle:
-        handle = LifeHandle(callback, args, self, context)
+        handle = ProcessHandle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
@@ -151,7 +153,7 @@ class SimLoop(asyncio.BaseEventLoop):
         *args: *Args,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        timer = LifeTimer(when, callback, args, self, context)
+        timer = ProcessTimer(when, callback, args, self, context)
         heapq.heappush(self._scheduled, timer)
         timer._scheduled = True  # type: ignore[attr-defined]  # not in typeshed
         return timer
@@ -165,25 +167,25 @@ class SimLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Task[Any]:
         text = None if name is None else str(name)
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=text, context=context)
-        life = LIFE.get() if context is None else context.get(LIFE)
-        if life is not None:
-            life.note_task(task)
+        process = CURRENT_PROCESS.get() if context is None else context.get(CURRENT_PROCESS)
+        if process is not None:
+            process.keep_task(task)
         return task
 
-    def stall(self, life: Life) -> None:
+    def stall(self, process: SimProcess) -> None:
         """Freezes the process until `resume`, as SIGSTOP does."""
-        life.is_frozen = True
+        process.is_frozen = True
 
-    def resume(self, life: Life) -> None:
+    def resume(self, process: SimProcess) -> None:
         """Resumes the process; everything that became due meanwhile happens now."""
-        if life.is_alive:
-            self.thaw(life)
+        if process.is_alive:
+            self.thaw(process)
 
-    def thaw(self, life: Life) -> None:
+    def thaw(self, process: SimProcess) -> None:
         """Runs the callbacks that were set aside, also of a dead process."""
-        life.is_frozen = False
-        self._ready.extend(handle for handle in life.stash if not handle.cancelled())
-        life.stash = []
+        process.is_frozen = False
+        self._ready.extend(handle for handle in process.stash if not handle.cancelled())
+        process.stash = []
 
 
 class SimClock:
@@ -231,16 +233,16 @@ def run_simulated(make_main: Callable[[SimLoop], Coroutine[Any, Any, None]]) -> 
         loop.close()
 
 
-async def unwind(loop: SimLoop, lives: list[Life]) -> list[str]:
+async def unwind(loop: SimLoop, processes: list[SimProcess]) -> list[str]:
     """Lets the remaining tasks of ended processes finish, without effect; only then may they be dropped.
 
     Returns the names of tasks that cannot be ended.
     """
-    for life in lives:
-        life.end()
-        loop.thaw(life)
+    for process in processes:
+        process.end()
+        loop.thaw(process)
     for _ in range(UNWIND_ROUNDS):
-        rest = [task for life in lives for task in life.running_tasks()]
+        rest = [task for process in processes for task in process.running_tasks()]
         if not rest:
             return []
         for task in rest:

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from zlib import crc32
 
 from sim.cluster.connection import Host, Pipe, SimTransport
-from sim.cluster.loop import Life, SimClock, SimLoop
+from sim.cluster.loop import SimClock, SimLoop, SimProcess
 from sim.dice import Dice
 from tandemmq.runtime.ports import Address, ProtocolFactory
 
 OnBytes = Callable[[bytes], None]
-Watcher = Callable[[Life, Life], tuple[OnBytes, OnBytes]]
+Watcher = Callable[[SimProcess, SimProcess], tuple[OnBytes, OnBytes]]
 """Called for a new connection between a client's process and a server's; returns receivers for the bytes that
 each of them writes.
 """
@@ -32,9 +32,11 @@ SYN_RETRY_S = 0.5
 class SimListener:
     """An open port."""
 
-    def __init__(self, fabric: Fabric, life: Life, address: Address, factory: ProtocolFactory) -> None:
+    def __init__(
+        self, fabric: Fabric, process: SimProcess, address: Address, factory: ProtocolFactory
+    ) -> None:
         self._fabric = fabric
-        self.life = life
+        self.process = process
         self._address = address
         self.factory = factory
 
@@ -70,7 +72,7 @@ class Fabric:
     def __init__(self, loop: SimLoop, dice: Dice) -> None:
         self.loop = loop
         self.dice = dice
-        self.context = Life("network").context
+        self.context = SimProcess("network").context
         self.hosts: dict[str, Host] = {}
         self.listeners: dict[Address, SimListener] = {}
         self.ends: dict[SimTransport, None] = {}
@@ -135,11 +137,11 @@ class Fabric:
 
     # Processes.
 
-    def end_life(self, life: Life, *, is_power_cut: bool) -> None:
+    def end_process(self, process: SimProcess, *, is_power_cut: bool) -> None:
         """Ends all sockets of the process."""
-        for address in [a for a, listener in self.listeners.items() if listener.life is life]:
+        for address in [a for a, listener in self.listeners.items() if listener.process is process]:
             del self.listeners[address]
-        for end in [end for end in self.ends if end.life is life]:
+        for end in [end for end in self.ends if end.process is process]:
             end.vanish(is_power_cut=is_power_cut)
 
     def forget(self, end: SimTransport) -> None:
@@ -151,21 +153,21 @@ class Fabric:
             if pipe is not None and pipe.is_over:
                 self._pipes.pop(pipe, None)
 
-    def ends_of(self, life: Life) -> list[SimTransport]:
-        return [end for end in self.ends if end.life is life]
+    def connections_of(self, process: SimProcess) -> list[SimTransport]:
+        return [end for end in self.ends if end.process is process]
 
     def break_connection(self, end: SimTransport) -> None:
-        """Breaks a connection in the network: each end is told that the other reset it."""
+        """Breaks a connection in the network: each end is notified that the other reset it."""
         assert end.out is not None
         for one in (end, end.out.target):
             if one.out is not None:
                 one.out.clear()
             if not one.is_gone and one.protocol is not None:
-                one.schedule(one.hear_reset)
+                one.schedule(one.on_reset)
 
     # Tracing.
 
-    def note_bytes(self, pipe: Pipe, size: int) -> None:
+    def count_bytes(self, pipe: Pipe, size: int) -> None:
         self.delivery_count += 1
         text = f"{self.loop.time():.6f} {pipe.route} {size}"
         self.digest = crc32(text.encode(), self.digest)
@@ -179,27 +181,27 @@ class Fabric:
 
     # Connections.
 
-    def listen(self, life: Life, host: Host, port: int, factory: ProtocolFactory) -> SimListener:
+    def listen(self, process: SimProcess, host: Host, port: int, factory: ProtocolFactory) -> SimListener:
         address = (host.ip, port or next(self._ports))
         if address in self.listeners:
             raise OSError(f"{address} is in use")
-        listener = self.listeners[address] = SimListener(self, life, address, factory)
+        listener = self.listeners[address] = SimListener(self, process, address, factory)
         return listener
 
-    def join(self, life: Life, host: Host, listener: SimListener) -> SimTransport:
+    def join(self, process: SimProcess, host: Host, listener: SimListener) -> SimTransport:
         """Creates both ends of a new connection; the accepting process is notified first."""
         local, remote = (host.ip, next(self._ports)), listener.address
-        near = SimTransport(self, life, host, local, remote)
-        far = SimTransport(self, listener.life, self.hosts[remote[0]], remote, local)
+        near = SimTransport(self, process, host, local, remote)
+        far = SimTransport(self, listener.process, self.hosts[remote[0]], remote, local)
         watcher = self.watchers.get(remote[1])
         if watcher is None:
             near.out, far.out = Pipe(self, near, far, remote[1]), Pipe(self, far, near, remote[1])
         else:
-            on_near, on_far = watcher(near.life, far.life)
+            on_near, on_far = watcher(near.process, far.process)
             near.out = WatchedPipe(self, near, far, remote[1], on_near)
             far.out = WatchedPipe(self, far, near, remote[1], on_far)
         far.inbound, near.inbound = near.out, far.out
-        near.wants_data = False  # until its protocol exists
+        near.is_readable = False  # until its protocol exists
         self.ends[near] = self.ends[far] = None
         self._pipes[near.out] = self._pipes[far.out] = None
         far.schedule(_accept, far, listener.factory)
@@ -213,29 +215,29 @@ def _accept(end: SimTransport, factory: ProtocolFactory) -> None:
 class HostNetwork:
     """The network as seen by one process on one host."""
 
-    def __init__(self, fabric: Fabric, host: Host, life: Life, clock: SimClock) -> None:
+    def __init__(self, fabric: Fabric, host: Host, process: SimProcess, clock: SimClock) -> None:
         self._fabric = fabric
         self._host = host
-        self._life = life
+        self._process = process
         self._clock = clock
 
     async def listen(self, host: str, port: int, protocol_factory: ProtocolFactory) -> SimListener:
-        if not self._life.is_alive:
+        if not self._process.is_alive:
             raise OSError("the process is gone")
-        return self._fabric.listen(self._life, self._host, port, protocol_factory)
+        return self._fabric.listen(self._process, self._host, port, protocol_factory)
 
     async def connect(
         self, host: str, port: int, protocol_factory: ProtocolFactory, timeout_s: float
     ) -> asyncio.Transport:
-        if not self._life.is_alive:
+        if not self._process.is_alive:
             raise OSError("the process is gone")
         async with asyncio.timeout(timeout_s):
             await self._travel(self._host.ip, host, port)
             listener = self._fabric.listeners.get((host, port))
-            if listener is None or not listener.life.is_alive:
+            if listener is None or not listener.process.is_alive:
                 await self._travel(host, self._host.ip, port)
                 raise ConnectionRefusedError(f"nothing listens on {host}:{port}")
-            near = self._fabric.join(self._life, self._host, listener)
+            near = self._fabric.join(self._process, self._host, listener)
             try:
                 await self._travel(host, self._host.ip, port)
             except BaseException:

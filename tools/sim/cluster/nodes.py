@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sim.cluster.connection import Host
 from sim.cluster.disk import NodeDisk
-from sim.cluster.loop import LIFE, Life, SimClock
+from sim.cluster.loop import CURRENT_PROCESS, SimClock, SimProcess
 from sim.cluster.network import HostNetwork
 from sim.cluster.settings import BROKER_NAME
 from sim.cluster.world import World
@@ -34,7 +34,7 @@ NAME_SERVER_PORT, BROKER_PORT, HA_PORT = 9876, 10911, 10912
 PORTS_BETWEEN = 100
 """The distance between the ports of two brokers on one host."""
 STOP_TIMEOUT_S = 120.0
-WAIT_LOOK_S = 0.01
+WAIT_POLL_S = 0.01
 TEARS = (
     (1, Tear.NOTHING),
     (1, Tear.EVERYTHING),
@@ -51,87 +51,87 @@ class Node:
         self.name = name
         self.world = world
         self.host: Host = world.fabric.add_host(name) if beside is None else beside.host
-        self.life: Life | None = None
+        self.process: SimProcess | None = None
         self.start_count = 0
         skew_ms = world.dice.between(-2_000, 2_000)
         self.clock: SimClock = SimClock(world.loop, skew_ms) if beside is None else beside.clock
 
     @property
     def is_running(self) -> bool:
-        return self.life is not None and self.life.is_alive
+        return self.process is not None and self.process.is_alive
 
     def start(self) -> None:
         """Starts a new process."""
         raise NotImplementedError
 
-    def begin_life(self) -> Life:
+    def begin_process(self) -> SimProcess:
         assert not self.is_running, self.name
         self.start_count += 1
-        life = self.life = Life(f"{self.name}#{self.start_count}")
+        process = self.process = SimProcess(f"{self.name}#{self.start_count}")
         self.world.fabric.power_up(self.host)
-        self.network = HostNetwork(self.world.fabric, self.host, life, self.clock)
+        self.network = HostNetwork(self.world.fabric, self.host, process, self.clock)
         self.chance = SeededRandom(crc32(f"{self.world.seed} {self.name} {self.start_count}".encode()))
-        return life
+        return process
 
-    def end_life(self, *, is_power_cut: bool) -> None:
+    def end_process(self, *, is_power_cut: bool) -> None:
         """Ends the process at once."""
-        life = self.life
-        if life is None or not life.is_alive:
+        process = self.process
+        if process is None or not process.is_alive:
             return
-        life.end()
-        self.world.dead.append(life)
+        process.end()
+        self.world.dead.append(process)
         self.world.trouble()
-        self.world.fabric.end_life(life, is_power_cut=is_power_cut)
+        self.world.fabric.end_process(process, is_power_cut=is_power_cut)
         self.host.is_up = not is_power_cut
 
     def kill(self) -> None:
         """Kills the process, as SIGKILL does."""
-        self.world.note(f"{self.life} is killed")
-        self.end_life(is_power_cut=False)
+        self.world.note(f"{self.process} is killed")
+        self.end_process(is_power_cut=False)
 
     def cut_power(self) -> None:
-        self.world.note(f"{self.life} loses power")
-        self.end_life(is_power_cut=True)
+        self.world.note(f"{self.process} loses power")
+        self.end_process(is_power_cut=True)
 
     def on_fatal(self, error: BaseException) -> None:
         """Handles a server that reports that it has failed; no fault here justifies that."""
-        life = LIFE.get()
-        if life is None or life.is_alive:
+        process = CURRENT_PROCESS.get()
+        if process is None or process.is_alive:
             text = "".join(traceback.format_exception(error)).strip()
-            self.world.findings.broken.append(f"{life} failed: {text}")
+            self.world.findings.broken.append(f"{process} failed: {text}")
 
-    async def end_in_order(self) -> None:
+    async def stop_cleanly(self) -> None:
         """Stops the server and ends its process."""
-        life = self.life
-        if life is None or not life.is_alive:
+        process = self.process
+        if process is None or not process.is_alive:
             return
-        self.world.note(f"{life} stops")
-        task = self.world.spawn(life, self.stop_server(), "stop")
+        self.world.note(f"{process} stops")
+        task = self.world.spawn(process, self.stop_server(), "stop")
         done, _ = await asyncio.wait([task], timeout=STOP_TIMEOUT_S)
         if not done:
-            self.world.findings.broken.append(f"{life} does not stop within {STOP_TIMEOUT_S:g} s")
-        elif life.is_alive and task.exception() is not None:
+            self.world.findings.broken.append(f"{process} does not stop within {STOP_TIMEOUT_S:g} s")
+        elif process.is_alive and task.exception() is not None:
             text = "".join(traceback.format_exception(task.exception())).strip()
-            self.world.findings.broken.append(f"{life} fails to stop: {text}")
-        elif life.is_alive:
+            self.world.findings.broken.append(f"{process} fails to stop: {text}")
+        elif process.is_alive:
             # Connections that were closed a moment ago have a turn to end.
             await self.world.clock.sleep(0.01)
-            self.check_left_nothing(life)
-        self.end_life(is_power_cut=False)
+            self.check_nothing_left(process)
+        self.end_process(is_power_cut=False)
 
-    def check_left_nothing(self, life: Life) -> None:
+    def check_nothing_left(self, process: SimProcess) -> None:
         """Checks that a stopped server leaves no task, socket or open port."""
         broken = self.world.findings.broken
-        names = sorted(task.get_name() for task in life.running_tasks())
+        names = sorted(task.get_name() for task in process.running_tasks())
         if names:
-            broken.append(f"{life} left tasks behind: {', '.join(names)}")
-        ends = self.world.fabric.ends_of(life)
+            broken.append(f"{process} left tasks behind: {', '.join(names)}")
+        ends = self.world.fabric.connections_of(process)
         if ends:
             peers = sorted(str(end.get_extra_info("peername")) for end in ends)
-            broken.append(f"{life} left connections behind: {', '.join(peers)}")
-        ports = [a for a, listener in self.world.fabric.listeners.items() if listener.life is life]
+            broken.append(f"{process} left connections behind: {', '.join(peers)}")
+        ports = [a for a, listener in self.world.fabric.listeners.items() if listener.process is process]
         if ports:
-            broken.append(f"{life} left ports open: {ports}")
+            broken.append(f"{process} left ports open: {ports}")
 
     async def stop_server(self) -> None:
         raise NotImplementedError
@@ -149,9 +149,9 @@ class NameServerNode(Node):
         return f"{self.host.ip}:{NAME_SERVER_PORT}"
 
     def start(self) -> None:
-        life = self.begin_life()
-        self.world.note(f"{life} starts")
-        self.world.spawn(life, self._boot(), "boot")
+        process = self.begin_process()
+        self.world.note(f"{process} starts")
+        self.world.spawn(process, self._boot(), "boot")
 
     async def _boot(self) -> None:
         disk = NodeDisk(
@@ -201,9 +201,9 @@ class DiskNode(Node):
     def wipe(self) -> None:
         """Deletes its files, as an operator would."""
         self.world.note(f"{self.name} is wiped")
-        self.put_in(Image())
+        self.insert_disk(Image())
 
-    def put_in(self, image: Image) -> None:
+    def insert_disk(self, image: Image) -> None:
         """Replaces its disk by another one, on the same machine."""
         assert not self.is_running
         image.boot_count = max(image.boot_count, self.image.boot_count)
@@ -225,19 +225,19 @@ class DiskNode(Node):
 
     def kill(self) -> None:
         """Kills the process, as SIGKILL does: bytes written to files stay."""
-        self.world.note(f"{self.life} is killed")
+        self.world.note(f"{self.process} is killed")
         self._lose(is_power_cut=False)
 
     def cut_power(self, tear: Tear | None = None) -> None:
         """Cuts the power: unflushed bytes may be lost; without `tear` it is random which."""
-        self.world.note(f"{self.life} loses power")
+        self.world.note(f"{self.process} loses power")
         self._lose(is_power_cut=True, tear=tear)
 
     def arm_crash(self, operations: int, *, is_power_cut: bool) -> None:
         """Arranges its loss in the middle of one of its next file operations."""
         assert self._disk is not None
         is_power_cut = is_power_cut and not self.is_host_shared
-        self.world.note(f"{self.life} will be lost in {operations} disk operations")
+        self.world.note(f"{self.process} will be lost in {operations} disk operations")
         self._disk.crash = Crash(operations, is_power_cut, self.world.dice.pick_weighted(TEARS))
 
     def disarm_crash(self) -> None:
@@ -254,7 +254,7 @@ class DiskNode(Node):
         """Handles the loss of the process or its machine."""
         assert self._disk is not None
         assert self._disk.lost_by is not None
-        self.end_life(is_power_cut=self._disk.lost_by.is_power_cut)
+        self.end_process(is_power_cut=self._disk.lost_by.is_power_cut)
 
 
 class BrokerNode(DiskNode):
@@ -278,7 +278,7 @@ class BrokerNode(DiskNode):
         if beside is not None:
             self.is_host_shared = beside.is_host_shared = True
         self._ending: asyncio.Task[None] | None = None
-        self.gave_up = False
+        self.has_given_up = False
         """True if its disk refused the writes of a start; the fault that caused this starts it again."""
         self._name_servers = name_servers
         self._rotten: list[tuple[Path, int, int]] = []
@@ -322,7 +322,7 @@ class BrokerNode(DiskNode):
         data[at] ^= 1 << bit
 
     @property
-    def is_rotten(self) -> bool:
+    def has_flipped_bit(self) -> bool:
         """True if a flipped bit has not been repaired."""
         files = self.image.files
         return any(path in files and files[path].data[at] != sound for path, at, sound in self._rotten)
@@ -345,14 +345,14 @@ class BrokerNode(DiskNode):
 
     def start(self) -> None:
         self._image = self.image
-        life = self.begin_life()
-        self.is_open = self.gave_up = False
+        process = self.begin_process()
+        self.is_open = self.has_given_up = False
         self._broker = None
-        self.world.note(f"{life} starts")
+        self.world.note(f"{process} starts")
         self.begin_disk()
-        self.world.spawn(life, self._boot(life), "boot")
+        self.world.spawn(process, self._boot(process), "boot")
 
-    async def _boot(self, life: Life) -> None:
+    async def _boot(self, process: SimProcess) -> None:
         assert self._disk is not None
         try:
             broker = self._broker = Broker(
@@ -367,16 +367,16 @@ class BrokerNode(DiskNode):
             )
             await broker.start()
         except Exception as error:  # noqa: BLE001 (any error is a finding)
-            if life.is_alive:
+            if process.is_alive:
                 self.on_fatal(error)
             return
-        while life.is_alive and broker.store is not None and broker.store.unverified_reason:
-            await self.clock.sleep(WAIT_LOOK_S)  # a master that copies records from its slaves serves nothing
-        if life.is_alive:
+        while process.is_alive and broker.store is not None and broker.store.unverified_reason:
+            await self.clock.sleep(WAIT_POLL_S)  # a master that copies records from its slaves serves nothing
+        if process.is_alive:
             self.is_open = True
             assert broker.store is not None
             low, high = broker.store.min_log_offset, broker.store.max_log_offset
-            self.world.note(f"{life} is open, log {low}..{high}")
+            self.world.note(f"{process} is open, log {low}..{high}")
             self.on_open(self)
 
     def _store_options(self) -> StoreOptions:
@@ -441,8 +441,8 @@ class BrokerNode(DiskNode):
         if not cannot_start and not (isinstance(error, FlushFailed) and self._disk.sync_failed):
             super().on_fatal(error)
         elif self.is_running and self._ending is None:
-            self.gave_up = cannot_start
-            self.world.note(f"{self.life} ends: {error}")
+            self.has_given_up = cannot_start
+            self.world.note(f"{self.process} ends: {error}")
             self.world.broker_losses.append(self.world.loop.time())
             # Dropped pages were not flushed: they are lost as in a power cut.
             self.on_lost(self, self._disk.faults.is_dropping_pages)
@@ -454,7 +454,7 @@ class BrokerNode(DiskNode):
         return self._ending is not None
 
     async def _end(self) -> None:
-        await self.end_in_order()
+        await self.stop_cleanly()
         self._ending = None
 
     def on_disk_lost(self) -> None:

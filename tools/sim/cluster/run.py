@@ -1,4 +1,4 @@
-"""`python -m sim.cluster.run`: runs many random lives of a cluster, and reports broken promises.
+"""`python -m sim.cluster.run`: runs many random histories of a cluster, and reports broken promises.
 
 The last line is `SIM OK seeds=N acknowledged=N lost=0 order=0 skipped=0`, or `SIM FAILED ...`. After a
 failure the lines before it contain the commands that replay the failed seeds, and the exit code is 1. With
@@ -20,7 +20,7 @@ from rich.console import Console
 from sim.cluster.cluster import SETTLE_TIMEOUT_S
 from sim.cluster.simulation import CLASSIC, Kind, SeedResult, run_seed
 from sim.cluster.world import Findings
-from sim.seeds import Life, new_processes, progress_on, run_command, say
+from sim.seeds import SeedRun, new_processes, print_text, progress_on, run_command
 
 FAILED_SEEDS_SHOWN = 10
 FINDINGS_SHOWN = 3
@@ -39,7 +39,7 @@ class Summary:
     seed_count: int = 0
     acknowledged_count: int = 0
     virtual_s: float = 0.0
-    life_s: dict[int, float] = field(default_factory=dict)
+    run_s: dict[int, float] = field(default_factory=dict)
     settle_s: dict[int, float] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
@@ -49,7 +49,7 @@ class Summary:
 
     def add(self, result: SeedResult) -> None:
         self.seed_count += 1
-        self.life_s[result.seed] = result.virtual_s
+        self.run_s[result.seed] = result.virtual_s
         self.settle_s[result.seed] = result.settle_s
         self.acknowledged_count += result.acknowledged_count
         self.virtual_s += result.virtual_s
@@ -73,7 +73,7 @@ class Summary:
         """Yields the lines of the report; the verdict is last."""
         counts = ", ".join(f"{name}: {count}" for name, count in sorted(self.counts.items()))
         yield f"virtual time: {self.virtual_s / 3600:.1f} h; {counts}"
-        yield f"longest lives: {_longest(self.life_s)}"
+        yield f"longest runs: {_longest(self.run_s)}"
         bound = f"longest to settle, of {SETTLE_TIMEOUT_S:.0f} s at most"
         yield f"nearest to failing ({bound}): {_longest(self.settle_s)}"
         if self.failed:
@@ -114,7 +114,7 @@ def run_many(seeds: range, console: Console, *, kind: Kind = CLASSIC, module: st
             summary.add(result)
             progress.update(bar, advance=1, description=_describe(summary))
             if not console.is_terminal and summary.seed_count % LINE_EVERY == 0:
-                say(console, f"{summary.seed_count} of {len(seeds)} seeds: {_describe(summary)}")
+                print_text(console, f"{summary.seed_count} of {len(seeds)} seeds: {_describe(summary)}")
     return summary
 
 
@@ -132,12 +132,12 @@ def _some(seeds: Iterable[int]) -> str:
     return ",".join(map(str, first[:FAILED_SEEDS_SHOWN])) + rest
 
 
-def run_one(seed: int, *, kind: Kind = CLASSIC, module: str = MODULE) -> Life:
+def run_one(seed: int, *, kind: Kind = CLASSIC, module: str = MODULE) -> SeedRun:
     """Runs one seed."""
     result = run_seed(seed, kind=kind)
     summary = Summary(module)
     summary.add(result)
-    return Life(trace=result.trace, findings=result.findings.lines(), report=summary)
+    return SeedRun(trace=result.trace, findings=result.findings.lines(), report=summary)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -39,7 +39,7 @@ FAULTS = {
     "stall": 6,
     "step a clock": 4,
 }
-"""The faults, with their relative frequencies (`faults.Trouble`); 0: only if it is named."""
+"""The faults, with their relative frequencies (`faults.FaultInjector`); 0: only if it is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Group:
     member_count: int
     tags: str
 
-    def wants(self, tags: str) -> bool:
+    def matches(self, tags: str) -> bool:
         return self.tags == "*" or self.tags == tags
 
 

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 from sim.cluster.cluster import Cluster
-from sim.cluster.faults import Trouble
+from sim.cluster.faults import FaultInjector
 from sim.cluster.ledger import Fate
-from sim.cluster.loop import LIFE, SimLoop, run_simulated, unwind
+from sim.cluster.loop import CURRENT_PROCESS, SimLoop, run_simulated, unwind
 from sim.cluster.settings import Settings, draw_settings
 from sim.cluster.world import Findings, World
 from sim.dice import Dice
@@ -54,11 +54,11 @@ class _Alarms(logging.Handler):
         self._findings = findings
 
     def emit(self, record: logging.LogRecord) -> None:
-        life = LIFE.get()
-        if record.msg in ALARMS and (life is None or life.is_alive):
+        process = CURRENT_PROCESS.get()
+        if record.msg in ALARMS and (process is None or process.is_alive):
             error = record.exc_info[1] if record.exc_info else None
             text = "" if error is None else "".join(traceback.format_exception(error)).strip()
-            self._findings.broken.append(f"{life} logged {record.msg}: {text}")
+            self._findings.broken.append(f"{process} logged {record.msg}: {text}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ class Kind:
 
     draw_settings: Callable[[Dice], Settings]
     make_cluster: Callable[[World], Cluster]
-    make_trouble: Callable[[Any], Trouble]
+    make_injector: Callable[[Any], FaultInjector]
     """Receives the result of `make_cluster`."""
 
 
-CLASSIC = Kind(draw_settings, Cluster, Trouble)
+CLASSIC = Kind(draw_settings, Cluster, FaultInjector)
 """A master chosen by an operator, and its slaves."""
 
 
@@ -117,15 +117,15 @@ class Simulation:
         loop.set_exception_handler(self._on_loop_error)
         world.note(f"seed {self._seed}: {settings.describe()}")
         cluster = self._kind.make_cluster(world)
-        scope = TaskScope("simulation", lambda _name, error: self._note_error(error))
+        scope = TaskScope("simulation", lambda _name, error: self._on_alarm(error))
         try:
             async with asyncio.timeout(RUN_S_MAX):
                 await self._live(world, cluster, scope)
         except Exception as error:  # noqa: BLE001 (any error is a finding)
-            self._note_error(error)
+            self._on_alarm(error)
         await scope.close()
-        lives = [*world.dead, *(node.life for node in (*cluster.nodes, cluster.admin) if node.life)]
-        for name in await unwind(loop, list(dict.fromkeys(lives))):
+        processes = [*world.dead, *(node.process for node in (*cluster.nodes, cluster.admin) if node.process)]
+        for name in await unwind(loop, list(dict.fromkeys(processes))):
             world.note(f"cannot be ended: {name}")
         result = self.result
         result.acknowledged_count = sum(s.fate in ANSWERED for s in cluster.ledger.sent.values())
@@ -138,7 +138,7 @@ class Simulation:
         """Runs the phases; a finding ends them, so that the first one is reported."""
         await cluster.start()
         tending = scope.start("tend", cluster.tend())
-        trouble = partial(self._kind.make_trouble(cluster).run, world.settings.load_s)
+        trouble = partial(self._kind.make_injector(cluster).run, world.settings.load_s)
         phases: tuple[tuple[str, Callable[[], Awaitable[None]]], ...] = (
             ("trouble", trouble if self._script is None else partial(self._script, cluster)),
             ("settle", cluster.settle),
@@ -160,11 +160,11 @@ class Simulation:
 
     def _on_loop_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")
-        life = LIFE.get()
-        if life is None or life.is_alive:
-            self._note_error(error if isinstance(error, BaseException) else RuntimeError(str(context)))
+        process = CURRENT_PROCESS.get()
+        if process is None or process.is_alive:
+            self._on_alarm(error if isinstance(error, BaseException) else RuntimeError(str(context)))
 
-    def _note_error(self, error: BaseException) -> None:
+    def _on_alarm(self, error: BaseException) -> None:
         self.result.findings.broken.append("".join(traceback.format_exception(error)).strip())
 
 

@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from sim.cluster.loop import Life
+from sim.cluster.loop import SimProcess
 from sim.cluster.nodes import BrokerNode
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.store import MessageStore
 
-NOTES_MAX = 60
+SNAPSHOTS_MAX = 60
 ROUNDS = 2
 SAVED_S = 15.0
 """The time after which a slave has saved its copy: the delays of its files, and a full disk meanwhile."""
@@ -32,7 +32,7 @@ Offsets = Mapping[str, Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class SlaveNote:
+class SlaveProgress:
     """One slave at one moment: the number of table copies that it had completed, and the ends of its
     queues.
     """
@@ -41,15 +41,15 @@ class SlaveNote:
     ends: Mapping[tuple[str, int], int]
 
     @classmethod
-    def of(cls, node: BrokerNode, store: MessageStore) -> SlaveNote:
+    def of(cls, node: BrokerNode, store: MessageStore) -> SlaveProgress:
         return cls(_copies_of(node), {place: store.queue_max(*place) for place in store.queue_keys()})
 
 
-SlaveNotes = Mapping[Life, SlaveNote]
+AllSlaveProgress = Mapping[SimProcess, SlaveProgress]
 
 
 @dataclass(frozen=True, slots=True)
-class TableNote:
+class TableSnapshot:
     """The tables of one broker at one moment."""
 
     topics: Mapping[str, Any]
@@ -60,7 +60,7 @@ class TableNote:
     """The end of the log when each topic was deleted."""
 
     @classmethod
-    def of(cls, node: BrokerNode) -> TableNote:
+    def of(cls, node: BrokerNode) -> TableSnapshot:
         assert node.broker is not None
         tables = node.broker._tables
         return cls(
@@ -76,32 +76,38 @@ class TableHistory:
     """The recorded tables of the current master."""
 
     def __init__(self) -> None:
-        self._notes: deque[tuple[float, Life, TableNote, SlaveNotes]] = deque(maxlen=NOTES_MAX)
-        self._expected: tuple[float, TableNote, SlaveNote, TableNote] | None = None
+        self._notes: deque[tuple[float, SimProcess, TableSnapshot, AllSlaveProgress]] = deque(
+            maxlen=SNAPSHOTS_MAX
+        )
+        self._expected: tuple[float, TableSnapshot, SlaveProgress, TableSnapshot] | None = None
 
     def note(self, master: BrokerNode, slaves: Sequence[BrokerNode], now_s: float) -> None:
         """Records the tables of the master and the progress of its slaves; all of them must be running."""
-        assert master.life is not None
+        assert master.process is not None
         held = {
-            slave.life: SlaveNote.of(slave, slave.store) for slave in slaves if slave.life and slave.store
+            slave.process: SlaveProgress.of(slave, slave.store)
+            for slave in slaves
+            if slave.process and slave.store
         }
-        self._notes.append((now_s, master.life, TableNote.of(master), held))
+        self._notes.append((now_s, master.process, TableSnapshot.of(master), held))
 
-    def note_promotion(self, lost: BrokerNode, chosen: BrokerNode, *, now_s: float, saves_now: bool) -> None:
+    def record_promotion(
+        self, lost: BrokerNode, chosen: BrokerNode, *, now_s: float, saves_now: bool
+    ) -> None:
         """Computes what the slave must know as a master. The master is gone; the slave still runs.
         `saves_now`: it stops cleanly, on a disk that accepts its tables.
         """
         self._expected = None
-        if chosen.life is not None and chosen.store is not None:
+        if chosen.process is not None and chosen.store is not None:
             finished = _copies_of(chosen)
             if not saves_now:
                 saved = [held for at_s, _, _, held in self._notes if at_s <= now_s - SAVED_S]
-                known = saved[-1].get(chosen.life) if saved else None
+                known = saved[-1].get(chosen.process) if saved else None
                 finished = 0 if known is None else known.finished
-            for at_s, life, noted, slaves in reversed(self._notes):
-                held = slaves.get(chosen.life)
-                if life is lost.life and held is not None and finished >= held.finished + ROUNDS:
-                    self._expected = at_s, noted, held, TableNote.of(lost)
+            for at_s, process, noted, slaves in reversed(self._notes):
+                held = slaves.get(chosen.process)
+                if process is lost.process and held is not None and finished >= held.finished + ROUNDS:
+                    self._expected = at_s, noted, held, TableSnapshot.of(lost)
                     break
         self._notes.clear()
 
@@ -112,7 +118,7 @@ class TableHistory:
         moved on purpose. `stepped_s`: when a lower offset was last committed for a topic@group and queue.
         """
         assert master.store is not None
-        held = TableNote.of(master)
+        held = TableSnapshot.of(master)
         yield from _beyond_queues(master, held, master.store)
         if self._expected is None:
             return
@@ -125,7 +131,7 @@ class TableHistory:
                 if what == "topic" and noted.deleted.get(name) != last.deleted.get(name):
                     continue  # it was created again as before: the slave may know the deletion only
                 if newest.get(name) == config and ours.get(name) != config:
-                    yield f"{master.life} has {what} {name} as {ours.get(name)}, its master had {config}"
+                    yield f"{master.process} has {what} {name} as {ours.get(name)}, its master had {config}"
         moved = {group for group, end_s in moved_s.items() if end_s >= at_s}
         stepped = {place for place, step_s in stepped_s.items() if step_s >= at_s}
         yield from _lower_offsets(master, held, noted, slave, last, moved, stepped)
@@ -136,26 +142,26 @@ def _copies_of(slave: BrokerNode) -> int:
     return 0 if replica is None else replica.config_sync.whole_number
 
 
-def _beyond_queues(master: BrokerNode, held: TableNote, store: MessageStore) -> Iterator[str]:
+def _beyond_queues(master: BrokerNode, held: TableSnapshot, store: MessageStore) -> Iterator[str]:
     """Yields progress that is beyond the end of its queue."""
     for key, queues in held.offsets.items():
         topic = key.partition("@")[0]
         for queue_id, offset in queues.items():
             end = store.queue_max(topic, queue_id)
             if offset > end:
-                yield f"{master.life} opens with offset {offset} of {key}, queue {queue_id} ends at {end}"
+                yield f"{master.process} opens with offset {offset} of {key}, queue {queue_id} ends at {end}"
     for level, offset in held.levels.items():
         end = store.queue_max(SCHEDULE_TOPIC, level - 1)
         if offset > end:
-            yield f"{master.life} opens with delay level {level} at {offset}, its queue ends at {end}"
+            yield f"{master.process} opens with delay level {level} at {offset}, its queue ends at {end}"
 
 
 def _lower_offsets(
     master: BrokerNode,
-    held: TableNote,
-    noted: TableNote,
-    slave: SlaveNote,
-    last: TableNote,
+    held: TableSnapshot,
+    noted: TableSnapshot,
+    slave: SlaveProgress,
+    last: TableSnapshot,
     moved: Set[str],
     stepped: Set[tuple[str, int]],
 ) -> Iterator[str]:
@@ -176,11 +182,11 @@ def _lower_offsets(
             wanted = min(offset, newest, copied_to, master.store.queue_max(topic, queue_id))
             ours = held.offsets.get(key, {}).get(queue_id, 0)
             if ours < wanted:
-                yield f"{master.life} has offset {ours} of {key} queue {queue_id}, its master had {offset}"
+                yield f"{master.process} has offset {ours} of {key} queue {queue_id}, its master had {offset}"
     for level, offset in noted.levels.items():
         end = min(
             master.store.queue_max(SCHEDULE_TOPIC, level - 1), slave.ends.get((SCHEDULE_TOPIC, level - 1), 0)
         )
         ours = held.levels.get(level, 0)
         if ours < min(offset, last.levels.get(level, 0), end):
-            yield f"{master.life} has delay level {level} at {ours}, its master had {offset}"
+            yield f"{master.process} has delay level {level} at {ours}, its master had {offset}"

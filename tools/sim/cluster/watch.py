@@ -7,7 +7,7 @@ Strategy: the watch sees all nodes at once, which no member of a cluster can.
 from __future__ import annotations
 
 from sim.cluster.ledger import Fate, Ledger, Place, Sent
-from sim.cluster.loop import Life
+from sim.cluster.loop import SimProcess
 from sim.cluster.nodes import BrokerNode
 from sim.cluster.promises import Promises
 from sim.cluster.settings import PASSING_TOPIC, TOPIC, Group
@@ -38,15 +38,15 @@ class Watch:
         """The time of the first delivery, by group, place, offset and number."""
         self._retried_at: dict[tuple[str, int], float] = {}
         self._sessions: dict[object, int] = {}
-        self._topics_seen: dict[Life, tuple[int, bool, int]] = {}
-        self._acknowledged: dict[Life, int] = {}
-        self._committed: dict[tuple[Life, str, int], int] = {}
-        self._commits_seen: dict[str, tuple[Life, int]] = {}
+        self._topics_seen: dict[SimProcess, tuple[int, bool, int]] = {}
+        self._acknowledged: dict[SimProcess, int] = {}
+        self._committed: dict[tuple[SimProcess, str, int], int] = {}
+        self._commits_seen: dict[str, tuple[SimProcess, int]] = {}
         self._last_commits: dict[str, dict[tuple[str, int], int]] = {}
         """The last committed offsets, by the broker that received them: the master, whichever it is, or a
         slave by its name.
         """
-        self._given_twice: dict[int, set[int]] = {}
+        self._reused_offsets: dict[int, set[int]] = {}
         """For each queue, the offsets that a log lost and assigned again."""
         self.copies_lost_at = -1.0
         """The time at which a copy of the log was last cut by a power failure, or wiped."""
@@ -96,18 +96,18 @@ class Watch:
 
     # Consumers.
 
-    def on_handed_out(
-        self, group: Group, life: Life, session: object | None, message: ReceivedMessage
+    def on_delivered(
+        self, group: Group, process: SimProcess, session: object | None, message: ReceivedMessage
     ) -> None:
         """`session` identifies one assignment of a queue to one consumer; None if it is unknown."""
         world = self._world
         sent = self._ledger.find(message.body)
         offset, place = message.queue_offset, (message.record.topic, message.queue_id)
-        where = f"{life} got {place[0]}/{place[1]}:{offset}"
+        where = f"{process} got {place[0]}/{place[1]}:{offset}"
         if sent is None:
             world.findings.broken.append(f"{where}, which was never sent: {message.body[:40]!r}")
             return
-        if not group.wants(sent.tags):
+        if not group.matches(sent.tags):
             world.findings.broken.append(f"{where} with tag {sent.tags!r}, it wants {group.tags!r}")
         if session is not None:
             before = self._sessions.get(session, -1)
@@ -119,7 +119,7 @@ class Watch:
         first_s = self._handed.setdefault(key, now_s)
         if first_s < now_s:
             self._ledger.counts["duplicates"] += 1
-            if not world.had_trouble(first_s - EXCUSE_S, now_s):
+            if not world.had_fault(first_s - EXCUSE_S, now_s):
                 world.findings.broken.append(f"{where} at {first_s:.3f} and again without a reason")
 
     def reads_of(self, place: Place) -> list[Read]:
@@ -145,13 +145,13 @@ class Watch:
         progress = self._ledger.progress_of(group.name, (message.topic, message.queue_id))
         offset = message.queue_offset
         other = progress.at_offset.get(offset)
-        if other not in (None, sent.number) and not self._is_given_twice(message.queue_id, offset):
+        if other not in (None, sent.number) and not self._is_reused(message.queue_id, offset):
             self._world.findings.lost.append(
                 f"{group.name} had #{other} at {message.queue_id}:{offset}, now {sent}"
             )
         progress.finish(offset, sent.number)
 
-    def on_handed_back(self, group: Group, message: ReceivedMessage, begin_s: float) -> None:
+    def on_returned(self, group: Group, message: ReceivedMessage, begin_s: float) -> None:
         """Handles a message that the broker has accepted for a retry: it must deliver it to the group once
         more.
 
@@ -171,8 +171,8 @@ class Watch:
         if is_power_cut:
             self.on_copy_lost(node)
         for broker in self.brokers:
-            self._note_high(broker)
-        self._note_high(node)
+            self._record_highest(broker)
+        self._record_highest(node)
 
     def on_copy_lost(self, node: BrokerNode) -> None:
         """Records that bytes which this node acknowledged may be lost; its master need not know yet."""
@@ -180,7 +180,7 @@ class Watch:
         if node.broker is not None and node.broker.store is not None:
             self._ack_floor = max(self._ack_floor, node.broker.store.appended.value)
 
-    def _note_high(self, node: BrokerNode) -> None:
+    def _record_highest(self, node: BrokerNode) -> None:
         store = None if node.broker is None else node.broker.store
         if store is None:
             return
@@ -195,9 +195,9 @@ class Watch:
         acknowledge stay the same.
         """
         assert node.store is not None
-        self._note_given_again(node.store)
+        self._record_reused_offset(node.store)
 
-    def _is_given_twice(self, queue_id: int, offset: int) -> bool:
+    def _is_reused(self, queue_id: int, offset: int) -> bool:
         """Returns True if the offset was assigned twice. A master already serves while it tries to reach an
         unavailable name server; it does not count as open yet.
         """
@@ -207,13 +207,13 @@ class Watch:
                 continue
             if broker is not None and broker._duties is not None:
                 assert broker.store is not None
-                self._note_given_again(broker.store)
-        return offset in self._given_twice.get(queue_id, ())
+                self._record_reused_offset(broker.store)
+        return offset in self._reused_offsets.get(queue_id, ())
 
-    def _note_given_again(self, store: MessageStore) -> None:
+    def _record_reused_offset(self, store: MessageStore) -> None:
         for broker in self.brokers:
             # A slave may have received more after its master's death, and have served it.
-            self._note_high(broker)
+            self._record_highest(broker)
         for queue_id, high in self.queue_high.items():
             # Not its current end: sends may have been accepted since.
             low = store.queue_run_start(TOPIC, queue_id)
@@ -221,7 +221,7 @@ class Watch:
                 continue
             self._world.note(f"queue {queue_id} goes back from {high} to {low}")
             self._ledger.counts["offsets given twice"] += high - low
-            self._given_twice.setdefault(queue_id, set()).update(range(low, high))
+            self._reused_offsets.setdefault(queue_id, set()).update(range(low, high))
             self.queue_high[queue_id] = low
 
     # Servers.
@@ -230,22 +230,22 @@ class Watch:
         for node in self.brokers:
             if node.name == host_name and node.store is not None:
                 self._check_topics(node)
-                self._note_steps(node)
+                self._record_steps_back(node)
                 if node.broker_id == 0:
                     self._check_acks(node)
                     self._check_waits(node)
 
-    def _note_steps(self, node: BrokerNode) -> None:
+    def _record_steps_back(self, node: BrokerNode) -> None:
         """Records offsets that step back: the last commit is not always the highest. Consumers without their
         master commit at its slave; the commits at one master are compared with those at the next.
         """
         assert node.broker is not None
-        assert node.life is not None
+        assert node.process is not None
         table = node.broker._tables.offsets
         teller = "master" if node.broker_id == 0 else node.name
-        if self._commits_seen.get(teller) == (node.life, table._commits):
+        if self._commits_seen.get(teller) == (node.process, table._commits):
             return
-        self._commits_seen[teller] = node.life, table._commits
+        self._commits_seen[teller] = node.process, table._commits
         last_commits = self._last_commits.setdefault(teller, {})
         for key, queues in table.snapshot().offsets.items():
             for queue_id, offset in queues.items():
@@ -257,18 +257,18 @@ class Watch:
         """Checks that a table is never seen half replaced: a topic stays. A topic that a lost master reported
         only to this slave may go when another slave is promoted, once for each promotion.
         """
-        assert node.life is not None
+        assert node.process is not None
         assert node.broker is not None
         table = node.broker._tables.topics
-        count, had_ours, taken = self._topics_seen.get(node.life, (0, False, 0))
+        count, had_ours, taken = self._topics_seen.get(node.process, (0, False, 0))
         has_ours = table.get(TOPIC) is not None
         lasting = len(table) - (table.get(PASSING_TOPIC) is not None)
         promotions = self._ledger.counts["promotions"]
         if lasting < count and taken < promotions:
             taken = promotions
         elif lasting < count or (had_ours and not has_ours):
-            self._world.findings.broken.append(f"{node.life} has {lasting} topics, it had {count}")
-        self._topics_seen[node.life] = lasting, has_ours, taken
+            self._world.findings.broken.append(f"{node.process} has {lasting} topics, it had {count}")
+        self._topics_seen[node.process] = lasting, has_ours, taken
 
     def _check_acks(self, master: BrokerNode) -> None:
         """Checks that no acknowledgement exceeds what its slave holds."""
@@ -281,43 +281,43 @@ class Watch:
         newest = max(positions.values())
         if newest > max(stored, self._ack_floor):
             self._world.findings.broken.append(
-                f"{master.life} counts an acknowledgement of {newest}, slaves hold {stored} at most"
+                f"{master.process} counts an acknowledgement of {newest}, slaves hold {stored} at most"
             )
 
     def _check_waits(self, master: BrokerNode) -> None:
         """Checks that the acknowledgements known to a master only grow, and that no send waits beyond its
         time limit.
         """
-        assert master.life is not None
+        assert master.process is not None
         assert master.store is not None
         assert master.broker is not None
         assert master.broker._replica is not None
         highest = master.broker._replica.master._highest_acknowledged
-        if highest < self._acknowledged.get(master.life, 0):
-            self._world.findings.broken.append(f"{master.life} knew more acknowledgements than {highest}")
-        self._acknowledged[master.life] = highest
+        if highest < self._acknowledged.get(master.process, 0):
+            self._world.findings.broken.append(f"{master.process} knew more acknowledgements than {highest}")
+        self._acknowledged[master.process] = highest
         now_s = self._world.loop.time()
         deadline_s = master.store._replies.lines.next_deadline()
         is_late = deadline_s is not None and deadline_s < now_s - LATE_S
         if is_late and self._world.is_quiet_since(now_s - LATE_S):
             self._world.findings.broken.append(
-                f"{master.life}: a send waits, its time was up at {deadline_s}"
+                f"{master.process}: a send waits, its time was up at {deadline_s}"
             )
 
     def check_committed(self, master: BrokerNode) -> None:
         """Checks that committed offsets step back only after a fault."""
-        assert master.life is not None
+        assert master.process is not None
         assert master.broker is not None
         for key, queues in master.broker._tables.offsets.snapshot().offsets.items():
             for queue_id, offset in queues.items():
-                place = master.life, key, queue_id
+                place = master.process, key, queue_id
                 before = self._committed.get(place, 0)
                 if offset < before:
                     self._ledger.counts["commits stepping back"] += 1
                     if self._world.is_quiet_since(self._world.loop.time() - EXCUSE_S):
                         self._world.findings.broken.append(
-                            f"{master.life}: committed offset of {key} queue {queue_id} falls from {before} "
-                            f"to {offset} without a reason"
+                            f"{master.process}: committed offset of {key} queue {queue_id} falls from "
+                            f"{before} to {offset} without a reason"
                         )
                 self._committed[place] = offset
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from struct import Struct
 
-from sim.cluster.loop import Life
+from sim.cluster.loop import SimProcess
 from sim.cluster.network import OnBytes
 from sim.cluster.nodes import BrokerNode
 from sim.cluster.world import World
@@ -25,13 +25,13 @@ class ReplicationWire:
         self._world = world
         self._brokers = brokers
 
-    def watch(self, client: Life, server: Life) -> tuple[OnBytes, OnBytes]:
+    def watch(self, client: SimProcess, server: SimProcess) -> tuple[OnBytes, OnBytes]:
         """Returns the checkers of the slave's bytes and of the master's bytes."""
         reports = _Reports(self._world, self._node_of(client))
         return reports.feed, _Frames(self._world, server.name).feed
 
-    def _node_of(self, life: Life) -> BrokerNode | None:
-        return next((node for node in self._brokers if node.life is life), None)
+    def _node_of(self, process: SimProcess) -> BrokerNode | None:
+        return next((node for node in self._brokers if node.process is process), None)
 
 
 class _Reports:
@@ -53,12 +53,12 @@ class _Reports:
     def _check(self, offset: int) -> None:
         broken = self._world.findings.broken
         if offset < self._last:
-            broken.append(f"{self._slave and self._slave.life} reports {offset} after {self._last}")
+            broken.append(f"{self._slave and self._slave.process} reports {offset} after {self._last}")
         self._last = offset
         store = None if self._slave is None or self._slave.broker is None else self._slave.broker.store
         if store is not None and offset > store.appended.value:
             assert self._slave is not None
-            broken.append(f"{self._slave.life} reports {offset}, it holds {store.appended.value}")
+            broken.append(f"{self._slave.process} reports {offset}, it holds {store.appended.value}")
 
 
 class _Frames:
@@ -83,11 +83,11 @@ class _Frames:
                 step = min(_HEAD.size - len(self._head), len(data) - position)
                 self._head += data[position : position + step]
                 if len(self._head) == _HEAD.size:
-                    self._take_head(*_HEAD.unpack(self._head))
+                    self._check_head(*_HEAD.unpack(self._head))
                     self._head = b""
             position += step
 
-    def _take_head(self, offset: int, size: int) -> None:
+    def _check_head(self, offset: int, size: int) -> None:
         settings = self._world.settings
         file_bytes = settings.commit_log_file_bytes
         batch_bytes = max(settings.transfer_bytes_max, TANDEM_BODY_BYTES_MAX)  # TandemMQ slaves only

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from sim.cluster.loop import Life, SimClock, SimLoop
+from sim.cluster.loop import SimClock, SimLoop, SimProcess
 from sim.cluster.network import Fabric
 from sim.cluster.settings import Settings
 from sim.dice import Dice
@@ -45,7 +45,7 @@ class World:
         self.clock = SimClock(loop)
         self.findings = Findings()
         self.trace: list[str] = []
-        self.dead: list[Life] = []
+        self.dead: list[SimProcess] = []
         self.troubles: list[float] = [0.0]
         self.is_clock_set = False
         """True once a wall clock was stepped: times from different moments can no longer be compared."""
@@ -79,13 +79,13 @@ class World:
         """Returns True if no fault was injected since then."""
         return self.troubles[-1] < at_s
 
-    def had_trouble(self, begin_s: float, end_s: float) -> bool:
+    def had_fault(self, begin_s: float, end_s: float) -> bool:
         """Returns True if a fault was injected within that time."""
         return any(begin_s <= at_s <= end_s for at_s in self.troubles)
 
-    def spawn(self, life: Life, coro: Coroutine[Any, Any, Any], name: str) -> Any:
+    def spawn(self, process: SimProcess, coro: Coroutine[Any, Any, Any], name: str) -> Any:
         """Runs a coroutine as a task of that process."""
-        return self.loop.create_task(coro, name=name, context=life.context)
+        return self.loop.create_task(coro, name=name, context=process.context)
 
     async def until(self, is_met: Callable[[], object], timeout_s: float, step_s: float = 0.1) -> bool:
         """Waits for a condition; returns True as soon as it is met, False at the time limit."""

@@ -15,7 +15,7 @@ import math
 from sim.cluster import checkers
 from sim.cluster.cluster import START_TIMEOUT_S, Cluster
 from sim.cluster.ledger import Sent
-from sim.cluster.loop import Life
+from sim.cluster.loop import SimProcess
 from sim.cluster.nodes import BrokerNode, Node
 from sim.cluster.promises import Loss, Promises
 from sim.cluster.settings import BROKER_NAME, TOPIC
@@ -61,40 +61,40 @@ class ElectedWatch(Watch):
     def __init__(self, cluster: ElectedCluster) -> None:
         super().__init__(cluster.world, cluster.ledger, cluster.promises)
         self.cluster = cluster
-        self._with_topic: set[Life] = set()
+        self._with_topic: set[SimProcess] = set()
 
     def _check_copies(self, sent: Sent) -> None:
         """Checks that every member of the set has the message, if no fault occurred since it was sent."""
         holders = [node.name for node in self.brokers if holds(node, sent)]
-        is_quiet = self._world.is_quiet_since(sent.sent_at) and not self.cluster.is_record_old
+        is_quiet = self._world.is_quiet_since(sent.sent_at) and not self.cluster.is_record_rolled_back
         wanted = len(self.cluster.leader.members) if is_quiet and self.cluster.leader.leads else 1
         if len(holders) < wanted:
             self._world.findings.lost.append(
                 f"{sent} was acknowledged with {wanted} copies wanted and {holders} holding one"
             )
-        self.cluster.note_acknowledged()
+        self.cluster.on_acknowledged()
 
     def _check_topics(self, node: BrokerNode) -> None:
         """Checks that a topic whose creation was answered stays. A topic that a lost master created by
         itself, such as that of a group's retries, may have reached this slave and not the next master, which
         creates it again.
         """
-        assert node.life is not None
+        assert node.process is not None
         assert node.broker is not None
         has_ours = node.broker._tables.topics.get(TOPIC) is not None
-        if node.life in self._with_topic and not has_ours:
-            self._world.findings.broken.append(f"{node.life} has no topic {TOPIC} any more")
+        if node.process in self._with_topic and not has_ours:
+            self._world.findings.broken.append(f"{node.process} has no topic {TOPIC} any more")
         if has_ours:
-            self._with_topic.add(node.life)
+            self._with_topic.add(node.process)
 
     def _after_delivery(self, host_name: str) -> None:
-        self.cluster.note_roles()
-        self.cluster.check_meetings(host_name)
+        self.cluster.check_roles()
+        self.cluster.check_handshakes(host_name)
         for node in self.brokers:
             if node.name == host_name and node.store is not None:
                 self._check_topics(node)
                 if node.broker_id == 0:
-                    self._note_steps(node)
+                    self._record_steps_back(node)
 
 
 class ElectedCluster(Cluster):
@@ -124,11 +124,11 @@ class ElectedCluster(Cluster):
         self._term = 0
         self._lost_at_s = math.nan
         self._was_alone = False
-        self.is_record_old = False
-        """True if the controllers may have told the master of a set of an earlier moment."""
+        self.is_record_rolled_back = False
+        """True if the controllers may have reported an earlier set to the master."""
         self._may_part = False
         """True if two masters may have acknowledged messages alone: an operator discards the log of one."""
-        self._met: dict[ElectedNode, object] = {}
+        self._handshakes: dict[ElectedNode, object] = {}
         wanted = settings.fault_names
         self._foreign: ForeignGroup | None = None
         if "foreign disk" in wanted or (not wanted and FAULTS["foreign disk"]):
@@ -170,20 +170,20 @@ class ElectedCluster(Cluster):
 
     # The leader.
 
-    def note_roles(self) -> None:
+    def check_roles(self) -> None:
         """Checks the roles of all brokers; called after each delivery of the network."""
         writers = [node for node in self.brokers_made if node.may_write]
         if len(writers) > 1:
-            names = " and ".join(f"{node.life} in term {node.epoch}" for node in writers)
+            names = " and ".join(f"{node.process} in term {node.epoch}" for node in writers)
             self.world.findings.broken.append(f"two masters: {names} take messages")
         for node in writers:
             if node.epoch > self._term and node.store is not None:
-                self._note_office(node, node.store)
+                self._check_new_master(node, node.store)
 
-    def _note_office(self, node: ElectedNode, store: MessageStore) -> None:
+    def _check_new_master(self, node: ElectedNode, store: MessageStore) -> None:
         self._term = node.epoch
         now_s = self.world.loop.time()
-        self.world.note(f"{node.life} leads in term {node.epoch}, log ends at {store.max_log_offset}")
+        self.world.note(f"{node.process} leads in term {node.epoch}, log ends at {store.max_log_offset}")
         self.ledger.counts["terms"] += 1
         self.world.trouble()
         self.promises.on_switched(now_s)
@@ -198,7 +198,7 @@ class ElectedCluster(Cluster):
             self.watch.on_master_open(node)
         checkers.check_stored(self.world, self.ledger, self.promises, node)
 
-    def note_acknowledged(self) -> None:
+    def on_acknowledged(self) -> None:
         """Handles an accepted message: a lost master has been replaced."""
         lost_at_s, self._lost_at_s = self._lost_at_s, math.nan
         if math.isnan(lost_at_s):
@@ -218,14 +218,14 @@ class ElectedCluster(Cluster):
         self.watch.on_copy_lost(node)
         self._flushed.pop(node, None)
         self.world.has_old_copies = True
-        node.put_in(image)
+        node.insert_disk(image)
         self.world.note(f"{node.name} has another disk")
 
-    def note_old_record(self) -> None:
+    def on_record_rolled_back(self) -> None:
         """Handles a controller's disk that was rolled back or emptied."""
-        self.is_record_old = True
+        self.is_record_rolled_back = True
 
-    def _note_record(self) -> None:
+    def _check_record(self) -> None:
         """Checks whether the controllers' record matches the brokers again."""
         for controller in self.controllers:
             if not controller.is_leader or controller.server is None:
@@ -235,7 +235,7 @@ class ElectedCluster(Cluster):
                 self.leader.epoch,
                 self.leader.members,
             ):
-                self.is_record_old = False
+                self.is_record_rolled_back = False
 
     # Losses.
 
@@ -246,8 +246,8 @@ class ElectedCluster(Cluster):
         if node is self.master:
             now_s = self.world.loop.time()
             self._lost_at_s = now_s
-            self._note_record()
-            if self.is_record_old and len(self.leader.members) <= 1:
+            self._check_record()
+            if self.is_record_rolled_back and len(self.leader.members) <= 1:
                 self.ledger.counts["losses of a master alone with an old record"] += 1
                 self.promises.on_old_record(now_s)
                 self._was_alone = self._may_part = True
@@ -271,7 +271,7 @@ class ElectedCluster(Cluster):
         while True:
             await self.world.clock.sleep(1.0)
             self._check_logs()
-            self._note_record()
+            self._check_record()
             for node in self.brokers_made:
                 if node.halt_reason and self._may_part:
                     self.ledger.counts["slaves replaced"] += 1
@@ -280,11 +280,11 @@ class ElectedCluster(Cluster):
                     node.wipe()
                     node.start()
                 elif node.halt_reason and not node.has_foreign_disk:
-                    self.world.findings.broken.append(f"{node.life} has halted: {node.halt_reason}")
+                    self.world.findings.broken.append(f"{node.process} has halted: {node.halt_reason}")
             if self.leader.may_write:
                 self.watch.check_committed(self.leader)
 
-    def check_meetings(self, host_name: str) -> None:
+    def check_handshakes(self, host_name: str) -> None:
         """Checks that a slave that starts to copy, or enters the set, has its master's bytes at that
         moment.
         """
@@ -297,10 +297,10 @@ class ElectedCluster(Cluster):
             connection = node.copy_connection
             if connection is None or node.store is None:
                 continue
-            met = (leader.life, node.life, connection, node.server.broker_id in leader.members)
-            if self._met.get(node) == met:
+            met = (leader.process, node.process, connection, node.server.broker_id in leader.members)
+            if self._handshakes.get(node) == met:
                 continue
-            self._met[node] = met
+            self._handshakes[node] = met
             self.ledger.counts["meetings compared"] += 1
             self._compare(leader.store, node)
 
@@ -310,7 +310,9 @@ class ElectedCluster(Cluster):
         end = min(store.max_log_offset, node.store.max_log_offset)
         difference = checkers.first_difference(store, node.store, begin, end)
         if difference is not None:
-            self.world.findings.broken.append(f"{node.life} differs from {self.leader.life} at {difference}")
+            self.world.findings.broken.append(
+                f"{node.process} differs from {self.leader.process} at {difference}"
+            )
 
     def _check_logs(self) -> None:
         """Checks that every copying slave has the bytes of its master."""
@@ -358,7 +360,7 @@ class ElectedCluster(Cluster):
     async def stop(self) -> None:
         clients: list[Node] = [*self.workers, *self.consumers, *self.producers]
         for node in (*clients, *self.slaves, self.master, *self.controllers, *self.name_servers):
-            await node.end_in_order()
+            await node.stop_cleanly()
 
     async def restart_alone(self) -> None:
         """Starts everything once more, controllers first: the group must find a master that has
@@ -370,4 +372,4 @@ class ElectedCluster(Cluster):
         await self._expect(self.is_level, START_TIMEOUT_S, "the group has no whole set again")
         checkers.check_stored(self.world, self.ledger, self.promises, self.master)
         for node in (*self.slaves, self.master, *self.controllers):
-            await node.end_in_order()
+            await node.stop_cleanly()

@@ -65,7 +65,7 @@ class ForeignWriter(ClientNode):
                 await producer.send(Message(TOPIC, b"x" * size))
                 count += 1
             except TandemError as error:
-                self.world.note(f"{self.life}: {error}")
+                self.world.note(f"{self.process}: {error}")
                 await self.clock.sleep(0.5)
         await producer.close()
         await instance.close()
@@ -111,7 +111,7 @@ class ForeignGroup:
         if not await world.until(lambda: self._writer.has_written, FOREIGN_TIMEOUT_S):
             world.findings.broken.append("the foreign group takes no messages")
         for node in (self._writer, *self._brokers, self._controller, self._name_server):
-            await node.end_in_order()
+            await node.stop_cleanly()
         for broker in self._brokers:
             if broker.server is not None:
                 self._images[broker.server.broker_id] = broker.image

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from sim.cluster.clients import ClientNode
-from sim.cluster.faults import LEVEL_TIMEOUT_S, Fault, Kind, Trouble
+from sim.cluster.faults import LEVEL_TIMEOUT_S, Fault, FaultInjector, Kind
 from sim.cluster.nodes import Node
 from sim.elected.cluster import ElectedCluster
 from sim.elected.disks import Backups
@@ -32,14 +32,14 @@ class OperatorNode(ClientNode):
         try:
             facts = await hand_over(instance.remoting, self.address, self.target)
         except RequestRejected as error:
-            self.world.note(f"{self.life}: nothing is handed over to {self.target}: {error}")
+            self.world.note(f"{self.process}: nothing is handed over to {self.target}: {error}")
             self._ledger.counts["hand-overs refused"] += 1
         except TandemError as error:
             # The old master closes its connections when its role changes.
-            self.world.note(f"{self.life}: no answer about {self.target}: {error}")
+            self.world.note(f"{self.process}: no answer about {self.target}: {error}")
             self._ledger.counts["hand-overs without an answer"] += 1
         else:
-            self.world.note(f"{self.life}: handed over to {facts.master_id} in term {facts.master_epoch}")
+            self.world.note(f"{self.process}: handed over to {facts.master_id} in term {facts.master_epoch}")
             self._ledger.counts["hand-overs"] += 1
         self.is_done = True
 
@@ -48,7 +48,7 @@ class OperatorNode(ClientNode):
             await self._instance.close()
 
 
-class ElectedTrouble(Trouble):
+class ElectedFaultInjector(FaultInjector):
     """Random faults for elected brokers and their controllers."""
 
     weights: ClassVar[Mapping[str, int]] = FAULTS
@@ -76,11 +76,11 @@ class ElectedTrouble(Trouble):
             Fault("foreign disk", Kind.COPY, self._foreign_disk),
         )
 
-    async def _happen_alone(self, fault: Fault) -> None:
+    async def _inject_alone(self, fault: Fault) -> None:
         for node in (*self._cluster.controllers, *self._cluster.brokers_made):
             if self._dice.happens(BACKUP_PERCENT):
                 self._backups.take(node)
-        await super()._happen_alone(fault)
+        await super()._inject_alone(fault)
 
     async def _hand_over(self) -> None:
         leader, operator = self._cluster.leader, self._operator
@@ -91,10 +91,10 @@ class ElectedTrouble(Trouble):
         operator.target = self._dice.pick(others)
         operator.start()
         await self._world.until(lambda: operator.is_done, HAND_OVER_S_MAX)
-        await operator.end_in_order()
+        await operator.stop_cleanly()
         await self._pause(100, 3_000)
         if leader.server is not None:
-            self._cluster.ledger.counts["sends passed on"] += leader.server._forwarding.count
+            self._cluster.ledger.counts["forwarded sends"] += leader.server._forwarding.count
 
     async def _lose_controller(self) -> None:
         controllers = self._cluster.controllers
@@ -123,9 +123,9 @@ class ElectedTrouble(Trouble):
         await self._pause(0, 5_000)
         if node.is_running:
             return  # another fault was quicker
-        node.put_in(image)
+        node.insert_disk(image)
         self._world.note(f"{node.name} has the disk of an earlier moment")
-        self._cluster.note_old_record()
+        self._cluster.on_record_rolled_back()
         await self._pause(0, 2_000)
         node.start()
 
@@ -146,8 +146,8 @@ class ElectedTrouble(Trouble):
         await self._pause(200, 3_000)
         for controller, image in zip(controllers, images, strict=True):
             await self._end(controller)
-            controller.put_in(image)
-            cluster.note_old_record()
+            controller.insert_disk(image)
+            cluster.on_record_rolled_back()
             controller.start()
         await self._pause(0, self._dice.pick((1_000, 8_000)))
         if self._dice.happens(40):
@@ -165,10 +165,10 @@ class ElectedTrouble(Trouble):
         if node.is_running:
             return
         node.wipe()
-        self._cluster.note_old_record()
+        self._cluster.on_record_rolled_back()
         node.start()
         # A group that the controllers do not know and that has no master waits for an operator.
-        await self._world.until(lambda: not self._cluster.is_record_old, ADOPTED_S_MAX)
+        await self._world.until(lambda: not self._cluster.is_record_rolled_back, ADOPTED_S_MAX)
 
     async def _swap_controllers(self) -> None:
         """Starts a controller with the directory of another one, which it must refuse; then restores
@@ -181,15 +181,15 @@ class ElectedTrouble(Trouble):
         other = self._dice.pick([one for one in controllers if one is not node])
         await self._end(node)
         own = node.image.clone()
-        node.put_in(other.image.clone())
+        node.insert_disk(other.image.clone())
         node.has_foreign_disk, node.refusal = True, ""
         self._world.note(f"{node.name} has the disk of {other.name}")
         node.start()
         if not await self._world.until(lambda: node.refusal, REFUSAL_S_MAX):
-            self._world.findings.broken.append(f"{node.life} runs with the disk of {other.name}")
+            self._world.findings.broken.append(f"{node.process} runs with the disk of {other.name}")
         node.kill()
         node.has_foreign_disk = False
-        node.put_in(own)
+        node.insert_disk(own)
         node.start()
 
     async def _restore_broker(self) -> None:
@@ -212,7 +212,7 @@ class ElectedTrouble(Trouble):
         if image is None or len(brokers) < 2 or not all(one.is_running for one in brokers):
             return
         for one in brokers if self._dice.happens(50) else brokers[::-1]:
-            one.kill() if self._dice.happens(70) else await one.end_in_order()
+            one.kill() if self._dice.happens(70) else await one.stop_cleanly()
         self._cluster.put_back(node, image)
         node.start()
         await self._pause(0, self._dice.pick((1_000, 20_000)))
@@ -239,13 +239,13 @@ class ElectedTrouble(Trouble):
         while world.loop.time() < end_s and not world.findings:
             await self._pause(100, 100)
             if node.copy_connection is not None:
-                world.findings.broken.append(f"{node.life} copies with the disk of another cluster")
+                world.findings.broken.append(f"{node.process} copies with the disk of another cluster")
             if node.leads:
-                world.findings.broken.append(f"{node.life} leads with the disk of another cluster")
+                world.findings.broken.append(f"{node.process} leads with the disk of another cluster")
         node.kill()
         node.has_foreign_disk = False
         cluster.put_back(node, own)
         node.start()
 
     async def _end(self, node: Node) -> None:
-        node.kill() if self._dice.happens(50) else await node.end_in_order()
+        node.kill() if self._dice.happens(50) else await node.stop_cleanly()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.cluster.loop import Life
+from sim.cluster.loop import SimProcess
 from sim.cluster.nodes import ROOT, BrokerNode, DiskNode
 from sim.cluster.world import World
 from tandemmq.broker.autoswitch.elected import ElectedBroker
@@ -38,13 +38,13 @@ class ControllerNode(DiskNode):
 
     def start(self) -> None:
         self._image = self.image
-        life = self.begin_life()
+        process = self.begin_process()
         self.server = None
-        self.world.note(f"{life} starts")
+        self.world.note(f"{process} starts")
         self.begin_disk()
-        self.world.spawn(life, self._boot(life), "boot")
+        self.world.spawn(process, self._boot(process), "boot")
 
-    async def _boot(self, life: Life) -> None:
+    async def _boot(self, process: SimProcess) -> None:
         options = ControllerOptions(
             peers=";".join(f"{peer.name}-{peer.address}" for peer in self.peers),
             self_id=self.name,
@@ -63,12 +63,12 @@ class ControllerNode(DiskNode):
             )
             await self.server.start()
         except TandemError as error:
-            if life.is_alive and not self.has_foreign_disk:
+            if process.is_alive and not self.has_foreign_disk:
                 self.on_fatal(error)
             self.refusal = str(error)
             await self.stop_server()
         except Exception as error:  # noqa: BLE001 (any error is a finding)
-            if life.is_alive:
+            if process.is_alive:
                 self.on_fatal(error)
 
     async def stop_server(self) -> None:
@@ -143,7 +143,7 @@ class ElectedNode(BrokerNode):
         self.server = None
         super().start()
 
-    async def _boot(self, life: Life) -> None:
+    async def _boot(self, process: SimProcess) -> None:
         try:
             server = self.server = ElectedBroker(
                 self._broker_options(),
@@ -158,14 +158,14 @@ class ElectedNode(BrokerNode):
             )
             await server.start()
         except Exception as error:  # noqa: BLE001 (any error is a finding)
-            if life.is_alive:
+            if process.is_alive:
                 self.on_fatal(error)
             return
-        if life.is_alive:
+        if process.is_alive:
             self.is_open = True
             assert server.store is not None
             low, high = server.store.min_log_offset, server.store.max_log_offset
-            self.world.note(f"{life} is open as id {server.broker_id}, log {low}..{high}")
+            self.world.note(f"{process} is open as id {server.broker_id}, log {low}..{high}")
             self.on_open(self)
 
     async def stop_server(self) -> None:

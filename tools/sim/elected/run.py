@@ -1,4 +1,4 @@
-"""`python -m sim.elected.run`: runs many random lives of a cluster whose brokers are elected.
+"""`python -m sim.elected.run`: runs many random histories of a cluster whose brokers are elected.
 
 The last line is `SIM OK seeds=N ...` or `SIM FAILED ...`, as in `sim.cluster.run`.
 """
@@ -11,12 +11,12 @@ from functools import partial
 from sim.cluster.run import run_many, run_one
 from sim.cluster.simulation import Kind
 from sim.elected.cluster import ElectedCluster
-from sim.elected.faults import ElectedTrouble
+from sim.elected.faults import ElectedFaultInjector
 from sim.elected.settings import draw_elected
 from sim.seeds import run_command
 
 MODULE = "sim.elected.run"
-ELECTED = Kind(draw_elected, ElectedCluster, ElectedTrouble)
+ELECTED = Kind(draw_elected, ElectedCluster, ElectedFaultInjector)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -26,7 +26,7 @@ from sim.dice import Dice
 from sim.fuzz.corpus import HA_REPORT, prologue_of, reports, requests_of
 from sim.fuzz.mutate import fence, flip, mutate
 from sim.fuzz.victims import Victim, Victims, victims
-from sim.seeds import progress_on, say
+from sim.seeds import print_text, progress_on
 from tandemmq.protocol.catalogue import ServingRole
 from tandemmq.protocol.frame import FrameDecoder, encode_frame
 
@@ -183,15 +183,15 @@ class Target:
         try:
             ended = await self.run_batch(Dice(crc32(f"{seed}/{self.name}/{batch}".encode())))
         except OSError as error:
-            self._note(batch, f"no connection: {error}")
+            self._record_crash(batch, f"no connection: {error}")
             return
         self.frame_count += ended.frame_count
         self.hang_up_count += ended.is_closed_by_server
         if ended.is_silent:
-            self._note(batch, "no answer to a request behind the batch")
+            self._record_crash(batch, "no answer to a request behind the batch")
         fault = self.victim.fault()
         if fault is not None:
-            self._note(batch, fault)
+            self._record_crash(batch, fault)
 
     def check_memory(self) -> str:
         """Returns a line with the memory growth; too much counts as a crash."""
@@ -205,7 +205,7 @@ class Target:
             f"hung_up={self.hang_up_count} resident={self.early_mib}..{now_mib} MiB"
         )
 
-    def _note(self, batch: int, text: str) -> None:
+    def _record_crash(self, batch: int, text: str) -> None:
         replay = f"--target {self.name} --batch {batch}"
         self.crashes.append(f"{self.name} batch {batch}: {text}\n  replay with: {replay}")
 
@@ -231,13 +231,13 @@ async def fuzz(seed: int, frame_count: int, directory: Path, console: Console) -
             for target in targets:
                 share = frame_count * target.percent // 100
                 bar = progress.add_task(target.name, total=share)
-                group.create_task(target.run(seed, share, partial(_show, progress, bar)))
+                group.create_task(target.run(seed, share, partial(_update_progress, progress, bar)))
         for target in targets:
-            say(console, target.check_memory())
+            print_text(console, target.check_memory())
         return targets
 
 
-def _show(progress: Progress, bar: TaskID, done: int) -> None:
+def _update_progress(progress: Progress, bar: TaskID, done: int) -> None:
     progress.update(bar, completed=done)
 
 
@@ -253,9 +253,9 @@ def report(targets: list[Target], seed: int, console: Console) -> int:
     """Prints the verdict and returns the exit code."""
     crashes = [text for target in targets for text in target.crashes]
     for text in crashes[:CRASHES_SHOWN]:
-        say(console, text)
+        print_text(console, text)
     counts = f"frames={sum(target.frame_count for target in targets)} crashes={len(crashes)}"
-    say(console, f"FUZZ OK {counts}" if not crashes else f"FUZZ FAILED {counts} seed={seed}")
+    print_text(console, f"FUZZ OK {counts}" if not crashes else f"FUZZ FAILED {counts} seed={seed}")
     return 1 if crashes else 0
 
 

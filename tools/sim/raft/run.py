@@ -1,4 +1,4 @@
-"""`python -m sim.raft.run`: runs many random lives of a Raft group, and reports violated rules.
+"""`python -m sim.raft.run`: runs many random histories of a Raft group, and reports violated rules.
 
 The last line is `RAFT OK seeds=N confirmed=N leaders=N`, or `RAFT FAILED ...`. After a failure the lines
 before it contain the commands that replay the failed seeds, and the exit code is 1. With --seed K --trace one
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 
 from sim.raft.simulation import SeedResult, run_seed
-from sim.seeds import Life, new_processes, progress_on, run_command, without_logging
+from sim.seeds import SeedRun, new_processes, progress_on, run_command, without_logging
 
 FAILED_SEEDS_SHOWN = 10
 
@@ -74,13 +74,13 @@ def run_many(seeds: range, console: Console) -> Summary:
     return summary
 
 
-def run_one(seed: int) -> Life:
+def run_one(seed: int) -> SeedRun:
     """Runs one seed."""
     with without_logging():
         result = run_seed(seed)
     summary = Summary()
     summary.add(result)
-    return Life(trace=result.trace, findings=result.findings, report=summary)
+    return SeedRun(trace=result.trace, findings=result.findings, report=summary)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -120,7 +120,7 @@ class Server:
         self._files: RaftFiles | None = None
         self._inbox: deque[Callable[[RaftNode], list[Effect]]] = deque()
         self._is_busy = False
-        self._life = 0
+        self._start_count = 0
         self._tick_at = 0.0
         self._rate = 0.95 + world.dice.below(101) / 1000
         self._offset_ms = world.dice.below(10_000_000)
@@ -134,7 +134,7 @@ class Server:
 
     def start(self) -> None:
         world = self._world
-        self._life += 1
+        self._start_count += 1
         self._inbox.clear()
         self._is_busy = False
         self._disk = SimDisk(
@@ -181,7 +181,7 @@ class Server:
         self._backups.clear()
         self.is_replaced = True
 
-    def spare(self) -> None:
+    def cancel_planned_faults(self) -> None:
         """Cancels the faults that were planned for it."""
         self.paused_until_ms = min(self.paused_until_ms, self._world.now_ms)
         if self._disk is not None:
@@ -198,7 +198,7 @@ class Server:
         assert self._disk is not None
         self._image = self._disk.left or self._image
         self._disk = self._files = self.node = None
-        self._life += 1
+        self._start_count += 1
         self.writes.clear()
         self.reads.clear()
         self._world.note(f"{self.name} is down")
@@ -235,10 +235,10 @@ class Server:
         self._plan_tick()
 
     def _after(self, delay_ms: float, fn: Callable[[], None]) -> None:
-        life = self._life
+        started = self._start_count
 
         def run() -> None:
-            if life == self._life:
+            if started == self._start_count:
                 fn()
 
         self._world.later(delay_ms, run)
@@ -431,7 +431,7 @@ class World:
 
     def _replace_disk(self) -> None:
         """Gives one server an earlier disk, or an empty one, while all others run."""
-        server = self._someone()
+        server = self._pick_server()
         others = [one for one in self.servers.values() if one is not server]
         is_spared = not server.is_up or any(not one.is_up for one in others)
         node = server.node
@@ -439,16 +439,16 @@ class World:
             return
         self._links.clear()
         for one in others:
-            one.spare()
+            one.cancel_planned_faults()
         self._fault_round += 1
         is_lost = self.dice.happens(30)
         self.counts["lost disks" if is_lost else "restored disks"] += 1
         self.note(f"{server.name} gets {'an empty' if is_lost else 'an older'} disk")
         server.replace_disk(is_lost=is_lost)
         self._catching_up, self._catch_up_ends_ms = server, self.now_ms + CATCH_UP_MS
-        self.later(20, self._look_at_catching_up)
+        self.later(20, self._track_catch_up)
 
-    def _look_at_catching_up(self) -> None:
+    def _track_catch_up(self) -> None:
         server = self._catching_up
         assert server is not None
         if server.node is not None and server.node.is_proven:
@@ -458,16 +458,16 @@ class World:
         elif self.now_ms > self._catch_up_ends_ms:
             raise Broken(f"{server.name} does not take part again with its older disk")
         else:
-            self.later(20, self._look_at_catching_up)
+            self.later(20, self._track_catch_up)
 
-    def _someone(self) -> Server:
+    def _pick_server(self) -> Server:
         """Returns any server, more often the leader."""
         servers = list(self.servers.values())
         leaders = [server for server in servers if server.node and server.node.role is RaftRole.LEADER]
         return self.dice.pick(leaders if leaders and self.dice.happens(50) else servers)
 
     def _crash_one(self) -> None:
-        server = self._someone()
+        server = self._pick_server()
         is_power_cut = self.dice.happens(60)
         if server.is_up and self.dice.happens(50):
             self.note(f"{server.name} will crash in a write")
@@ -483,15 +483,15 @@ class World:
                 server.crash(is_power_cut=True)
 
     def _fail_sync(self) -> None:
-        server = self._someone()
+        server = self._pick_server()
         if server.is_up:
             server.fail_sync(drops_pages=self.dice.happens(50))
 
     def _slow_disk(self) -> None:
-        self._someone().disk_ms_max = self.dice.pick((4, 60, 600))
+        self._pick_server().disk_ms_max = self.dice.pick((4, 60, 600))
 
     def _pause(self) -> None:
-        server = self._someone()
+        server = self._pick_server()
         pause_ms = self.dice.between(50, 2500)
         self.note(f"{server.name} pauses for {pause_ms} ms")
         server.paused_until_ms = self.now_ms + pause_ms
@@ -560,7 +560,7 @@ class World:
             self.link(server.name, name).is_cut = not to_it_only
         self.later(self.dice.between(600, 2500), self._join)
 
-    def _take_voters(self) -> None:
+    def _isolate_voters(self) -> None:
         """Cuts one server off from the leader, and restarts others that are cut off, too."""
         leader = self._leader()
         if leader is None:
@@ -569,17 +569,17 @@ class World:
         if names:
             self.link(leader.name, names[0]).is_cut = True
             for name in names[1:]:
-                self._later_fault(1000, partial(self._take_voter, leader.name, name))
+                self._later_fault(1000, partial(self._isolate_voter, leader.name, name))
             self.later(2500, self._join)
 
-    def _take_voter(self, leader: str, name: str) -> None:
+    def _isolate_voter(self, leader: str, name: str) -> None:
         if self.servers[name].is_up:
             self.link(leader, name).is_cut = True
             self.counts["crashes"] += 1
             self.servers[name].crash(is_power_cut=False, back_in_ms=1)
 
     def _hand_over(self, server: Server | None = None) -> None:
-        server, target = server or self._someone(), self.dice.pick(list(self.servers))
+        server, target = server or self._pick_server(), self.dice.pick(list(self.servers))
 
         def step(node: RaftNode) -> list[Effect]:
             refusal, effects = node.hand_over(target, server.local_ms())
@@ -591,7 +591,7 @@ class World:
         server.do(step)
 
     def _change_members(self) -> None:
-        server = self._someone()
+        server = self._pick_server()
         node = server.node
         if node is None:
             return
@@ -657,7 +657,7 @@ class World:
 
     def _client(self) -> None:
         """Sends requests to a server, which need not be the leader."""
-        server = self._someone()
+        server = self._pick_server()
         if self.dice.happens(60):
             self._write(server)
         else:
@@ -789,7 +789,7 @@ _FAULTS: tuple[Callable[[World], None], ...] = (
     World._depose,
     World._bad_links,
     World._blind_hand_over,
-    World._take_voters,
+    World._isolate_voters,
     World._hand_over,
     World._change_members,
     World._change_members,

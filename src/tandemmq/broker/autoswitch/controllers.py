@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
 from tandemmq.api import controller as api
-from tandemmq.api.controller import ControllerHeartbeat, MasterFacts, vouch
+from tandemmq.api.controller import ControllerHeartbeat, MasterFacts, send_peer_lease
 from tandemmq.broker.autoswitch.identity import GroupIdentity
 from tandemmq.broker.options import ElectionOptions
 from tandemmq.errors import ClientError, NotLeader, RequestRejected, TandemError
@@ -230,7 +230,9 @@ class Heartbeats:
             period_s = self._options.heartbeat_ms / 1000
             try:
                 timeout_s = self._options.heartbeat_timeout_ms / 1000
-                answer = await api.beat(self._client, address, self._make(), timeout_s=timeout_s)
+                answer = await api.send_controller_heartbeat(
+                    self._client, address, self._make(), timeout_s=timeout_s
+                )
                 if answer.master_epoch is None:
                     period_s = max(period_s, OTHERS_PERIOD_S)
                 self._on_answer(answer, sent_s)
@@ -359,7 +361,7 @@ class Promise:
                 self._until_s = max(self._until_s, begun_s + PROMISE_S)
             answer: VouchResponse | None = None
             try:
-                answer = await vouch(self._client, address, make(token), timeout_s=TIMEOUT_S)
+                answer = await send_peer_lease(self._client, address, make(token), timeout_s=TIMEOUT_S)
             except (ClientError, RequestRejected):
                 pass  # unreachable, or it serves another term
             is_first = token is None

@@ -28,7 +28,7 @@ from tandemmq.api.controller import (
     controller_signer,
     read_master_notice,
 )
-from tandemmq.api.replica import find_master_place
+from tandemmq.api.replica import find_master_position
 from tandemmq.broker.access.service import own_credentials, warn_if_open
 from tandemmq.broker.autoswitch.controllers import Controllers, Heartbeats, MasterLease, Promise, Vouches
 from tandemmq.broker.autoswitch.forwarding import Forwarding
@@ -832,7 +832,7 @@ class ElectedBroker:
         assert facts.master_id is not None
         while True:
             try:
-                place = await find_master_place(
+                place = await find_master_position(
                     self._client, facts.master_address, timeout_s=FIND_MASTER_TIMEOUT_S
                 )
             except (ClientError, RequestRejected):

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from tandemmq.api.replica import tell_slave_state
+from tandemmq.api.replica import report_slave_state
 from tandemmq.broker.replica.config_sync import ConfigSync, ReplicaTables
 from tandemmq.broker.replica.ha_status import describe_master, describe_slave, lag_seconds
 from tandemmq.broker.replica.handlers import ReplicaHandlers
@@ -109,7 +109,7 @@ class StateTeller:
         if master is None or self._mute is not None:
             return
         try:
-            await tell_slave_state(self._client, master, self._describe(self._status()))
+            await report_slave_state(self._client, master, self._describe(self._status()))
         except RequestRejected as error:
             if error.code in _LASTING:
                 self._mute = master

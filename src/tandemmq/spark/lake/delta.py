@@ -1,6 +1,6 @@
 """A Delta table in a directory or an object store, through `deltalake`: a batch is one commit of its log.
 
-The commit contains (query, batch) as an application transaction, which Delta keeps for ever, so a batch that
+The commit contains (query, batch) as an application transaction, which Delta keeps forever, so a batch that
 is replayed after a crash is recognised. New columns are added to the table first; older files have nulls for
 them. The statistics of a file come from its Parquet footer alone. Must not know Spark.
 """

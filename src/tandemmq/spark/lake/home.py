@@ -227,12 +227,10 @@ def make_home(kind: str, data: str, catalog: str, table: str) -> TableHome:
 
     location = find_location(catalog, table)
     if location is None and not home.address:
-        raise ConfigError(
-            f"there is no table {table} in the catalog {catalog}: say with --data where its files shall lie"
-        )
+        raise ConfigError(f"catalog {catalog} has no table {table}; set the address of its files with --data")
     address = home.address if location is None else check_address(location)
     if home.address and address != home.address:
-        raise ConfigError(f"{table} of the catalog {catalog} lies at {address}, not at {home.address}")
+        raise ConfigError(f"{table} of the catalog {catalog} is at {address}, not at {home.address}")
     return replace(home, address=address)
 
 

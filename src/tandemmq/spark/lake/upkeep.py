@@ -54,7 +54,7 @@ def require_kind(root: Path) -> LakeFormat:
     """Returns the kind of the lake; raises ConfigError for a directory that is not a lake."""
     kind = find_kind(root)
     if kind is None:
-        raise ConfigError(f"{root} is no lake: it has no batches and no table")
+        raise ConfigError(f"{root} is not a lake: it has no batches and no table")
     return kind
 
 

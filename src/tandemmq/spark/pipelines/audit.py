@@ -92,7 +92,7 @@ def run_audit(options: AuditOptions, reporter: Reporter) -> int:
     """
     for lake in options.lakes:
         if not view_lake(lake).pieces:
-            raise ConfigError(f"{lake} is no lake: it has no batches and no table")
+            raise ConfigError(f"{lake} is not a lake: it has no batches and no table")
     ends: list[AuditDone] = []
     codes: list[int] = []
 

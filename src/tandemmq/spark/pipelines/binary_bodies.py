@@ -160,7 +160,7 @@ class AvroReader:
         except NoRoute:
             raise
         except Exception as error:  # noqa: BLE001  (any error of the schema parser)
-            reason = BodyUnreadable(f"schema {number} of the registry is no Avro: {error}")
+            reason = BodyUnreadable(f"schema {number} of the registry is not Avro: {error}")
             return reason, time.monotonic() + UNKNOWN_S
 
 

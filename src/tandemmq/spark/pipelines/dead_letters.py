@@ -113,7 +113,7 @@ class DeadLetterOptions:
 
     def __post_init__(self) -> None:
         if self.resend and self.state is None:
-            raise ConfigError("--resend needs --state FILE: what was sent again is written down there")
+            raise ConfigError("--resend requires --state FILE, which records what was sent again")
 
     @property
     def topic(self) -> str:

@@ -393,9 +393,9 @@ def _fits_decimal(value: Any, precision: int, scale: int) -> bool:
 def _mismatch(value: Any, wanted: str, place: str) -> str:
     shown = json.dumps(value, ensure_ascii=False, default=str)
     shown = shown if len(shown) <= 60 else shown[:59] + "…"
-    told = f"{place or 'the body'}: expected {wanted}, got {shown}"
+    reason = f"{place or 'the body'}: expected {wanted}, got {shown}"
     # JSON can contain half a surrogate pair, which no column can store.
-    return told.encode("utf-8", "backslashreplace").decode()
+    return reason.encode("utf-8", "backslashreplace").decode()
 
 
 def parse_object(body: bytes | str | None) -> dict[str, Any] | None:

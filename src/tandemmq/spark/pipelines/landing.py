@@ -216,8 +216,10 @@ def _make_stream(spark: SparkSession, options: LandingOptions, reporter: Reporte
     if not options.json_schema:
         return _add_faults(stream, options)
     changes = options.json_changes
-    fields, told = choose_schema(spark, options.json_schema, options.out, options.source_options(), changes)
-    reporter.report(told)
+    fields, schema_event = choose_schema(
+        spark, options.json_schema, options.out, options.source_options(), changes
+    )
+    reporter.report(schema_event)
     return _add_faults(parse_bodies(stream, fields, is_rescued=changes is not JsonChanges.KEEP), options)
 
 

@@ -162,7 +162,7 @@ class Replay:
         gone = set(self._state.done) - {piece.name for piece in view.pieces}
         if gone and any(not piece.is_batch for piece in waiting):
             raise ConfigError(
-                f"{view.root} was compacted since this replay began: it cannot go on without sending twice"
+                f"{view.root} was compacted since this replay began, so continuing would send messages twice"
             )
         # Batches are sent in order, so all up to the last done one are done.
         last_done = max((int(name) for name in self._state.done if name.isdecimal()), default=-1)
@@ -298,7 +298,7 @@ def load_state(path: Path, plan: Mapping[str, str]) -> ReplayState:
     except FileNotFoundError:
         return ReplayState(path=path, plan=plan, done={})
     except ValueError as error:
-        raise ConfigError(f"{path} is no record of a replay: {error}") from error
+        raise ConfigError(f"{path} is not the state of a replay: {error}") from error
     if document.get("version") != VERSION:
         raise ConfigError(f"{path} has version {document.get('version')!r}; this version knows {VERSION}")
     # Options that an earlier version did not store cannot be compared.

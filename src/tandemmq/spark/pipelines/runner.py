@@ -198,29 +198,29 @@ class Runner:
                 bytes_total=self._totals.size_bytes,
             )
         )
-        told = -1
+        reported_id = -1
         self._is_outdated = False
         while query.isActive and not self._stop.is_set and not self._is_outdated:
-            told = self._report_batches(query, told)
+            reported_id = self._report_batches(query, reported_id)
             # Not awaitTermination: it raises the failure of the query, which is needed below as text.
             time.sleep(POLL_S)
         is_ended = self._stop.is_set or self._is_outdated
         if is_ended:
             self._stop_between_batches(query)
-        self._report_batches(query, told)
+        self._report_batches(query, reported_id)
         failure = query.exception()
         return None if failure is None or is_ended else str(failure)
 
-    def _report_batches(self, query: Any, told: int) -> int:
-        """Reports the finished batches after `told`; returns the last reported one."""
+    def _report_batches(self, query: Any, reported_id: int) -> int:
+        """Reports the finished batches after `reported_id`; returns the last reported one."""
         last = query.lastProgress
-        if last is None or last.batchId <= told:
-            return told
+        if last is None or last.batchId <= reported_id:
+            return reported_id
         for progress in query.recentProgress:
-            if progress.batchId > told and progress.numInputRows > 0:
-                told = progress.batchId
+            if progress.batchId > reported_id and progress.numInputRows > 0:
+                reported_id = progress.batchId
                 self._report_batch(progress)
-        return told
+        return reported_id
 
     def _report_batch(self, progress: Any) -> None:
         done = self._job.measure_batch(progress.batchId)
@@ -268,8 +268,8 @@ def explain_failure(text: str) -> str:
         return str(ours[-1][1])
     lines = [line.strip(": ") for line in text.splitlines() if line.strip(": ")]
     # The py4j line names only the call; the next line is the error.
-    told = [line for line in lines if not line.startswith("An error occurred while calling")]
-    return next(iter(told or lines), "unknown error")
+    own = [line for line in lines if not line.startswith("An error occurred while calling")]
+    return next(iter(own or lines), "unknown error")
 
 
 def is_transient(text: str) -> bool:

@@ -62,7 +62,7 @@ SINK_OPTION_TABLE: tuple[OptionRow, ...] = (
         "SB",
         f"producer group named in the sends; with `{TRANSACTIONAL}` {TRANSACTION_GROUP}",
     ),
-    OptionRow("batchBytes", "512k", "SB", "about so many bytes per send; a broker takes 4 MiB at most"),
+    OptionRow("batchBytes", "512k", "SB", "approximate bytes per send; a broker accepts at most 4 MiB"),
     OptionRow(
         "inFlight",
         "4",
@@ -74,7 +74,7 @@ SINK_OPTION_TABLE: tuple[OptionRow, ...] = (
     OptionRow(
         "retryIntervalMs", "250", "SB", "pause before the first of them; doubles up to 16 times itself"
     ),
-    OptionRow("taskRowsPerSecond", "", "SB", "each task sends at most about so many rows per second"),
+    OptionRow("taskRowsPerSecond", "", "SB", "most rows per second that each task sends, approximately"),
     OptionRow(
         "semantics",
         AT_LEAST_ONCE,
@@ -239,7 +239,7 @@ def _find_state_dir(raw: Mapping[str, str], values: Mapping[str, str], semantics
     checkpoint = next((value for key, value in raw.items() if key.lower() == "checkpointlocation"), "")
     directory = (given or checkpoint).removeprefix("file://").removeprefix("file:")
     if "://" in directory:
-        raise ConfigError(f"semantics {semantics}: {directory} is no directory here; set stateDir")
+        raise ConfigError(f"semantics {semantics}: {directory} is not a directory here; set stateDir")
     if directory:
         return directory if given else f"{directory.rstrip('/')}/{_STATE_DIR}"
     if values.get("writeId"):

@@ -107,9 +107,9 @@ class TransactionWork(WorkNode):
             try:
                 result = await producer.send(Message(topic=self.topic, body=item.body), self._book)
             except TandemError as error:
-                self.world.note(f"{self.life} {item} fails: {type(error).__name__}")
+                self.world.note(f"{self.process} {item} fails: {type(error).__name__}")
             else:
-                self.world.note(f"{self.life} {item} {result.sent.status.name} {result.state.name}")
+                self.world.note(f"{self.process} {item} {result.sent.status.name} {result.state.name}")
             self._under_way.discard(item.number)
             self.count("sent")
             await self.pause()
@@ -134,7 +134,7 @@ class TransactionWork(WorkNode):
             self.world.findings.broken.append(f"asked about what was never sent: {message.body[:40]!r}")
             return TransactionState.ROLLBACK
         self.count("checks")
-        self.world.note(f"{self.life} is asked about {item}")
+        self.world.note(f"{self.process} is asked about {item}")
         if item.number in self._under_way:
             return TransactionState.UNKNOWN  # its work is still to come
         doubts = self._doubts.get(item.number, 0)
@@ -148,7 +148,7 @@ class TransactionWork(WorkNode):
 
     def _on_message(self, item: Item, message: ReceivedMessage) -> None:
         if not self._is_booked.get(item.number):
-            self.world.findings.broken.append(f"{self.life} got {item}, which was not committed")
+            self.world.findings.broken.append(f"{self.process} got {item}, which was not committed")
 
     def missing(self, master: BrokerNode) -> list[str]:
         """Returns also undecided messages: the scan of the half topic must reach its end."""
@@ -200,11 +200,11 @@ class FilterWork(WorkNode):
             consumer.subscribe(self.topic, sql="TAGS IS NOT NULL AND price BETWEEN 5 AND 15")
 
         return [
-            self.consume(group, subscribe, self._judge(group))
+            self.consume(group, subscribe, self._check_group(group))
             for group, subscribe in zip(self.groups, (dear, tagged, both), strict=True)
         ]
 
-    def _wants(self, group: str, item: Item) -> bool:
+    def _is_selected(self, group: str, item: Item) -> bool:
         tag, price, region = self._facts[item.number]
         match group:
             case "dear":
@@ -214,9 +214,9 @@ class FilterWork(WorkNode):
             case _:
                 return tag != "" and 5 <= price <= 15
 
-    def _judge(self, group: str) -> Any:
+    def _check_group(self, group: str) -> Any:
         def on_message(item: Item, message: ReceivedMessage) -> None:
-            if not self._wants(group, item):
+            if not self._is_selected(group, item):
                 facts = self._facts[item.number]
                 self.world.findings.broken.append(f"{group} got {item} with {facts}, which it does not want")
 
@@ -226,5 +226,7 @@ class FilterWork(WorkNode):
         return [
             text
             for group in self.groups
-            for text in self.unfinished(group, (item for item in self.book.items if self._wants(group, item)))
+            for text in self.unfinished(
+                group, (item for item in self.book.items if self._is_selected(group, item))
+            )
         ]

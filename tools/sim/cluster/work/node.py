@@ -167,7 +167,7 @@ class WorkNode(ClientNode):
                 await action()
                 return
             except TandemError as error:
-                self.world.note(f"{self.life} tries again: {type(error).__name__}: {error}")
+                self.world.note(f"{self.process} tries again: {type(error).__name__}: {error}")
                 await self.clock.sleep(RETRY_S)
 
     async def pause(self) -> None:
@@ -191,7 +191,7 @@ class WorkNode(ClientNode):
         try:
             result = await producer.send(message)
         except TandemError as error:
-            self.world.note(f"{self.life} {item} fails: {type(error).__name__}")
+            self.world.note(f"{self.process} {item} fails: {type(error).__name__}")
             return None
         self.settle(item, result)
         return result
@@ -202,7 +202,7 @@ class WorkNode(ClientNode):
         item.is_acknowledged = result.is_ok
         item.place = result.queue.queue_id, result.queue_offset
         self.count("sent")
-        self.world.note(f"{self.life} {self.kind} {item} {result.status.name}")
+        self.world.note(f"{self.process} {self.kind} {item} {result.status.name}")
 
     def count(self, what: str) -> None:
         self._ledger.counts[f"{self.kind}: {what}"] += 1
@@ -249,7 +249,7 @@ class WorkNode(ClientNode):
         """
         world = self.world
         item = self.book.find(message.body)
-        where = f"{self.life} got {message.record.topic}/{message.queue_id}:{message.queue_offset}"
+        where = f"{self.process} got {message.record.topic}/{message.queue_id}:{message.queue_offset}"
         if item is None:
             world.findings.broken.append(f"{where}, which was never sent: {message.body[:40]!r}")
             return None
@@ -265,7 +265,7 @@ class WorkNode(ClientNode):
 
     def may_repeat(self, item: Item, before_s: float, now_s: float) -> bool:
         """Returns True if a repeated delivery has a reason: a fault since it was sent, or shortly before."""
-        return self.world.had_trouble(min(item.begin_s, before_s) - EXCUSE_S, now_s)
+        return self.world.had_fault(min(item.begin_s, before_s) - EXCUSE_S, now_s)
 
     def is_owed(self, item: Item) -> bool:
         """Returns True if the message was acknowledged and is on a copy that no later fault may have lost."""

@@ -13,7 +13,7 @@ from sim.cluster.nodes import BrokerNode
 from sim.cluster.settings import BROKER_NAME
 from sim.cluster.work.node import RETRY_S, Item, WorkNode
 from tandemmq.api import broker_admin, broker_send
-from tandemmq.api.calls import ask
+from tandemmq.api.calls import call_raw
 from tandemmq.client import Consumer, Message, Producer, ProducerOptions, SendStatus
 from tandemmq.errors import NoRoute, RequestRejected, TandemError
 from tandemmq.protocol.batch import encode_batch
@@ -49,9 +49,9 @@ class DirectWork(WorkNode):
             raise NoRoute(f"no master has topic {self.topic!r}")
         return address
 
-    async def ask(self, code: RequestCode, header: Any) -> Command:
+    async def call_raw(self, code: RequestCode, header: Any) -> Command:
         """Returns the master's answer, whatever its code. Raises TandemError if there is none."""
-        return await ask(self.instance.remoting, self.master_address(), code, header, timeout_s=CALL_S)
+        return await call_raw(self.instance.remoting, self.master_address(), code, header, timeout_s=CALL_S)
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class PopWork(DirectWork):
                 if self.is_resting or dice.happens(60):
                     await self._acknowledge(one)
                 elif dice.happens(40):
-                    await self._put_off(one)
+                    await self._postpone(one)
             if not popped or dice.happens(30):
                 await self.clock.sleep(dice.between(50, 500) / 1000)
 
@@ -137,7 +137,7 @@ class PopWork(DirectWork):
             expression_type="TAG",
             expression="*",
         )
-        answer = await self.ask(RequestCode.POP_MESSAGE, header)
+        answer = await self.call_raw(RequestCode.POP_MESSAGE, header)
         if answer.code != ResponseCode.SUCCESS:
             return []
         response = answer.decode(PopResponse)
@@ -152,7 +152,7 @@ class PopWork(DirectWork):
                 )
             retry = f"%RETRY%{self.group}_{self.topic}"
             topic = self.topic if handle.split(" ")[4] == "0" else retry
-            item = self._note_popped(record, topic)
+            item = self._record_popped(record, topic)
             if item is not None:
                 popped = Popped(item, record, topic, handle, _end_of(handle))
                 self._leases[item.number] = begin_s, popped.ends_ms
@@ -176,10 +176,10 @@ class PopWork(DirectWork):
         is_discarded = any(begin_s <= at_s <= end_s for begin_s, end_s in self.world.discards)
         return not is_discarded and self._watch.promises.is_kept_since(at_s)
 
-    def _note_popped(self, record: Record, topic: str) -> Item | None:
+    def _record_popped(self, record: Record, topic: str) -> Item | None:
         world = self.world
         item = self.book.find(record.content)
-        where = f"{self.life} popped {topic}/{record.queue_id}:{record.queue_offset}"
+        where = f"{self.process} popped {topic}/{record.queue_id}:{record.queue_offset}"
         if item is None:
             world.findings.broken.append(f"{where}, which was never sent: {record.content[:40]!r}")
             return None
@@ -211,7 +211,7 @@ class PopWork(DirectWork):
         )
         self._doubtful.add(one.item.number)
         try:
-            answer = await self.ask(RequestCode.ACK_MESSAGE, header)
+            answer = await self.call_raw(RequestCode.ACK_MESSAGE, header)
         except TandemError:
             return
         now_s = self.world.loop.time()
@@ -221,9 +221,9 @@ class PopWork(DirectWork):
             place = one.topic, one.record.queue_id, one.record.queue_offset
             self._done_at[one.item.number] = now_s, place
             self.count("acknowledged")
-            self.world.note(f"{self.life} has acknowledged {one.item}")
+            self.world.note(f"{self.process} has acknowledged {one.item}")
 
-    async def _put_off(self, one: Popped) -> None:
+    async def _postpone(self, one: Popped) -> None:
         dice = self.world.dice
         invisible_ms = dice.pick((1_000, 6_000, 15_000))
         header = ChangeInvisibleRequest(
@@ -237,7 +237,7 @@ class PopWork(DirectWork):
         # It is unknown whether it was postponed until the answer arrives: nothing is promised until then.
         since_s, _ = self._leases.pop(one.item.number, (0.0, 0))
         try:
-            answer = await self.ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
+            answer = await self.call_raw(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
         except TandemError:
             return
         if answer.code != ResponseCode.SUCCESS or self._is_over(one.ends_ms):
@@ -334,7 +334,7 @@ class NumberedWork(DirectWork):
             (0, item.body, encode_properties({"UNIQ_KEY": self._key(item.number)})) for item in items
         )
         begin_s = self.world.loop.time()
-        where = f"{self.life} numbered {begin}..{end - 1} of run {self._run}.{self._epoch}"
+        where = f"{self.process} numbered {begin}..{end - 1} of run {self._run}.{self._epoch}"
         try:
             answer = await broker_send.send(
                 self.instance.remoting, self.master_address(), header, body, timeout_s=CALL_S
@@ -369,7 +369,7 @@ class NumberedWork(DirectWork):
             self.count("refused by an empty master")
             return
         if is_first or self.is_owed(self.book.items[begin - 1]):
-            self.world.findings.lost.append(f"numbered sends cannot go on: {error}")
+            self.world.findings.lost.append(f"numbered sends cannot continue: {error}")
         self.count("runs broken")
         self._run += 1
         self._first = self._safe = len(self.book.items)
@@ -455,10 +455,10 @@ class OrderedWork(WorkNode):
     async def _work_once(self, consumer: Consumer) -> None:
         dice, world, turns = self.world.dice, self.world, self._turns
         messages = await consumer.poll(dice.between(1, 8), 0.5)
-        self._let_go()
+        self._release()
         queues = sorted({message.queue_id for message in messages})
         for queue_id in queues:
-            self._take(queue_id)
+            self._acquire(queue_id)
         suspended: set[int] = set()
         for message in messages:
             queue_id, offset = message.queue_id, message.queue_offset
@@ -467,7 +467,7 @@ class OrderedWork(WorkNode):
             highest = turns.highest.get(queue_id, -1)
             if offset > highest + 1:
                 world.findings.skipped.append(
-                    f"{self.life} got {self.topic}/{queue_id}:{offset}, the group was at {highest}"
+                    f"{self.process} got {self.topic}/{queue_id}:{offset}, the group was at {highest}"
                 )
             if dice.happens(4):
                 suspended.add(queue_id)
@@ -479,18 +479,18 @@ class OrderedWork(WorkNode):
         if messages and dice.happens(40):
             await self.clock.sleep(dice.between(10, 300) / 1000)
 
-    def _take(self, queue_id: int) -> None:
-        other, life, since_s = self._turns.busy.get(queue_id, (self, self.life, 0.0))
+    def _acquire(self, queue_id: int) -> None:
+        other, process, since_s = self._turns.busy.get(queue_id, (self, self.process, 0.0))
         now_s = self.world.loop.time()
-        is_working = other is not self and other.is_running and other.life is life
+        is_working = other is not self and other.is_running and other.process is process
         # A lost master has forgotten the holders of its locks.
-        if is_working and not self.world.had_trouble(since_s - 60.0, now_s):
+        if is_working and not self.world.had_fault(since_s - 60.0, now_s):
             self.world.findings.order.append(
-                f"{self.life} has {self.topic}/{queue_id} while {life} works on it"
+                f"{self.process} has {self.topic}/{queue_id} while {process} works on it"
             )
-        self._turns.busy[queue_id] = self, self.life, now_s
+        self._turns.busy[queue_id] = self, self.process, now_s
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         for queue_id, (member, _, _) in list(self._turns.busy.items()):
             if member is self:
                 del self._turns.busy[queue_id]

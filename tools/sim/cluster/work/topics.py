@@ -25,12 +25,12 @@ TABLES_S = 15.0
 """The time before its loss in which a master may have changed tables without a slave or its own disk having
 the change.
 """
-ON_ITS_WAY_S = 0.1
-ON_ITS_WAY_TIMES = 5
+IN_FLIGHT_S = 0.1
+IN_FLIGHT_TIMES = 5
 """The time after its loss within which a master's last answer may arrive: this, or this many times the
 longest latency.
 """
-HEARD_S = 3.0
+ROUTE_UPDATE_S = 3.0
 """The time after a master's return within which its slaves have its tables."""
 
 
@@ -116,7 +116,7 @@ class OperatedWork(WorkNode):
         broker = info.brokers.get(BROKER_NAME)
         address = None if broker is None else broker.addresses.get(MASTER_ID)
         if address is None:
-            raise NoRoute("there is no master")
+            raise NoRoute("no master is elected")
         return address
 
     def had_loss(self, begin_s: float, end_s: float) -> bool:
@@ -127,7 +127,7 @@ class OperatedWork(WorkNode):
 
     def is_discarded(self, at_s: float) -> bool:
         """Returns True if a master's changes of its tables at that time may have been discarded with it."""
-        way_s = max(ON_ITS_WAY_S, ON_ITS_WAY_TIMES * self.world.settings.latency_ms[1] / 1000)
+        way_s = max(IN_FLIGHT_S, IN_FLIGHT_TIMES * self.world.settings.latency_ms[1] / 1000)
         return any(begin_s - TABLES_S <= at_s <= end_s + way_s for begin_s, end_s in self.world.discards)
 
 
@@ -181,47 +181,47 @@ class RenewedWork(OperatedWork):
         dice, world = self.world.dice, self.world
         await self.stop_consumer()
         self._turn |= 1
-        world.note(f"{self.life} deletes {self.topic}")
+        world.note(f"{self.process} deletes {self.topic}")
         await self.insist(lambda: self.admin.delete_topic(self.topic))
         if self.is_ending:
             return
         self._deleted_s[self._turn] = world.loop.time()
         self._turn += 1
-        world.note(f"{self.life} has deleted {self.topic}")
+        world.note(f"{self.process} has deleted {self.topic}")
         self.count("deleted")
         if dice.happens(50):
             await self.clock.sleep(dice.between(0, 3_000) / 1000)
         self._queue_count = dice.between(4, 6)
         await self.insist(self.prepare)
-        world.note(f"{self.life} has made {self.topic} with {self._queue_count} queues")
+        world.note(f"{self.process} has made {self.topic} with {self._queue_count} queues")
         self._subscribed_turn = self._turn
         await self.start_consumer()
 
-    def _life_of(self, item: Item) -> int | None:
+    def _turn_of(self, item: Item) -> int | None:
         """Returns the turn to which a message belongs; None if its send overlapped with a deletion."""
         begin, end = self._turns[item.number]
         return begin if begin == end and begin % 2 == 0 else None
 
     def _is_gone(self, item: Item) -> bool:
         """Returns True if it was sent and answered before a deletion that was not undone."""
-        life = self._life_of(item)
-        return life is not None and any(
-            turn > life and not self.is_discarded(at_s) for turn, at_s in self._deleted_s.items()
+        process = self._turn_of(item)
+        return process is not None and any(
+            turn > process and not self.is_discarded(at_s) for turn, at_s in self._deleted_s.items()
         )
 
     def on_message(self, item: Item, message: ReceivedMessage) -> None:
-        life = self._life_of(item)
+        process = self._turn_of(item)
         if (
-            life is not None
-            and life < self._subscribed_turn
+            process is not None
+            and process < self._subscribed_turn
             and self._is_gone(item)
-            and not self._is_unheard(self._deleted_s[life + 1])
+            and not self._is_before_route_update(self._deleted_s[process + 1])
         ):
             self.world.findings.broken.append(
-                f"{self.life} got {item} of a topic that was deleted at {self._deleted_s[life + 1]:.3f}"
+                f"{self.process} got {item} of a topic that was deleted at {self._deleted_s[process + 1]:.3f}"
             )
 
-    def _is_unheard(self, at_s: float) -> bool:
+    def _is_before_route_update(self, at_s: float) -> bool:
         """Returns True if slaves may serve reads without knowing the deletion: the master was lost before
         they could learn it, and is away or just back; or a slave has halted, or has an older disk.
         """
@@ -231,7 +231,7 @@ class RenewedWork(OperatedWork):
         if any(is_halted(node) for node in self._watch.brokers if node.store is not None and node.broker_id):
             return True
         is_away = all(node.store is None for node in self._watch.brokers if node.broker_id == 0)
-        is_new = world.loop.time() < world.master_opened_s + HEARD_S
+        is_new = world.loop.time() < world.master_opened_s + ROUTE_UPDATE_S
         is_lost = any(at_s <= loss_s <= at_s + TABLES_S for loss_s in world.broker_losses)
         return is_lost and (is_away or is_new)
 
@@ -239,7 +239,7 @@ class RenewedWork(OperatedWork):
         # Progress in a topic whose deletion was lost still exists.
         if any(map(self.is_discarded, self._deleted_s.values())):
             return []
-        items = [item for item in self.book.items if self._life_of(item) == self._turn]
+        items = [item for item in self.book.items if self._turn_of(item) == self._turn]
         return self.unfinished(self.group, items)
 
     def check(self, master: BrokerNode) -> None:
@@ -252,7 +252,7 @@ class RenewedWork(OperatedWork):
                     continue
                 for record in read_queue(store, place):
                     item = self.book.find(record.content)
-                    where = f"{node.life} {place}:{record.queue_offset}"
+                    where = f"{node.process} {place}:{record.queue_offset}"
                     if item is None:
                         self.world.findings.broken.append(f"{where} was never sent")
                     elif self._is_gone(item):
@@ -363,7 +363,7 @@ class MovedWork(OperatedWork):
             begin_s = self.world.loop.time()
             offsets = await move()
             self._moves.append(Move(begin_s, self.world.loop.time(), offsets, is_last))
-            self.world.note(f"{self.life} has moved {self.group} to {offsets}")
+            self.world.note(f"{self.process} has moved {self.group} to {offsets}")
 
         # The offsets of an unanswered attempt may apply all the same.
         unknown = Move(self.world.loop.time(), self.world.loop.time(), {}, is_last)
