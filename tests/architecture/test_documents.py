@@ -11,6 +11,8 @@ from tandemmq.telemetry import events
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+PAGE_LINES_MAX = 400
+LONGER = {"CHANGELOG.md", "docs/operations.md"}
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 
@@ -19,6 +21,15 @@ def test_links_to_files_resolve(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     missing = [target for target in LINK.findall(text) if not (document.parent / target).exists()]
     assert missing == []
+
+
+def test_pages_are_short() -> None:
+    """A longer page is split by the question of its reader."""
+    lines = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in DOCUMENTS
+    }
+    longer = {name: count for name, count in lines.items() if count > PAGE_LINES_MAX and name not in LONGER}
+    assert longer == {}
 
 
 def test_event_names_are_unique() -> None:
