@@ -708,6 +708,32 @@ async def test_a_master_that_retires_forwards_sends_for_the_time_that_was_set(
     assert {answer.code for answer in sender.answers.values()} == {ResponseCode.SUCCESS}
 
 
+async def test_a_broker_that_retires_while_it_hands_over_answers_the_sends_that_it_has_accepted(
+    group: Elected, rig: Rig
+) -> None:
+    first = await group.start(1)
+    await group.master()
+    await group.start(2)
+    await group.in_set(1, 2)
+    first._election = replace(first._election, stop_linger_ms=200)
+    sender = StaleSender(group, 1)
+    await sender.more()
+    target = group.brokers[2].broker_id
+    asked = hand_over_group(rig.client, rig.address("n0"), GROUP, target, clock=rig.clock)
+    handing = asyncio.create_task(asked)
+    await until(lambda: first._is_handing_over, "an operator's hand-over has begun")
+    await first.retire()
+    await handing
+    assert group.masters() == [2]
+    assert (first._forwarding.is_open, first._forwarding._unanswered) == (False, 0)
+    assert first._forwarding.count > 0
+    await until(lambda: list(sender.answers.values())[-1].code != ResponseCode.SUCCESS, "it is refused")
+    await sender.stop()
+    codes = [answer.code for answer in sender.answers.values()]
+    refused = codes.index(ResponseCode.SYSTEM_BUSY)
+    assert set(codes[:refused]) == {ResponseCode.SUCCESS}
+
+
 async def test_only_a_master_with_members_and_controllers_hands_over_when_it_retires(
     group: Elected, rig: Rig
 ) -> None:

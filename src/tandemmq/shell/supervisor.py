@@ -252,11 +252,13 @@ class Supervisor:
                 task.result()
 
     async def _stop(self) -> None:
-        """Stops the masters first, so that their slaves receive everything, and the name server last."""
+        """Stops the first broker of each group, then the others, and the name server last. A classic master
+        is the first, so its slave receives everything. An elected one hands over to a broker that still runs.
+        """
         names, *brokers = self.servers
-        masters = [server for server in brokers if server.plan.role == "master"]
-        slaves = [server for server in brokers if server.plan.role != "master"]
-        for together in (masters, slaves, [names]):
+        firsts = list({server.plan.name: server for server in reversed(brokers)}.values())
+        others = [server for server in brokers if server not in firsts]
+        for together in (firsts, others, [names]):
             await asyncio.gather(*(server.stop() for server in together))
         for task in self._tasks:
             task.cancel()

@@ -310,11 +310,11 @@ def _completed(damaged: bytes, backup: EpochList, ids: Mapping[EpochEntry, int])
         if entry.epoch > backup.last_epoch:
             lists.append(lists[-1].append(*entry, ids[entry]))
     shown = damaged.split(b"\n", 2)[1:]
-    for epochs in filter(None, lists):
-        _, checksum, lines = encode_epochs(epochs).split(b"\n", 2)
-        if checksum in shown[:1] or lines in shown[1:]:
-            return epochs
-    return None
+    encoded = [(one, encode_epochs(one).split(b"\n", 2)) for one in lists if one]
+    # A file that lost its last lines shows the lines of an older list, so the checksum decides first.
+    by_checksum = [one for one, (_, checksum, _) in encoded if checksum in shown[:1]]
+    by_lines = [one for one, (_, _, lines) in encoded if lines in shown[1:]]
+    return next(iter(by_checksum + by_lines), None)
 
 
 class StoreMarks:

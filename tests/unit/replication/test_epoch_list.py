@@ -264,6 +264,17 @@ def test_a_damaged_file_is_completed_from_the_ids_when_its_rest_proves_the_list(
         assert file.epochs == whole, "the ids alone have every term"
 
 
+def test_a_file_that_lost_its_last_line_is_not_taken_for_the_list_before_it() -> None:
+    disk = MemoryDisk()
+    file = EpochFile(PATH, disk)
+    file.save(with_ids("1-0-7"))
+    whole = with_ids("1-0-7 2-1570-8")
+    file.save(whole)
+    disk.write_atomically(PATH, disk.read_bytes(PATH).removesuffix(b"2-1570\n"))
+    file.load()
+    assert file.epochs == whole
+
+
 def test_a_list_that_nothing_proves_is_not_made_up_of_ids(caplog: pytest.LogCaptureFixture) -> None:
     disk = MemoryDisk()
     file = EpochFile(PATH, disk)

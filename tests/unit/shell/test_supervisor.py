@@ -13,7 +13,7 @@ import typer
 
 from tandemmq.shell import local, supervisor, up
 from tandemmq.shell.local import ServerPlan, ServerState, UpState
-from tandemmq.shell.supervisor import SupervisedServer
+from tandemmq.shell.supervisor import SupervisedServer, Supervisor
 
 
 def make(tmp_path: Path, lines: list[str]) -> SupervisedServer:
@@ -52,6 +52,30 @@ async def test_the_pause_doubles_until_a_run_was_long(
     assert "was killed by SIGKILL" in lines[0]
     assert "cannot be started: No space left on device" in lines[2]
     assert server.state.restarts == 5
+
+
+@pytest.mark.parametrize(
+    "roles", [("master", "slave"), (local.ELECTED, local.ELECTED)], ids=["classic", "elected"]
+)
+async def test_the_first_broker_of_a_group_has_ended_before_the_second_one_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roles: tuple[str, str]
+) -> None:
+    seen: list[str] = []
+
+    async def stop(server: SupervisedServer) -> None:
+        seen.append(f"stop {server.plan.address}")
+        await asyncio.sleep(0)
+        seen.append(f"ended {server.plan.address}")
+
+    monkeypatch.setattr(SupervisedServer, "stop", stop)
+    rows = [(local.NAME_SERVER, local.NAME_SERVER, "n")]
+    rows += [(f"broker-{group}", role, f"{group}{at}") for at, role in enumerate(roles) for group in "ab"]
+    plans = [ServerPlan(name, role, address, ("broker",), tmp_path / address) for name, role, address in rows]
+    await Supervisor(tmp_path, plans, lambda _: None)._stop()
+    stages = [sorted(seen[at : at + 4]) for at in (0, 4)]
+    for at, stage in enumerate(stages):
+        assert stage == sorted(f"{what} {group}{at}" for what in ("stop", "ended") for group in "ab")
+    assert seen[8:] == ["stop n", "ended n"]
 
 
 def test_a_log_that_is_too_long_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

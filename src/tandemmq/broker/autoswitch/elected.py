@@ -304,19 +304,20 @@ class ElectedBroker:
         self._scope.start("watch_gate", self._watch_gate())
 
     async def retire(self) -> None:
-        """Prepares a stop: a master hands over to a member of its set and forwards sends for a while, then
-        until each forwarded send is answered. A slave, a master that cannot hand over, and a master that was
-        told not to, do nothing; the controllers then elect a successor after the stop.
+        """Prepares a stop. A master hands over to a member of its set. A broker that has handed over, or that
+        does so already, forwards sends for a while, then until each of them is answered. A slave, a master
+        that cannot hand over, and a master whose settings forbid it do nothing; the controllers then elect a
+        successor after the stop.
         """
         others = self.replication.required
-        if not self._election.hands_over_at_stop or not self.may_write() or not others:
-            return
-        try:
-            await self._hand_over(min(others), "stop")
-        except RequestRejected:
-            return  # the log has the reason
-        await self._clock.sleep(self._election.stop_linger_ms / 1000)
-        await self._forwarding.drain()
+        if self._election.hands_over_at_stop and self.may_write() and others:
+            try:
+                await self._hand_over(min(others), "stop")
+            except RequestRejected:
+                return  # the log has the reason
+        if self._forwarding.is_open:
+            await self._clock.sleep(self._election.stop_linger_ms / 1000)
+            await self._forwarding.drain()
 
     async def stop(self) -> None:
         self._is_master = False
