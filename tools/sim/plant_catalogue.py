@@ -144,7 +144,14 @@ _STORE: Final = (
         path="store/checkpoint.py",
         sound="min(self.log_stored_at_ms, self.queues_stored_at_ms) - SAFETY_MS",
         bug="max(self.log_stored_at_ms, self.queues_stored_at_ms) - SAFETY_MS",
-        proofs=("crash", "unit/store/test_store_recovery.py"),
+        proofs=("crash", "unit/store/test_store_files.py"),
+    ),
+    Plant(
+        name="a torn queue entry hides those before it",
+        path="store/consume_queue.py",
+        sound="            self.min_offset = self.first_offset\n",
+        bug="            self.min_offset = min(self.min_offset, self.max_offset)\n",
+        proofs=("unit/store/test_recovery_distrust.py",),
     ),
     Plant(
         name="the last record of a block is not asked whether it is torn",

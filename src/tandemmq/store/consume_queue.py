@@ -514,7 +514,9 @@ class ConsumeQueue:
         if segments:
             self._cut(end, self._log.segment_bytes)
             self._record_end()
-            self.min_offset = min(self.min_offset, self.max_offset)
+            # A torn entry may have led `raise_min` past kept ones; recovery calls it again at its end.
+            self.min_offset = self.first_offset
+            assert self.min_offset <= self.max_offset, self
             self._has_stale = True
 
     def _record_end(self) -> None:

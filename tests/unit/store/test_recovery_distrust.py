@@ -90,6 +90,17 @@ def test_a_torn_offset_that_looks_small_ends_the_trust() -> None:
     assert queue.max_offset == 3
 
 
+def test_a_torn_entry_hides_no_entry_before_it() -> None:
+    """A failed write of zeros leaves an offset of 0, which seems to be below the begin of the log."""
+    real = [UNIT.pack(1_000 + 100 * n, 100, 0) for n in range(5)]
+    queue = queue_with(b"".join(real[:2]) + bytes(9) + real[2][9:] + b"".join(real[3:]))
+    queue.raise_min(900)
+    assert queue.min_offset == 3
+    queue.distrust(1_200)
+    queue.raise_min(900)
+    assert (queue.min_offset, queue.max_offset) == (0, 2)
+
+
 def test_fillers_are_no_reason_for_distrust() -> None:
     queue = queue_with(UNIT.pack(100, 100, 0) + FILLER * 2 + UNIT.pack(200, 100, 0))
     queue.distrust(10_000)
