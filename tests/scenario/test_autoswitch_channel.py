@@ -12,7 +12,7 @@ import pytest
 from replica_pair import FAST, SEGMENT, log_bytes
 from term_nodes import Node
 
-from tandemmq.broker.durable import Writer
+from tandemmq.broker.durable import DurableWriter
 from tandemmq.errors import FlushFailed, RequestRejected, StaleTerm
 from tandemmq.replication.core.epochs import Handshake, encode_handshake, encode_term_report
 from tandemmq.replication.core.progress import LogRange, SlaveState
@@ -224,7 +224,7 @@ async def test_a_new_master_shows_what_it_inherited_once_its_set_holds_it(nodes:
     await one.lead(2, 1, 2)
     assert (one.store.confirm_offset, one.store.queue_max("T", 0)) == (0, 1)
     assert one.store.get("T", 0, 0, count_max=32).status is GetStatus.OFFSET_OVERFLOW_ONE
-    own = Writer(one.store, LoopClock())
+    own = DurableWriter(one.store, LoopClock())
     assert [record.body for record in own.read("T", 0, 0)[0]] == [b"perhaps"]  # leases must be seen
     told: list[dict[tuple[str, int], int]] = []
     one.store.on_dispatch(lambda newest: told.append(dict(newest)))

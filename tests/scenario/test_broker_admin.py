@@ -417,7 +417,7 @@ async def test_a_slave_that_was_not_told_of_a_topic_in_time_hides_none_of_it(
         await peer.send_ok("Late", b"kept", queue_id=3)
     path.write_bytes(before)
     if not is_young:
-        monkeypatch.setattr(tables, "TOLD_LATE_MS_MAX", -1)
+        monkeypatch.setattr(tables, "DISCOVERY_MS_MAX", -1)
     async with running_broker(tmp_path) as broker, Peer(broker) as peer:
         for topic, queue_id in (("Late", 3), ("T1", 7)):
             answer = await peer.pull(topic, queue_id=queue_id)
@@ -631,7 +631,10 @@ async def test_a_topic_that_shrinks_tells_what_nobody_has_read(broker: Broker, p
         assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, wide)).remark is None
         return answer.remark or ""
 
-    assert "queues 1 to 3 of Wide are read no more, and consumers have not read 2 messages" in await shrink()
+    assert (
+        "queues 1 to 3 of Wide are no longer read, and consumers have not read 2 of their messages"
+        in await shrink()
+    )
     offsets = broker._tables.offsets
     offsets.commit("done", "Wide", 2, 1, 0)
     offsets.commit("done", "Wide", 3, 1, 0)

@@ -214,7 +214,7 @@ async def test_without_a_master_a_queue_goes_on_until_its_lock_has_run_out(
             gate = reader.gate
             with monkeypatch.context() as later:
                 later.setattr(inbox, "LOCK_VALID_S", 0.0)
-                await until(lambda: gate.is_resting, "the lock has run out")
+                await until(lambda: gate.is_lock_lost, "the lock has run out")
                 await consumer.poll(1, 0.1)
                 assert await consumer.poll(1, 0.3) == [], "nothing without a lock"
             await rig.start_broker()

@@ -198,9 +198,9 @@ async def test_a_slave_keeps_tables_that_are_newer_than_those_of_its_master(grou
     assert replica is not None
     sync = replica._config_sync
     for name in ("A", "B"):
-        rounds = sync.begun_count
+        rounds = sync.round_count
         group.brokers[1].broker._tables.topics.put(TopicConfig(name=name), 1)
-        await until(lambda rounds=rounds: sync.begun_count > rounds, "the slave asks again")  # type: ignore[misc]
+        await until(lambda rounds=rounds: sync.round_count > rounds, "the slave asks again")  # type: ignore[misc]
     assert topics.get("newer") is not None
     assert topics.get("A") is None
 

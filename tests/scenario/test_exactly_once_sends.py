@@ -211,7 +211,7 @@ async def test_a_repeat_waits_for_the_disk(tmp_path: Path) -> None:
 async def test_what_is_forgotten_is_found_in_the_log(
     peer: Peer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(NumberedSends.__init__, "__kwdefaults__", {"places_max": 2})
+    monkeypatch.setattr(NumberedSends.__init__, "__kwdefaults__", {"producer_queues_max": 2})
     async with running_broker(tmp_path / "small") as broker, Peer(broker) as peer:
         for round_number in range(2):
             for number in range(5):

@@ -116,7 +116,7 @@ async def test_progress_before_a_deletion_that_no_table_brought_is_forgotten(gro
     """The records of the recreated topic show the deletion; then the slave becomes the master."""
     master, slave = await group.start(0), await group.start(1)
     assert slave.store is not None
-    slave._replica.config_sync._take_deletions = None
+    slave._replica.config_sync._apply_deletions = None
     tables = slave._tables
     async with Peer(master) as to_master:
         await create_topic(to_master.client, to_master.address, TopicConfig(name="T"))

@@ -63,7 +63,7 @@ class Proven(Node):
         self.channel.meeting = self.meeting
         handlers: dict[int, Handler] = {
             RequestCode.TANDEM_HISTORY: self.handle_history,
-            **LogChecksums(self.store, disk=self.disk, life="1").routes(),
+            **LogChecksums(self.store, disk=self.disk, run_id="1").routes(),
         }
         served = {code: handler for code, handler in handlers.items() if code not in self.lacks}
         self.server = RemotingServer(served, network=TcpNetwork(), clock=LoopClock())

@@ -441,7 +441,7 @@ async def test_a_lease_of_an_unknown_group_waits_until_it_is_known_or_deleted(
         await until(lambda: events.REVIVE_POSTPONED in caplog.messages, "postponed")
         assert len(leases) == 1
         if is_deleted:
-            groups.note_deleted({"CG": 1})
+            groups.record_deleted({"CG": 1})
             await until(lambda: len(leases) == 0, "the lease is dropped")
         else:
             groups.put(config, now_ms())

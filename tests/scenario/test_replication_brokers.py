@@ -323,7 +323,7 @@ async def test_topics_and_groups_are_pushed_without_waiting_for_a_round(group: G
     master, slave = await group.start(0), await group.start(1)
     replica = slave._replica
     assert replica is not None
-    await until(lambda: replica.config_sync.whole_number > 0, "first round")
+    await until(lambda: replica.config_sync.complete_round > 0, "first round")
     async with Peer(master) as to_master:
         for number in range(3):
             await create_topic(to_master.client, to_master.address, TopicConfig(name=f"T{number}"))

@@ -144,7 +144,7 @@ async def test_another_history_at_the_slave_is_for_a_person_to_judge(group: Grou
     shutil.copytree(group.root / "elsewhere" / "0", group.root / "1")
     await group.start(1)
     master = await group.start(0, ports=ports, **SYNC)
-    await until(lambda: "its log differs from ours at" in reason_of(master), "it says why")
+    await until(lambda: "its log differs from this one at" in reason_of(master), "it says why")
     assert doubt_of(master)
     async with Peer(master) as peer:
         assert (await peer.send("T", b"too early")).code == ResponseCode.SERVICE_NOT_AVAILABLE

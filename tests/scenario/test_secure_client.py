@@ -133,6 +133,6 @@ async def test_everything_signed_and_encrypted(tmp_path: Path, tls: TlsOptions) 
 
 
 def test_credentials_belong_together() -> None:
-    with pytest.raises(ConfigError, match="belong together"):
+    with pytest.raises(ConfigError, match="must be given together"):
         ClientOptions(access_key="root")
     assert "hidden" not in repr(ClientOptions(access_key="root", secret_key="hidden"))

@@ -67,7 +67,7 @@ async def test_rolled_back_message_is_never_seen(broker: Broker, peer: Transacti
     assert queue_max(broker, OP_HALF_TOPIC) == 1
     late = await peer.end(half, COMMIT)
     assert late.code == ResponseCode.SYSTEM_ERROR
-    assert "rolled back before" in (late.remark or "")
+    assert "already rolled back" in (late.remark or "")
     assert await peer.bodies() == []
 
 

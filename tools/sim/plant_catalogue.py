@@ -772,8 +772,8 @@ _TABLES: Final = (
     Plant(
         name="consumer offsets are copied one too high",
         path="broker/replica/config_sync.py",
-        sound="queue: self._not_ahead(topic, queue, told, old.get(queue, 0))",
-        bug="queue: self._not_ahead(topic, queue, told, old.get(queue, 0)) + 1",
+        sound="queue: self._within_copy(topic, queue, offset, old.get(queue, 0))",
+        bug="queue: self._within_copy(topic, queue, offset, old.get(queue, 0)) + 1",
         proofs=("sim",),
     ),
     Plant(
@@ -786,8 +786,8 @@ _TABLES: Final = (
     Plant(
         name="a table that could not be written is told as saved",
         path="broker/table_file.py",
-        sound="_tell(waiting, error)",
-        bug="_tell(waiting, None)",
+        sound="_notify(waiting, error)",
+        bug="_notify(waiting, None)",
         proofs=("unit/broker/test_unsaved_topics.py",),
     ),
     Plant(
@@ -800,7 +800,7 @@ _TABLES: Final = (
     Plant(
         name="a new master hides messages of a topic that it was not told of in time",
         path="broker/tables.py",
-        sound="if self._lacks_topics or _has_just_begun(store, topic, queue_id):",
+        sound="if self._lacks_topics or _is_new_queue(store, topic, queue_id):",
         bug="if self._lacks_topics:",
         proofs=("scenario/test_broker_admin.py",),
     ),
@@ -842,43 +842,43 @@ _TABLES: Final = (
     Plant(
         name="a slave keeps the offsets that were deleted with their group",
         path="broker/replica/config_sync.py",
-        sound="            table.take_dropped(fetched.dropped or {})\n",
+        sound="            table.apply_dropped(fetched.dropped or {})\n",
         bug="",
         proofs=("unit/replication/test_config_sync.py",),
     ),
     Plant(
         name="a slave forgets which groups were deleted",
         path="broker/replica/config_sync.py",
-        sound="table.note_deleted(fetched.deleted)",
+        sound="table.record_deleted(fetched.deleted)",
         bug="pass",
         proofs=("unit/replication/test_config_sync.py",),
     ),
     Plant(
         name="tables of a master that was replaced are taken over",
         path="broker/replica/config_sync.py",
-        sound="return self._keeps_newer and held is not None and told.state_version < held.state_version",
+        sound="return self._keeps_newer and held is not None and fetched.state_version < held.state_version",
         bug="return False",
         proofs=("unit/replication/test_config_sync.py",),
     ),
     Plant(
         name="a slave takes progress over that is ahead of its copy",
         path="broker/replica/config_sync.py",
-        sound="return min(told, max(held, self._queue_end(topic, queue_id)))",
-        bug="return told",
+        sound="return min(offset, max(held, self._queue_end(topic, queue_id)))",
+        bug="return offset",
         proofs=("unit/replication/test_config_sync.py", "sim"),
     ),
     Plant(
         name="the tables of an empty master replace all",
         path="broker/replica/config_sync.py",
-        sound="if not told.is_empty or held.keys() <= fetched.entries.keys():",
-        bug="if held.keys() or not told.is_empty:",
+        sound="if not state.is_empty or held.keys() <= fetched.entries.keys():",
+        bug="if held.keys() or not state.is_empty:",
         proofs=("unit/replication/test_config_sync.py", "sim"),
     ),
     Plant(
         name="the tables of another life of the master are taken over",
         path="broker/replica/config_sync.py",
-        sound="is_followed = ends.life == life == self._followed()",
-        bug="is_followed = life == self._followed()",
+        sound="is_followed = ends.life == run_id == self._followed()",
+        bug="is_followed = run_id == self._followed()",
         proofs=("unit/replication/test_config_sync.py", "sim"),
     ),
 )
@@ -982,14 +982,14 @@ _TRANSACTIONS: Final = (
     Plant(
         name="the copy of a half message is not noted",
         path="broker/transaction/checks.py",
-        sound="                self._decided.note_copy(root, appended.queue_offset)",
+        sound="                self._decided.record_copy(root, appended.queue_offset)",
         bug="                pass",
         proofs=("unit/broker/test_transaction_decisions.py",),
     ),
     Plant(
         name="progress of checks is told before what it relies on is on disk",
         path="broker/transaction/checks.py",
-        sound="self._progress.add(self._reader.log_end, (self._half_offset, op_offset), replaces=True)",
+        sound="self._progress.add(self._writer.log_end, (self._half_offset, op_offset), replaces=True)",
         bug="self._progress.add(0, (self._half_offset, op_offset), replaces=True)",
         proofs=("unit/broker/test_transaction_decisions.py",),
     ),
@@ -1055,8 +1055,8 @@ _POP: Final = (
     Plant(
         name="pops with other filters are of one kind",
         path="broker/pop/handlers.py",
-        sound="kind=(on_wake, want.is_ordered, want.wanted),",
-        bug="kind=(on_wake, want.is_ordered),",
+        sound="kind=(on_wake, params.is_ordered, params.message_filter),",
+        bug="kind=(on_wake, params.is_ordered),",
         proofs=("scenario/test_pop_wakes.py",),
     ),
     Plant(
@@ -1069,7 +1069,7 @@ _POP: Final = (
     Plant(
         name="nobody wakes a notification when the lease of its queue ends",
         path="broker/pop/handlers.py",
-        sound="        self._wake_when_free(asked, now_ms)\n        until_ms",
+        sound="        self._wake_when_free(pending, now_ms)\n        until_ms",
         bug="        until_ms",
         proofs=("scenario/test_pop_wakes.py",),
     ),
@@ -1097,8 +1097,8 @@ _POP: Final = (
     Plant(
         name="the revive topic counts as read though leases are open",
         path="broker/pop/lease_log.py",
-        sound="end = self._seen_ends[queue_id] if oldest is None else oldest.revive_offset",
-        bug="end = self._seen_ends[queue_id]",
+        sound="end = self._known_ends[queue_id] if oldest is None else oldest.revive_offset",
+        bug="end = self._known_ends[queue_id]",
         proofs=("property/test_pop_model.py", "scenario/test_pop_delivery.py"),
     ),
     Plant(
@@ -1125,8 +1125,8 @@ _POP: Final = (
     Plant(
         name="a repeated check point that was not stored counts",
         path="broker/pop/lease_log.py",
-        sound="if not is_stored(status):\n                self.leases.note_written(lease, before)",
-        bug="if False:\n                self.leases.note_written(lease, before)",
+        sound="if not is_stored(status):\n                self.leases.record_written(lease, before)",
+        bug="if False:\n                self.leases.record_written(lease, before)",
         proofs=("unit/broker/test_pop_leases.py",),
     ),
     Plant(
@@ -1167,7 +1167,7 @@ _POP: Final = (
     Plant(
         name="leases are read back before all of them are shown",
         path="broker/pop/service.py",
-        sound="        if self._log.is_shown:\n",
+        sound="        if self._log.is_caught_up:\n",
         bug="        if self._log:\n",
         proofs=("unit/broker/test_pop_leases.py", "elected"),
     ),
@@ -1233,8 +1233,8 @@ _EXACTLY_ONCE: Final = (
     Plant(
         name="a numbered send is forgotten before its key is found",
         path="broker/send/numbered.py",
-        sound="if last.is_under_way or last.end_offset > self._store.dispatched.value:",
-        bug="if last.is_under_way:",
+        sound="if last.is_in_flight or last.end_offset > self._store.dispatched.value:",
+        bug="if last.is_in_flight:",
         proofs=("unit/broker/test_numbered_sends.py",),
     ),
     Plant(
@@ -1248,7 +1248,7 @@ _EXACTLY_ONCE: Final = (
         name="the next epoch of a producer does not wait for what the last one stored",
         path="broker/send/numbered.py",
         sound="if last.end_offset > self._store.dispatched.value:\n",
-        bug="if last.is_under_way:\n",
+        bug="if last.is_in_flight:\n",
         proofs=("unit/broker/test_numbered_sends.py",),
     ),
 )
@@ -1257,7 +1257,7 @@ _OFFSETS: Final = (
     Plant(
         name="a client that is moved is still believed",
         path="broker/offsets/claims.py",
-        sound="            believed.discard((topic, queue_id))\n            self._count -= 1\n",
+        sound="            trusted.discard((topic, queue_id))\n            self._count -= 1\n",
         bug="            self._count -= 1\n",
         proofs=("unit/broker/test_claims.py",),
     ),
@@ -1285,14 +1285,14 @@ _OFFSETS: Final = (
     Plant(
         name="places of connections that are gone count for ever",
         path="broker/offsets/claims.py",
-        sound="self._count -= len(self._believed.pop(key))",
-        bug="self._believed.pop(key)",
+        sound="self._count -= len(self._trusted.pop(key))",
+        bug="self._trusted.pop(key)",
         proofs=("unit/broker/test_claims.py",),
     ),
     Plant(
         name="a consumer's proof of its place is not looked up",
         path="broker/offsets/claims.py",
-        sound="            if seen is not None and has_seen:",
+        sound="            if seen is not None and is_in_log:",
         bug="            if seen is not None:",
         proofs=("scenario/test_progress_clamped.py", "sim"),
     ),
@@ -1306,42 +1306,42 @@ _OFFSETS: Final = (
     Plant(
         name="a consumer that shows a record of another log stays where it asks",
         path="broker/offsets/claims.py",
-        sound="is_refuted = has_seen is False or self._has_gap",
-        bug="is_refuted = self._has_gap",
+        sound="is_refuted = is_in_log is False or self._is_beyond",
+        bug="is_refuted = self._is_beyond",
         proofs=("scenario/test_progress_clamped.py", "sim"),
     ),
     Plant(
         name="a slave hands on a reader whose record its copy does not have",
         path="broker/offsets/claims.py",
-        sound="if seen is None or has_seen is None:",
-        bug="if seen is None or not has_seen:",
+        sound="if seen is None or is_in_log is None:",
+        bug="if seen is None or not is_in_log:",
         proofs=("scenario/test_progress_clamped.py", "sim"),
     ),
     Plant(
         name="a record proves a reader's place however far behind it",
         path="broker/offsets/claims.py",
-        sound="return seen is not None and offset > self._proven(queue, seen)",
+        sound="return seen is not None and offset > self._next_after(queue, seen)",
         bug="return False",
         proofs=("scenario/test_progress_clamped.py", "sim"),
     ),
     Plant(
         name="a record proves a commit however far behind it",
         path="broker/offsets/claims.py",
-        sound="            offset = min(offset, self._proven(queue, seen))",
-        bug="            offset = min(offset, self._proven(queue, seen) + 100)",
+        sound="            offset = min(offset, self._next_after(queue, seen))",
+        bug="            offset = min(offset, self._next_after(queue, seen) + 100)",
         proofs=("scenario/test_progress_clamped.py",),
     ),
     Plant(
         name="a consumer that was led past something shows its record from before",
         path="client/consumer/queue_reader.py",
-        sound="self._seen = None  # it proves nothing about the skipped offsets",
+        sound="self._last_record = None  # it proves nothing about the skipped offsets",
         bug="pass",
         proofs=("scenario/test_client_moves.py",),
     ),
     Plant(
         name="a consumer that was led past what nobody can read shows its record from before",
         path="client/consumer/queue_reader.py",
-        sound="self._seen = None  # nothing after it was proven: the reader was moved beyond it",
+        sound="self._last_record = None  # nothing after it was proven: the reader was moved beyond it",
         bug="pass",
         proofs=("scenario/test_client_moves.py",),
     ),
@@ -1362,8 +1362,8 @@ _OFFSETS: Final = (
     Plant(
         name="what a filter passed over is no proof of a reader's place",
         path="client/consumer/queue_reader.py",
-        sound="self._seen = pulled.passed",
-        bug="self._seen = self._seen or pulled.passed",
+        sound="self._last_record = pulled.passed",
+        bug="self._last_record = self._last_record or pulled.passed",
         proofs=("scenario/test_progress_clamped.py", "unit/client", "sim"),
     ),
     Plant(
@@ -1522,7 +1522,7 @@ _CLIENT: Final = (
     Plant(
         name="a topic that is gone is not sent along the template",
         path="client/route_cache.py",
-        sound="            if await self._ask(topic) is not None:",
+        sound="            if await self._query_route(topic) is not None:",
         bug="            if True:",
         proofs=("unit/client/test_producer.py",),
     ),

@@ -260,7 +260,7 @@ class Broker:
         self.ha_address = term.ha_address
         routes = own | elected.routes() | self._ha_handlers(store).routes()
         if self.options.is_slave:
-            parts.topics.pass_deletion_on = elected.pass_deletion_on
+            parts.topics.forward_deletion = elected.forward_deletion
             routes = proven_routes(forwarded_routes(routes, term.forwarding), term.foreign)
         else:
             copied = copied_routes(routes, elected.wait_copied)
@@ -446,15 +446,15 @@ class Broker:
         )
 
     def _ha_handlers(self, store: MessageStore) -> HaHandlers:
-        def ask_soon() -> None:
+        def register_soon() -> None:
             if self._registration is not None:
-                self._registration.ask_soon()
+                self._registration.register_soon()
 
         return HaHandlers(
             is_slave=self.options.is_slave,
             first_end=store.max_log_offset,
             own_addresses=lambda: (self._advertised_address(), self._advertised_ha_address()),
-            ask_soon=ask_soon,
+            register_soon=register_soon,
             master_epoch=None if self._term is None else self._term.epoch,
         )
 
@@ -555,12 +555,12 @@ class Broker:
             clock=self._clock,
             scope=self._scope,
             on_answer=on_answer,
-            is_looking=lambda: replica is not None and replica.is_looking,
+            is_disconnected=lambda: replica is not None and replica.is_disconnected,
             may_register=self._claim.may_register if self._claim.is_watched and self._term is None else None,
         )
         if replica is not None:
-            replica.on_master_lost = self._registration.ask_soon
-        parts.topics.wait_told = self._registration.wait_told
+            replica.on_master_lost = self._registration.register_soon
+        parts.topics.wait_registered = self._registration.wait_registered
         await self._registration.start(self._identity())
 
     def _identity(self) -> BrokerIdentity:

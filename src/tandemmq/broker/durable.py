@@ -1,7 +1,7 @@
 """Deliveries that survive a kill: waiting messages are appended, and progress counts only once they are safe.
 
-`Progress` holds progress back until it is safe, `Wake` lets a task sleep, `Writer` is the only access of
-deliveries to the store, and `restore` builds the message to append.
+`Progress` holds progress back until it is safe, `Wake` lets a task sleep, `DurableWriter` is the only access
+of deliveries to the store, and `restore` builds the message to append.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ BATCH_BYTES_MAX = 262_144
 BATCH_COUNT_MAX = 64
 
 
-class Writer:
+class DurableWriter:
     """Reads waiting messages and appends the due ones; shared by delay levels, timers, pops and transactions.
 
     A batch is one append, awaited before the next, so messages keep their order and no batch is half

@@ -34,7 +34,7 @@ RETRY_S = 2.0
 
 UNREGISTER_TIMEOUT_S = 3.0
 
-TELL_WAIT_S = 3.0
+REGISTRATION_WAIT_S = 3.0
 """The longest wait of a topic creation for the name servers, in seconds; tools wait 5 s for the answer."""
 
 
@@ -50,15 +50,15 @@ class Registration:
         clock: Clock,
         scope: TaskScope,
         on_answer: Callable[[Registered], None],
-        is_looking: Callable[[], bool] = lambda: False,
+        is_disconnected: Callable[[], bool] = lambda: False,
         may_register: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
-        """Creates the links. `is_looking`: returns True on a slave without a connection to its reported
+        """Creates the links. `is_disconnected`: returns True on a slave without a connection to its reported
         master. `may_register`: called with the address of a name server before each registration; if it
         returns False the link ends.
         """
         self._options = options
-        self._is_looking = is_looking
+        self._is_disconnected = is_disconnected
         self._may_register = may_register
         self._topics = topics
         self._scope = scope
@@ -85,12 +85,12 @@ class Registration:
         if self.is_started:
             self.is_started = False
             for link in self._links:
-                link.note_tried()
+                link.notify_tried()
             await asyncio.gather(*(link.leave() for link in self._links))
 
-    async def wait_told(self, names: Iterable[str]) -> None:
-        """Waits until every reachable name server knows these topics, at most `TELL_WAIT_S`: the creator of a
-        topic may request its route at once.
+    async def wait_registered(self, names: Iterable[str]) -> None:
+        """Waits until every reachable name server knows these topics, at most `REGISTRATION_WAIT_S`: the
+        creator of a topic may request its route at once.
         """
         names = tuple(names)
         is_over = False
@@ -99,12 +99,12 @@ class Registration:
             nonlocal is_over
             is_over = True
             for link in self._links:
-                link.note_tried()
+                link.notify_tried()
 
-        timer = self._clock.call_later(TELL_WAIT_S, end)
+        timer = self._clock.call_later(REGISTRATION_WAIT_S, end)
         try:
             for link in self._links:
-                while self.is_started and not is_over and link.lacks(names):
+                while self.is_started and not is_over and link.is_missing(names):
                     await link.tried.wait()
         finally:
             timer.cancel()
@@ -132,13 +132,13 @@ class Registration:
         """
         if not self._options.is_slave:
             return False
-        return answer is None or not answer.master_address or self._is_looking()
+        return answer is None or not answer.master_address or self._is_disconnected()
 
-    def ask_soon(self) -> None:
+    def register_soon(self) -> None:
         """Registers again soon, because the master is lost and another may be known by now."""
         if self.is_started:
             for link in self._links:
-                link.ask_soon()
+                link.register_soon()
 
     def all_topics(self) -> TopicConfigTable:
         return self._table(self._topics.names)
@@ -173,7 +173,7 @@ class Registration:
         # Name servers accept topics from the master only, so a slave has no urgent changes.
         if self.is_started and not self._options.is_slave:
             for link in self._links:
-                link.tell_change(names)
+                link.add_change(names)
 
 
 class NameServerLink:
@@ -199,7 +199,7 @@ class NameServerLink:
         self._timeout_s = options.register_timeout_ms / 1000
         self.tried = asyncio.Event()  # replaced, and the old one set, at the end of each registration
         self._unconfirmed: dict[str, None] = {}
-        self._telling: dict[str, None] = {}
+        self._in_flight: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._is_reachable = True
         self._channel: Channel | None = None  # the channel of the last answer
@@ -207,22 +207,22 @@ class NameServerLink:
         self._is_forgotten = False
         self._is_new_channel = False
 
-    def tell_change(self, names: list[str]) -> None:
+    def add_change(self, names: list[str]) -> None:
         self._unconfirmed.update(dict.fromkeys(names))
         self._wake.set()
 
-    def lacks(self, names: tuple[str, ...]) -> bool:
+    def is_missing(self, names: tuple[str, ...]) -> bool:
         """Returns True while the server is reachable and has not confirmed all of these changes."""
         return self._is_reachable and any(
-            name in self._unconfirmed or name in self._telling for name in names
+            name in self._unconfirmed or name in self._in_flight for name in names
         )
 
-    def note_tried(self) -> None:
+    def notify_tried(self) -> None:
         """Wakes the tasks that wait for the end of a registration."""
         self.tried.set()
         self.tried = asyncio.Event()
 
-    def ask_soon(self) -> None:
+    def register_soon(self) -> None:
         """Registers in full now, because the answer is needed."""
         self._wake.set()
 
@@ -233,15 +233,15 @@ class NameServerLink:
             self._wake.clear()
             self._is_forgotten = self._is_new_channel = False
             is_ok = await self._register(is_full)
-            self._telling = {}
-            self.note_tried()
+            self._in_flight = {}
+            self.notify_tried()
             self.first_try_done.set()
             is_done = is_ok and not self._owner.lacks_master(self.answer)
             # A server that has just restarted may soon learn of another master.
             is_settled = not (self._is_new_channel and self._owner.has_rivals)
             period_s = self._period_s if is_done and is_settled else RETRY_S
             is_full = not await self._wait_for_change(period_s) or not is_ok or self._is_forgotten
-        self.note_tried()
+        self.notify_tried()
         self.first_try_done.set()
 
     async def leave(self) -> None:
@@ -256,9 +256,9 @@ class NameServerLink:
     async def _register(self, is_full: bool) -> bool:
         """Registers once. Returns True if the server confirmed."""
         assert self.identity is not None
-        told, self._unconfirmed = self._unconfirmed, {}
-        self._telling = told
-        table = self._owner.all_topics() if is_full else self._owner.changed_topics(told)
+        sent, self._unconfirmed = self._unconfirmed, {}
+        self._in_flight = sent
+        table = self._owner.all_topics() if is_full else self._owner.changed_topics(sent)
         if not is_full and not table.topics:
             return True  # only deletions: the deleting tool reports them to the name servers
         body = RegisterBrokerBody(filter_servers=(), topics=table)
@@ -267,8 +267,8 @@ class NameServerLink:
                 self._client, self.address, self.identity, body, timeout_s=self._timeout_s
             )
         except TandemError as error:
-            self._unconfirmed = told | self._unconfirmed
-            self._note_failure(error)
+            self._unconfirmed = sent | self._unconfirmed
+            self._log_failure(error)
             return False
         if not self._is_reachable:
             log.info(events.NAMESERVER_REACHED, extra={"address": self.address})
@@ -298,7 +298,7 @@ class NameServerLink:
         self._is_forgotten = True
         self._wake.set()
 
-    def _note_failure(self, error: TandemError) -> None:
+    def _log_failure(self, error: TandemError) -> None:
         """Logs one line per outage rather than per try."""
         if self._is_reachable:
             event = (

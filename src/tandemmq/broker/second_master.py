@@ -111,7 +111,7 @@ class MasterClaim:
         own = render_address((options.advertised_host, options.listen_port))
         known = await self.known_members()
         for address in sorted({members[0] for members in known if 0 in members}.union(also) - {own}):
-            if await self._ask(address) is not None:
+            if await self._query_master(address) is not None:
                 return address
         return None
 
@@ -131,17 +131,17 @@ class MasterClaim:
         return not self.yielded_to
 
     async def _compare(self, other: str) -> None:
-        facts = await self._ask(other)
+        facts = await self._query_master(other)
         if facts is None or self.yielded_to:
             return
-        told = {"broker": self._options.broker_name, "other": other}
+        extra = {"broker": self._options.broker_name, "other": other}
         if facts > MasterSeniority(self.started_at_ms, self._own_address()):
             if other != self._found:
                 self._found = other
-                log.error(events.SECOND_MASTER_FOUND, extra=told)
+                log.error(events.SECOND_MASTER_FOUND, extra=extra)
             return
         self.yielded_to = other
-        log.error(events.SECOND_MASTER_YIELDED, extra=told)
+        log.error(events.SECOND_MASTER_YIELDED, extra=extra)
         self._on_yield()
 
     async def _members(self, name_server: str) -> dict[int, str] | None:
@@ -154,7 +154,7 @@ class MasterClaim:
         except TandemError:
             return None
 
-    async def _ask(self, address: str) -> MasterSeniority | None:
+    async def _query_master(self, address: str) -> MasterSeniority | None:
         """Returns the other master at the address. None without an answer, for a broker that is not a master
         of this name, for a yielded master, and for this broker itself.
         """

@@ -144,21 +144,21 @@ class BrokerStats:
         """The number of sends answered with an error."""
         return sum(self.send_refusals.values())
 
-    def note_send_refusal(self, code: int) -> None:
+    def count_send_refusal(self, code: int) -> None:
         """Counts a send that was answered with this code before it reached the store."""
         self.send_refusals[code] = self.send_refusals.get(code, 0) + 1
 
-    def note_checkpoint(self, topic: str, group: str) -> None:
+    def count_checkpoint(self, topic: str, group: str) -> None:
         """Counts a stored lease, of a pop or of a change of the invisible time."""
         self.checkpoint_count += 1
         self.checkpoints.add(f"{topic}@{group}", 1, 0)
 
-    def note_acks(self, topic: str, group: str, count: int) -> None:
+    def count_acks(self, topic: str, group: str, count: int) -> None:
         """Counts acknowledged messages that were popped."""
         self.ack_count += count
         self.acks.add(f"{topic}@{group}", count, 0)
 
-    def note_pull_ending(self, code: int) -> None:
+    def count_pull_ending(self, code: int) -> None:
         """Counts a pull that was answered with this code and no messages."""
         self.pull_endings[code] = self.pull_endings.get(code, 0) + 1
 

@@ -103,7 +103,7 @@ class TableSaver:
         is.
         """
         file.waiting.append(on_saved)
-        self._due(file)
+        self._mark_due(file)
 
     async def save(self, file: TableFile) -> None:
         """Writes the file now if it is marked.
@@ -114,7 +114,7 @@ class TableSaver:
             waiting, file.waiting = file.waiting, []
             if not file.is_changed:
                 file.is_due = False
-                _tell(waiting, None)
+                _notify(waiting, None)
                 return
             file.is_changed = file.is_due = False
             write = partial(_write, file.path, seal_json(file.encode()), disk=self._disk)
@@ -123,9 +123,9 @@ class TableSaver:
             except OSError as error:
                 file.is_changed = True
                 self._arm(file, max(file.delay_ms, RETRY_DELAY_MS_MIN))
-                _tell(waiting, error)
+                _notify(waiting, error)
                 raise
-            _tell(waiting, None)
+            _notify(waiting, None)
 
     async def run(self) -> None:
         """Runs until `close`. It must not be cancelled during a write, because the write itself would
@@ -158,9 +158,9 @@ class TableSaver:
                 )
 
     def _arm(self, file: TableFile, delay_ms: int) -> None:
-        self._clock.call_later(delay_ms / 1000, self._due, file)
+        self._clock.call_later(delay_ms / 1000, self._mark_due, file)
 
-    def _due(self, file: TableFile) -> None:
+    def _mark_due(self, file: TableFile) -> None:
         file.is_due = True
         self._wake.set()
 
@@ -179,7 +179,7 @@ def _backup_of(path: Path) -> Path:
     return path.with_name(path.name + ".bak")
 
 
-def _tell(waiting: list[OnSaved], error: OSError | None) -> None:
+def _notify(waiting: list[OnSaved], error: OSError | None) -> None:
     for on_saved in waiting:
         on_saved(error)
 

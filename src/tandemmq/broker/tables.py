@@ -35,10 +35,10 @@ changes.
 TIMER_SAVE_MS = 1_000
 """RocketMQ's timerFlushIntervalMs: after a kill, about this much of timer messages is delivered again."""
 
-TOLD_LATE_MS_MAX = 60_000
+DISCOVERY_MS_MAX = 60_000
 """The longest delay with which a slave learns of a topic after its first messages; up to 10 s in RocketMQ."""
 
-TOLD_MAX = 20
+NAMED_TOPICS_MAX = 20
 """The highest number of restored topics named in the log."""
 
 
@@ -146,7 +146,7 @@ class Tables:
                     log.warning(events.TABLE_LOST, extra={"path": str(file.path)})
             if self.offset_file in self._not_found:
                 self.offsets.forget_progress(config.name for config in self.groups.configs)
-        self._tell_lowered(self.offset_file, self.offsets.forget_deleted())
+        self._log_lowered(self.offset_file, self.offsets.forget_deleted())
 
     def begin_run(self, store: MessageStore) -> None:
         """Prepares the tables of a master for its log. No progress may be beyond the end of its queue,
@@ -175,7 +175,7 @@ class Tables:
             config = self.topics.get(topic)
             if config is not None and queue_id < config.read_queue_count:
                 continue
-            if self._lacks_topics or _has_just_begun(store, topic, queue_id):
+            if self._lacks_topics or _is_new_queue(store, topic, queue_id):
                 counts[topic] = max(counts.get(topic, 0), queue_id + 1)
         restored = []
         for topic, count in counts.items():
@@ -192,7 +192,10 @@ class Tables:
         if restored:
             log.warning(
                 events.TOPIC_RESTORED,
-                extra={"count": len(restored), "topics": [config.name for config in restored[:TOLD_MAX]]},
+                extra={
+                    "count": len(restored),
+                    "topics": [config.name for config in restored[:NAMED_TOPICS_MAX]],
+                },
             )
 
     def clamp(self, store: MessageStore) -> None:
@@ -211,7 +214,7 @@ class Tables:
             (self._timer_file, self.timer_progress.clamp(queue_end(TIMER_TOPIC, 0), now_ms)),
             (self._order_file, self.orders.drop_behind(queue_end)),
         ):
-            self._tell_lowered(file, count)
+            self._log_lowered(file, count)
 
     def begin_term(self, epoch: int) -> None:
         """Raises the tables' versions to the term of an elected master: they are newer than in any earlier
@@ -227,7 +230,7 @@ class Tables:
             table.data_version = table.data_version.of_term(epoch, now_ms)
             self.saver.mark(file)
 
-    def _tell_lowered(self, file: TableFile, count: int) -> None:
+    def _log_lowered(self, file: TableFile, count: int) -> None:
         if count:
             log.warning(events.PROGRESS_CLAMPED, extra={"file": file.path.name, "count": count})
 
@@ -247,11 +250,11 @@ class Tables:
         return self.saver.add(self._directory / name, encode, delay_ms=delay_ms)
 
 
-def _has_just_begun(store: MessageStore, topic: str, queue_id: int) -> bool:
+def _is_new_queue(store: MessageStore, topic: str, queue_id: int) -> bool:
     if store.queue_min(topic, queue_id) or topic in store.deleted_topics:
         return False
     age_ms = store.newest_stored_at_ms - store.earliest_stored_at(topic, queue_id)
-    return age_ms <= TOLD_LATE_MS_MAX
+    return age_ms <= DISCOVERY_MS_MAX
 
 
 def _ignore(_error: OSError | None) -> None:

@@ -197,7 +197,7 @@ class Admin(Client):
                 await broker_admin.delete_topic(self._remoting, address, topic)
         for address in self._instance.name_servers.addresses:
             await nameserver.delete_topic(self._remoting, address, topic, name)
-        self._instance.routes.unwant(topic)
+        self._instance.routes.untrack(topic)
         if without_master:
             raise NoRoute(
                 f"topic {topic!r} is deleted, but not at {', '.join(without_master)}, which has no master"
@@ -371,7 +371,7 @@ class Admin(Client):
                 self._remoting, replica.address, topic
             ):
                 return
-        raise GroupNotFound(f"group {group!r} has no offset of topic {topic!r} and no member that reads it")
+        raise GroupNotFound(f"group {group!r} has no offset in topic {topic!r}, and no member reads it")
 
     async def _queue_range(self, view: RouteView, queue: MessageQueue) -> QueueRange:
         address = _address_of(view, queue)
@@ -399,23 +399,23 @@ def known_clusters(info: ClusterInfo) -> str:
     """Returns the part of an error text that lists the known clusters."""
     if not info.clusters:
         return "no broker is registered at these name servers"
-    return f"known are {', '.join(sorted(info.clusters))}"
+    return f"known clusters: {', '.join(sorted(info.clusters))}"
 
 
 def _cluster_name(info: ClusterInfo, cluster: str | None) -> str:
     if cluster is not None:
         if cluster not in info.clusters:
-            raise BadRequest(f"cluster {cluster!r} is unknown; {known_clusters(info)}")
+            raise BadRequest(f"unknown cluster {cluster!r}; {known_clusters(info)}")
         return cluster
     if not info.clusters:
         raise BadRequest(known_clusters(info))
     if len(info.clusters) != 1:
-        raise BadRequest(f"name one of the clusters {sorted(info.clusters)}")
+        raise BadRequest(f"several clusters exist: name one of {sorted(info.clusters)}")
     return next(iter(info.clusters))
 
 
 def _address_of(view: RouteView, queue: MessageQueue) -> str:
     replica = choose_replica(view.addresses.get(queue.broker_name, {}), MASTER_ID)
     if replica is None:
-        raise NoRoute(f"no address of broker {queue.broker_name!r} is known for topic {queue.topic!r}")
+        raise NoRoute(f"no address is known for broker {queue.broker_name!r} of topic {queue.topic!r}")
     return replica.address

@@ -28,7 +28,7 @@ from tandemmq.remoting.client import RemotingClient
 
 Masters = Mapping[str, str]
 """The masters of a cluster, as broker name -> address."""
-GROUPS_TOLD = 3
+GROUPS_NAMED = 3
 """The number of groups, or of queues, that an error text names at most."""
 
 
@@ -48,7 +48,7 @@ async def create(
     """
     lacking: dict[str, str] = {}
     for name, address in masters.items():
-        held = await _shown(remoting, name, address, wanted.name, route)
+        held = await _read_config(remoting, name, address, wanted.name, route)
         if held is None:
             lacking[name] = address
         elif not exist_ok:
@@ -56,7 +56,7 @@ async def create(
     for name, address in lacking.items():
         await broker_admin.create_topic(remoting, address, wanted, if_exists=IfExists.KEEP)
         if not exist_ok:
-            held = await _shown(remoting, name, address, wanted.name, None)
+            held = await _read_config(remoting, name, address, wanted.name, None)
             if held is not None:  # with the attributes as that broker understands them
                 _require_equal(name, held, msgspec.structs.replace(wanted, attributes={}))
     return bool(lacking)
@@ -113,7 +113,7 @@ async def change(
         await broker_admin.create_topic(remoting, address, wanted, if_exists=if_exists)
         changed[name] = wanted
     if not changed:
-        raise TopicNotFound(f"no master that was asked has the topic {topic!r}")
+        raise TopicNotFound(f"none of the masters has the topic {topic!r}")
     if unread:
         raise TopicHasUnread(
             f"topic {topic!r} keeps its read queues, because messages would become unreachable: "
@@ -169,10 +169,12 @@ async def read_config(remoting: RemotingClient, address: str, topic: str) -> Top
 def require_queue_count(count: int | None) -> None:
     """Raises BadRequest for a topic without queues."""
     if count is not None and count < 1:
-        raise BadRequest(f"queue_count {count}: must be 1 or more, a topic without queues takes nothing")
+        raise BadRequest(
+            f"queue_count {count}: must be 1 or more, because a topic without queues accepts no messages"
+        )
 
 
-async def _shown(
+async def _read_config(
     remoting: RemotingClient, name: str, address: str, topic: str, route: TopicRoute | None
 ) -> TopicConfig | None:
     """Returns the topic's configuration from the broker, or from the route if the broker rejects the query:
@@ -205,7 +207,7 @@ def _require_equal(broker_name: str, held: TopicConfig, wanted: TopicConfig) -> 
     if differs:
         raise TopicExists(
             f"topic {wanted.name!r} exists with other settings, at {broker_name} it has {'; '.join(differs)}:"
-            " exist_ok=True takes it as it is, ensure_topic adds missing queues, update_topic changes it"
+            " exist_ok=True accepts it as it is, ensure_topic adds missing queues, update_topic changes it"
         )
 
 
@@ -219,5 +221,5 @@ def _counts(config: TopicConfig) -> tuple[int, int]:
 
 
 def _few(texts: list[str]) -> str:
-    rest = len(texts) - GROUPS_TOLD
-    return ", ".join(texts[:GROUPS_TOLD]) + (f" and {rest} more" if rest > 0 else "")
+    more = len(texts) - GROUPS_NAMED
+    return ", ".join(texts[:GROUPS_NAMED]) + (f" and {more} more" if more > 0 else "")

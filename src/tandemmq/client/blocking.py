@@ -55,13 +55,13 @@ class LoopThread:
                 if not self._is_ending:
                     return asyncio.run_coroutine_threadsafe(work, self._loop)
         work.close()
-        raise ClientError("the client's thread is gone: it was closed, or the process has forked")
+        raise ClientError("the client's thread has ended: the client was closed, or the process has forked")
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine in the loop and waits for it; an interrupt of the caller cancels the coroutine."""
         if threading.current_thread() is self._thread:
             work.close()
-            raise ClientError("a blocking call from a callback in the client's own thread would never end")
+            raise ClientError("a blocking call from a callback in the client's own thread would never return")
         future = self.submit(work)
         try:
             return outcome_of(future)
@@ -118,7 +118,7 @@ def outcome_of(future: Future[T]) -> T:
     try:
         return future.result()
     except CancelledError:
-        raise ClientError("the client was closed by another thread meanwhile, or its thread ended") from None
+        raise ClientError("the client was closed by another thread, or its thread has ended") from None
 
 
 class _SharedThread:
@@ -180,7 +180,7 @@ class Facade(Generic[C]):
     def start(self) -> Self:
         """Starts the client. Raises BrokerUnreachable when no name server accepts a connection."""
         if self._client is not None:
-            raise ClientError("the client is started already")
+            raise ClientError("the client is already started")
         thread = acquire_thread()
         try:
             self._client = thread.call(self._make_started())
@@ -222,7 +222,7 @@ class Facade(Generic[C]):
     @property
     def _running(self) -> C:
         if self._client is None:
-            raise ClientError("the client is not started, or closed")
+            raise ClientError("the client is not started, or it is closed")
         return self._client
 
     def _monotonic(self) -> float:
@@ -232,7 +232,7 @@ class Facade(Generic[C]):
         thread = self._thread
         if thread is None:  # closed by another thread meanwhile
             work.close()
-            raise ClientError("the client is not started, or closed")
+            raise ClientError("the client is not started, or it is closed")
         return thread.call(work)
 
 

@@ -184,7 +184,7 @@ class BlockingTransactionProducer(Facade[TransactionProducer]):
         try:
             state = work(message)
             if not isinstance(state, TransactionState):
-                raise ClientError(f"a TransactionState is needed, not {state!r}")
+                raise ClientError(f"expected a TransactionState, got {state!r}")
         except BaseException:
             self.end(sent, TransactionState.UNKNOWN)
             raise

@@ -75,7 +75,7 @@ UNDECODED_LINE_S = 10.0
 
 
 T = TypeVar("T")
-AskMaster = Callable[[str, float], Awaitable[T]]
+MasterCall = Callable[[str, float], Awaitable[T]]
 """A call to the broker at an address, with a timeout in seconds."""
 
 
@@ -151,13 +151,13 @@ class ClientInstance:
         )
         self.outages = Outages()
         self.client_id = ""
-        self._is_begun = False
+        self._is_started = False
         self.failure: BaseException | None = None
         self.on_failure: list[Callable[[BaseException], None]] = []
         """The functions to call once, when a background task of this instance has died."""
         self._producer_groups: dict[str, None] = {INNER_PRODUCER_GROUP: None}
         self._consumers: dict[str, GroupMember] = {}
-        self._heartbeat_wanted = asyncio.Event()
+        self._heartbeat_requested = asyncio.Event()
         self._undecoded_count = 0
         self._undecoded_line_at_s = float("-inf")
 
@@ -168,11 +168,9 @@ class ClientInstance:
         Raises:  BrokerUnreachable, naming the name servers, when none accepts a connection. ClientError when
                  the instance was started before.
         """
-        if self._is_begun:
-            raise ClientError(
-                "a client starts once: make another one in place of one that was started before"
-            )
-        self._is_begun = True
+        if self._is_started:
+            raise ClientError("clients are single-use: create a new one instead of starting this one again")
+        self._is_started = True
         try:
             ip = self.options.client_ip or await self._local_ip()
         except BaseException:
@@ -215,9 +213,9 @@ class ClientInstance:
 
     def beat_soon(self) -> None:
         """Sends a heartbeat soon, because the content of heartbeats has changed."""
-        self._heartbeat_wanted.set()
+        self._heartbeat_requested.set()
 
-    async def ask_master(self, topic: str, broker_name: str, ask: AskMaster[T], *, timeout_s: float) -> T:
+    async def call_master(self, topic: str, broker_name: str, ask: MasterCall[T], *, timeout_s: float) -> T:
         """Returns the answer of the broker group's master, also when the master changes meanwhile.
 
         While the group has no master that serves the request, the route is refreshed until the deadline. A
@@ -233,8 +231,8 @@ class ClientInstance:
                 address = self._master_of(topic, broker_name)
                 if address is None:
                     raise NoRoute(f"broker {broker_name!r} has no master for topic {topic!r}")
-                left_s = max(0.0, deadline_s - self.clock.monotonic())
-                return await self._ask_while_master(topic, broker_name, address, ask(address, left_s))
+                remaining_s = max(0.0, deadline_s - self.clock.monotonic())
+                return await self._call_while_master(topic, broker_name, address, ask(address, remaining_s))
             except OUTAGES:
                 pause_s = (low + self.chance.below(high - low)) / 1000
                 if deadline_s - self.clock.monotonic() <= pause_s:
@@ -242,7 +240,7 @@ class ClientInstance:
                 self.routes.refresh_soon(topic)
                 await self.clock.sleep(pause_s)
 
-    async def _ask_while_master(self, topic: str, broker_name: str, address: str, asking: Awaitable[T]) -> T:
+    async def _call_while_master(self, topic: str, broker_name: str, address: str, asking: Awaitable[T]) -> T:
         """Returns the answer; raises BrokerUnreachable when the route names another master before the answer
         has come.
         """
@@ -251,7 +249,7 @@ class ClientInstance:
             while True:
                 done, _ = await asyncio.wait((task,), timeout=SILENT_S)
                 if task.cancelled():
-                    raise ClientError("the client was closed meanwhile")
+                    raise ClientError("the client was closed during the call")
                 if done:
                     answer, error = task.result()
                     if error is not None:
@@ -267,7 +265,7 @@ class ClientInstance:
         view = self.routes.get(topic)
         return None if view is None else view.master_address(broker_name)
 
-    def note_undecoded(self, message: ReceivedMessage) -> None:
+    def report_undecoded(self, message: ReceivedMessage) -> None:
         """Counts a message that is delivered with its stored body, and logs the count now and then."""
         self._undecoded_count += 1
         now_s = self.clock.monotonic()
@@ -336,18 +334,18 @@ class ClientInstance:
             )
         except TandemError as error:
             facts = {"address": address, "error": str(error)}
-            self.outages.note_failure(log, events.HEARTBEAT_FAILED, address, facts)
+            self.outages.record_failure(log, events.HEARTBEAT_FAILED, address, facts)
             return
-        self.outages.note_success(events.HEARTBEAT_FAILED, address)
+        self.outages.record_success(events.HEARTBEAT_FAILED, address)
 
     async def _beat(self) -> None:
         while True:
             try:
                 async with asyncio.timeout(self.options.heartbeat_s):
-                    await self._heartbeat_wanted.wait()
+                    await self._heartbeat_requested.wait()
             except TimeoutError:
                 pass
-            self._heartbeat_wanted.clear()
+            self._heartbeat_requested.clear()
             await self.beat()
 
     async def _local_ip(self) -> str:
@@ -365,7 +363,9 @@ class ClientInstance:
         member = self._consumers.get(group)
         if member is None:
             return (
-                None if command.is_oneway else command.reply(1, remark=f"no consumer of group {group!r} here")
+                None
+                if command.is_oneway
+                else command.reply(1, remark=f"this client has no consumer of group {group!r}")
             )
         return member.handle_broker_request(command)
 
@@ -395,11 +395,11 @@ class InstanceUse:
 
     def __init__(self, namesrv: ServerNames, options: ClientOptions, shared: ClientInstance | None) -> None:
         self.instance = shared or ClientInstance(namesrv, options)
-        self._is_own = shared is None
+        self._owns_instance = shared is None
 
     async def start(self) -> None:
         """Starts the instance as `ClientInstance.start` does, if it is the client's own."""
-        if self._is_own:
+        if self._owns_instance:
             await self.instance.start()
 
     async def close_member(
@@ -413,7 +413,7 @@ class InstanceUse:
 
     async def close(self) -> None:
         """Closes the instance as `ClientInstance.close` does, if it is the client's own."""
-        if self._is_own:
+        if self._owns_instance:
             await self.instance.close()
 
 
@@ -453,7 +453,7 @@ class ProducerQuestions:
         Raises:  Busy at the bound.
         """
         if len(self._replies) >= REQUESTS_MAX:
-            raise Busy(f"{REQUESTS_MAX} requests of this client wait for their reply")
+            raise Busy(f"{REQUESTS_MAX} requests of this client are waiting for replies: try again later")
         future: Reply = asyncio.get_running_loop().create_future()
         self._replies[correlation_id] = future
         return future

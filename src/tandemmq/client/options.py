@@ -62,7 +62,7 @@ def _check_namespace(owner: object, *names: str) -> None:
         value = getattr(owner, name)
         if not isinstance(value, str) or re.fullmatch(r"[a-zA-Z0-9_-]*", value) is None:
             raise ConfigError(
-                f"{type(owner).__name__}.{name} = {value!r}: must be of ASCII letters, digits, - and _"
+                f"{type(owner).__name__}.{name} = {value!r}: must consist of ASCII letters, digits, - and _"
             )
 
 
@@ -117,7 +117,7 @@ class ClientOptions:
     def __post_init__(self) -> None:
         _check_namespace(self, "namespace", "namespace_v2")
         if bool(self.access_key) != bool(self.secret_key):
-            raise ConfigError("ClientOptions.access_key and secret_key belong together")
+            raise ConfigError("ClientOptions.access_key and secret_key must be given together")
         if self.security_token and not self.access_key:
             raise ConfigError("ClientOptions.security_token needs access_key and secret_key")
         _check(self, "route_refresh_s", "heartbeat_s", low=0.05, high=3600)
@@ -367,7 +367,7 @@ def parse_name_servers(servers: ServerNames) -> tuple[str, ...]:
     texts = [servers] if isinstance(servers, str) else servers
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise ConfigError(
-            f"name servers {servers!r}: must be a text like host:port;host:port or a sequence of such texts"
+            f"name servers {servers!r}: must be a string such as host:port;host:port, or a sequence of those"
         )
     pieces = [piece.strip() for text in texts for piece in text.replace(",", ";").split(";")]
     addresses = [_with_port(piece.rpartition("://")[2]) for piece in pieces if piece]

@@ -135,7 +135,7 @@ class FaultyPeers:
         """Returns False while no peer has failed since its last success."""
         return bool(self._until)
 
-    def note_failure(self, peer: str, now_s: float) -> None:
+    def record_failure(self, peer: str, now_s: float) -> None:
         """Avoids the peer from now on, longer with every failure in a row.
 
         Failures of sends that were in flight together count once: only a failure after the avoidance has
@@ -147,7 +147,7 @@ class FaultyPeers:
         self._failures[peer] = failures + 1
         self._until[peer] = now_s + min(AVOID_S_MIN * 2.0 ** min(failures, 10), AVOID_S_MAX)
 
-    def note_success(self, peer: str) -> None:
+    def record_success(self, peer: str) -> None:
         """Ends the avoidance of a peer that answered."""
         if self._failures:
             self._failures.pop(peer, None)
@@ -185,10 +185,10 @@ class RouteCache:
         self._refresh_s = refresh_s
         self._timeout_s = timeout_s
         self._views: dict[str, RouteView] = {}
-        self._wanted: set[str] = set()
+        self._tracked: set[str] = set()
         self._refreshed_at: dict[str, float] = {}
-        self._under_way: dict[str, asyncio.Task[RouteView | TandemError | None]] = {}
-        self._due: set[str] = set()
+        self._loading: dict[str, asyncio.Task[RouteView | TandemError | None]] = {}
+        self._load_pending: set[str] = set()
         self._listeners: list[OnChange] = []
         self._outages = Outages()
 
@@ -201,13 +201,13 @@ class RouteCache:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def want(self, topic: str) -> None:
+    def track(self, topic: str) -> None:
         """Keeps this topic's view fresh, even while the topic has no route."""
-        self._wanted.add(topic)
+        self._tracked.add(topic)
 
-    def unwant(self, topic: str) -> None:
+    def untrack(self, topic: str) -> None:
         """Forgets a topic."""
-        self._wanted.discard(topic)
+        self._tracked.discard(topic)
         self._views.pop(topic, None)
 
     async def refresh(self, topic: str) -> RouteView | None:
@@ -216,7 +216,7 @@ class RouteCache:
 
         Raises:  BrokerUnreachable, RequestTimeout when no name server answers.
         """
-        task = self._under_way.get(topic) or self._start_load(topic)
+        task = self._loading.get(topic) or self._start_load(topic)
         outcome = await asyncio.shield(task)
         if isinstance(outcome, TandemError):
             raise outcome
@@ -227,7 +227,7 @@ class RouteCache:
 
         Raises:  NoRoute with the reason; BrokerUnreachable, RequestTimeout when no name server answers.
         """
-        self.want(topic)
+        self.track(topic)
         view = self._views.get(topic) or await self.refresh(topic)
         if view is not None and view.publish_queues:
             return view
@@ -236,9 +236,9 @@ class RouteCache:
             if view is not None and view.publish_queues:
                 return view
             # `refresh` keeps the view of a deleted topic, for its readers.
-            if await self._ask(topic) is not None:
-                raise NoRoute(f"topic {topic!r}: no broker with a master takes writes for it")
-        template = await self._ask(template_topic)
+            if await self._query_route(topic) is not None:
+                raise NoRoute(f"topic {topic!r}: no broker with a master accepts writes for it")
+        template = await self._query_route(template_topic)
         view = None if template is None else build_template_view(topic, template, template_queue_count)
         if view is None or not view.publish_queues:
             servers = ";".join(self._name_servers.addresses)
@@ -258,14 +258,14 @@ class RouteCache:
         """Refreshes a view that seems outdated: at once, or after a pause when the view has just been
         refreshed.
         """
-        self.want(topic)
-        if topic in self._under_way or topic in self._due or self._tasks.is_closed:
+        self.track(topic)
+        if topic in self._loading or topic in self._load_pending or self._tasks.is_closed:
             return
         since_s = self._clock.monotonic() - self._refreshed_at.get(topic, -REFRESH_PAUSE_S)
         if since_s >= REFRESH_PAUSE_S:
             self._start_load(topic)
         else:
-            self._due.add(topic)
+            self._load_pending.add(topic)
             self._clock.call_later(REFRESH_PAUSE_S - since_s, self._load_due, topic)
 
     def broker_addresses(self) -> dict[str, dict[int, str]]:
@@ -282,7 +282,7 @@ class RouteCache:
         """Refreshes all wanted topics periodically, one after the other, for ever."""
         while True:
             await self._clock.sleep(self._refresh_s)
-            for topic in sorted(self._wanted):
+            for topic in sorted(self._tracked):
                 try:
                     await self.refresh(topic)
                 except TandemError:
@@ -290,14 +290,14 @@ class RouteCache:
                     break
 
     def _load_due(self, topic: str) -> None:
-        self._due.discard(topic)
-        if topic not in self._under_way and not self._tasks.is_closed:
+        self._load_pending.discard(topic)
+        if topic not in self._loading and not self._tasks.is_closed:
             self._start_load(topic)
 
     def _start_load(self, topic: str) -> asyncio.Task[RouteView | TandemError | None]:
         task = self._tasks.start("route", self._load(topic))
-        self._under_way[topic] = task
-        task.add_done_callback(lambda _: self._under_way.pop(topic, None))
+        self._loading[topic] = task
+        task.add_done_callback(lambda _: self._loading.pop(topic, None))
         return task
 
     async def _load(self, topic: str) -> RouteView | TandemError | None:
@@ -305,14 +305,14 @@ class RouteCache:
         the client's task scope.
         """
         try:
-            route = await self._ask(topic)
+            route = await self._query_route(topic)
         except TandemError as error:
             facts = {"topic": topic, "error": str(error)}
-            self._outages.note_failure(log, events.ROUTE_REFRESH_FAILED, None, facts)
+            self._outages.record_failure(log, events.ROUTE_REFRESH_FAILED, None, facts)
             return error
         finally:
             self._refreshed_at[topic] = self._clock.monotonic()
-        self._outages.note_success(events.ROUTE_REFRESH_FAILED, None)
+        self._outages.record_success(events.ROUTE_REFRESH_FAILED, None)
         old = self._views.get(topic)
         if route is None:
             return old
@@ -324,7 +324,7 @@ class RouteCache:
                 listener(view)
         return view
 
-    async def _ask(self, topic: str) -> TopicRoute | None:
+    async def _query_route(self, topic: str) -> TopicRoute | None:
         return await self._name_servers.ask(
             lambda client, address: nameserver.query_route(client, address, topic, timeout_s=self._timeout_s),
             knows=is_known,

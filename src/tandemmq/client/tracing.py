@@ -219,8 +219,8 @@ class SendObserver:
         error = outcome.exception()
         found = () if error is not None else outcome.result()
         results = found if isinstance(found, list | tuple) else (found,)
-        for place, message in enumerate(messages):
-            result = results[place] if place < len(results) else None
+        for index, message in enumerate(messages):
+            result = results[index] if index < len(results) else None
             if self._hook is not None:
                 call_hook(self._hook, SendEvent(message, result, error, took_s))
             if self._tracer is not None and result is not None and message.topic != self._tracer.trace_topic:

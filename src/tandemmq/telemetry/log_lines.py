@@ -69,12 +69,14 @@ class Outages:
     def __init__(self) -> None:
         self._failing: set[tuple[str, Hashable]] = set()
 
-    def note_failure(self, log: logging.Logger, event: str, key: Hashable, facts: Mapping[str, Any]) -> None:
+    def record_failure(
+        self, log: logging.Logger, event: str, key: Hashable, facts: Mapping[str, Any]
+    ) -> None:
         is_new = (event, key) not in self._failing
         self._failing.add((event, key))
         log.log(logging.WARNING if is_new else logging.DEBUG, event, extra=dict(facts))
 
-    def note_success(self, event: str, key: Hashable) -> None:
+    def record_success(self, event: str, key: Hashable) -> None:
         if self._failing:
             self._failing.discard((event, key))
 

@@ -115,5 +115,5 @@ def test_targets_are_ordered_and_filtered() -> None:
         Target("C", "b", 1, "b:1"),
     ]
     assert [target.address for target in targets_of(info, masters_only=True)] == ["a:0", "b:0", "o:0"]
-    with pytest.raises(ConfigError, match="known are C, D"):
+    with pytest.raises(ConfigError, match="known clusters: C, D"):
         targets_of(info, "E")

@@ -48,8 +48,8 @@ def test_success_is_there_before_the_first_send() -> None:
 def test_refusals_and_ends_of_pulls_are_counted_by_code() -> None:
     stats = BrokerStats(0.0)
     for code in (14, 14, 17):
-        stats.note_send_refusal(code)
-    stats.note_pull_ending(19)
+        stats.count_send_refusal(code)
+    stats.count_pull_ending(19)
     assert (stats.send_refusals, stats.refused_count) == ({14: 2, 17: 1}, 3)
     assert stats.pull_endings == {19: 1}
 

@@ -102,8 +102,8 @@ def test_reset_is_taken_once() -> None:
     table.reset("g", "T", 0, 3, 0)
     assert table.committed("g", "T", 0) == 3
     assert table.waiting_reset("g", "T", 0) == 3
-    assert table.take_reset("g", "T", 0) == 3
-    assert table.take_reset("g", "T", 0) is None
+    assert table.consume_reset("g", "T", 0) == 3
+    assert table.consume_reset("g", "T", 0) is None
     assert table.waiting_reset("g", "T", 0) is None
 
 
@@ -112,7 +112,7 @@ def test_dropped_topic_and_group_leave_no_offsets() -> None:
     for group in ("g", "h"):
         for topic in ("T", "U", "TT"):
             table.commit(group, topic, 0, 1, 0)
-            table.note_pulled(group, topic, 0, 2)
+            table.record_pulled(group, topic, 0, 2)
     assert sorted(table.groups_of("T")) == ["g", "h"]
     assert sorted(table.topics_of("g")) == ["T", "TT", "U"]
     table.drop_topic("T")
@@ -173,7 +173,7 @@ def test_deletions_that_expired_are_forgotten_by_the_table_of_offsets() -> None:
         deleted.clear()
         deleted[f"T{number}"] = number
         table.drop_topic(f"T{number}")
-    assert table._came_after == deleted
+    assert table._last_deletions == deleted
 
 
 def test_slave_merges_the_masters_offsets_by_key() -> None:

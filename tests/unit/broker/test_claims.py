@@ -102,7 +102,7 @@ class World:
     def asked(self, channel: Channel | None = None) -> None:
         """Acts as a client that asks for its group's offset and has sent no heartbeat."""
         header = QueryOffsetRequest(consumer_group="G", topic="T", queue_id=0)
-        self.claims.note_asked(self._on(channel), header)
+        self.claims.trust_after_query(self._on(channel), header)
 
     def _on(self, channel: Channel | None) -> Any:
         return channel or self.channel
@@ -127,7 +127,7 @@ def seen(offset: int, *, is_other: bool = False) -> str:
     return SeenRecord(offset, 100 * offset, SECOND_MS * offset + is_other).render()
 
 
-def test_whoever_begins_at_or_below_the_life_start_is_believed() -> None:
+def test_whoever_begins_at_or_below_the_life_start_is_trusted() -> None:
     world = World()
     assert world.pull(LIFE_START) is None
     assert world.pull(20) is None  # it was led there in this run
@@ -146,9 +146,9 @@ def test_a_claim_is_led_back_once_over_each_connection() -> None:
     assert world.pull(12, channel=Channel(port=2)) == LIFE_START  # the answer may be lost with its connection
 
 
-def test_a_client_that_asked_where_its_group_is_is_believed_from_its_host() -> None:
+def test_a_client_that_asked_where_its_group_is_is_trusted_from_its_host() -> None:
     world = World()
-    world.claims.note_reset(world._on(None), request(0))
+    world.claims.trust_after_reset(world._on(None), request(0))
     same_host = Channel(port=2)
     assert world.pull(12, client_id=None, channel=same_host) is None
     assert world.pull(12, client_id="d", channel=Channel("10.0.0.2")) == LIFE_START
@@ -156,7 +156,7 @@ def test_a_client_that_asked_where_its_group_is_is_believed_from_its_host() -> N
     assert world.pull(12, client_id="d", channel=other) is None
 
 
-def test_what_is_believed_of_a_connection_ends_with_it() -> None:
+def test_what_is_trusted_of_a_connection_ends_with_it() -> None:
     world = World(count_max=1)
     world.asked(first := Channel("10.0.0.5"))
     assert world.claims._count == 1
@@ -166,7 +166,7 @@ def test_what_is_believed_of_a_connection_ends_with_it() -> None:
     assert world.pull(12, client_id="d") == LIFE_START  # the bound is free again
 
 
-def test_at_the_bound_everybody_is_believed() -> None:
+def test_at_the_bound_everybody_is_trusted() -> None:
     world = World(count_max=1)
     assert world.pull(0) is None
     assert world.pull(12, client_id="d") is None
@@ -182,7 +182,7 @@ def test_a_record_of_this_log_proves_the_offset_behind_it_and_no_further() -> No
     assert world.commit(8, seen=seen(9)) == 8
 
 
-def test_a_record_of_another_log_refutes_also_a_client_that_was_believed() -> None:
+def test_a_record_of_another_log_refutes_also_a_client_that_was_trusted() -> None:
     world = World()
     world.offsets.commit("G", "T", 0, 8, 0)
     assert world.pull(0) is None
@@ -234,7 +234,7 @@ def test_of_those_that_keep_progress_of_their_own_the_commits_say_nothing() -> N
     world.online(BROADCASTING)
     assert world.pull(12) == LIFE_START
     world = World()
-    world.offsets.note_pulled("G", "T", 0, 10)
+    world.offsets.record_pulled("G", "T", 0, 10)
     world.online(kind=ACTIVE_TYPE)
     assert world.pull(12) == 10
 

@@ -24,9 +24,9 @@ def reads(clock: ManualClock) -> ColdReads:
 def test_group_is_over_from_its_threshold_on_until_the_window_ends(
     reads: ColdReads, clock: ManualClock
 ) -> None:
-    reads.note("g", 99)
+    reads.record("g", 99)
     assert not reads.is_over("g")
-    reads.note("g", 1)
+    reads.record("g", 1)
     assert reads.is_over("g")
     clock.advance(WINDOW_S)
     assert not reads.is_over("g")
@@ -35,14 +35,14 @@ def test_group_is_over_from_its_threshold_on_until_the_window_ends(
 
 def test_all_groups_that_read_old_messages_are_over_when_their_sum_is(reads: ColdReads) -> None:
     for group in ("a", "b", "c"):
-        reads.note(group, 90)
+        reads.record(group, 90)
     assert [reads.is_over(group) for group in ("a", "b", "c", "reads nothing old")] == [True] * 3 + [False]
 
 
 def test_group_with_a_threshold_of_its_own(reads: ColdReads) -> None:
     reads.set_thresholds({"a": 1_000, "b": 10})
-    reads.note("a", 200)
-    reads.note("b", 10)
+    reads.record("a", 200)
+    reads.record("b", 10)
     assert [reads.is_over(group) for group in ("a", "b")] == [False, True]
     reads.remove_threshold("b")
     reads.remove_threshold("never set")
@@ -51,7 +51,7 @@ def test_group_with_a_threshold_of_its_own(reads: ColdReads) -> None:
 
 
 def test_group_that_reads_nothing_old_for_a_minute_is_forgotten(reads: ColdReads, clock: ManualClock) -> None:
-    reads.note("g", 1)
+    reads.record("g", 1)
     clock.advance(FORGOTTEN_AFTER_MS / 1000 - WINDOW_S)
     assert "g" in reads.info().groups
     clock.advance(WINDOW_S)
@@ -61,8 +61,8 @@ def test_group_that_reads_nothing_old_for_a_minute_is_forgotten(reads: ColdReads
 def test_bounds(reads: ColdReads, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold_reads, "GROUPS_MAX", 1)
     monkeypatch.setattr(cold_reads, "THRESHOLDS_MAX", 2)
-    reads.note("a", 1)
-    reads.note("b", 2)
+    reads.record("a", 1)
+    reads.record("b", 2)
     assert (set(reads.info().groups), reads.info().all_bytes) == ({"a"}, 3)
     reads.set_thresholds({"a": 1, "b": 2})
     reads.set_thresholds({"b": 3})

@@ -16,7 +16,7 @@ def test_an_address_makes_so_many_at_once_and_as_many_within_an_hour() -> None:
     quota = CreationQuota(4, clock)
     for number in range(4):
         quota.take("10.0.0.1", f"T{number}")
-    with pytest.raises(NotPermitted, match=r"10\.0\.0\.1 has made 4 .*autoCreatePerAddressMax"):
+    with pytest.raises(NotPermitted, match=r"10\.0\.0\.1 has created 4 .*autoCreatePerAddressMax"):
         quota.take("10.0.0.1", "T4")
     quota.take("10.0.0.2", "T4")
     clock.advance(PERIOD_S / 4)

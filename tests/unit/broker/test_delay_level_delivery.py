@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from delay_machine import ROOT, Machine
 
-from tandemmq.broker.durable import Writer
+from tandemmq.broker.durable import DurableWriter
 from tandemmq.errors import Busy
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, Record
@@ -60,14 +60,14 @@ async def test_each_message_is_read_once_however_many_wait_behind_it(monkeypatch
     machine = Machine()
     await machine.start()
     read: list[int] = []
-    read_before = Writer.read
+    read_before = DurableWriter.read
 
-    def count(self: Writer, *args: Any, **options: Any) -> tuple[list[Record], int]:
+    def count(self: DurableWriter, *args: Any, **options: Any) -> tuple[list[Record], int]:
         records, next_offset = read_before(self, *args, **options)
         read.extend(record.queue_offset for record in records)
         return records, next_offset
 
-    monkeypatch.setattr(Writer, "read", count)
+    monkeypatch.setattr(DurableWriter, "read", count)
     for number in range(40):
         machine.delay(f"{number}", 1)
         await machine.clock.pass_time(0.05)
@@ -226,19 +226,21 @@ async def test_a_message_behind_one_that_waits_is_known_since_it_came() -> None:
 async def test_what_cannot_be_read_now_is_asked_for_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine()
     await machine.start()
-    read_before = Writer.read
+    read_before = DurableWriter.read
     asked: list[int] = []
 
-    def read_nothing(_: Writer, _topic: str, _queue_id: int, queue_offset: int) -> tuple[list[Record], int]:
+    def read_nothing(
+        _: DurableWriter, _topic: str, _queue_id: int, queue_offset: int
+    ) -> tuple[list[Record], int]:
         asked.append(queue_offset)
         assert len(asked) < 10
         return [], queue_offset
 
-    monkeypatch.setattr(Writer, "read", read_nothing)
+    monkeypatch.setattr(DurableWriter, "read", read_nothing)
     machine.delay("a", 1)
     await machine.clock.pass_time(3.5)
     assert asked == [0, 0, 0, 0]
-    monkeypatch.setattr(Writer, "read", read_before)
+    monkeypatch.setattr(DurableWriter, "read", read_before)
     await machine.clock.pass_time(1)
     assert machine.names() == ["a"]
     await machine.stop()
@@ -398,7 +400,7 @@ async def test_a_queue_entry_with_a_size_below_zero_is_no_message() -> None:
     log_offset = machine.store.queue_entries(SCHEDULE_TOPIC, 1, 3, 1)[0][0]
     [name] = machine.disk.list(ROOT / "commitlog")
     machine.disk.open(ROOT / "commitlog" / name).pwrite(log_offset, [bytes(50)])
-    records, next_offset = Writer(machine.store, machine.clock).read(SCHEDULE_TOPIC, 1, 0, waits=False)
+    records, next_offset = DurableWriter(machine.store, machine.clock).read(SCHEDULE_TOPIC, 1, 0, waits=False)
     assert [record.body for record in records] == [b"a", b"c", b"e"]
     assert next_offset == 5
     await machine.stop()

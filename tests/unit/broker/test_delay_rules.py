@@ -80,7 +80,7 @@ def test_head_that_is_not_due_holds_back_the_rest() -> None:
 
 def test_clock_set_back_holds_a_message_no_longer_than_its_delay() -> None:
     arrivals = Arrivals(1000)
-    arrivals.note(1, 5_000)
+    arrivals.add_sample(1, 5_000)
     waiting = [Waiting(0, NOW)]
     set_back = NOW - 3_600_000
     early = plan_level(waiting, arrivals, delay_ms=1000, now_ms=set_back, steady_ms=5_999)
@@ -97,7 +97,7 @@ def test_arrivals_are_never_dated_too_early(steps: list[tuple[int, int]], delay_
     for count, pause_ms in steps:
         steady_ms += pause_ms
         arrived += [steady_ms] * count
-        arrivals.note(len(arrived), steady_ms)
+        arrivals.add_sample(len(arrived), steady_ms)
     for offset, at_ms in enumerate(arrived):
         since_ms = arrivals.known_since(offset)
         assert since_ms is None or since_ms >= at_ms
@@ -106,7 +106,7 @@ def test_arrivals_are_never_dated_too_early(steps: list[tuple[int, int]], delay_
 def test_arrivals_are_bounded() -> None:
     arrivals = Arrivals(10_000_000)
     for number in range(3 * ARRIVAL_COUNT_MAX):
-        arrivals.note(number, number * 10_000)
+        arrivals.add_sample(number, number * 10_000)
     assert len(arrivals) <= ARRIVAL_COUNT_MAX + 1
 
 

@@ -25,7 +25,7 @@ class Told:
             is_slave=is_slave,
             first_end=77,
             own_addresses=lambda: ("10.0.0.1:10911", "10.0.0.1:10912"),
-            ask_soon=self._look,
+            register_soon=self._look,
         )
 
     def _look(self) -> None:

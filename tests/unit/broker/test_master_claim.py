@@ -39,7 +39,7 @@ class Claim(MasterClaim):
     async def _members(self, name_server: str) -> dict[int, str] | None:
         return self.world.members.get(name_server)
 
-    async def _ask(self, address: str) -> MasterSeniority | None:
+    async def _query_master(self, address: str) -> MasterSeniority | None:
         other = self.world.claims.get(address)
         if other is None or other.yielded_to:
             return None

@@ -81,14 +81,14 @@ async def test_a_send_that_was_not_stored_is_stored_by_the_next_attempt() -> Non
 
 
 async def unflushed(
-    clock: ManualClock, *, places_max: int, disk: MemoryDisk | None = None
+    clock: ManualClock, *, producer_queues_max: int, disk: MemoryDisk | None = None
 ) -> tuple[MessageStore, NumberedSends]:
     """Returns a store with a slow disk: the row of producer p, epoch 1, is stored and answered, but not in
     the queues.
     """
     disk = disk or MemoryDisk()
     store = await open_store(clock, disk, flush_mode=FlushMode.SYNC_FLUSH)
-    sends = NumberedSends(store, places_max=places_max)
+    sends = NumberedSends(store, producer_queues_max=producer_queues_max)
     offload = disk.offload
 
     async def slow(fn: Callable[..., object], *args: object) -> object:
@@ -117,9 +117,9 @@ async def test_a_place_is_not_forgotten_before_its_messages_are_found_by_their_k
     again.
     """
     clock = ManualClock()
-    store, sends = await unflushed(clock, places_max=1)
+    store, sends = await unflushed(clock, producer_queues_max=1)
     told: list[PutStatus] = []
-    with pytest.raises(Busy, match="1 producers and queues are under way"):
+    with pytest.raises(Busy, match="1 producers and queues are running"):
         send(sends, clock, Claim("q", 1, ""), told)
     assert not send(sends, clock, Claim("p", 1, ""), told)
     await clock.pass_time(10)
@@ -132,7 +132,7 @@ async def test_a_place_is_not_forgotten_before_its_messages_are_found_by_their_k
 async def test_a_send_that_fails_takes_nothing_with_it_that_only_the_place_knows() -> None:
     """The preceding message is stored but not yet found by its key."""
     clock, disk = ManualClock(), MemoryDisk()
-    store, sends = await unflushed(clock, places_max=8, disk=disk)
+    store, sends = await unflushed(clock, producer_queues_max=8, disk=disk)
     offload = disk.offload
 
     async def later(fn: Callable[..., object], *args: object) -> object:
@@ -158,9 +158,9 @@ async def test_a_send_that_fails_takes_nothing_with_it_that_only_the_place_knows
 async def test_the_next_epoch_does_not_store_again_what_is_not_found_by_its_key_yet() -> None:
     """A producer that starts again after FLUSH_DISK_TIMEOUT waits until its stored messages are known."""
     clock = ManualClock()
-    store, sends = await unflushed(clock, places_max=8)
+    store, sends = await unflushed(clock, producer_queues_max=8)
     told: list[PutStatus] = []
-    with pytest.raises(Busy, match="what it sent before is not yet found by its keys"):
+    with pytest.raises(Busy, match="its earlier sends are not in the key index yet"):
         send(sends, clock, Claim("p", 2, ""), told)
     await clock.pass_time(10)
     assert not send(sends, clock, Claim("p", 2, ""), told)
@@ -173,10 +173,10 @@ async def test_the_next_epoch_does_not_store_again_what_is_not_found_by_its_key_
 async def test_a_new_master_does_not_store_again_what_its_log_has_and_nobody_can_find_yet() -> None:
     """It remembers no producer; the end of its log is dispatched once it is confirmed."""
     clock = ManualClock()
-    store, _ = await unflushed(clock, places_max=8)
+    store, _ = await unflushed(clock, producer_queues_max=8)
     of_new_term = NumberedSends(store)
     told: list[PutStatus] = []
-    with pytest.raises(Busy, match="not all that this log had before is found"):
+    with pytest.raises(Busy, match="the key index is not complete yet"):
         send(of_new_term, clock, Claim("p", 1, ""), told)
     await clock.pass_time(10)
     assert not send(of_new_term, clock, Claim("p", 1, ""), told)

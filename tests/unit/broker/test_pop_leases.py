@@ -57,15 +57,15 @@ def test_a_lease_ends_once_and_only_while_it_is_open() -> None:
     leases.add(early)
     leases.add(late)
     assert leases.next_end_ms() == 1_500
-    assert leases.take_ended(1_499, 9) == []
-    assert leases.take_ended(1_500, 9) == [early]
-    assert leases.take_ended(1_500, 9) == []
+    assert leases.list_ended(1_499, 9) == []
+    assert leases.list_ended(1_500, 9) == [early]
+    assert leases.list_ended(1_500, 9) == []
     leases.put_back(early, 1_700)
-    assert leases.take_ended(1_700, 9) == [early]
+    assert leases.list_ended(1_700, 9) == [early]
     assert leases.finish(late, [0, 1]) is False
     assert late.open_offsets() == [12]
     assert leases.finish(late, [2]) is True
-    assert leases.take_ended(9_999, 9) == []
+    assert leases.list_ended(9_999, 9) == []
     assert len(leases) == 1
 
 
@@ -74,11 +74,11 @@ def test_the_oldest_check_point_of_a_queue_is_known_whatever_is_written_again() 
     first, second = make(0), make(10)
     for place, lease in enumerate((first, second)):
         leases.add(lease)
-        leases.note_written(lease, place)
+        leases.record_written(lease, place)
     assert leases.oldest_written(0) is first
-    leases.note_written(first, 5)  # rolled
+    leases.record_written(first, 5)  # rolled
     assert leases.oldest_written(0) is second
-    leases.note_written(first, 0)  # which was not stored
+    leases.record_written(first, 0)  # which was not stored
     assert leases.oldest_written(0) is first
     leases.drop(first)
     leases.drop(second)
@@ -257,7 +257,7 @@ async def test_a_pop_that_becomes_safe_leaves_a_reset_that_waits() -> None:
     await clock.pass_time(11)
     log.settle()
     assert offsets.committed("G", "T", 0) == 2
-    assert offsets.take_reset("G", "T", 0) == 2
+    assert offsets.consume_reset("G", "T", 0) == 2
     await store.close()
 
 

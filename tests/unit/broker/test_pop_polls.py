@@ -118,7 +118,7 @@ def test_an_attempt_that_has_messages_in_order_is_looked_at_behind_one_that_find
 
 
 def test_a_turn_has_a_bound_and_the_next_one_continues(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "LOOKS_MAX", 2)
+    monkeypatch.setattr(reading, "TRIES_MAX", 2)
     table = Table()
     for name in "abcde":
         table.hold(name, name)

@@ -142,16 +142,16 @@ def test_memory_of_decisions_is_bounded() -> None:
     decided = Decided(count_max=2)
     for root in (1, 2, 3):
         decided.end(root, 8)
-        decided.note_copy(root, root + 10)
+        decided.record_copy(root, root + 10)
     assert [root in decided for root in (1, 2, 3)] == [False, True, True]
-    assert list(decided.places(3, 3)) == [3, 13]
+    assert list(decided.offsets_to_mark(3, 3)) == [3, 13]
     decided.end(3, 8)
     decided.reopen(3)  # the store refused it: the next attempt marks the copy, too
-    assert list(decided.places(3, 3)) == [3, 13]
+    assert list(decided.offsets_to_mark(3, 3)) == [3, 13]
     decided.end(3, 8)
     decided.settle(3)
-    assert list(decided.places(3, 3)) == [3]
-    assert list(decided.places(1, 1)) == [1]
+    assert list(decided.offsets_to_mark(3, 3)) == [3]
+    assert list(decided.offsets_to_mark(1, 1)) == [1]
     decided.reopen(3)
     assert decided.get(3) is None
 
@@ -191,7 +191,7 @@ async def test_progress_of_checks_is_told_when_what_it_relies_on_is_on_disk() ->
     await clock.pass_time(0.2)
     await checking
     assert len(asked) == 1
-    assert list(decided.places(0, 0)) == [0, 1], "an end that names the first copy marks the second, too"
+    assert list(decided.offsets_to_mark(0, 0)) == [0, 1], "an end of the first copy marks the second, too"
     assert store.flushed.value < store.appended.value
     assert offsets.committed("CID_RMQ_SYS_TRANS", HALF_TOPIC, 0) is None
     await clock.pass_time(11)

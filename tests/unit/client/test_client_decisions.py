@@ -72,15 +72,15 @@ def test_avoidance_doubles_with_failures_in_a_row_and_ends_with_success():
     assert not faulty
     now, waits = 0.0, []
     for _ in range(7):
-        faulty.note_failure("a", now)
-        faulty.note_failure("a", now + 0.5)
+        faulty.record_failure("a", now)
+        faulty.record_failure("a", now + 0.5)
         until = now
         while faulty.avoided(until):
             until += 0.5
         waits.append(until - now)
         now = until
     assert waits == [2, 4, 8, 16, AVOID_S_MAX, AVOID_S_MAX, AVOID_S_MAX]
-    faulty.note_success("a")
+    faulty.record_success("a")
     assert not faulty
 
 

@@ -43,11 +43,11 @@ async def test_window_lets_in_up_to_both_bounds_and_wakes_in_turn():
     await settled()
     assert order == []
     assert not window.try_take(1), "those who wait come first"
-    window.give_back(60)
+    window.release(60)
     await settled()
     assert order == [1, 2]
-    window.give_back(60)
-    window.give_back(10)
+    window.release(60)
+    window.release(10)
     assert (window.count, window.bytes) == (0, 0)
     await asyncio.gather(*tasks)
 
@@ -56,7 +56,7 @@ async def test_window_lets_one_giant_through_alone():
     window = Window(count_max=2, bytes_max=100)
     assert window.try_take(1000)
     assert not window.try_take(1)
-    window.give_back(1000)
+    window.release(1000)
     assert window.try_take(1)
     assert not window.try_take(1000)
 
@@ -67,7 +67,7 @@ async def test_window_loses_no_room_to_those_who_give_up():
     waiting = [asyncio.ensure_future(window.take(1)) for _ in range(3)]
     await settled()
     waiting[0].cancel()
-    window.give_back(1)
+    window.release(1)
     waiting[1].cancel()  # its room was granted in this same turn
     await settled()
     assert waiting[2].done()
@@ -81,7 +81,7 @@ async def test_a_window_that_is_emptied_by_one_who_gives_up_is_empty_for_all():
     waiting = asyncio.ensure_future(window.take(1))
     emptied = [asyncio.ensure_future(window.wait_empty()) for _ in range(2)]
     await settled()
-    window.give_back(1)
+    window.release(1)
     waiting.cancel()  # its room was granted in this same turn
     await asyncio.wait_for(asyncio.gather(*emptied), PATIENCE_S)
     assert window.count == 0

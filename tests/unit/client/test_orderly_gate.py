@@ -62,7 +62,7 @@ def message_at(offset: int) -> ReceivedMessage:
 
 def test_the_next_message_comes_when_the_one_before_is_finished() -> None:
     subject = Subject()
-    subject.gate.note_locked()
+    subject.gate.on_locked()
     subject.put(0, 1, 2)
     assert subject.take() == [0]
     assert subject.take() == []
@@ -73,7 +73,7 @@ def test_the_next_message_comes_when_the_one_before_is_finished() -> None:
 
 def test_a_batch_is_handed_out_together() -> None:
     subject = Subject(batch_count_max=2)
-    subject.gate.note_locked()
+    subject.gate.on_locked()
     subject.put(0, 1, 2, 3)
     assert subject.take() == [0, 1]
     subject.gate.finish(1)
@@ -86,12 +86,12 @@ def test_nothing_is_handed_out_without_a_valid_lock() -> None:
     subject = Subject()
     subject.put(0, 1)
     assert subject.take() == []
-    subject.gate.note_locked()
+    subject.gate.on_locked()
     assert subject.take() == [0]
     subject.clock.advance(LOCK_VALID_S)
     subject.gate.finish(0)
     assert subject.take() == [], "the lock was not confirmed for too long"
-    subject.gate.note_locked()
+    subject.gate.on_locked()
     assert subject.take() == [1]
 
 
@@ -103,7 +103,7 @@ def test_without_other_members_no_lock_is_needed() -> None:
 
 def test_what_is_put_back_comes_first_after_the_delay() -> None:
     subject = Subject(batch_count_max=3)
-    subject.gate.note_locked()
+    subject.gate.on_locked()
     subject.put(0, 1, 2, 3)
     assert subject.take() == [0, 1, 2]
     assert subject.gate.put_back(1, 5.0) == 1
@@ -117,23 +117,23 @@ def test_what_is_put_back_comes_first_after_the_delay() -> None:
 
 def test_what_the_application_has_not_taken_can_be_taken_back() -> None:
     subject = Subject(batch_count_max=2)
-    subject.gate.note_locked()
+    subject.gate.on_locked()
     subject.put(0, 1, 2)
     assert subject.inbox.take() is not None
-    subject.gate.note_lost()
-    subject.gate.take_back()
+    subject.gate.on_lock_lost()
+    subject.gate.requeue()
     assert not subject.gate.is_idle
     assert subject.take() == []
     subject.gate.finish(0)
     assert subject.gate.is_idle
-    subject.gate.note_locked()
+    subject.gate.on_locked()
     assert subject.take() == [1, 2]
 
 
 @pytest.mark.parametrize("is_forgotten", [True, False])
 def test_a_pause_ends_with_what_it_is_for(is_forgotten: bool) -> None:
     subject = Subject()
-    subject.gate.note_locked()
+    subject.gate.on_locked()
     subject.put(0)
     assert subject.take() == [0]
     subject.gate.put_back(0, 1.0)

@@ -19,18 +19,18 @@ def policy(read_from: ReadFrom, lag: int = 10, spread: int = 0) -> ReadPolicy:
 def test_suggested_follows_the_answers() -> None:
     subject = policy(ReadFrom.SUGGESTED)
     assert subject.choose(ADDRESSES, (), 0) == MASTER
-    subject.note_answer(1)
+    subject.on_answer(1)
     assert subject.choose(ADDRESSES, (), 0) == SLAVE
     assert subject.choose(ADDRESSES, {"s1", "s2"}, 0) == MASTER
-    subject.note_answer(0)
+    subject.on_answer(0)
     assert subject.choose(ADDRESSES, (), 0) == MASTER
     assert subject.choose(ADDRESSES, {"m"}, 0) == SLAVE
-    assert not subject.note_refusal(SLAVE, 0)
+    assert not subject.on_rejected(SLAVE, 0)
 
 
 def test_master_is_never_replaced() -> None:
     subject = policy(ReadFrom.MASTER)
-    subject.note_answer(1)
+    subject.on_answer(1)
     assert subject.choose(ADDRESSES, (), 0) == MASTER
     assert subject.choose(ADDRESSES, {"m"}, 0) == MASTER
     assert subject.choose({1: "s1"}, (), 0) is None
@@ -38,7 +38,7 @@ def test_master_is_never_replaced() -> None:
 
 def test_slaves_are_preferred_whatever_the_answers_say() -> None:
     subject = policy(ReadFrom.PREFER_SLAVE)
-    subject.note_answer(0)
+    subject.on_answer(0)
     assert subject.choose(ADDRESSES, (), 0) == SLAVE
     assert subject.choose(ADDRESSES, {"s1"}, 0) == ReadReplica(2, "s2")
     assert subject.choose(ADDRESSES, {"s1", "s2"}, 0) == MASTER
@@ -62,32 +62,32 @@ def test_ends_are_compared_only_where_the_slave_has_nothing_more() -> None:
 @pytest.mark.parametrize(("master_end", "leaves"), [(100, False), (110, False), (111, True)])
 def test_slave_that_is_too_far_behind_is_left_for_a_while(master_end: int, leaves: bool) -> None:
     subject = policy(ReadFrom.PREFER_SLAVE, lag=10)
-    assert subject.note_ends(master_end, 100, 7.0) is leaves
+    assert subject.judge_ends(master_end, 100, 7.0) is leaves
     assert subject.choose(ADDRESSES, (), 7.1) == (MASTER if leaves else SLAVE)
     assert subject.choose(ADDRESSES, (), 7.0 + AVOID_SLAVE_S) == SLAVE
 
 
 def test_slave_that_refuses_reads_is_left_for_a_while() -> None:
     subject = policy(ReadFrom.PREFER_SLAVE)
-    assert subject.note_refusal(SLAVE, 1.0)
-    assert not subject.note_refusal(MASTER, 1.0)
+    assert subject.on_rejected(SLAVE, 1.0)
+    assert not subject.on_rejected(MASTER, 1.0)
     assert subject.choose(ADDRESSES, (), 2.0) == MASTER
     assert subject.choose(ADDRESSES, {"m"}, 2.0) == SLAVE
 
 
 def test_slave_that_cannot_judge_is_left_for_a_while() -> None:
     subject = policy(ReadFrom.PREFER_SLAVE)
-    subject.note_doubt(1.0)
+    subject.on_unverified(1.0)
     assert subject.choose(ADDRESSES, (), 2.0) == MASTER
     assert subject.choose(ADDRESSES, {"m"}, 2.0) == SLAVE
     late = 1.0 + 2 * AVOID_SLAVE_S
     assert subject.choose(ADDRESSES, (), late) == MASTER  # no answer yet
-    subject.note_proof()
+    subject.on_verified()
     assert subject.choose(ADDRESSES, (), 2.0) == MASTER
     assert subject.choose(ADDRESSES, (), late) == SLAVE
     subject = policy(ReadFrom.SUGGESTED)
-    subject.note_answer(1)
-    subject.note_doubt(1.0)
+    subject.on_answer(1)
+    subject.on_unverified(1.0)
     assert subject.choose(ADDRESSES, (), 2.0) == MASTER
 
 

@@ -62,7 +62,7 @@ class Rig:
 
 async def test_a_new_group_begins_every_queue_of_the_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(monkeypatch)
-    rig.starts.note_route("T", QUEUES)
+    rig.starts.on_route("T", QUEUES)
     assert await rig.find(QUEUES[1]) == END
     assert rig.committed == dict.fromkeys(QUEUES, END)
 
@@ -71,7 +71,7 @@ async def test_a_queue_without_an_offset_is_new_to_a_group_that_has_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rig = Rig(monkeypatch)
-    rig.starts.note_route("T", QUEUES)
+    rig.starts.on_route("T", QUEUES)
     rig.committed[QUEUES[0]] = 7
     assert await rig.find(QUEUES[2]) == 0
     assert await rig.find(QUEUES[0]) == 7
@@ -81,7 +81,7 @@ async def test_members_that_start_together_wait_for_each_others_commits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rig = Rig(monkeypatch)
-    rig.starts.note_route("T", QUEUES)
+    rig.starts.on_route("T", QUEUES)
     rig.committed[QUEUES[0]] = END
     rig.meanwhile = dict.fromkeys(QUEUES, END)
     assert await rig.find(QUEUES[1]) == END, "the other member has just begun to commit"
@@ -89,7 +89,7 @@ async def test_members_that_start_together_wait_for_each_others_commits(
 
 async def test_a_group_is_not_new_while_a_broker_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(monkeypatch)
-    rig.starts.note_route("T", QUEUES)
+    rig.starts.on_route("T", QUEUES)
     rig.silent = {QUEUES[2]}
     with pytest.raises(BrokerUnreachable):
         await rig.find(QUEUES[0])
@@ -100,7 +100,7 @@ async def test_a_group_is_not_new_while_a_broker_does_not_tell(monkeypatch: pyte
 
 async def test_a_beginning_that_no_broker_took_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(monkeypatch)
-    rig.starts.note_route("T", QUEUES)
+    rig.starts.on_route("T", QUEUES)
     rig.refusing = {QUEUES[2]}
     assert await rig.find(QUEUES[0]) == END
     monkeypatch.setattr(subject, "find_offset", None)  # the end has moved; it is not queried again
@@ -112,8 +112,8 @@ async def test_a_queue_that_was_not_in_the_first_route_is_new(
     is_assigned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(monkeypatch)
-    rig.starts.note_route("T", QUEUES[:2])
-    rig.starts.note_route("T", QUEUES)
+    rig.starts.on_route("T", QUEUES[:2])
+    rig.starts.on_route("T", QUEUES)
     rig.committed[QUEUES[0]] = 7
     assert await rig.find(QUEUES[2], is_assigned=is_assigned) == 0
 
@@ -122,7 +122,7 @@ async def test_an_assigned_queue_begins_where_it_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rig = Rig(monkeypatch)
-    rig.starts.note_route("T", QUEUES)
+    rig.starts.on_route("T", QUEUES)
     rig.committed[QUEUES[0]] = 7
     assert await rig.find(QUEUES[1], is_assigned=True) == END
     assert QUEUES[1] not in rig.committed
@@ -140,7 +140,7 @@ async def test_other_beginnings_commit_nothing(
     options: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(monkeypatch, **options)
-    rig.starts.note_route("T", QUEUES)
+    rig.starts.on_route("T", QUEUES)
     assert await rig.find(QUEUES[0]) == expected
     assert not rig.committed
 
@@ -148,7 +148,7 @@ async def test_other_beginnings_commit_nothing(
 async def test_a_topic_that_is_made_again_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """The offsets of the topic were deleted with it."""
     rig = Rig(monkeypatch)
-    rig.starts.note_route("T", QUEUES)
+    rig.starts.on_route("T", QUEUES)
     rig.committed = dict.fromkeys(QUEUES, 7)
     assert await rig.find(QUEUES[0]) == 7
     rig.committed.clear()

@@ -1,6 +1,6 @@
 import pytest
 
-from tandemmq.broker.replica.handlers import PAGE_ENTRY_COUNT_MAX, plan_page, take_page
+from tandemmq.broker.replica.handlers import PAGE_ENTRY_COUNT_MAX, plan_page, slice_page
 from tandemmq.protocol.bodies.codec import DataVersion, encode_data_version
 
 CURRENT = DataVersion(counter=3, timestamp_ms=9)
@@ -46,4 +46,4 @@ def test_page_size_is_bounded_whatever_is_asked() -> None:
 
 
 def test_page_is_cut_in_the_order_of_names() -> None:
-    assert take_page({"c": 3, "a": 1, "b": 2}, range(1, 3)) == {"b": 2, "c": 3}
+    assert slice_page({"c": 3, "a": 1, "b": 2}, range(1, 3)) == {"b": 2, "c": 3}

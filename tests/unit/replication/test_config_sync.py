@@ -318,7 +318,7 @@ async def test_offsets_of_a_group_that_were_deleted_go_away(master: Master, clie
     assert mine.committed("g", "u", 0) == 7
     again = OffsetTable()
     again.load(mine.encode())
-    again.take_dropped({"g": (2, 0)})
+    again.apply_dropped({"g": (2, 0)})
     assert again.committed("g", "u", 0) == 7, "a restart forgets what was taken"
     theirs.drop_group("g", 1)  # the master's clock was set back
     assert await sync.sync_once(master.address)
@@ -362,7 +362,7 @@ async def test_runs_until_stopped_and_follows_the_master(master: Master, client:
     task = asyncio.ensure_future(sync.run())
     try:
         sync.set_master(master.address)
-        await until(lambda: sync.whole_number >= 1)
+        await until(lambda: sync.complete_round >= 1)
         master.put_topics(1)
         await until(lambda: len(tables.topics) == 1)
         sync.set_master(None)
@@ -370,8 +370,8 @@ async def test_runs_until_stopped_and_follows_the_master(master: Master, client:
         assert sync.master is None
         sync.set_master("127.0.0.1:1")
         sync.set_master(master.address)
-        rounds = sync.whole_number
-        await until(lambda: sync.whole_number > rounds)
+        rounds = sync.complete_round
+        await until(lambda: sync.complete_round > rounds)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import msgspec
 
-from tandemmq.broker.replica.ha_status import describe_master, without_ours
+from tandemmq.broker.replica.ha_status import describe_master, rocketmq_fields
 from tandemmq.replication.core.progress import (
     MasterState,
     SlaveName,
@@ -232,12 +232,12 @@ def test_why_a_slave_halted_is_told() -> None:
     assert (one.acknowledged_offset, one.lag_bytes, one.lag_ms, one.away_ms) == (600, 400, None, 2_000)
     assert (one.start_rule, one.is_tandem, one.is_in_sync) == (None, True, False)
     assert (two.slave, two.state, two.halt_reason) == ("group:2", "AHEAD", "SLAVE_AHEAD")
-    assert [plain.address for plain in without_ours(told).connections] == ["192.0.2.1:4711"] * 2
+    assert [plain.address for plain in rocketmq_fields(told).connections] == ["192.0.2.1:4711"] * 2
 
 
 def test_tools_of_rocketmq_get_only_the_refused_ones_in_their_own_fields() -> None:
     told = describe_master(status(departed(rule=StartRule.SLAVE_AHEAD), departed("192.0.2.9")), lambda _: 1.0)
-    (one,) = without_ours(told).connections
+    (one,) = rocketmq_fields(told).connections
     assert one == replace_all_ours(told.connections[0])
 
 

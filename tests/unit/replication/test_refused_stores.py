@@ -199,7 +199,7 @@ async def test_who_asks_a_slave_whose_first_bytes_are_not_on_disk_yet_gets_nothi
     question = Command.request(
         RequestCode.TANDEM_READ_LOG_CHECKSUM, LogChecksumRequest(log_offset=0, size_bytes=0)
     )
-    checksums = LogChecksums(store, disk=disk, life="life")
+    checksums = LogChecksums(store, disk=disk, run_id="run")
     answer = await checksums.handle_checksum(cast(Channel, None), question)
     ends = answer.decode(LogChecksumResponse)
     assert (ends.min_offset, ends.max_offset) == (3 * SEGMENT, 3 * SEGMENT)

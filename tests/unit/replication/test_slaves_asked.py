@@ -50,12 +50,12 @@ def tail_wait(
         return others[0] if others else None
 
     return TailWait(
-        LogChecksums(store, disk=disk, life="life"),
+        LogChecksums(store, disk=disk, run_id="run"),
         client=cast(RemotingClient, client),
         clock=clock,
         record_bytes_max=RECORD_BYTES_MAX,
         listed=listed,
-        told=list,
+        reported=list,
         other_master=other_master,
     )
 
@@ -103,7 +103,7 @@ async def test_enough_slaves_leave_no_room_for_an_acknowledged_message(
     )
 
     subject = tail_wait(store, disk, clock, slave_count=slave_count)
-    assert (not await subject._ask_all(0.0)) == is_enough
+    assert (not await subject._check_slaves(0.0)) == is_enough
     await store.close()
 
 
@@ -126,8 +126,8 @@ async def test_a_slave_that_tells_ends_that_no_log_has_shows_nothing_and_stops_n
     store = await MessageStore.open(options, disk=disk, clock=clock)
     client = cast(RemotingClient, Liar(*ends))
     subject = tail_wait(store, disk, clock, client=client)
-    assert f"invalid ends of a log: [{ends[0]}, {ends[1]})" in await subject._ask_all(0.0)
-    own = LogChecksums(store, disk=disk, life="life")
+    assert f"invalid ends of a log: [{ends[0]}, {ends[1]})" in await subject._check_slaves(0.0)
+    own = LogChecksums(store, disk=disk, run_id="run")
     verdict = await TailCheck(own, client=client, master=lambda: "10.0.0.9:1")(4096)
     assert verdict.outcome is TailOutcome.FAILED
     await store.close()
@@ -159,7 +159,7 @@ async def test_an_empty_master_that_stands_at_a_later_file_fetches_nothing_from_
     store = await MessageStore.open(options, disk=disk, clock=clock)
     assert store.min_log_offset == store.max_log_offset == 8192
     subject = tail_wait(store, disk, clock)
-    assert "does not answer" in await subject._ask_all(0.0)
+    assert "does not answer" in await subject._check_slaves(0.0)
     assert asked == [8192]
     await store.close()
 
@@ -175,13 +175,13 @@ async def test_only_a_master_can_halt_a_slave(monkeypatch: pytest.MonkeyPatch, i
     clock, disk = ManualClock(), MemoryDisk()
     store = await MessageStore.open(StoreOptions(root=Path("/store")), disk=disk, clock=clock)
     check = TailCheck(
-        LogChecksums(store, disk=disk, life="life"),
+        LogChecksums(store, disk=disk, run_id="run"),
         client=cast(RemotingClient, None),
         master=lambda: "10.0.0.9:10911",
     )
     verdict = await check(4096)
     assert verdict.outcome is (TailOutcome.FAILED if is_slave else TailOutcome.SLAVE_AHEAD)
-    assert ("10.0.0.9:10911 is no master" in verdict.detail) == is_slave
+    assert ("10.0.0.9:10911 is not a master" in verdict.detail) == is_slave
     await store.close()
 
 
@@ -228,7 +228,7 @@ async def test_a_master_that_cannot_tell_is_followed_only_when_it_says_that_it_i
     store = await MessageStore.open(StoreOptions(root=Path("/store")), disk=disk, clock=clock)
     addresses: list[str | None] = ["10.0.0.9:10911"]
     check = TailCheck(
-        LogChecksums(store, disk=disk, life="life"),
+        LogChecksums(store, disk=disk, run_id="run"),
         client=cast(RemotingClient, None),
         master=lambda: addresses[0],
     )

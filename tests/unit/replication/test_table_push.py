@@ -12,7 +12,7 @@ from sim.manual_clock import ManualClock
 from tandemmq.api.replica import await_tables
 from tandemmq.broker.replica import ReplicaTables
 from tandemmq.broker.replica.handlers import ReplicaHandlers
-from tandemmq.broker.replica.table_watch import PAUSE_S, WAIT_MS, TableWaits, TableWatch
+from tandemmq.broker.replica.table_watch import PAUSE_S, WAIT_MS, TableChangeServer, TableChangeSubscriber
 from tandemmq.errors import Busy, RequestRejected
 from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.bodies.replica import HaStatus
@@ -27,13 +27,13 @@ from waits import until
 class Pusher(Master):
     """A master that supports the request."""
 
-    waits: TableWaits
+    waits: TableChangeServer
 
 
 @pytest.fixture
 async def master() -> AsyncIterator[Pusher]:
     subject = Pusher()
-    subject.waits = TableWaits(subject.tables, clock=LoopClock())
+    subject.waits = TableChangeServer(subject.tables, clock=LoopClock())
     handlers = dict.fromkeys(ReplicaHandlers(subject.tables, HaStatus).routes(), subject.handle)
     server = RemotingServer(handlers | subject.waits.routes(), network=TcpNetwork(), clock=LoopClock())
     host, port = await server.start("127.0.0.1", 0)
@@ -54,7 +54,7 @@ def versions(tables: ReplicaTables) -> tuple[DataVersion, DataVersion]:
     return tables.topics.data_version, tables.groups.data_version
 
 
-async def until_held(waits: TableWaits, count: int) -> None:
+async def until_held(waits: TableChangeServer, count: int) -> None:
     await until(lambda: len(waits) == count, f"{count} questions are held")
 
 
@@ -103,7 +103,7 @@ async def test_change_reaches_the_slave_long_before_its_next_round(
     sync.set_master(master.address)
     scope = TaskScope("test")
     scope.start("sync", sync.run())
-    scope.start("watch", TableWatch(tables, sync, client=client, clock=LoopClock()).run())
+    scope.start("watch", TableChangeSubscriber(tables, sync, client=client, clock=LoopClock()).run())
     await until_held(master.waits, 1)
     for number in range(5):
         master.tables.topics.put(TopicConfig(name=f"t{number}"), number + 1)
@@ -119,11 +119,11 @@ async def test_master_without_the_request_is_asked_once(client: RemotingClient) 
     tables = make_tables()
     sync = make_sync(tables, client)
     sync.set_master(f"{host}:{port}")
-    watch = TableWatch(tables, sync, client=client, clock=LoopClock())
+    watch = TableChangeSubscriber(tables, sync, client=client, clock=LoopClock())
     with pytest.raises(RequestRejected):
         await await_tables(client, f"{host}:{port}", *versions(tables), wait_ms=10)
     assert not await watch._watch_once(f"{host}:{port}", versions(tables))
-    assert watch._mute == f"{host}:{port}"
+    assert watch._unsupported_by == f"{host}:{port}"
     await server.stop()
 
 
@@ -176,7 +176,7 @@ async def test_a_slave_that_hears_of_its_master_after_its_start_asks_it_soon(
     tables, client = make_tables(), RemotingClient(network=TcpNetwork(), clock=clock)
     sync = make_sync(tables, client)
     scope = TaskScope("test")
-    scope.start("watch", TableWatch(tables, sync, client=client, clock=clock).run())
+    scope.start("watch", TableChangeSubscriber(tables, sync, client=client, clock=clock).run())
     await clock.pass_time(0.01)
     sync.set_master("10.0.0.1:10911")
     await clock.pass_time(2 * PAUSE_S)

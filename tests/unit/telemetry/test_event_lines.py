@@ -29,11 +29,11 @@ def test_an_outage_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     log, outages = event_logger("tandemmq.test.outages"), Outages()
     with caplog.at_level(logging.DEBUG, log.name):
         for key in ("a", "a", "b", "a"):
-            outages.note_failure(log, "pull.failed", key, {"broker": key})
-        outages.note_success("commit.failed", "a")
-        outages.note_failure(log, "pull.failed", "a", {"broker": "a"})
-        outages.note_success("pull.failed", "a")
-        outages.note_failure(log, "pull.failed", "a", {"broker": "a"})
+            outages.record_failure(log, "pull.failed", key, {"broker": key})
+        outages.record_success("commit.failed", "a")
+        outages.record_failure(log, "pull.failed", "a", {"broker": "a"})
+        outages.record_success("pull.failed", "a")
+        outages.record_failure(log, "pull.failed", "a", {"broker": "a"})
     levels = [(record.levelname, record.broker) for record in caplog.records]  # type: ignore[attr-defined]
     assert levels == [
         ("WARNING", "a"),

@@ -139,7 +139,7 @@ class TableHistory:
 
 def _copies_of(slave: BrokerNode) -> int:
     replica = None if slave.broker is None else slave.broker._replica
-    return 0 if replica is None else replica.config_sync.whole_number
+    return 0 if replica is None else replica.config_sync.complete_round
 
 
 def _beyond_queues(master: BrokerNode, held: TableSnapshot, store: MessageStore) -> Iterator[str]:

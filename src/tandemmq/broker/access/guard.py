@@ -19,10 +19,10 @@ from tandemmq.broker.access.needs import (
     Need,
     Needs,
     is_administrative,
+    log_offset_of,
     needs_of,
     needs_of_stored,
     of_broker,
-    place_of,
     render_actions,
 )
 from tandemmq.broker.access.plain_rules import NO_RULES, PlainRules
@@ -96,13 +96,15 @@ class Guard:
             if is_known:
                 channel.make_known()
             if command.code == RequestCode.HEART_BEAT:
-                self._note_client(channel, _who(command))
+                self._remember_client(channel, _access_key_of(command))
         except Exception as error:
             # The request is malformed, so its resource is unknown; it was still denied.
             if not isinstance(error, _Denied):
-                self._audit.denied(_who(command), channel.peer, command.code, "", str(error))
+                self._audit.denied(_access_key_of(command), channel.peer, command.code, "", str(error))
                 raise
-            self._audit.denied(_who(command), channel.peer, command.code, error.resource, error.remark)
+            self._audit.denied(
+                _access_key_of(command), channel.peer, command.code, error.resource, error.remark
+            )
             raise NotPermitted(error.remark) from None
 
     def may(self, channel: Channel, need: Need) -> bool:
@@ -124,7 +126,7 @@ class Guard:
             return False
         return user.is_super or decide(self._users.policies(name), need, host)
 
-    def _note_client(self, channel: Channel, name: str) -> None:
+    def _remember_client(self, channel: Channel, name: str) -> None:
         if channel not in self._clients:
             channel.on_close.append(self._forget_client)
         self._clients[channel] = name
@@ -138,7 +140,7 @@ class Guard:
         rules = self._rules
         is_white = self._is_white.get(host)
         if is_white is None:
-            is_white = self._note_white(host)
+            is_white = self._check_white(host)
         if is_white:
             return
         name = command.fields.get(ACCESS_KEY)
@@ -155,7 +157,7 @@ class Guard:
         self._check_signature(command, name, account.secret_key)
         self._check_needs(channel, command, host, name, account.allows, 4)
 
-    def _note_white(self, host: str) -> bool:
+    def _check_white(self, host: str) -> bool:
         if len(self._is_white) >= REMEMBERED_MAX:
             self._is_white.clear()
         is_white = self._is_white[host] = self._rules.is_white(host)
@@ -195,7 +197,7 @@ class Guard:
         """Returns the rights needed for the stored message; none if no record is stored there, which the
         handler reports.
         """
-        log_offset = place_of(command)
+        log_offset = log_offset_of(command)
         raw = None if log_offset is None or log_offset < 0 else self.read_record(log_offset)
         return (
             ()
@@ -245,7 +247,7 @@ def _origin_topic(command: Command) -> Needs:
     return (Need(TOPIC, topic, PUB),) if topic else ()
 
 
-def _who(command: Command) -> str:
+def _access_key_of(command: Command) -> str:
     try:
         return command.fields.get(ACCESS_KEY, "")
     except TandemError:

@@ -91,7 +91,7 @@ def needs_of(command: Command, cluster: str) -> Needs:
     return NEEDS.get(command.code, _UNLISTED)(command.fields, command, cluster)
 
 
-def place_of(command: Command) -> int | None:
+def log_offset_of(command: Command) -> int | None:
     """Returns the log offset that the request names, or None if it names none.
 
     Raises:  BadRequest for a malformed header.

@@ -59,25 +59,25 @@ def make_matcher(pattern: str) -> Matcher:
 
 def _one_of(texts: list[str], pattern: str) -> Matcher:
     try:
-        wanted = frozenset(ip_address(text.strip()) for text in texts)
+        requested = frozenset(ip_address(text.strip()) for text in texts)
     except ValueError:
         raise _pattern_fault(pattern) from None
-    return lambda address: _parse_address(address) in wanted
+    return lambda address: _parse_address(address) in requested
 
 
 def _in_ranges(text: str, pattern: str) -> Matcher:
     """Returns a matcher: each position is a number or a range; after the first range only `*` may follow."""
     is_v6 = ":" in text
     count, largest, base = (8, 0xFFFF, 16) if is_v6 else (4, 255, 10)
-    places = _places_v6(text) if is_v6 else text.split(".")
-    if len(places) > count or not places or (not is_v6 and len(places) != count):
+    parts = _parts_v6(text) if is_v6 else text.split(".")
+    if len(parts) > count or not parts or (not is_v6 and len(parts) != count):
         raise _pattern_fault(pattern)
     try:
-        ranges = [_range(place, largest, base) for place in places]
+        ranges = [_range(part, largest, base) for part in parts]
     except ValueError:
         raise _pattern_fault(pattern) from None
     first = next((at for at, (low, high) in enumerate(ranges) if low != high), len(ranges))
-    if first == 0 or any(place != "*" for place in places[first + 1 :]):
+    if first == 0 or any(part != "*" for part in parts[first + 1 :]):
         raise _pattern_fault(pattern)
 
     def matches(address: str) -> bool:
@@ -90,7 +90,7 @@ def _in_ranges(text: str, pattern: str) -> Matcher:
     return matches
 
 
-def _places_v6(text: str) -> list[str]:
+def _parts_v6(text: str) -> list[str]:
     """Returns the positions of an IPv6 pattern; `::` is expanded to the missing zeros."""
     if "::" not in text:
         return text.split(":")
@@ -100,10 +100,10 @@ def _places_v6(text: str) -> list[str]:
     return [*before, *["0"] * (8 - len(before) - len(after)), *after]
 
 
-def _range(place: str, largest: int, base: int) -> tuple[int, int]:
-    if place == "*":
+def _range(part: str, largest: int, base: int) -> tuple[int, int]:
+    if part == "*":
         return 0, largest
-    low, dash, high = place.partition("-")
+    low, dash, high = part.partition("-")
     numbers = int(low, base), int(high if dash else low, base)
     if not 0 <= numbers[0] <= numbers[1] <= largest:
         raise ValueError
@@ -176,15 +176,15 @@ class Account:
             return True
         if need.kind == CLUSTER:
             return self.is_admin
-        wanted = need.actions & (PUB | SUB)
-        if not wanted:
+        requested = need.actions & (PUB | SUB)
+        if not requested:
             return self.is_admin or not is_administrative(need.actions)
         if need.kind == TOPIC:
-            if need.name == TRACE_TOPIC and wanted & PUB:
+            if need.name == TRACE_TOPIC and requested & PUB:
                 return True
-            return bool(self.topics.get(need.name, self.default_topic) & wanted)
+            return bool(self.topics.get(need.name, self.default_topic) & requested)
         if need.kind == GROUP:
-            return bool(self.groups.get(need.name, self.default_group) & wanted)
+            return bool(self.groups.get(need.name, self.default_group) & requested)
         return self.is_admin
 
 
@@ -314,7 +314,7 @@ class PlainFiles:
         self._disk = disk
         self._clock = clock
         self._on_rules = on_rules
-        self._seen: dict[Path, bytes] = {}
+        self._last_contents: dict[Path, bytes] = {}
         self._documents: dict[Path, Any] = {}
         self._changing = asyncio.Lock()
 
@@ -326,14 +326,14 @@ class PlainFiles:
         contents = self._read()
         if not contents:
             raise ConfigError(f"aclEnable=true needs rules, but there is no {self.default_path}")
-        self._take(contents)
+        self._apply(contents)
 
     async def watch(self) -> None:
         """Applies changes on disk; runs until cancelled."""
         while True:
             await self._clock.sleep(POLL_S)
             async with self._changing:
-                await self._look()
+                await self._poll_files()
 
     @property
     def documents(self) -> Mapping[Path, Any]:
@@ -365,29 +365,29 @@ class PlainFiles:
             import yaml
 
             data = yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode()
-            contents = {**self._seen, path: data}
+            contents = {**self._last_contents, path: data}
             rules, documents = _build(contents)
             write = partial(self._disk.write_atomically, path, data, keep_backup=True)
             await self._disk.offload(write)
             self._install(contents, documents, rules)
 
-    async def _look(self) -> None:
+    async def _poll_files(self) -> None:
         try:
             contents = await self._disk.offload(self._read)
         except OSError as error:
-            _tell_refused(str(error))
+            _log_refused(str(error))
             return
-        if contents == self._seen:
+        if contents == self._last_contents:
             return
         if not contents:
-            _tell_refused(f"{self.default_path} is gone; its rules stay in force")
-            self._seen = contents
+            _log_refused(f"{self.default_path} is gone; its rules stay in force")
+            self._last_contents = contents
             return
         try:
-            self._take(contents)
+            self._apply(contents)
         except ConfigError as error:
-            self._seen = contents  # logged once
-            _tell_refused(str(error))
+            self._last_contents = contents  # logged once
+            _log_refused(str(error))
 
     def _read(self) -> dict[Path, bytes]:
         paths = [self.default_path, *self._find(self._folder, DEPTH_MAX)]
@@ -405,12 +405,12 @@ class PlainFiles:
                     continue
         return found
 
-    def _take(self, contents: dict[Path, bytes]) -> None:
+    def _apply(self, contents: dict[Path, bytes]) -> None:
         rules, documents = _build(contents)
         self._install(contents, documents, rules)
 
     def _install(self, contents: dict[Path, bytes], documents: dict[Path, Any], rules: PlainRules) -> None:
-        self._seen, self._documents = contents, documents
+        self._last_contents, self._documents = contents, documents
         self._on_rules(rules)
         log.info(events.ACCESS_RULES_LOADED, extra={"files": len(contents), "accounts": len(rules.accounts)})
 
@@ -494,5 +494,5 @@ def _parse_file(path: Path, data: bytes) -> Any:
         raise ConfigError(f"{path}: is no YAML: {' '.join(str(error).split())}") from None
 
 
-def _tell_refused(reason: str) -> None:
+def _log_refused(reason: str) -> None:
     log.warning(events.ACCESS_RULES_REFUSED, extra={"reason": reason})

@@ -134,7 +134,7 @@ class PlainHandlers:
         for document in documents:
             if isinstance(document, dict):
                 addresses += map(str, document.get("globalWhiteRemoteAddresses") or [])
-                accounts += map(_show, document.get("accounts") or [])
+                accounts += map(_describe_account, document.get("accounts") or [])
         info = AccountsInfo(global_addresses=tuple(addresses), accounts=tuple(accounts))
         return command.reply(body=encode_body(info))
 
@@ -175,7 +175,7 @@ def _put_account(document: dict[str, Any], request: UpdateAccountRequest) -> Non
             account[key] = [text.strip() for text in joined.split(",") if text.strip()]
 
 
-def _show(raw: dict[str, Any]) -> AccountInfo:
+def _describe_account(raw: dict[str, Any]) -> AccountInfo:
     def text(key: str) -> str | None:
         return None if raw.get(key) is None else str(raw[key])
 
@@ -191,7 +191,7 @@ def _show(raw: dict[str, Any]) -> AccountInfo:
     )
 
 
-def _shown(user: UserInfo, sees: str | None) -> UserInfo:
+def _visible_user(user: UserInfo, sees: str | None) -> UserInfo:
     """Returns the user without the password unless the requester may see it. Tools that copy users then fail
     instead of setting a wrong password.
     """
@@ -235,12 +235,14 @@ class AuthHandlers:
         """Returns an empty answer if there is no such user, as in RocketMQ."""
         user = self._table.user(command.decode(UserRequest).username)
         sees = self._sees(command)
-        return command.reply(body=b"" if user is None else encode_body(_shown(render_user(user), sees)))
+        return command.reply(
+            body=b"" if user is None else encode_body(_visible_user(render_user(user), sees))
+        )
 
     def handle_list_users(self, channel: Channel, command: Command) -> Command:
         sees = self._sees(command)
         users = self._table.users(command.decode(ListUsersRequest).name_part)
-        return command.reply(body=encode_body([_shown(user, sees) for user in users]))
+        return command.reply(body=encode_body([_visible_user(user, sees) for user in users]))
 
     async def handle_create_acl(self, channel: Channel, command: Command) -> Command:
         subject = command.decode(AclRequest).subject

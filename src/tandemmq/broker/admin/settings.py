@@ -447,7 +447,7 @@ class HaHandlers:
 
     A slave of TandemMQ obtains its master's addresses from its name servers only. A request with other
     addresses just makes the slave ask them at once, so no request can redirect a slave to a false master.
-    `ask_soon` makes a slave look up its master; `own_addresses` is (for requests, for replication).
+    `register_soon` makes a slave look up its master; `own_addresses` is (for requests, for replication).
     Source: spec replication 7, spec nameserver 9.
     """
 
@@ -457,7 +457,7 @@ class HaHandlers:
         is_slave: bool,
         first_end: int,
         own_addresses: Callable[[], tuple[str, str]],
-        ask_soon: Callable[[], None],
+        register_soon: Callable[[], None],
         master_epoch: int | None = None,
     ) -> None:
         """Creates the handlers. `first_end`: the end of the log when the broker started. `master_epoch`: set
@@ -467,7 +467,7 @@ class HaHandlers:
         self._is_slave = is_slave
         self._first_end = first_end
         self._own_addresses = own_addresses
-        self._ask_soon = ask_soon
+        self._ask_soon = register_soon
 
     def routes(self) -> dict[int, Handler]:
         return {

@@ -68,7 +68,7 @@ class Meeting:
         self._address = address
         self._master_epoch = master_epoch
         self._client = client
-        self._own = LogChecksums(store, disk=disk, life="")
+        self._own = LogChecksums(store, disk=disk, run_id="")
         self._refused: set[str] = set()
         self.master: str | None = None
         self.doubt = ""

@@ -22,7 +22,7 @@ from tandemmq.broker.replica.config_sync import ConfigSync, ReplicaTables
 from tandemmq.broker.replica.ha_status import describe_master, describe_slave, lag_seconds
 from tandemmq.broker.replica.handlers import ReplicaHandlers
 from tandemmq.broker.replica.log_checksum import LogChecksums, LogHeal
-from tandemmq.broker.replica.table_watch import TableWaits, TableWatch
+from tandemmq.broker.replica.table_watch import TableChangeServer, TableChangeSubscriber
 from tandemmq.errors import ClientError, ServiceNotAvailable, TandemError
 from tandemmq.protocol.bodies.replica import HaClient, HaStatus
 from tandemmq.protocol.codes import RequestCode as Code
@@ -251,8 +251,8 @@ class ElectedReplica:
         self._clock = clock
         self._store = store
         self._scope = TaskScope("replica", lambda _name, error: on_fatal(error))
-        life = f"{clock.now_ms():x}-{chance.token_bytes(8).hex()}"
-        self._checksums = LogChecksums(store, disk=disk, life=life)
+        run_id = f"{clock.now_ms():x}-{chance.token_bytes(8).hex()}"
+        self._checksums = LogChecksums(store, disk=disk, run_id=run_id)
         self._config_sync = ConfigSync(
             tables,
             client=client,
@@ -264,8 +264,8 @@ class ElectedReplica:
             apply_deletions=store.apply_deletions,
             keeps_newer=True,
         )
-        self._table_waits = TableWaits(tables, clock=clock)
-        self._table_watch = TableWatch(
+        self._table_change_server = TableChangeServer(tables, clock=clock)
+        self._table_change_subscriber = TableChangeSubscriber(
             tables, self._config_sync, client=client, clock=clock, broker_id=broker_id
         )
         self._handlers = ReplicaHandlers(tables, self._status, lambda: store.done_deletions)
@@ -277,17 +277,17 @@ class ElectedReplica:
         self._is_healing = False
 
     def routes(self) -> dict[int, Handler]:
-        return self._handlers.routes() | self._checksums.routes() | self._table_waits.routes()
+        return self._handlers.routes() | self._checksums.routes() | self._table_change_server.routes()
 
     def start(self) -> None:
         if self._store.damaged_ranges:
             self._heal()
         if self._is_slave:
             self._scope.start("config_sync", self._config_sync.run())
-            self._scope.start("table_watch", self._table_watch.run())
+            self._scope.start("table_watch", self._table_change_subscriber.run())
 
     async def stop(self) -> None:
-        self._table_waits.close()
+        self._table_change_server.close()
         await self._scope.close()
 
     def set_master(self, address: str | None) -> None:
@@ -297,7 +297,7 @@ class ElectedReplica:
             self._store.begin_copy()
             self._config_sync.begin_copy()
 
-    async def pass_deletion_on(self, topic: str) -> None:
+    async def forward_deletion(self, topic: str) -> None:
         """Asks the master to delete the topic. Raises ServiceNotAvailable if none is known or it does not
         answer; RequestRejected.
         """
@@ -311,11 +311,11 @@ class ElectedReplica:
 
     async def wait_copied(self) -> None:
         """Waits until every slave that may be elected has the current tables. Raises Busy."""
-        await self._table_waits.wait_held(lambda: self._copying.required or ())
+        await self._table_change_server.wait_held(lambda: self._copying.required or ())
 
     def has_tables(self, broker_id: int) -> bool:
         """Returns True if a slave holds the current topics and groups."""
-        return self._table_waits.holds(broker_id)
+        return self._table_change_server.holds(broker_id)
 
     @property
     def master(self) -> str | None:

@@ -77,12 +77,12 @@ class Notices:
             return
         if not self._changed:
             if self._options.notify_at_once:
-                self._clock.call_soon(self._tell)
+                self._clock.call_soon(self._notify_changed)
             else:
-                self._clock.call_later(self._options.notify_period_ms / 1000, self._tell)
+                self._clock.call_later(self._options.notify_period_ms / 1000, self._notify_changed)
         self._changed[group] = None
 
-    def _tell(self) -> None:
+    def _notify_changed(self) -> None:
         changed, self._changed = self._changed, {}
         for name in changed:
             group = self.consumers.get(name)
@@ -240,7 +240,7 @@ class ClientHandlers:
                     )
                 self._producers.register(group, member)
         except RequestRejected as error:
-            self._note_refusal(client, group, error.code, error.remark)
+            self._record_refusal(client, group, error.code, error.remark)
             raise
         return command.reply(ResponseCode.SUCCESS, _HEARTBEAT_RESPONSE)
 
@@ -303,10 +303,10 @@ class ClientHandlers:
         try:
             config = self._groups.find_or_create(name, member.seen_at_ms, host)
         except NotPermitted as error:
-            self._note_refusal(member.client_id, name, error.code, error.remark)
+            self._record_refusal(member.client_id, name, error.code, error.remark)
             return
         if config is None:
-            self._note_refusal(
+            self._record_refusal(
                 member.client_id,
                 name,
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -317,7 +317,7 @@ class ClientHandlers:
             consumer.consume_type.value, consumer.message_model.value, consumer.consume_from_where.value
         )
         if options.reject_pull_consumers and consumption.consume_type == ACTIVE_TYPE:
-            self._note_refusal(
+            self._record_refusal(
                 member.client_id,
                 name,
                 ResponseCode.NO_PERMISSION,
@@ -336,11 +336,11 @@ class ClientHandlers:
         for data in consumer.subscriptions:
             fault = topic_fault(data.topic)
             if fault:
-                self._note_refusal(member.client_id, name, ResponseCode.INVALID_PARAMETER, fault)
+                self._record_refusal(member.client_id, name, ResponseCode.INVALID_PARAMETER, fault)
         subscriptions = None if keep else _subscriptions(consumer, budget)
         self._consumers.register(name, member, consumption, subscriptions)
 
-    def _note_refusal(self, client_id: str, group: str, code: int, reason: str) -> None:
+    def _record_refusal(self, client_id: str, group: str, code: int, reason: str) -> None:
         """Records a rejection. The client is not informed of a skipped part, as in RocketMQ; log and tools
         are.
         """

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tandemmq.broker.delay.timer_delivery import TimerDelivery, TimerFigures
 from tandemmq.broker.delay.timers import COUNT_MAX, ROLL_AFTER_MS, TIMER_TOPIC, TimerProgress
-from tandemmq.broker.durable import Progress, Wake, Writer, restore
+from tandemmq.broker.durable import DurableWriter, Progress, Wake, restore
 from tandemmq.broker.offsets.offset_table import DelayOffsetTable
 from tandemmq.protocol.record import Record
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
@@ -72,32 +72,32 @@ class Arrivals:
            skipped; the next entry covers their messages.
     """
 
-    __slots__ = ("_gap_ms", "_notes")
+    __slots__ = ("_gap_ms", "_samples")
 
     def __init__(self, delay_ms: int) -> None:
-        self._notes: deque[tuple[int, int]] = deque()  # (queue offset after the known messages, time)
+        self._samples: deque[tuple[int, int]] = deque()  # (queue offset after the known messages, time)
         self._gap_ms = max(ARRIVAL_GAP_MS_MIN, -(-delay_ms // ARRIVAL_COUNT_MAX))
 
     def __len__(self) -> int:
-        return len(self._notes)
+        return len(self._samples)
 
-    def note(self, queue_end: int, steady_ms: int) -> None:
+    def add_sample(self, queue_end: int, steady_ms: int) -> None:
         """Records that all messages below `queue_end` are known now."""
-        notes = self._notes
-        if notes and (queue_end <= notes[-1][0] or steady_ms - notes[-1][1] < self._gap_ms):
+        samples = self._samples
+        if samples and (queue_end <= samples[-1][0] or steady_ms - samples[-1][1] < self._gap_ms):
             return
-        if len(notes) > ARRIVAL_COUNT_MAX:  # the head is long due: no clock holds it back
+        if len(samples) > ARRIVAL_COUNT_MAX:  # the head is long due: no clock holds it back
             return
-        notes.append((queue_end, steady_ms))
+        samples.append((queue_end, steady_ms))
 
     def known_since(self, queue_offset: int) -> int | None:
         """Returns a time at which the message was already known, or None if no entry covers it.
         Offsets must not decrease.
         """
-        notes = self._notes
-        while notes and notes[0][0] <= queue_offset:
-            notes.popleft()
-        return notes[0][1] if notes else None
+        samples = self._samples
+        while samples and samples[0][0] <= queue_offset:
+            samples.popleft()
+        return samples[0][1] if samples else None
 
 
 def plan_level(
@@ -148,7 +148,7 @@ class LevelDelivery:
         offsets: DelayOffsetTable,
         *,
         delays_ms: Sequence[int],
-        writer: Writer,
+        writer: DurableWriter,
         clock: Clock,
     ) -> None:
         self._store = store
@@ -168,7 +168,7 @@ class LevelDelivery:
         if self._is_stopping:
             return
         level = self._levels.get(queue_id + 1) or self._open_level(queue_id + 1)
-        self._note_arrival(level)
+        self._record_arrival(level)
         if not level.waiting:
             self._wake.set()
 
@@ -224,18 +224,18 @@ class LevelDelivery:
         self._levels[number] = level
         return level
 
-    def _note_arrival(self, level: Level) -> tuple[int, int]:
+    def _record_arrival(self, level: Level) -> tuple[int, int]:
         """Records the level's arrivals. Returns its queue's end and the monotonic time in milliseconds."""
         queue_end = self._store.queue_max(SCHEDULE_TOPIC, level.queue_id)
         steady_ms = int(self._clock.monotonic() * 1000)
-        level.arrivals.note(queue_end, steady_ms)
+        level.arrivals.add_sample(queue_end, steady_ms)
         return queue_end, steady_ms
 
     async def _deliver_level(self, level: Level) -> float | None:
         """Delivers a batch. Returns the seconds until the level is due again, or None if nothing waits in
         it.
         """
-        queue_end, steady_ms = self._note_arrival(level)
+        queue_end, steady_ms = self._record_arrival(level)
         if not level.waiting:
             if level.offset >= queue_end:
                 return None
@@ -311,7 +311,7 @@ class DelayedDelivery:
         on_fatal = self._on_fatal
         scope = TaskScope("delivery", None if on_fatal is None else lambda _name, error: on_fatal(error))
         self._scope = scope
-        writer = Writer(self._store, self._clock)
+        writer = DurableWriter(self._store, self._clock)
         self._levels = LevelDelivery(
             self._store,
             self._delay_offsets,

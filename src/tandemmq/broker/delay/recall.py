@@ -134,7 +134,7 @@ class RecallHandlers:
         options = self._options
         if options.is_slave:
             raise RequestRejected(
-                "a slave recalls nothing: ask the master of this broker group",
+                "this broker is a slave and recalls nothing: send to the master of this broker group",
                 code=ResponseCode.SLAVE_NOT_AVAILABLE,
             )
         if not options.recall_enable or not self._limits.is_enabled:
@@ -149,10 +149,10 @@ class RecallHandlers:
             )
         group = header.producer_group or ""
         if "\x01" in group or "\x02" in group:
-            raise _illegal("producerGroup holds a byte that separates properties")
+            raise _illegal("producerGroup contains a byte that separates properties")
         now_ms = self._clock.now_ms()
         if not now_ms < handle.at_ms < now_ms + self._limits.delay_s_max * 1000:
-            raise _illegal(f"the message's time {handle.at_ms} has passed or lies too far ahead")
+            raise _illegal(f"the message's time {handle.at_ms} has passed or is too far ahead")
         properties = encode_properties(
             {
                 TAGS: RECALL_TAG,

@@ -38,7 +38,7 @@ from tandemmq.broker.delay.timers import (
     roll_window_ms,
     slots_over,
 )
-from tandemmq.broker.durable import BATCH_COUNT_MAX, Progress, Wake, Writer, restore_timer, roll_timer
+from tandemmq.broker.durable import BATCH_COUNT_MAX, DurableWriter, Progress, Wake, restore_timer, roll_timer
 from tandemmq.protocol.properties import REAL_TOPIC
 from tandemmq.protocol.record import NewRecord, Record
 from tandemmq.runtime.ports import Clock
@@ -73,7 +73,7 @@ class TimerDelivery:
         store: MessageStore,
         progress: TimerProgress,
         *,
-        writer: Writer,
+        writer: DurableWriter,
         clock: Clock,
         count_max: int = COUNT_MAX,
         roll_after_ms: int = ROLL_AFTER_MS,
@@ -103,7 +103,7 @@ class TimerDelivery:
             # At least the first pending message is lost.
             facts = {"topic": TIMER_TOPIC, "queue_offset": low_offset, "reason": "retention deleted it"}
             log.error(events.DELAYED_MESSAGE_LOST, extra=facts)
-        self._roll_after_ms = min(self._wanted_window_ms(), check.roll_after_ms)
+        self._roll_after_ms = min(self._configured_window_ms(), check.roll_after_ms)
         # A shorter window moves pending messages to keys before those done under the longer window. Until
         # they are handled, "done" is not a single comparison of keys.
         is_shorter = self._roll_after_ms < check.roll_after_ms
@@ -123,7 +123,7 @@ class TimerDelivery:
         # A cancellation may be behind the messages that were read before.
         self._scan_end = self._store.queue_max(TIMER_TOPIC, 0)
 
-    def _wanted_window_ms(self) -> int:
+    def _configured_window_ms(self) -> int:
         return min(self._roll_after_ms_max, roll_window_ms(self._store.options.file_reserved_hours))
 
     @property
@@ -158,20 +158,20 @@ class TimerDelivery:
         while not (self._is_stopping and (self._is_exact or (self._is_scanning and self._earlier is None))):
             self._wake.clear()
             was_full = self._progress.is_full
-            has_worked = await self._work()
-            if self._is_stopping and not has_worked:
+            did_work = await self._work()
+            if self._is_stopping and not did_work:
                 return
             if not self._is_scanning:
                 self._end_shift()
             if self._is_exact and not self._is_scanning:
-                self._note_progress()
-                if self._wanted_window_ms() < self._roll_after_ms and not self._is_stopping:
+                self._record_progress()
+                if self._configured_window_ms() < self._roll_after_ms and not self._is_stopping:
                     self._begin(self._base)
-                    has_worked = True
+                    did_work = True
             self.settle(self._writer.safe_end())
             if was_full and not self._progress.is_full:  # nothing else signals that there is room again
-                has_worked = True
-            await self._wake.wait(0.0 if has_worked else self._wait_s())
+                did_work = True
+            await self._wake.wait(0.0 if did_work else self._wait_s())
 
     async def _work(self) -> bool:
         """Takes one step: delivers a batch, reads further, or starts to read again. Returns False if there is
@@ -287,7 +287,7 @@ class TimerDelivery:
         records, _ = self._writer.read(TIMER_TOPIC, 0, queue_offset, 1)
         return records[0] if records and records[0].queue_offset == queue_offset else None
 
-    def _note_progress(self) -> None:
+    def _record_progress(self) -> None:
         """Records what is done now; this becomes safe with the current end of the log."""
         steady_s = self._clock.monotonic()
         low = self._base.low_offset
@@ -296,7 +296,7 @@ class TimerDelivery:
             first = self._wheel.first_offset()
             low = self._scan_offset if first is None else first
             if first is None:
-                self._roll_after_ms = self._wanted_window_ms()
+                self._roll_after_ms = self._configured_window_ms()
         # Close to the delivered messages: if it were far ahead, every message sent next would count as late.
         next_key = TimerKey(self._front.slot_ms + PRECISION_MS, 0)
         pending = self._wheel.next_key() or self._wheel.horizon

@@ -215,7 +215,7 @@ class TimerWheel:
     def add(self, key: TimerKey) -> None:
         """Adds a pending message; beyond the horizon only its offset is recorded."""
         if self.horizon is not None and key >= self.horizon:
-            self._note_far(key.queue_offset)
+            self._record_far(key.queue_offset)
             return
         ranks = self._slots.get(key.slot_ms)
         if ranks is None:
@@ -300,7 +300,7 @@ class TimerWheel:
         for slot_ms in sorted(self._slots, reverse=True):
             ranks = self._slots[slot_ms]
             cut = max(0, len(ranks) - (self._count - keep))
-            self._note_far(_lowest_offset(ranks, cut))
+            self._record_far(_lowest_offset(ranks, cut))
             self.horizon = TimerKey(slot_ms, ranks[cut])
             self._count -= len(ranks) - cut
             if cut:
@@ -314,7 +314,7 @@ class TimerWheel:
         for slot_ms in [slot for slot in self._cancelled if slot > self.horizon.slot_ms]:
             del self._cancelled[slot_ms]
 
-    def _note_far(self, queue_offset: int) -> None:
+    def _record_far(self, queue_offset: int) -> None:
         if self._far_offset is None or queue_offset < self._far_offset:
             self._far_offset = queue_offset
 
@@ -335,9 +335,9 @@ def _lowest_offset(ranks: list[int], start: int = 0) -> int:
 
 FILE_BYTES = 4096
 _COMMON = struct.Struct(">7q")  # next slot, timerlog position, two queue offsets, version
-_OWN = struct.Struct(">8sqqq")  # mark, read offset, rank of the next message in its slot, roll window
+_TANDEM_PART = struct.Struct(">8sqqq")  # mark, read offset, rank of the next message in its slot, roll window
 _COPY = struct.Struct(">56sI")  # the seven numbers again, checksum of TandemMQ's part
-_OWN_ANSWER = struct.Struct(">8sq")  # mark, roll window
+_TANDEM_ANSWER = struct.Struct(">8sq")  # mark, roll window
 _MARK = b"TandemMQ"
 _FIRST_KEY = TimerKey(0, 0)
 SHORT_BYTES = 32
@@ -367,8 +367,8 @@ def encode_timer_file(check: TimerCheck, version: DataVersion) -> bytes:
     """Returns the content of config/timercheck."""
     slot_ms, rank = check.next_key
     common = _COMMON.pack(slot_ms, 0, check.low_offset, check.low_offset, *_version(version))
-    own = _OWN.pack(_MARK, check.read_offset, rank, check.roll_after_ms)
-    return (common + own + _COPY.pack(common, crc32(own + common))).ljust(FILE_BYTES, b"\0")
+    tandem_part = _TANDEM_PART.pack(_MARK, check.read_offset, rank, check.roll_after_ms)
+    return (common + tandem_part + _COPY.pack(common, crc32(tandem_part + common))).ljust(FILE_BYTES, b"\0")
 
 
 def decode_timer_file(data: bytes) -> TimerCheck:
@@ -377,23 +377,23 @@ def decode_timer_file(data: bytes) -> TimerCheck:
 
     Raises:  RemoteProtocolError when the file is too short.
     """
-    if len(data) < _COMMON.size + _OWN.size:
+    if len(data) < _COMMON.size + _TANDEM_PART.size:
         raise RemoteProtocolError(f"timercheck has {len(data)} bytes, {FILE_BYTES} are expected")
-    common, own = data[: _COMMON.size], data[_COMMON.size : _COMMON.size + _OWN.size]
-    is_ours = own.startswith(_MARK)
-    if len(data) >= _COMMON.size + _OWN.size + _COPY.size:
-        copy, checksum = _COPY.unpack_from(data, _COMMON.size + _OWN.size)
+    common, tandem_part = data[: _COMMON.size], data[_COMMON.size : _COMMON.size + _TANDEM_PART.size]
+    is_tandem = tandem_part.startswith(_MARK)
+    if len(data) >= _COMMON.size + _TANDEM_PART.size + _COPY.size:
+        copy, checksum = _COPY.unpack_from(data, _COMMON.size + _TANDEM_PART.size)
         if checksum:  # absent (0) in older files
-            is_ours = checksum == crc32(own + copy)
-            if is_ours and common != copy:
+            is_tandem = checksum == crc32(tandem_part + copy)
+            if is_tandem and common != copy:
                 difference = int.from_bytes(common, "big") ^ int.from_bytes(copy, "big")
-                is_ours = difference.bit_count() == 1
-                common = copy if is_ours else common
+                is_tandem = difference.bit_count() == 1
+                common = copy if is_tandem else common
     slot_ms, _, queue_offset, _, *_ = _COMMON.unpack(common)
-    if not is_ours:
+    if not is_tandem:
         # Written by RocketMQ: messages anywhere below its offset may be pending.
         return TimerCheck(TimerKey(max(0, slot_ms), 0), max(0, queue_offset), 0)
-    _, read_offset, rank, roll_after_ms = _OWN.unpack(own)
+    _, read_offset, rank, roll_after_ms = _TANDEM_PART.unpack(tandem_part)
     return TimerCheck(TimerKey(slot_ms, rank), read_offset, queue_offset, _window(roll_after_ms))
 
 
@@ -403,7 +403,7 @@ def encode_timer_answer(check: TimerCheck, version: DataVersion) -> bytes:
     """
     slot_ms, read_offset = check.next_key.slot_ms, check.read_offset
     common = _COMMON.pack(slot_ms, 0, read_offset, read_offset, *_version(version))
-    return common + _OWN_ANSWER.pack(_MARK, check.roll_after_ms)
+    return common + _TANDEM_ANSWER.pack(_MARK, check.roll_after_ms)
 
 
 def decode_timer_answer(body: bytes) -> TimerCheck:
@@ -413,12 +413,12 @@ def decode_timer_answer(body: bytes) -> TimerCheck:
     """
     if len(body) < SHORT_BYTES:
         raise RemoteProtocolError(
-            f"the timer checkpoint has {len(body)} bytes, at least {SHORT_BYTES} belong"
+            f"the timer checkpoint has {len(body)} bytes; at least {SHORT_BYTES} are expected"
         )
     slot_ms, _, _, read_offset = struct.unpack_from(">4q", body)
     roll_after_ms = 0
-    if len(body) >= _COMMON.size + _OWN_ANSWER.size:
-        mark, number = _OWN_ANSWER.unpack_from(body, _COMMON.size)
+    if len(body) >= _COMMON.size + _TANDEM_ANSWER.size:
+        mark, number = _TANDEM_ANSWER.unpack_from(body, _COMMON.size)
         roll_after_ms = number if mark == _MARK else 0
     return TimerCheck(TimerKey(max(0, slot_ms), 0), max(0, read_offset), 0, _window(roll_after_ms))
 

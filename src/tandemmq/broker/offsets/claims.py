@@ -5,16 +5,16 @@ that replaces it, reuses the lost messages' queue offsets for other messages. A 
 old offset would skip those, unnoticed once the queue has grown past it.
 
 Invariants: each queue records its end at the start of this broker run (its run start). A client's claims in
-            a queue are believed once this run has told the client its position. That is: the client queried
+            a queue are trusted once this run has told the client its position. That is: the client queried
             the group's offset, pulled at or below the run start, was reset, presented a record that this
             log contains, or, in a broadcasting group, begins at the end or the offset by time that its
             connection was answered: such a client has no progress at the broker to query.
-            A client that is not believed and claims more than the group's safe offset is moved there. This
+            A client that is not trusted and claims more than the group's safe offset is moved there. This
             happens once per connection, because the answer may be lost with the connection.
-            The master never commits a claim that was not believed. A slave never commits progress based on a
+            The master never commits a claim that was not trusted. A slave never commits progress based on a
             presented record that its copy lacks.
             A client that presents a record this log does not contain has read from a diverged replica. Its
-            claims are not believed, even if they were before, until the client has accepted the corrected
+            claims are not trusted, even if they were before, until the client has accepted the corrected
             position.
             A slave applies the same rule only if its copy reaches as far as the record. A slave that is
             behind cannot tell and rejects the read. A slave whose copy begins after the corrected position
@@ -25,8 +25,8 @@ Invariants: each queue records its end at the start of this broker run (its run 
 Strategy: duplicates rather than gaps. On a master each pull costs one dict lookup, and commits at or below
           the run start cost a comparison. Each pull and commit that presents a record costs one log lookup;
           it is not cached, because consumers move between master and slaves.
-At a bound: once `count_max` queues of clients are believed, or as many clients moved, all other clients are
-            believed as well.
+At a bound: once `count_max` queues of clients are trusted, or as many clients moved, all other clients are
+            trusted as well.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
-BELIEVED_COUNT_MAX = 262_144
+TRUSTED_COUNT_MAX = 262_144
 
 QueueName = tuple[str, int]
-Who: TypeAlias = str | Channel
+MemberId: TypeAlias = str | Channel
 """A client's id, or its connection until a heartbeat has reported the id."""
 
 
@@ -76,7 +76,7 @@ class Claims:
         offsets: OffsetTable,
         consumers: ConsumerTable,
         is_slave: bool,
-        count_max: int = BELIEVED_COUNT_MAX,
+        count_max: int = TRUSTED_COUNT_MAX,
     ) -> None:
         self._store = store
         self._offsets = offsets
@@ -84,10 +84,10 @@ class Claims:
         self._is_slave = is_slave
         self._count_max = count_max
         self._count = 0
-        self._believed: dict[tuple[str, Who], set[QueueName]] = {}
-        self._hosts: dict[tuple[str, str], set[QueueName]] = {}  # hosts from which believed clients connected
+        self._trusted: dict[tuple[str, MemberId], set[QueueName]] = {}
+        self._hosts: dict[tuple[str, str], set[QueueName]] = {}  # hosts from which trusted clients connected
         # The connection over which each client was last moved.
-        self._moved: dict[tuple[str, Who, QueueName], Address] = {}
+        self._moved: dict[tuple[str, MemberId, QueueName], Address] = {}
         # The offsets that connections asked for last, by queue; each counts for one pull.
         self._answered: dict[Channel, dict[QueueName, int]] = {}
         self._answered_count = 0
@@ -105,14 +105,14 @@ class Claims:
         if header.consumer_group == TOOLS_GROUP:
             return None  # tools read offsets that an operator names, and have no progress
         queue = (header.topic, header.queue_id)
-        who = self._who(channel, header.consumer_group, header.client_id)
+        member = self._member_of(channel, header.consumer_group, header.client_id)
         seen = header.seen_record()
-        has_seen = self._has(queue, seen)
-        believed = self._believed.get((header.consumer_group, who))
-        is_refuted = has_seen is False or self._has_gap(queue, seen, header.queue_offset)
-        if believed is not None and queue in believed and not is_refuted:
+        is_in_log = self._log_contains(queue, seen)
+        trusted = self._trusted.get((header.consumer_group, member))
+        is_refuted = is_in_log is False or self._is_beyond(queue, seen, header.queue_offset)
+        if trusted is not None and queue in trusted and not is_refuted:
             return None
-        return self._judge_claim(channel, who, header, queue, seen, has_seen)
+        return self._judge_claim(channel, member, header, queue, seen, is_in_log)
 
     def judge_held(self, channel: Channel, header: PullRequest) -> int | None:
         """Judges a pull that was held, as `judge_pull` does on a slave: the copy may since have received the
@@ -124,11 +124,11 @@ class Claims:
         """Judges a pull beyond the queue's end, which cannot come from this log. Returns the safe offset, or
         None if the client is unknown, was already moved, or is served by a slave.
         """
-        who = self._who(channel, header.consumer_group, header.client_id)
-        if self._is_slave or not isinstance(who, str):
+        member = self._member_of(channel, header.consumer_group, header.client_id)
+        if self._is_slave or not isinstance(member, str):
             return None
         queue = (header.topic, header.queue_id)
-        key = (header.consumer_group, who, queue)
+        key = (header.consumer_group, member, queue)
         if self._moved.get(key) == channel.peer:
             return None
         return self._move(channel, key, header.queue_offset, self._safe_offset(header.consumer_group, queue))
@@ -145,37 +145,37 @@ class Claims:
         if is_old and header.seen is None:
             return offset
         group = header.consumer_group
-        who = self._who(channel, group, header.client_id)
+        member = self._member_of(channel, group, header.client_id)
         queue_end = self._store.queue_next(*queue)
-        if not isinstance(who, str) and is_tool:
+        if not isinstance(member, str) and is_tool:
             return min(offset, queue_end)
         seen = header.seen_record()
-        has_seen = self._has(queue, seen)
-        if seen is not None and has_seen is False:
+        is_in_log = self._log_contains(queue, seen)
+        if seen is not None and is_in_log is False:
             return min(offset, self._safe_offset_without(group, queue, seen))
         if seen is not None:
-            offset = min(offset, self._proven(queue, seen))
-        if self._is_slave and seen is not None and not has_seen:
+            offset = min(offset, self._next_after(queue, seen))
+        if self._is_slave and seen is not None and not is_in_log:
             # Later clients could not verify this progress: the broker has no record to present with it.
             committed = self._offsets.committed(group, *queue)
             if committed is None:
                 committed = self._beginning_of(self._consumers.get(group), queue)
             return min(offset, committed)
-        if not self._is_believed(channel, group, who, queue):
+        if not self._is_trusted(channel, group, member, queue):
             if is_old:
                 return offset
-            if seen is not None and has_seen:
-                self._believe(channel, group, who, queue)
+            if seen is not None and is_in_log:
+                self._trust(channel, group, member, queue)
             else:
                 return min(offset, self._safe_offset(group, queue))
         if offset > queue_end and not self._is_slave:
             return min(offset, self._safe_offset(group, queue))
         return offset
 
-    def note_asked(self, channel: Channel, header: QueryOffsetRequest) -> None:
+    def trust_after_query(self, channel: Channel, header: QueryOffsetRequest) -> None:
         """Records that a client received its group's offset, or learned that the group starts anew."""
-        who = self._who(channel, header.consumer_group, None)
-        self._believe(channel, header.consumer_group, who, (header.topic, header.queue_id))
+        member = self._member_of(channel, header.consumer_group, None)
+        self._trust(channel, header.consumer_group, member, (header.topic, header.queue_id))
 
     def record_answer(self, channel: Channel, queue: QueueName, offset: int) -> None:
         """Records the end of a queue, or its offset at a time, as last answered to a connection. At the bound
@@ -190,48 +190,52 @@ class Claims:
         self._answered_count += queue not in answered
         answered[queue] = offset
 
-    def note_reset(self, channel: Channel, header: PullRequest) -> None:
+    def trust_after_reset(self, channel: Channel, header: PullRequest) -> None:
         """Records that a client received the offset to which an operator reset its group."""
-        who = self._who(channel, header.consumer_group, header.client_id)
-        self._believe(channel, header.consumer_group, who, (header.topic, header.queue_id))
+        member = self._member_of(channel, header.consumer_group, header.client_id)
+        self._trust(channel, header.consumer_group, member, (header.topic, header.queue_id))
 
     def _judge_claim(
         self,
         channel: Channel,
-        who: Who,
+        member: MemberId,
         header: PullRequest,
         queue: QueueName,
         seen: SeenRecord | None,
-        has_seen: bool | None,
+        is_in_log: bool | None,
     ) -> int | None:
-        """Judges a client that is not believed, or one whose believed claims are contradicted by its
+        """Judges a client that is not trusted, or one whose trusted claims are contradicted by its
         record.
         """
         group, offset = header.consumer_group, header.queue_offset
         is_claim = offset > self._store.queue_run_start(*queue)
-        has_gap = self._has_gap(queue, seen, offset)
+        is_beyond = self._is_beyond(queue, seen, offset)
         if is_claim and seen is None and self._begins_at_answer(channel, group, queue, offset):
             is_claim = False
-        if has_seen is False or has_gap or (is_claim and not self._is_believed(channel, group, who, queue)):
-            if not isinstance(who, str):
+        if (
+            is_in_log is False
+            or is_beyond
+            or (is_claim and not self._is_trusted(channel, group, member, queue))
+        ):
+            if not isinstance(member, str):
                 if _needs_heartbeat(header):
                     raise RequestRejected(
-                        f"the group {group} has to say by a heartbeat of this connection who pulls queue"
-                        f" {header.queue_id} of {header.topic} at {offset}",
+                        f"a member of group {group} must send a heartbeat on this connection before it pulls"
+                        f" queue {header.queue_id} of {header.topic} at {offset}",
                         code=ResponseCode.SUBSCRIPTION_NOT_EXIST,
                     )
                 return None
-            if seen is not None and has_seen is False:
+            if seen is not None and is_in_log is False:
                 safe = self._safe_offset_without(group, queue, seen)
-            elif seen is not None and (has_gap or has_seen):
-                safe = self._proven(queue, seen)
+            elif seen is not None and (is_beyond or is_in_log):
+                safe = self._next_after(queue, seen)
             else:
                 safe = self._safe_offset(group, queue)
-            key = (group, who, queue)
+            key = (group, member, queue)
             if offset > safe and self._can_move(channel, key):
                 return self._move(channel, key, offset, safe)
-        if isinstance(who, str) or _needs_heartbeat(header):
-            self._believe(channel, group, who, queue)
+        if isinstance(member, str) or _needs_heartbeat(header):
+            self._trust(channel, group, member, queue)
         return None
 
     def _judge_in_copy(self, channel: Channel, header: PullRequest) -> int | None:
@@ -246,17 +250,17 @@ class Claims:
         if header.seen is None:
             return None
         group, queue, seen = header.consumer_group, (header.topic, header.queue_id), header.seen_record()
-        key = (group, self._who(channel, group, header.client_id), queue)
-        has_seen = self._has(queue, seen)
-        if seen is None or has_seen is None:
+        key = (group, self._member_of(channel, group, header.client_id), queue)
+        is_in_log = self._log_contains(queue, seen)
+        if seen is None or is_in_log is None:
             self._moved.pop(key, None)
             return None
-        if has_seen:
-            proven = self._proven(queue, seen)
-            if header.queue_offset <= proven or not self._can_move(channel, key):
+        if is_in_log:
+            next_offset = self._next_after(queue, seen)
+            if header.queue_offset <= next_offset or not self._can_move(channel, key):
                 self._moved.pop(key, None)
                 return None
-            return self._move(channel, key, header.queue_offset, proven)
+            return self._move(channel, key, header.queue_offset, next_offset)
         if seen.log_offset >= self._store.max_log_offset:
             raise RequestRejected(
                 f"this slave's copy ends at {self._store.max_log_offset}, before the record at"
@@ -268,7 +272,7 @@ class Claims:
         if self._may_be_before_copy(queue, safe):
             raise RequestRejected(
                 f"this slave's copy of queue {header.queue_id} of {header.topic} begins at"
-                f" {self._store.queue_min(*queue)}, and the reader may have to go on before that: ask the"
+                f" {self._store.queue_min(*queue)}, and the reader may have to continue before that: ask the"
                 " master",
                 code=ResponseCode.SLAVE_NOT_AVAILABLE,
             )
@@ -276,22 +280,22 @@ class Claims:
             return None
         return self._move(channel, key, header.queue_offset, safe)
 
-    def _can_move(self, channel: Channel, key: tuple[str, Who, QueueName]) -> bool:
+    def _can_move(self, channel: Channel, key: tuple[str, MemberId, QueueName]) -> bool:
         return self._moved.get(key) != channel.peer and len(self._moved) < self._count_max
 
-    def _move(self, channel: Channel, key: tuple[str, Who, QueueName], claimed: int, safe: int) -> int:
+    def _move(self, channel: Channel, key: tuple[str, MemberId, QueueName], claimed: int, safe: int) -> int:
         """Moves the client to `safe`; its commits are limited to that until it continues there or insists."""
-        group, who, (topic, queue_id) = key
+        group, member, (topic, queue_id) = key
         self._moved[key] = channel.peer
-        believed = self._believed.get((group, who))
-        if believed is not None and (topic, queue_id) in believed:
-            believed.discard((topic, queue_id))
+        trusted = self._trusted.get((group, member))
+        if trusted is not None and (topic, queue_id) in trusted:
+            trusted.discard((topic, queue_id))
             self._count -= 1
         log.warning(
             events.CLAIM_REFUSED,
             extra={
                 "group": group,
-                "client": who,
+                "client": member,
                 "topic": topic,
                 "queue_id": queue_id,
                 "claimed_offset": claimed,
@@ -360,16 +364,16 @@ class Claims:
             return run_start
         return min(run_start, self._store.offset_by_time(*queue, subscription.version))
 
-    def _proven(self, queue: QueueName, seen: SeenRecord) -> int:
+    def _next_after(self, queue: QueueName, seen: SeenRecord) -> int:
         """Returns the offset that a record of this log proves: the one after it, but at least the queue's
         beginning.
         """
         return max(seen.queue_offset + 1, self._store.queue_min(*queue))
 
-    def _has_gap(self, queue: QueueName, seen: SeenRecord | None, offset: int) -> bool:
-        return seen is not None and offset > self._proven(queue, seen)
+    def _is_beyond(self, queue: QueueName, seen: SeenRecord | None, offset: int) -> bool:
+        return seen is not None and offset > self._next_after(queue, seen)
 
-    def _has(self, queue: QueueName, seen: SeenRecord | None) -> bool | None:
+    def _log_contains(self, queue: QueueName, seen: SeenRecord | None) -> bool | None:
         """Returns whether this log contains the record. Returns None if unknown: a slave may not have it yet,
         and an old record may have been deleted.
         """
@@ -379,36 +383,38 @@ class Claims:
             return False
         return self._store.has_record(*queue, seen.queue_offset, seen.log_offset, seen.stored_at_ms)
 
-    def _who(self, channel: Channel, group: str, client_id: str | None) -> Who:
+    def _member_of(self, channel: Channel, group: str, client_id: str | None) -> MemberId:
         if client_id:
             return client_id
-        member = self._consumers.member(group, channel)
-        return channel if member is None else member.client_id
+        found = self._consumers.member(group, channel)
+        return channel if found is None else found.client_id
 
-    def _is_believed(self, channel: Channel, group: str, who: Who, queue: QueueName) -> bool:
-        """Returns True if the client is believed in the queue: by its id, by this connection, or, before a
+    def _is_trusted(self, channel: Channel, group: str, member: MemberId, queue: QueueName) -> bool:
+        """Returns True if the client is trusted in the queue: by its id, by this connection, or, before a
         heartbeat, by its host.
         """
         if self._count >= self._count_max:
             return True
-        if queue in self._believed.get((group, who), ()) or queue in self._believed.get((group, channel), ()):
+        if queue in self._trusted.get((group, member), ()) or queue in self._trusted.get(
+            (group, channel), ()
+        ):
             return True
-        return not isinstance(who, str) and queue in self._hosts.get((group, channel.peer[0]), ())
+        return not isinstance(member, str) and queue in self._hosts.get((group, channel.peer[0]), ())
 
-    def _believe(self, channel: Channel, group: str, who: Who, queue: QueueName) -> None:
-        self._moved.pop((group, who, queue), None)
+    def _trust(self, channel: Channel, group: str, member: MemberId, queue: QueueName) -> None:
+        self._moved.pop((group, member, queue), None)
         if self._is_slave or self._count >= self._count_max:
             return
-        key = (group, who)
-        believed = self._believed.get(key)
-        if believed is None:
-            believed = self._believed[key] = set()
-            if not isinstance(who, str) and self._drop_channel not in channel.on_close:
+        key = (group, member)
+        trusted = self._trusted.get(key)
+        if trusted is None:
+            trusted = self._trusted[key] = set()
+            if not isinstance(member, str) and self._drop_channel not in channel.on_close:
                 channel.on_close.append(self._drop_channel)
-        if queue not in believed:
-            believed.add(queue)
+        if queue not in trusted:
+            trusted.add(queue)
             self._count += 1
-        if isinstance(who, str):
+        if isinstance(member, str):
             self._hosts.setdefault((group, channel.peer[0]), set()).add(queue)
 
     def _begins_at_answer(self, channel: Channel, group: str, queue: QueueName, offset: int) -> bool:
@@ -426,19 +432,19 @@ class Claims:
         self._answered_count -= len(self._answered.pop(channel, ()))
 
     def _drop_channel(self, channel: Channel) -> None:
-        for key in [key for key in self._believed if key[1] is channel]:
-            self._count -= len(self._believed.pop(key))
+        for key in [key for key in self._trusted if key[1] is channel]:
+            self._count -= len(self._trusted.pop(key))
 
     def _forget_topic(self, topic: str) -> None:
         """Drops the state of a deleted topic: its queues start anew."""
-        for believed in (*self._believed.values(), *self._hosts.values()):
-            believed.difference_update([queue for queue in believed if queue[0] == topic])
+        for trusted in (*self._trusted.values(), *self._hosts.values()):
+            trusted.difference_update([queue for queue in trusted if queue[0] == topic])
         for answered in self._answered.values():
             for queue in [queue for queue in answered if queue[0] == topic]:
                 del answered[queue]
                 self._answered_count -= 1
         self._moved = {key: peer for key, peer in self._moved.items() if key[2][0] != topic}
-        self._count = sum(map(len, self._believed.values()))
+        self._count = sum(map(len, self._trusted.values()))
 
 
 def _needs_heartbeat(header: PullRequest) -> bool:

@@ -92,7 +92,7 @@ class OffsetHandlers:
         offset = self._offsets.committed(header.consumer_group, topic, queue_id)
         if offset is None:
             self._check_queue(topic, queue_id)
-        self._claims.note_asked(channel, header)
+        self._claims.trust_after_query(channel, header)
         if offset is None and self._offsets.is_forgotten(header.consumer_group):
             offset = self._store.queue_min(topic, queue_id)
         elif offset is None:
@@ -104,10 +104,10 @@ class OffsetHandlers:
             offset = 0
         return command.reply(
             ResponseCode.SUCCESS,
-            QueryOffsetResponse(offset=offset, seen=self._proof(topic, queue_id, offset)),
+            QueryOffsetResponse(offset=offset, seen=self._record_before(topic, queue_id, offset)),
         )
 
-    def _proof(self, topic: str, queue_id: int, offset: int) -> str | None:
+    def _record_before(self, topic: str, queue_id: int, offset: int) -> str | None:
         """Returns the record before the offset. A client that queried a slave presents it to the master,
         whose log may differ.
         """
@@ -210,23 +210,28 @@ class GroupTools:
     async def handle_consumer_status(self, channel: Channel, command: Command) -> Command:
         """Handles INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): asks the members one after another."""
         header = command.decode(ConsumerStatusRequest)
-        wanted = header.client_id
-        members = [m for m in self._consumers.members(header.group) if not wanted or m.client_id == wanted]
+        client_id = header.client_id
+        members = [
+            m for m in self._consumers.members(header.group) if not client_id or m.client_id == client_id
+        ]
         if not members:
-            who = f"consumer {wanted[:160]!r}" if wanted else "consumer"
+            described = f"consumer {client_id[:160]!r}" if client_id else "consumer"
             raise RequestRejected(
-                f"no {who} of the group {header.group[:160]!r} is online", code=ResponseCode.SYSTEM_ERROR
+                f"no {described} of the group {header.group[:160]!r} is online",
+                code=ResponseCode.SYSTEM_ERROR,
             )
         if len(members) > CLIENT_COUNT_MAX:
             raise invalid(
-                f"the group has {len(members)} members, {CLIENT_COUNT_MAX} can be asked at once: name one"
+                f"the group has {len(members)} members, {CLIENT_COUNT_MAX} can be queried at once: name one"
             )
         question = ConsumerStatusRequest(topic=header.topic, group=header.group)
         deadline_s = self._clock.monotonic() + CLIENTS_TIMEOUT_S
         clients = {}
         for member in members:
-            left_s = deadline_s - self._clock.monotonic()
-            clients[member.client_id] = await _ask(member, question, timeout_s=max(left_s, 0.001))
+            remaining_s = deadline_s - self._clock.monotonic()
+            clients[member.client_id] = await _query_offsets(
+                member, question, timeout_s=max(remaining_s, 0.001)
+            )
         return command.reply(body=encode_consumer_status(ConsumerStatus(clients=clients)))
 
     def handle_correction(self, channel: Channel, command: Command) -> Command:
@@ -257,7 +262,8 @@ class GroupTools:
         header = command.decode(CloneGroupOffsetRequest)
         if self._options.is_slave:
             raise RequestRejected(
-                "a slave changes no offsets: ask the master", code=ResponseCode.SYSTEM_ERROR
+                "this broker is a slave and changes no offsets: use the master",
+                code=ResponseCode.SYSTEM_ERROR,
             )
         now_ms = self._clock.now_ms()
         if header.topic:
@@ -265,15 +271,15 @@ class GroupTools:
         require_group(self._groups, header.target_group, now_ms, channel.peer[0])
         online = self._consumers.get(header.source_group)
         for topic in [header.topic] if header.topic else self._offsets.topics_of(header.source_group):
-            is_left = online is not None and topic not in online.subscriptions
-            if self._topics.get(topic) is None or (is_left and not header.is_offline):
+            has_unsubscribed = online is not None and topic not in online.subscriptions
+            if self._topics.get(topic) is None or (has_unsubscribed and not header.is_offline):
                 continue
             for queue_id, offset in self._offsets.committed_queues(header.source_group, topic).items():
                 self._offsets.commit(header.target_group, topic, queue_id, offset, now_ms)
         return command.reply()
 
 
-async def _ask(
+async def _query_offsets(
     member: Member, question: ConsumerStatusRequest, *, timeout_s: float
 ) -> dict[MessageQueue, int]:
     """Returns the client's offsets in memory.
@@ -335,7 +341,9 @@ class ResetHandlers:
         """
         header = command.decode(ResetOffsetRequest)
         if self._options.is_slave:
-            raise RequestRejected("a slave resets no offsets: ask the master", code=ResponseCode.SYSTEM_ERROR)
+            raise RequestRejected(
+                "this broker is a slave and resets no offsets: use the master", code=ResponseCode.SYSTEM_ERROR
+            )
         targets = self._targets(header)
         if self._options.server_side_reset:
             now_ms = self._clock.now_ms()

@@ -54,7 +54,7 @@ class OffsetTable:
         self._committed: dict[str, QueueOffsets] = {}
         self._pulled: dict[str, QueueOffsets] = {}
         self._resets: dict[str, QueueOffsets] = {}
-        self._came_after: dict[str, int] | None = {}
+        self._last_deletions: dict[str, int] | None = {}
         """Topic -> the deletion that its offsets come after, while that is recorded; None if the file does
         not say.
         """
@@ -72,7 +72,9 @@ class OffsetTable:
         offsets = self._committed.get(key)
         if offsets is None:
             if len(self._committed) >= self._key_count_max:
-                raise Busy(f"[OVERLOAD] the broker keeps offsets of {self._key_count_max} topic@group keys")
+                raise Busy(
+                    f"[OVERLOAD] the broker keeps offsets of at most {self._key_count_max} topic@group keys"
+                )
             offsets = self._committed[key] = {}
         offsets[queue_id] = offset
         self._commits += 1
@@ -85,7 +87,7 @@ class OffsetTable:
         offsets = self._committed.get(f"{topic}@{group}")
         return None if offsets is None else offsets.get(queue_id)
 
-    def note_pulled(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+    def record_pulled(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Records the offset of the group's next pull; kept in memory only."""
         key = f"{topic}@{group}"
         offsets = self._pulled.get(key)
@@ -110,7 +112,7 @@ class OffsetTable:
         """Returns the offset of the queue's pending reset, which stays pending; None without one."""
         return self._resets.get(f"{topic}@{group}", {}).get(queue_id) if self._resets else None
 
-    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+    def consume_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Returns the offset of the queue's pending reset and clears it; None without one."""
         key = f"{topic}@{group}"
         offsets = self._resets.get(key)
@@ -141,10 +143,10 @@ class OffsetTable:
         """Drops the offsets of a deleted topic; later commits belong to a new topic of that name."""
         self._drop([key for key in self._keys() if key.startswith(topic + "@")])
         if self.deleted_topics is not None:
-            assert self._came_after is not None
+            assert self._last_deletions is not None
             deleted = self.deleted_topics()
-            known = {name: end for name, end in self._came_after.items() if name in deleted}
-            self._came_after = known | ({topic: deleted[topic]} if topic in deleted else {})
+            known = {name: end for name, end in self._last_deletions.items() if name in deleted}
+            self._last_deletions = known | ({topic: deleted[topic]} if topic in deleted else {})
         for callback in self.on_topic_dropped:
             callback(topic)
 
@@ -153,7 +155,7 @@ class OffsetTable:
         before_ms, _ = self._dropped.get(group, (0, 0))
         self._drop_groups({group: (max(now_ms, before_ms + 1), self.log_end())})
 
-    def take_dropped(self, groups: Mapping[str, tuple[int, int]]) -> None:
+    def apply_dropped(self, groups: Mapping[str, tuple[int, int]]) -> None:
         """Applies group deletions reported by the master, on a slave and before the offsets sent along with
         them. Deletions already known are ignored.
         """
@@ -191,8 +193,8 @@ class OffsetTable:
         keys. A file of another broker does not record deletions, so all of its offsets are kept.
         """
         assert self.deleted_topics is not None
-        deleted, told = self.deleted_topics(), self._came_after
-        self._came_after = dict(deleted)
+        deleted, told = self.deleted_topics(), self._last_deletions
+        self._last_deletions = dict(deleted)
         if told is None:
             return 0
         topics = {topic for topic, end in deleted.items() if end != told.get(topic)}
@@ -258,13 +260,13 @@ class OffsetTable:
         back.
         """
         topics: dict[str, list[str]] = {}
-        came_after = self._came_after or {}
+        last_deletions = self._last_deletions or {}
         deleted: dict[str, int] = {}
         for key in self._committed:
             topic, _, group = _split(key)
             topics.setdefault(group, []).append(topic)
-            if topic in came_after:
-                deleted[topic] = came_after[topic]
+            if topic in last_deletions:
+                deleted[topic] = last_deletions[topic]
         table = self.snapshot()
         if self.deleted_topics is not None:
             table = structs.replace(table, deleted=deleted)
@@ -275,7 +277,7 @@ class OffsetTable:
         table = decode_consumer_offsets(data)
         self._committed = {key: dict(queues) for key, queues in table.offsets.items()}
         self.data_version = table.data_version
-        self._came_after = None if table.deleted is UNSET else dict(table.deleted)
+        self._last_deletions = None if table.deleted is UNSET else dict(table.deleted)
         self._forgotten = frozenset(table.forgotten or ())
         self._dropped = dict(table.dropped or {})
 

@@ -117,7 +117,7 @@ class AckHandlers:
         if lease is None or index is None or not lease.is_open(index):
             raise RequestRejected(
                 f"the message at offset {header.offset} is no longer held under this handle: it was"
-                " acknowledged, changed, or its time is over",
+                " acknowledged or changed, or its invisible time has passed",
                 code=ResponseCode.NO_MESSAGE,
             )
         self._replace(channel, command, lease, index, header)
@@ -142,8 +142,8 @@ class AckHandlers:
             revive_queue_id=new.revive_queue_id,
         )
         self.changed_count += 1
-        self._stats.note_checkpoint(key.topic, key.group)
-        self._stats.note_acks(key.topic, key.group, 1)
+        self._stats.count_checkpoint(key.topic, key.group)
+        self._stats.count_acks(key.topic, key.group, 1)
         self._log.replace(lease, index, new, _answer(channel, command, response))
 
     def _ack_entry(self, entry: BatchAckEntry, pending: _Pending) -> None:
@@ -211,7 +211,7 @@ class AckHandlers:
 
     def _count_ack(self, key: QueueKey) -> None:
         self.acked_count += 1
-        self._stats.note_acks(key[0], key[1], 1)
+        self._stats.count_acks(key[0], key[1], 1)
 
     def _free(self, key: QueueKey) -> None:
         """Wakes the pops that wait for the queue if it is free now."""

@@ -20,7 +20,15 @@ from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.lease_log import LeaseLog, is_stored
 from tandemmq.broker.pop.leases import Lease, LeaseKey, QueueKey
 from tandemmq.broker.pop.order_table import OrderedPop, OrderTable
-from tandemmq.broker.pop.reading import Found, HeldPop, PopPolls, PopReader, Taken, Want, with_handle
+from tandemmq.broker.pop.reading import (
+    Found,
+    HeldPop,
+    PopParams,
+    PoppedBatch,
+    PopPolls,
+    PopReader,
+    with_handle,
+)
 from tandemmq.broker.pull.filters import is_tag_type, parse_tags, require_sql
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.table_file import OnSaved, TableFile, TableSaver
@@ -127,9 +135,9 @@ class PopAdmission:
         (spec semantics 2.3: pops go to id 0).
         """
         if self._options.is_slave:
-            raise Busy("[REJECTREQUEST] a slave pops nothing and takes no acks: ask the master")
+            raise Busy("[REJECTREQUEST] this broker is a slave and serves no pops or acks: use the master")
         if not is_ready:
-            raise Busy("[REJECTREQUEST] the broker does not pop yet or any more, try again")
+            raise Busy("[REJECTREQUEST] pop is not ready on this broker: try again")
 
 
 def is_late(born_at_ms: int, poll_ms: int, now_ms: int) -> bool:
@@ -187,49 +195,49 @@ class PopAnswer:
     orders: list[str] = field(default_factory=list)
     records: list[memoryview | bytes] = field(default_factory=list)
 
-    def add(self, taken: Taken, want: Want) -> None:
+    def add(self, batches: PoppedBatch, params: PopParams) -> None:
         """Adds the messages of one queue."""
-        source = taken.source
-        self.starts.append(start_item(source.flag, source.queue_id, taken.start_offset))
-        self.offsets.append(offsets_item(source.flag, source.queue_id, taken.offsets))
+        source = batches.source
+        self.starts.append(start_item(source.flag, source.queue_id, batches.start_offset))
+        self.offsets.append(offsets_item(source.flag, source.queue_id, batches.offsets))
         if source.flag == FLAG_NORMAL or self.tells_retry_topic:
-            self.records += taken.records
+            self.records += batches.records
             return
-        for record, offset in zip(taken.records, taken.offsets, strict=True):
+        for record, offset in zip(batches.records, batches.offsets, strict=True):
             handle = Handle(
-                taken.start_offset,
+                batches.start_offset,
                 self.pop_time_ms,
-                want.invisible_ms,
+                params.invisible_ms,
                 self.revive_queue_id,
                 source.flag,
                 self.broker_name,
                 source.queue_id,
                 offset,
             )
-            self.records.append(with_handle(record, want.topic, handle))
+            self.records.append(with_handle(record, params.topic, handle))
 
-    def header(self, want: Want, found: Found) -> PopResponse:
+    def header(self, params: PopParams, found: Found) -> PopResponse:
         """Returns the header of the answer; `found` holds the number of messages left."""
         return PopResponse(
             pop_time_ms=self.pop_time_ms,
-            invisible_ms=want.invisible_ms,
+            invisible_ms=params.invisible_ms,
             revive_queue_id=self.revive_queue_id,
             rest_count=found.rest,
             start_offset_info=join_items(self.starts),
             message_offset_info=join_items(self.offsets),
-            order_count_info=join_items(self.orders) if want.is_ordered else None,
+            order_count_info=join_items(self.orders) if params.is_ordered else None,
         )
 
 
 @dataclass(slots=True)
-class Asked:
+class PendingPop:
     """A pop or notification in progress. `is_cut`: its last scan stopped before it had covered every
     queue.
     """
 
     channel: Channel
     command: Command
-    want: Want
+    params: PopParams
     admitted: AdmittedPop
     is_cut: bool = False
 
@@ -278,21 +286,19 @@ class PopHandlers:
         now_ms = self._clock.now_ms()
         born_at_ms = header.born_at_ms or now_ms
         if is_late(born_at_ms, header.poll_ms, now_ms):
-            return self._nothing(
-                command, ResponseCode.POLLING_TIMEOUT, "the time to poll was over on arrival"
-            )
+            return self._nothing(command, ResponseCode.POLLING_TIMEOUT, "the poll time had passed on arrival")
         self._admission.require_master(self._log.is_ready)
         check_count(header.count_max)
         check_invisible(header.invisible_ms)
         admitted = self._admission.admit(channel, header, now_ms)
-        want = Want(
+        params = PopParams(
             topic=header.topic,
             group=header.consumer_group,
             queue_id=header.queue_id,
             count_max=header.count_max,
             invisible_ms=header.invisible_ms,
             init_mode=header.init_mode,
-            wanted=parse_filter(
+            message_filter=parse_filter(
                 header.topic,
                 header.expression_type,
                 header.expression,
@@ -301,24 +307,24 @@ class PopHandlers:
             is_ordered=bool(header.is_ordered),
             attempt_id=header.attempt_id or "",
         )
-        asked = Asked(channel, command, want, admitted)
-        if self._try(asked):
+        pending = PendingPop(channel, command, params, admitted)
+        if self._try(pending):
             return None
-        return self._hold(asked, born_at_ms + header.poll_ms, self._on_wake)
+        return self._hold(pending, born_at_ms + header.poll_ms, self._on_wake)
 
     def handle_peek(self, channel: Channel, command: Command) -> Command | None:
         """Handles PEEK_MESSAGE (200052), on a slave as well."""
         header = command.decode(PeekRequest)
         check_count(header.count_max)
         admitted = self._admission.admit(channel, header, self._clock.now_ms())
-        want = Want(header.topic, header.consumer_group, header.queue_id, header.count_max)
-        found = self._reader.peek(want, admitted.topic.read_queue_count)
+        params = PopParams(header.topic, header.consumer_group, header.queue_id, header.count_max)
+        found = self._reader.peek(params, admitted.topic.read_queue_count)
         if not found.count:
-            return self._nothing(command, ResponseCode.PULL_NOT_FOUND, "there is no message")
+            return self._nothing(command, ResponseCode.PULL_NOT_FOUND, "no message is available")
         answer = self._new_answer(self._clock.now_ms(), 0)
-        for taken in found.taken:
-            answer.add(taken, want)
-        self._send(channel, command, answer.header(want, found), answer.records)
+        for batches in found.batches:
+            answer.add(batches, params)
+        self._send(channel, command, answer.header(params, found), answer.records)
         return None
 
     def handle_notification(self, channel: Channel, command: Command) -> Command | None:
@@ -326,13 +332,13 @@ class PopHandlers:
         header = command.decode(NotificationRequest)
         now_ms = self._clock.now_ms()
         admitted = self._admission.admit(channel, header, now_ms)
-        want = Want(
+        params = PopParams(
             header.topic,
             header.consumer_group,
             header.queue_id,
             1,
             is_ordered=bool(header.is_ordered),
-            wanted=parse_filter(
+            message_filter=parse_filter(
                 header.topic,
                 header.expression_type,
                 header.expression,
@@ -340,12 +346,12 @@ class PopHandlers:
             ),
             attempt_id=header.attempt_id or "",
         )
-        asked = Asked(channel, command, want, admitted)
-        if self._reader.has_message(want, admitted.topic.read_queue_count, now_ms):
+        pending = PendingPop(channel, command, params, admitted)
+        if self._reader.has_message(params, admitted.topic.read_queue_count, now_ms):
             return command.reply(ResponseCode.SUCCESS, NotificationResponse(has_message=True))
-        self._wake_when_free(asked, now_ms)
+        self._wake_when_free(pending, now_ms)
         until_ms = (header.born_at_ms or now_ms) + header.poll_ms
-        answer = self._hold(asked, until_ms, self._on_wake_notification)
+        answer = self._hold(pending, until_ms, self._on_wake_notification)
         if answer is None:
             return None
         is_full = answer.code == ResponseCode.POLLING_FULL
@@ -360,47 +366,47 @@ class PopHandlers:
 
     # Popping.
 
-    def _try(self, asked: Asked) -> bool:
+    def _try(self, pending: PendingPop) -> bool:
         """Tries to serve the pop. Returns True if messages were found; the answer is sent once their leases
         are stored.
 
         Raises:  RequestRejected when the check points cannot be stored.
         """
-        want = asked.want
-        if not want.is_ordered and not self._log.leases.has_room:
+        params = pending.params
+        if not params.is_ordered and not self._log.leases.has_room:
             self._log.leases.await_room()
             return False
         now_ms = self._clock.now_ms()
-        found = self._reader.read(want, self._admission.queue_count(asked.admitted), now_ms)
-        asked.is_cut = found.is_cut
+        found = self._reader.read(params, self._admission.queue_count(pending.admitted), now_ms)
+        pending.is_cut = found.is_cut
         if not found.count:
-            self._wake_when_free(asked, now_ms)
+            self._wake_when_free(pending, now_ms)
             return False
-        if want.is_ordered:
-            self._pop_in_order(asked, found, now_ms)
+        if params.is_ordered:
+            self._pop_in_order(pending, found, now_ms)
         else:
-            self._pop(asked, found, now_ms)
+            self._pop(pending, found, now_ms)
         return True
 
-    def _pop(self, asked: Asked, found: Found, now_ms: int) -> None:
-        want = asked.want
-        keys = [(t.source.topic, want.group, t.source.queue_id, t.start_offset) for t in found.taken]
+    def _pop(self, pending: PendingPop, found: Found, now_ms: int) -> None:
+        params = pending.params
+        keys = [(t.source.topic, params.group, t.source.queue_id, t.start_offset) for t in found.batches]
         answer = self._new_answer(self._log.free_time(keys, now_ms), self._log.next_queue_id())
         leases = []
-        for key, taken in zip(keys, found.taken, strict=True):
+        for key, batches in zip(keys, found.batches, strict=True):
             leases.append(
                 Lease(
                     LeaseKey(*key, answer.pop_time_ms),
-                    taken.offsets,
-                    invisible_ms=want.invisible_ms,
+                    batches.offsets,
+                    invisible_ms=params.invisible_ms,
                     revive_queue_id=answer.revive_queue_id,
-                    end_offset=taken.end_offset,
+                    end_offset=batches.end_offset,
                 )
             )
-            answer.add(taken, want)
+            answer.add(batches, params)
 
         def on_stored(status: PutStatus) -> None:
-            self._when_saved(lambda _error: self._finish(asked, found, answer, status))
+            self._when_saved(lambda _error: self._finish(pending, found, answer, status))
 
         self._log.open(leases, on_stored)
 
@@ -414,23 +420,23 @@ class PopHandlers:
         else:
             done(None)
 
-    def _pop_in_order(self, asked: Asked, found: Found, now_ms: int) -> None:
-        want = asked.want
+    def _pop_in_order(self, pending: PendingPop, found: Found, now_ms: int) -> None:
+        params = pending.params
         answer = self._new_answer(now_ms, ORDERED_REVIVE_QUEUE)
-        for taken in found.taken:
-            key = (taken.source.topic, want.group, taken.source.queue_id)
+        for batches in found.batches:
+            key = (batches.source.topic, params.group, batches.source.queue_id)
             pop = OrderedPop(
-                taken.offsets,
+                batches.offsets,
                 pop_time_ms=now_ms,
-                invisible_ms=want.invisible_ms,
-                attempt_id=want.attempt_id,
+                invisible_ms=params.invisible_ms,
+                attempt_id=params.attempt_id,
                 seen_at_ms=now_ms,
             )
             self._orders.put(key, pop)
-            answer.add(taken, want)
-            flag, queue_id = taken.source.flag, taken.source.queue_id
-            answer.orders += order_items(flag, queue_id, taken.offsets, pop.counts)
-        self._finish(asked, found, answer, PutStatus.PUT_OK)
+            answer.add(batches, params)
+            flag, queue_id = batches.source.flag, batches.source.queue_id
+            answer.orders += order_items(flag, queue_id, batches.offsets, pop.counts)
+        self._finish(pending, found, answer, PutStatus.PUT_OK)
 
     def _new_answer(self, pop_time_ms: int, revive_queue_id: int) -> PopAnswer:
         return PopAnswer(
@@ -440,28 +446,28 @@ class PopHandlers:
             tells_retry_topic=self._options.pop_returns_retry_topic,
         )
 
-    def _finish(self, asked: Asked, found: Found, answer: PopAnswer, status: PutStatus) -> None:
-        channel, command = asked.channel, asked.command
+    def _finish(self, pending: PendingPop, found: Found, answer: PopAnswer, status: PutStatus) -> None:
+        channel, command = pending.channel, pending.command
         if not is_stored(status):
             channel.send(
                 command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the pop was not stored: {status.value}")
             )
             # the messages are available again
-            self._polls.touch((asked.want.topic, asked.want.group), ANY_QUEUE)
+            self._polls.touch((pending.params.topic, pending.params.group), ANY_QUEUE)
             return
         self.popped_count += found.count
         stats = self._stats
         stats.got_count += found.count
-        for taken in found.taken:
-            topic = taken.source.topic
-            stats.topics_out.add(topic, len(taken.offsets))
-            size = sum(map(len, taken.records))
-            stats.groups_out.add(f"{topic}@{asked.want.group}", len(taken.offsets), size)
-            if not asked.want.is_ordered:
-                stats.note_checkpoint(topic, asked.want.group)
-        self._send(channel, command, answer.header(asked.want, found), answer.records)
+        for batches in found.batches:
+            topic = batches.source.topic
+            stats.topics_out.add(topic, len(batches.offsets))
+            size = sum(map(len, batches.records))
+            stats.groups_out.add(f"{topic}@{pending.params.group}", len(batches.offsets), size)
+            if not pending.params.is_ordered:
+                stats.count_checkpoint(topic, pending.params.group)
+        self._send(channel, command, answer.header(pending.params, found), answer.records)
         if found.rest > 0:
-            self._polls.touch((asked.want.topic, asked.want.group), ANY_QUEUE)
+            self._polls.touch((pending.params.topic, pending.params.group), ANY_QUEUE)
 
     def _send(
         self,
@@ -476,7 +482,7 @@ class PopHandlers:
         channel.send_frame(encode_frame_head(reply, size), *records)
 
     def _nothing(self, command: Command, code: ResponseCode, remark: str) -> Command:
-        self._stats.note_pull_ending(code)
+        self._stats.count_pull_ending(code)
         return command.reply(code, PopResponse(), remark=remark)
 
     # Waiting.
@@ -493,80 +499,88 @@ class PopHandlers:
         delay_s = max(0, at_ms - self._clock.now_ms()) / 1000
         self._wake_times[key] = at_ms, self._clock.call_later(delay_s, self._wake_now, key)
 
-    def _wake_when_free(self, asked: Asked, now_ms: int) -> None:
-        count = self._admission.queue_count(asked.admitted)
-        for key, until_ms in self._reader.blocked(asked.want, count, now_ms):
+    def _wake_when_free(self, pending: PendingPop, now_ms: int) -> None:
+        count = self._admission.queue_count(pending.admitted)
+        for key, until_ms in self._reader.blocked(pending.params, count, now_ms):
             self.wake_at(key, until_ms)
 
     def _wake_now(self, key: QueueKey) -> None:
         del self._wake_times[key]
         self._polls.touch(key[:2], key[2])
 
-    def _hold(self, asked: Asked, until_ms: int, on_wake: Callable[[HeldPop, bool], bool]) -> Command | None:
+    def _hold(
+        self, pending: PendingPop, until_ms: int, on_wake: Callable[[HeldPop, bool], bool]
+    ) -> Command | None:
         """Holds the request. Returns None while it is held, or an answer if it cannot be."""
         now_ms = self._clock.now_ms()
         hold_ms = min(until_ms - now_ms, self._options.long_poll_ms_max)
         if hold_ms <= 0:
-            return self._nothing(asked.command, ResponseCode.POLLING_TIMEOUT, "there is no message")
-        want = asked.want
+            return self._nothing(pending.command, ResponseCode.POLLING_TIMEOUT, "no message is available")
+        params = pending.params
         held = HeldPop(
-            channel=asked.channel,
-            key=(want.topic, want.group),
-            queue_id=want.queue_id,
+            channel=pending.channel,
+            key=(params.topic, params.group),
+            queue_id=params.queue_id,
             deadline_s=self._clock.monotonic() + hold_ms / 1000,
-            request=asked,
+            request=pending,
             on_wake=on_wake,
-            kind=(on_wake, want.is_ordered, want.wanted),
-            attempt_id=want.attempt_id if want.is_ordered else "",
+            kind=(on_wake, params.is_ordered, params.message_filter),
+            attempt_id=params.attempt_id if params.is_ordered else "",
         )
-        retries = [topic for topic, _ in self._reader.retry_topics(want.group, want.topic)]
+        retries = [topic for topic, _ in self._reader.retry_topics(params.group, params.topic)]
         if self._polls.hold(held, retries):
-            self._read_on(asked)
+            self._read_on(pending)
             return None
-        return self._nothing(asked.command, ResponseCode.POLLING_FULL, "too many pops wait, try again later")
+        return self._nothing(
+            pending.command, ResponseCode.POLLING_FULL, "too many pops are waiting: try again later"
+        )
 
-    def _read_on(self, asked: Asked) -> None:
+    def _read_on(self, pending: PendingPop) -> None:
         """Schedules the rest of an unfinished scan for the next turn of the loop."""
-        if asked.is_cut:
-            self._polls.touch((asked.want.topic, asked.want.group), asked.want.queue_id)
+        if pending.is_cut:
+            self._polls.touch((pending.params.topic, pending.params.group), pending.params.queue_id)
 
     def _on_wake(self, held: HeldPop, is_over: bool) -> bool:
         """Tries a held pop again. Returns False if it keeps waiting."""
-        asked: Asked = held.request
-        if asked.channel.is_closed:
+        pending: PendingPop = held.request
+        if pending.channel.is_closed:
             return True
         try:
             # While the broker stops nothing new is leased: the answer might not arrive.
-            if not self._polls.is_closed and self._try(asked):
+            if not self._polls.is_closed and self._try(pending):
                 return True
         except RequestRejected as error:
-            self._stats.note_pull_ending(error.code)
-            asked.channel.send(asked.command.reply(error.code, remark=error.remark))
+            self._stats.count_pull_ending(error.code)
+            pending.channel.send(pending.command.reply(error.code, remark=error.remark))
             return True
         except (StoreError, OSError) as error:
-            self._stats.note_pull_ending(ResponseCode.SYSTEM_ERROR)
-            log.warning(events.PULL_FAILED, extra={"topic": asked.want.topic, "reason": str(error)})
-            asked.channel.send(asked.command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the store: {error}"))
+            self._stats.count_pull_ending(ResponseCode.SYSTEM_ERROR)
+            log.warning(events.PULL_FAILED, extra={"topic": pending.params.topic, "reason": str(error)})
+            pending.channel.send(
+                pending.command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the store: {error}")
+            )
             return True
         if is_over:
-            asked.channel.send(
-                self._nothing(asked.command, ResponseCode.POLLING_TIMEOUT, "no message came in time")
+            pending.channel.send(
+                self._nothing(
+                    pending.command, ResponseCode.POLLING_TIMEOUT, "no message arrived within the poll time"
+                )
             )
         else:
-            self._read_on(asked)
+            self._read_on(pending)
         return is_over
 
     def _on_wake_notification(self, held: HeldPop, is_over: bool) -> bool:
         """Tries a held notification again. Returns False if it keeps waiting."""
-        asked: Asked = held.request
-        if asked.channel.is_closed:
+        pending: PendingPop = held.request
+        if pending.channel.is_closed:
             return True
-        count = self._admission.queue_count(asked.admitted)
+        count = self._admission.queue_count(pending.admitted)
         now_ms = self._clock.now_ms()
-        has_message = self._reader.has_message(asked.want, count, now_ms)
+        has_message = self._reader.has_message(pending.params, count, now_ms)
         if has_message or is_over:
             response = NotificationResponse(has_message=has_message)
-            asked.channel.send(asked.command.reply(ResponseCode.SUCCESS, response))
+            pending.channel.send(pending.command.reply(ResponseCode.SUCCESS, response))
             return True
-        self._wake_when_free(asked, now_ms)
+        self._wake_when_free(pending, now_ms)
         return False

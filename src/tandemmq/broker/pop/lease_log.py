@@ -19,7 +19,7 @@ import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from tandemmq.broker.durable import Progress, Writer
+from tandemmq.broker.durable import DurableWriter, Progress
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.pop.leases import (
     REVIVE_GROUP,
@@ -58,7 +58,7 @@ def is_stored(status: PutStatus) -> bool:
 class LeaseLog:
     """Writes changes of leases to the revive topic and applies them to the table.
 
-    Call `recover` before anything else, on a master only and once `is_shown` is True.
+    Call `recover` before anything else, on a master only and once `is_caught_up` is True.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class LeaseLog:
         self._queue_count = queue_count
         self._clock = clock
         self._roll_after_count = roll_after_count
-        self._writer = Writer(store, clock)
+        self._writer = DurableWriter(store, clock)
         self._turn = 0
         self._positions: dict[QueueKey, int] = {}
         self._moved: dict[QueueKey, int] = {}  # changed since the last round
-        self._seen_ends: dict[int, int] = {}
+        self._known_ends: dict[int, int] = {}
         # (queue, begin, end) of records that this broker did not write
         self._foreign: list[tuple[int, int, int]] = []
         self._recovered_ends: dict[int, int] = {}  # records below were read by `recover`
@@ -96,7 +96,7 @@ class LeaseLog:
     # Reading back.
 
     @property
-    def is_shown(self) -> bool:
+    def is_caught_up(self) -> bool:
         """True if the revive topic's queues show everything that the log holds of them.
 
         A broker whose mastership was unconfirmed may have stored leases that stay hidden until its slaves
@@ -111,7 +111,7 @@ class LeaseLog:
     def recover(self) -> int:
         """Rebuilds the table from the revive topic's committed offsets on. Returns the number of leases."""
         self.leases.clear()
-        for table in (self._positions, self._moved, self._seen_ends, self._recovered_ends, self._acks):
+        for table in (self._positions, self._moved, self._known_ends, self._recovered_ends, self._acks):
             table.clear()
         self._foreign.clear()
         self._progress = Progress()
@@ -123,8 +123,8 @@ class LeaseLog:
             self._apply(change, record.queue_offset, is_live=False)
             if isinstance(change, NewLease) and change.position is None and len(change.lease.offsets) == 1:
                 key = change.lease.key
-                place = key[:3], change.lease.offsets[0]
-                put_off[place] = max(put_off.get(place, 0), key.pop_time_ms)
+                position = key[:3], change.lease.offsets[0]
+                put_off[position] = max(put_off.get(position, 0), key.pop_time_ms)
         self._finish_replaced(put_off)
         self.is_ready = True
         return len(self.leases)
@@ -155,7 +155,7 @@ class LeaseLog:
         end = self._store.queue_max(topic, queue_id)
         begin = self._offsets.committed(REVIVE_GROUP, topic, queue_id) or 0
         begin = min(max(begin, self._store.queue_min(topic, queue_id)), end)
-        self._seen_ends[queue_id] = self._recovered_ends[queue_id] = end
+        self._known_ends[queue_id] = self._recovered_ends[queue_id] = end
         yield from self._read(queue_id, begin, end)
 
     def _read(self, queue_id: int, begin: int, end: int) -> Iterator[Record]:
@@ -168,14 +168,14 @@ class LeaseLog:
                 return
             begin = next_offset
 
-    def note_dispatched(self, queue_id: int, end: int) -> bool:
+    def on_dispatched(self, queue_id: int, end: int) -> bool:
         """Records that the revive queue holds records up to `end`. Returns True if some are not this
         broker's.
         """
-        seen = self._seen_ends.get(queue_id, 0)
-        if end > seen:
-            self._foreign.append((queue_id, seen, end))
-            self._seen_ends[queue_id] = end
+        known_end = self._known_ends.get(queue_id, 0)
+        if end > known_end:
+            self._foreign.append((queue_id, known_end, end))
+            self._known_ends[queue_id] = end
         return bool(self._foreign)
 
     def read_foreign(self) -> None:
@@ -231,10 +231,10 @@ class LeaseLog:
         lease = change.lease
         known = self.leases.get(lease.key)
         if known is not None:
-            self.leases.note_written(known, revive_offset)
+            self.leases.record_written(known, revive_offset)
         elif not lease.is_finished:
             self.leases.add(lease)
-            self.leases.note_written(lease, revive_offset)
+            self.leases.record_written(lease, revive_offset)
         if change.position is not None:
             key = lease.key[:3]
             position = max(self.position(key) or 0, change.position)
@@ -269,9 +269,9 @@ class LeaseLog:
         for lease in self.leases.of_group(group):
             self.leases.drop(lease)
 
-    def _forget(self, is_gone: Callable[[QueueKey], bool]) -> None:
+    def _forget(self, is_deleted: Callable[[QueueKey], bool]) -> None:
         for table in (self._positions, self._moved, *(moved for _, moved in self._progress)):
-            for key in [key for key in table if is_gone(key)]:
+            for key in [key for key in table if is_deleted(key)]:
                 del table[key]
 
     def put_position(self, key: QueueKey, offset: int, on_done: OnDone) -> None:
@@ -316,17 +316,17 @@ class LeaseLog:
                     # Set only now: a committed offset must not pass a check point that is only staged.
                     self._moved[lease.key[:3]] = lease.end_offset
                 else:
-                    self._take_back(lease)
+                    self._revoke(lease)
             on_done(status)
 
         first = self._append(records, settled)
-        for place, lease in enumerate(leases):
+        for position, lease in enumerate(leases):
             self.leases.add(lease)
-            self.leases.note_written(lease, first + place)
+            self.leases.record_written(lease, first + position)
             self._positions[lease.key[:3]] = lease.end_offset
         self.on_sooner()
 
-    def _take_back(self, lease: Lease) -> None:
+    def _revoke(self, lease: Lease) -> None:
         if self.leases.get(lease.key) is not lease:
             return  # dropped along with its topic or group
         self.leases.drop(lease)
@@ -385,7 +385,7 @@ class LeaseLog:
         first = self._append(records, settled)
         lease.bits |= 1 << index
         self.leases.add(new)
-        self.leases.note_written(new, first)
+        self.leases.record_written(new, first)
         self.on_sooner()
 
     def _append(self, records: Sequence[NewRecord], on_done: OnDone) -> int:
@@ -393,15 +393,15 @@ class LeaseLog:
         directly.
         """
         first = self._store.append(records, on_done).queue_offset
-        for place in range(first, first + len(records)):
-            self._note_own(records[0].queue_id, place)
+        for position in range(first, first + len(records)):
+            self._record_own(records[0].queue_id, position)
         return first
 
-    def _note_own(self, queue_id: int, place: int) -> None:
-        seen = self._seen_ends.get(queue_id, 0)
-        if place > seen:
-            self._foreign.append((queue_id, seen, place))
-        self._seen_ends[queue_id] = place + 1
+    def _record_own(self, queue_id: int, position: int) -> None:
+        known_end = self._known_ends.get(queue_id, 0)
+        if position > known_end:
+            self._foreign.append((queue_id, known_end, position))
+        self._known_ends[queue_id] = position + 1
 
     # Committing what is safe.
 
@@ -410,7 +410,7 @@ class LeaseLog:
         every round.
         """
         moved, self._moved = self._moved, {}
-        ends = {queue_id: self._low(queue_id) for queue_id in self._seen_ends}
+        ends = {queue_id: self._low(queue_id) for queue_id in self._known_ends}
         changed = {
             queue_id: end
             for queue_id, end in ends.items()
@@ -430,7 +430,7 @@ class LeaseLog:
 
     def _low(self, queue_id: int) -> int:
         oldest = self.leases.oldest_written(queue_id)
-        end = self._seen_ends[queue_id] if oldest is None else oldest.revive_offset
+        end = self._known_ends[queue_id] if oldest is None else oldest.revive_offset
         return min([end, *(begin for other, begin, _ in self._foreign if other == queue_id)])
 
     def _commit(self, ends: Mapping[int, int], moved: Mapping[QueueKey, int]) -> None:
@@ -449,7 +449,7 @@ class LeaseLog:
 
     def roll(self) -> None:
         """Writes leases again whose check points hold back the committed offsets."""
-        for queue_id, end in list(self._seen_ends.items()):
+        for queue_id, end in list(self._known_ends.items()):
             for _ in range(ROLL_COUNT_MAX):
                 lease = self.leases.oldest_written(queue_id)
                 if lease is None or end - lease.revive_offset <= self._roll_after_count:
@@ -464,18 +464,18 @@ class LeaseLog:
 
         def settled(status: PutStatus) -> None:
             if not is_stored(status):
-                self.leases.note_written(lease, before)
+                self.leases.record_written(lease, before)
 
         try:
             first = self._append([record], settled)
         except RequestRejected:
             return False
-        self.leases.note_written(lease, first)
+        self.leases.record_written(lease, first)
         return True
 
     # Reviving.
 
-    async def give_back(self, lease: Lease, indexes: Sequence[int], copies: Sequence[NewRecord]) -> None:
+    async def store_again(self, lease: Lease, indexes: Sequence[int], copies: Sequence[NewRecord]) -> None:
         """Stores messages of an ended lease again and, in the same append, removes them from the lease."""
         offsets = [lease.offsets[index] for index in indexes]
         ack = self.records.ack(lease, offsets, self._clock.now_ms())

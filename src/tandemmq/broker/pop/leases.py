@@ -166,7 +166,7 @@ class Leases:
         self._counts[queue] = self._counts.get(queue, 0) + 1
         self._queue_up(lease)
 
-    def note_written(self, lease: Lease, revive_offset: int) -> None:
+    def record_written(self, lease: Lease, revive_offset: int) -> None:
         """Records the offset of the lease's check point in its queue of the revive topic; offsets mostly
         rise.
         """
@@ -216,7 +216,7 @@ class Leases:
         lease.ends_at_ms = ends_at_ms
         self._queue_up(lease)
 
-    def take_ended(self, now_ms: int, count_max: int) -> list[Lease]:
+    def list_ended(self, now_ms: int, count_max: int) -> list[Lease]:
         """Returns up to `count_max` leases that have ended, earliest end first; they stay in the table until
         dropped.
         """

@@ -40,7 +40,7 @@ PollKey = tuple[str, str]
 """Topic and group."""
 
 
-LOOKS_MAX: Final = 64
+TRIES_MAX: Final = 64
 """The highest number of held requests tried in one turn of the loop; the rest follow in the next turn."""
 
 
@@ -203,21 +203,21 @@ class PopPolls:
     def _wake_touched(self) -> None:
         self._is_wake_planned = False
         for key in [key for key in self._touched if key not in self._rounds]:
-            self._rounds[key] = self._look_at(key, self._touched.pop(key))
-        left = LOOKS_MAX
-        for key, looks in list(self._rounds.items()):
-            for _ in looks:
-                left -= 1
-                if not left:
+            self._rounds[key] = self._try_held(key, self._touched.pop(key))
+        remaining = TRIES_MAX
+        for key, tries in list(self._rounds.items()):
+            for _ in tries:
+                remaining -= 1
+                if not remaining:
                     break
             else:
                 del self._rounds[key]
-            if not left:
+            if not remaining:
                 break
         if self._rounds or self._touched:
             self._plan_wake()
 
-    def _look_at(self, key: PollKey, queue_ids: set[int]) -> Iterator[None]:
+    def _try_held(self, key: PollKey, queue_ids: set[int]) -> Iterator[None]:
         """Tries the group's requests that may find something in these queues; yields after each try."""
         waiting = self._by_key.get(key)
         if waiting is None:
@@ -270,7 +270,7 @@ SCANS_MAX: Final = 32
 scan continues from there.
 """
 _QUEUE_OFFSET_AT: Final = 20
-_NOTHING_LEFT: Final = (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE)
+_AT_QUEUE_END: Final = (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE)
 
 
 class PoppedQueue(NamedTuple):
@@ -282,7 +282,7 @@ class PoppedQueue(NamedTuple):
 
 
 @dataclass(slots=True)
-class Want:
+class PopParams:
     """The parameters of a pop."""
 
     topic: str
@@ -291,12 +291,12 @@ class Want:
     count_max: int
     invisible_ms: int = 0
     init_mode: int = INIT_MIN
-    wanted: frozenset[int] | SqlFilter | None = None
+    message_filter: frozenset[int] | SqlFilter | None = None
     is_ordered: bool = False
     attempt_id: str = ""
 
 
-class Taken(NamedTuple):
+class PoppedBatch(NamedTuple):
     """Messages of one queue: whole records, their offsets, and the offset after them."""
 
     source: PoppedQueue
@@ -313,7 +313,7 @@ class Found:
     `is_cut`: the filter rejected SCANS_MAX reads, and there are more messages after them.
     """
 
-    taken: list[Taken] = field(default_factory=list)
+    batches: list[PoppedBatch] = field(default_factory=list)
     count: int = 0
     rest: int = 0
     scans_left: int = 0
@@ -352,99 +352,99 @@ class PopReader:
             found.append((pop_retry_v1(group, topic), FLAG_RETRY_V1))
         return found
 
-    def sources(self, want: Want, queue_count: int) -> Iterator[PoppedQueue]:
+    def sources(self, params: PopParams, queue_count: int) -> Iterator[PoppedQueue]:
         """Yields the queues in the order in which they are read."""
         chance = self._chance.below(100)
         is_retry_first = chance < self._options.pop_retry_percent
         retries = []
-        if not want.is_ordered:
-            for topic, flag in self.retry_topics(want.group, want.topic):
+        if not params.is_ordered:
+            for topic, flag in self.retry_topics(params.group, params.topic):
                 if self._store.queue_max(topic, 0):
                     retries.append(PoppedQueue(topic, 0, flag))
         if is_retry_first:
             yield from retries
-        if want.queue_id >= 0:
-            yield PoppedQueue(want.topic, want.queue_id, FLAG_NORMAL)
+        if params.queue_id >= 0:
+            yield PoppedQueue(params.topic, params.queue_id, FLAG_NORMAL)
         else:
             for step in range(queue_count):
-                yield PoppedQueue(want.topic, (chance + step) % queue_count, FLAG_NORMAL)
+                yield PoppedQueue(params.topic, (chance + step) % queue_count, FLAG_NORMAL)
         if not is_retry_first:
             yield from retries
 
-    def read(self, want: Want, queue_count: int, now_ms: int) -> Found:
+    def read(self, params: PopParams, queue_count: int, now_ms: int) -> Found:
         """Reads messages for a pop. Positions move past messages that the filter rejects, not past those
         found.
         """
         found = Found(scans_left=SCANS_MAX)
-        for source in self.sources(want, queue_count):
-            key = (source.topic, want.group, source.queue_id)
-            if found.count >= want.count_max:
-                found.rest += self._left(key)
+        for source in self.sources(params, queue_count):
+            key = (source.topic, params.group, source.queue_id)
+            if found.count >= params.count_max:
+                found.rest += self._remaining(key)
                 continue
-            if self._blocked_until_ms(key, want, now_ms) is not None:
-                found.rest += self._left(key)
+            if self._blocked_until_ms(key, params, now_ms) is not None:
+                found.rest += self._remaining(key)
                 continue
-            self._take(source, key, want, found)
+            self._collect(source, key, params, found)
         return found
 
-    def peek(self, want: Want, queue_count: int) -> Found:
+    def peek(self, params: PopParams, queue_count: int) -> Found:
         """Reads as `read` does, without moving any position."""
         found = Found()
-        for source in self.sources(want, queue_count):
-            if found.count >= want.count_max:
+        for source in self.sources(params, queue_count):
+            if found.count >= params.count_max:
                 break
-            start = self._log.position((source.topic, want.group, source.queue_id))
+            start = self._log.position((source.topic, params.group, source.queue_id))
             low = self._store.queue_min(source.topic, source.queue_id)
             start = max(low, start if start is not None else low)
-            got = self._get(source, start, want, want.count_max - found.count)
+            got = self._get(source, start, params, params.count_max - found.count)
             if got.status is GetStatus.FOUND:
-                self._add(found, source, start, got, want)
+                self._add(found, source, start, got, params)
         return found
 
-    def has_message(self, want: Want, queue_count: int, now_ms: int) -> bool:
+    def has_message(self, params: PopParams, queue_count: int, now_ms: int) -> bool:
         """Returns True if a pop would find a message, or would have to read further to know."""
-        for source in self.sources(want, queue_count):
-            key = (source.topic, want.group, source.queue_id)
-            if self._blocked_until_ms(key, want, now_ms) is None and self._may_find(source, key, want):
+        for source in self.sources(params, queue_count):
+            key = (source.topic, params.group, source.queue_id)
+            if self._blocked_until_ms(key, params, now_ms) is None and self._may_find(source, key, params):
                 return True
         return False
 
-    def blocked(self, want: Want, queue_count: int, now_ms: int) -> Iterator[tuple[QueueKey, int]]:
+    def blocked(self, params: PopParams, queue_count: int, now_ms: int) -> Iterator[tuple[QueueKey, int]]:
         """Yields the queues that an ordered pop may not read yet, each with the time at which it becomes
         free.
         """
-        queue_ids = range(queue_count) if want.queue_id == ANY else (want.queue_id,)
-        for queue_id in queue_ids if want.is_ordered else ():
-            key = (want.topic, want.group, queue_id)
-            until_ms = self._blocked_until_ms(key, want, now_ms)
+        queue_ids = range(queue_count) if params.queue_id == ANY else (params.queue_id,)
+        for queue_id in queue_ids if params.is_ordered else ():
+            key = (params.topic, params.group, queue_id)
+            until_ms = self._blocked_until_ms(key, params, now_ms)
             if until_ms is not None:
                 yield key, until_ms
 
-    def _blocked_until_ms(self, key: QueueKey, want: Want, now_ms: int) -> int | None:
-        return self._orders.blocked_until_ms(key, want.attempt_id, now_ms) if want.is_ordered else None
+    def _blocked_until_ms(self, key: QueueKey, params: PopParams, now_ms: int) -> int | None:
+        return self._orders.blocked_until_ms(key, params.attempt_id, now_ms) if params.is_ordered else None
 
-    def _may_find(self, source: PoppedQueue, key: QueueKey, want: Want) -> bool:
+    def _may_find(self, source: PoppedQueue, key: QueueKey, params: PopParams) -> bool:
         """Returns False if one read shows that the queue has no message left that the filter accepts."""
-        left = self._left(key)
-        if left <= 0 or want.wanted is None or source.flag != FLAG_NORMAL:
-            return left > 0
-        start = self._store.queue_max(source.topic, source.queue_id) - left
-        got = self._get(source, start, want, MESSAGE_COUNT_MAX)
+        remaining = self._remaining(key)
+        if remaining <= 0 or params.message_filter is None or source.flag != FLAG_NORMAL:
+            return remaining > 0
+        start = self._store.queue_max(source.topic, source.queue_id) - remaining
+        got = self._get(source, start, params, MESSAGE_COUNT_MAX)
         if got.status is GetStatus.FOUND:
-            wanted = want.wanted
-            if not isinstance(wanted, SqlFilter) or any(
-                wanted.matches_record(record) for record in split_records(got.slices)
+            message_filter = params.message_filter
+            if not isinstance(message_filter, SqlFilter) or any(
+                message_filter.matches_record(record) for record in split_records(got.slices)
             ):
                 return True
         return got.next_offset < self._store.queue_max(source.topic, source.queue_id)
 
-    def _take(self, source: PoppedQueue, key: QueueKey, want: Want, found: Found) -> None:
-        start = self._start(source, key, want)
+    def _collect(self, source: PoppedQueue, key: QueueKey, params: PopParams, found: Found) -> None:
+        start = self._start(source, key, params)
         while True:
-            got = self._get(source, start, want, want.count_max - found.count)
-            if got.status is GetStatus.FOUND and self._add(found, source, start, got, want):
+            got = self._get(source, start, params, params.count_max - found.count)
+            if got.status is GetStatus.FOUND and self._add(found, source, start, got, params):
                 return
-            if got.next_offset == start or got.status in _NOTHING_LEFT:
+            if got.next_offset == start or got.status in _AT_QUEUE_END:
                 return
             start = got.next_offset
             self._log.move(key, start)
@@ -455,9 +455,9 @@ class PopReader:
         found.rest += rest
         found.is_cut |= rest > 0
 
-    def _get(self, source: PoppedQueue, start: int, want: Want, count_max: int) -> GetResult:
+    def _get(self, source: PoppedQueue, start: int, params: PopParams, count_max: int) -> GetResult:
         # Messages of retry topics were filtered at their first pop (filterSupportRetry is off).
-        tag_hashes = want.wanted if source.flag == FLAG_NORMAL else None
+        tag_hashes = params.message_filter if source.flag == FLAG_NORMAL else None
         if isinstance(tag_hashes, SqlFilter):
             tag_hashes = None  # `_add` applies the SQL filter
         return self._store.get(
@@ -469,33 +469,33 @@ class PopReader:
             tag_hashes=tag_hashes,
         )
 
-    def _add(self, found: Found, source: PoppedQueue, start: int, got: GetResult, want: Want) -> bool:
+    def _add(self, found: Found, source: PoppedQueue, start: int, got: GetResult, params: PopParams) -> bool:
         """Adds what was read. Returns False if the filter rejects all of it."""
         records = list(split_records(got.slices))
-        if isinstance(want.wanted, SqlFilter) and source.flag == FLAG_NORMAL:
-            records = [record for record in records if want.wanted.matches_record(record)]
+        if isinstance(params.message_filter, SqlFilter) and source.flag == FLAG_NORMAL:
+            records = [record for record in records if params.message_filter.matches_record(record)]
             if not records:
                 return False
         offsets = [_offset_of(record) for record in records]
-        found.taken.append(Taken(source, start, offsets, got.next_offset, records))
+        found.batches.append(PoppedBatch(source, start, offsets, got.next_offset, records))
         found.count += len(records)
         found.rest += max(0, got.max_offset - got.next_offset)
         return True
 
-    def _start(self, source: PoppedQueue, key: QueueKey, want: Want) -> int:
+    def _start(self, source: PoppedQueue, key: QueueKey, params: PopParams) -> int:
         """Returns the offset at which the group's next pop of the queue begins; applies a pending operator's
         reset.
         """
         topic, group, queue_id = key
-        reset = self._offsets.take_reset(group, topic, queue_id)
+        reset = self._offsets.consume_reset(group, topic, queue_id)
         if reset is not None:
-            return self._take_reset(key, reset)
+            return self._store_reset(key, reset)
         position = self._log.position(key)
         if position is not None:
             return position
         low = self._store.queue_min(topic, queue_id)
         is_forgotten = self._offsets.is_forgotten(group)
-        if source.flag != FLAG_NORMAL or want.init_mode == INIT_MIN or is_forgotten:
+        if source.flag != FLAG_NORMAL or params.init_mode == INIT_MIN or is_forgotten:
             start = low
         else:
             start = self._newest(topic, queue_id, low)
@@ -503,7 +503,7 @@ class PopReader:
             self._log.move(key, start)
         return start
 
-    def _take_reset(self, key: QueueKey, offset: int) -> int:
+    def _store_reset(self, key: QueueKey, offset: int) -> int:
         topic, group, queue_id = key
         try:
             self._log.put_position(key, offset, _ignore)
@@ -521,7 +521,7 @@ class PopReader:
             return 0
         return max(0, self._store.queue_max(topic, queue_id) - 1)
 
-    def _left(self, key: QueueKey) -> int:
+    def _remaining(self, key: QueueKey) -> int:
         topic, group, queue_id = key
         start = self._offsets.waiting_reset(group, topic, queue_id)
         if start is None:

@@ -102,12 +102,12 @@ class Revive:
         if self._task is not None:
             return
         self._is_stopping = False
-        self._recover_when_shown()
+        self._recover_when_caught_up()
         self._scope = TaskScope("pop", None if on_fatal is None else lambda _name, error: on_fatal(error))
         self._task = self._scope.start("revive", self._run())
 
-    def _recover_when_shown(self) -> None:
-        if self._log.is_shown:
+    def _recover_when_caught_up(self) -> None:
+        if self._log.is_caught_up:
             log.info(events.REVIVE_STARTED, extra={"lease_count": self._log.recover()})
 
     async def stop(self) -> None:
@@ -135,14 +135,14 @@ class Revive:
             self._wake.set()
             return
         for key in self._revive_queues & newest.keys():
-            if self._log.note_dispatched(key[1], newest[key]):
+            if self._log.on_dispatched(key[1], newest[key]):
                 self._wake.set()
 
     async def _run(self) -> None:
         while not self._is_stopping:
             self._wake.clear()
             if not self._log.is_ready:
-                self._recover_when_shown()
+                self._recover_when_caught_up()
             if self._log.is_ready:
                 self._log.read_foreign()
                 await self._revive_ended()
@@ -160,7 +160,7 @@ class Revive:
 
     async def _revive_ended(self) -> None:
         while not self._is_stopping:
-            ended = self._log.leases.take_ended(self._clock.now_ms(), BATCH_COUNT)
+            ended = self._log.leases.list_ended(self._clock.now_ms(), BATCH_COUNT)
             if not ended:
                 return
             for lease in ended:
@@ -201,7 +201,7 @@ class Revive:
                 if message is not None:  # otherwise retention deleted the message
                     copies.append(self._copy(message, lease))
                     size += message.size
-            await self._log.give_back(lease, indexes, copies)
+            await self._log.store_again(lease, indexes, copies)
             self.revived_count += len(copies)
             offsets = lease.open_offsets()
 
@@ -229,10 +229,10 @@ class Revive:
         properties = remove_property(message.raw_properties, POP_HANDLE.encode())
         properties = remove_property(properties, CRC32.encode())
         if find_property(properties, FIRST_POP_TIME.encode()) is None:
-            told = append_property(properties, FIRST_POP_TIME, str(lease.key.pop_time_ms))
+            with_time = append_property(properties, FIRST_POP_TIME, str(lease.key.pop_time_ms))
             # without room for the property, the message is redelivered without it
-            if len(told) <= PROPERTIES_BYTES_MAX:
-                properties = told
+            if len(with_time) <= PROPERTIES_BYTES_MAX:
+                properties = with_time
         target = self._target(message, lease)
         return NewRecord(
             topic=target.name,

@@ -172,7 +172,7 @@ class PullAdmission:
         is_active = group is None or group.consumption.consume_type == ACTIVE_TYPE
         if is_active and self._consumers.member(name, channel) is None:
             raise RequestRejected(
-                f"rejectPullConsumerEnable is set and this connection is no registered consumer of {name}",
+                f"rejectPullConsumerEnable is set and this connection is not a registered consumer of {name}",
                 code=ResponseCode.SUBSCRIPTION_NOT_EXIST,
             )
 

@@ -48,7 +48,7 @@ class _Reads:
     bytes: int
     began_at_ms: int
     read_at_ms: int
-    is_told: bool = False
+    is_logged: bool = False
 
 
 class ColdReads:
@@ -62,7 +62,7 @@ class ColdReads:
         self._all_bytes = 0
         self._window_end_s = clock.monotonic() + WINDOW_S
 
-    def note(self, group: str, size: int) -> None:
+    def record(self, group: str, size: int) -> None:
         """Counts `size` bytes of cold records read by a group."""
         self._roll()
         self._all_bytes += size
@@ -84,8 +84,8 @@ class ColdReads:
             return False
         threshold = self.threshold(group)
         is_over = reads.bytes >= threshold or self._all_bytes >= self._options.cold_bytes_max
-        if is_over and not reads.is_told:
-            reads.is_told = True
+        if is_over and not reads.is_logged:
+            reads.is_logged = True
             extra = {"group": group, "bytes": reads.bytes, "all_bytes": self._all_bytes}
             log.info(events.COLD_READS_LIMITED, extra={**extra, "threshold_bytes": threshold})
         return is_over
@@ -135,7 +135,7 @@ class ColdReads:
         oldest_ms = self._clock.now_ms() - FORGOTTEN_AFTER_MS
         self._groups = {name: reads for name, reads in self._groups.items() if reads.read_at_ms > oldest_ms}
         for reads in self._groups.values():
-            reads.bytes, reads.is_told = 0, False
+            reads.bytes, reads.is_logged = 0, False
 
 
 class ColdControl:
@@ -146,10 +146,10 @@ class ColdControl:
         self._store = store
         self._consumers = consumers
 
-    def note(self, group: str, size: int) -> None:
+    def record(self, group: str, size: int) -> None:
         """Counts `size` bytes of cold records read by a pull of the group."""
         if not is_system_group(group):
-            self._reads.note(group, size)
+            self._reads.record(group, size)
 
     def is_over(self, header: PullRequest) -> bool:
         """Returns True if this pull would read cold records and its group is over its threshold."""

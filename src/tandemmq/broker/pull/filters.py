@@ -41,9 +41,7 @@ def parse_tags(expression: str | None) -> frozenset[int] | None:
         )
     tags = split_tags(expression)
     if not tags:
-        raise ValueError(
-            f"the expression {expression[:64]!r} names no tag; allowed are '*' and 'TagA || TagB'"
-        )
+        raise ValueError(f"the expression {expression[:64]} has no tag; allowed are '*' and 'TagA || TagB'")
     if len(tags) > TAG_COUNT_MAX:
         raise ValueError(f"the expression names {len(tags)} tags, at most {TAG_COUNT_MAX} allowed")
     return frozenset(java_hash(tag) for tag in tags)

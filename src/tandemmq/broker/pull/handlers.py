@@ -193,7 +193,7 @@ class PullHandlers:
         try:
             return self._pull(channel, command)
         except RequestRejected as error:
-            self._stats.note_pull_ending(error.code)
+            self._stats.count_pull_ending(error.code)
             raise
 
     def _pull(self, channel: Channel, command: Command) -> Command | None:
@@ -202,14 +202,14 @@ class PullHandlers:
         try:
             admitted = self._admission.admit(channel, command.code, header, now_ms)
         except PullForbidden as error:
-            self._stats.note_pull_ending(error.code)
+            self._stats.count_pull_ending(error.code)
             return command.reply(
                 error.code, ForbiddenResponse(forbidden_type=error.forbidden_type), remark=error.remark
             )
         pull = Pull(channel, command, header, admitted)
-        reset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
+        reset = self._offsets.consume_reset(header.consumer_group, header.topic, header.queue_id)
         if reset is not None:
-            self._claims.note_reset(channel, header)
+            self._claims.trust_after_reset(channel, header)
             return self._answer_moved(pull, reset, "OFFSET_RESET")
         safe = self._claims.judge_pull(channel, header)
         if safe is not None:
@@ -237,7 +237,7 @@ class PullHandlers:
         """
         header, group, sql = pull.header, pull.admitted.group, pull.admitted.sql
         is_bulk = header.bulk_bytes is not None and header.bulk_bytes > 0
-        asked_max = (
+        requested_max = (
             header.count_max if is_bulk else min(header.count_max, self._options.pull_message_count_max)
         )
         bytes_max = header.bulk_bytes if is_bulk else header.bytes_max
@@ -245,7 +245,7 @@ class PullHandlers:
             header.topic,
             header.queue_id,
             offset,
-            count_max=max(1, count_max or asked_max),
+            count_max=max(1, count_max or requested_max),
             bytes_max=bytes_max if bytes_max is not None and bytes_max > 0 else GET_BYTES_MAX,
             tag_hashes=pull.admitted.tag_hashes,
             record_filter=None
@@ -254,7 +254,7 @@ class PullHandlers:
             is_bulk=is_bulk,
         )
         if result.suggest_slave and self._options.cold_control_enable:
-            self._cold.note(header.consumer_group, result.bytes + result.rejected_bytes)
+            self._cold.record(header.consumer_group, result.bytes + result.rejected_bytes)
         slow_id = group.slow_read_broker_id
         if self._keeps_slow(header, result, slow_id):
             slow_id = group.broker_id
@@ -274,7 +274,7 @@ class PullHandlers:
     def _answer(self, pull: Pull, result: GetResult, plan: PullPlan) -> None:
         header = pull.header
         sizes = result.sizes if header.wants_sizes else b""
-        self._offsets.note_pulled(header.consumer_group, header.topic, header.queue_id, plan.next_offset)
+        self._offsets.record_pulled(header.consumer_group, header.topic, header.queue_id, plan.next_offset)
         response = PullResponse(
             suggested_broker_id=plan.suggested_broker_id,
             next_offset=plan.next_offset,
@@ -283,13 +283,13 @@ class PullHandlers:
             topic_sys_flag=pull.admitted.topic.sys_flag,
             group_sys_flag=pull.admitted.group.sys_flag,
             sizes_bytes=len(sizes) or None,
-            passed=self._passed(header, result, plan),
+            passed=self._last_scanned(header, result, plan),
         )
         reply = pull.command.reply(plan.code, response, remark=result.status.value)
         stats = self._stats
         if plan.code != _SUCCESS:
             stats.missed_count += 1
-            stats.note_pull_ending(plan.code)
+            stats.count_pull_ending(plan.code)
             pull.channel.send(reply)
             return
         stats.found_count += 1
@@ -300,7 +300,7 @@ class PullHandlers:
         slices = [*result.slices, memoryview(sizes)] if sizes else result.slices
         pull.channel.send_frame(encode_frame_head(reply, result.bytes + len(sizes)), *slices)
 
-    def _passed(self, header: PullRequest, result: GetResult, plan: PullPlan) -> str | None:
+    def _last_scanned(self, header: PullRequest, result: GetResult, plan: PullPlan) -> str | None:
         """Returns the last record scanned, for a client that presents records; None if every scanned record
         was returned.
         """
@@ -315,7 +315,7 @@ class PullHandlers:
         client's claim does not match this log.
         """
         header = pull.header
-        self._stats.note_pull_ending(ResponseCode.PULL_OFFSET_MOVED)
+        self._stats.count_pull_ending(ResponseCode.PULL_OFFSET_MOVED)
         response = PullResponse(
             suggested_broker_id=pull.admitted.group.broker_id if self._options.slave_read_enable else 0,
             next_offset=offset,
@@ -360,7 +360,7 @@ class PullHandlers:
         ):
             return
         raise Busy(
-            f"the group {header.consumer_group} has read its share of old messages: wait some seconds"
+            f"the group {header.consumer_group} has reached its limit for old messages: try again later"
             " (coldDataFlowControlEnable)"
         )
 
@@ -405,10 +405,10 @@ class PullHandlers:
                 return None
             return self._read(pull, held.offset, count_max=count_max)
         except RequestRejected as error:
-            self._stats.note_pull_ending(error.code)
+            self._stats.count_pull_ending(error.code)
             pull.channel.send(pull.command.reply(error.code, remark=error.remark))
         except (StoreError, OSError) as error:
-            self._stats.note_pull_ending(ResponseCode.SYSTEM_ERROR)
+            self._stats.count_pull_ending(ResponseCode.SYSTEM_ERROR)
             log.warning(events.PULL_FAILED, extra={"topic": pull.header.topic, "reason": str(error)})
             pull.channel.send(pull.command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the store: {error}"))
         return None

@@ -71,15 +71,15 @@ PAUSE_S_MAX: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _MasterState:
     """The state that the master reported after everything was fetched. `is_empty`: its log is empty."""
 
     is_empty: bool
 
 
-TakeDeletions = Callable[[Mapping[str, int]], Awaitable[list[str]]]
+ApplyDeletions = Callable[[Mapping[str, int]], Awaitable[list[str]]]
 
-_TakeOver = Callable[[_Told], None]
+_Apply = Callable[[_MasterState], None]
 """Applies one fetched item."""
 
 
@@ -96,7 +96,7 @@ class ConfigSync:
         own_address: Callable[[], str],
         followed: Callable[[], str | None],
         queue_end: Callable[[str, int], int],
-        apply_deletions: TakeDeletions | None = None,
+        apply_deletions: ApplyDeletions | None = None,
         keeps_newer: bool = False,
     ) -> None:
         """`followed`: returns the run id of the master whose log is copied now, "" if it does not report one,
@@ -113,9 +113,9 @@ class ConfigSync:
         self._own_address = own_address
         self._followed = followed
         self._queue_end = queue_end
-        self._take_deletions = apply_deletions
+        self._apply_deletions = apply_deletions
         self._deleted: Mapping[str, int] = {}
-        self._begun_anew: set[str] = set()
+        self._recreated_topics: set[str] = set()
         """Topics whose progress was discarded since the round began."""
         self._master: str | None = None
         self._is_changed = asyncio.Event()
@@ -127,9 +127,9 @@ class ConfigSync:
         """The versions of topics and groups, including deletions, of the last complete round; None if no
         round has completed since a copy began.
         """
-        self.begun_count = 0
+        self.round_count = 0
         """The number of rounds since the start."""
-        self.whole_number = 0
+        self.complete_round = 0
         """The number of the last round in which every item arrived."""
         self.synced_at: float | None = None
         """The time at which the last complete round ended, by the monotonic clock."""
@@ -159,7 +159,7 @@ class ConfigSync:
         """Handles a topic that was created again, as the log shows: its known offsets, including those of a
         round in progress, are of the deleted one. The next round, which starts at once, brings the new ones.
         """
-        self._begun_anew.add(topic)
+        self._recreated_topics.add(topic)
         self._tables.consumer_offsets.drop_topic(topic)
         self.wake()
 
@@ -171,18 +171,18 @@ class ConfigSync:
         """Runs round after round. Never returns."""
         while True:
             self._is_changed.clear()
-            begun_at = self._clock.monotonic()
-            is_whole = self._master is not None and await self.sync_once(self._master)
-            await self._pause(self._clock.monotonic() - begun_at if is_whole else 0.0)
+            started_at = self._clock.monotonic()
+            is_complete = self._master is not None and await self.sync_once(self._master)
+            await self._pause(self._clock.monotonic() - started_at if is_complete else 0.0)
 
     async def sync_once(self, master: str) -> bool:
         """Runs one round; returns True if every item arrived and was applied."""
-        life, copy = self._followed(), self._copy_count
-        if life is None:
+        run_id, copy = self._followed(), self._copy_count
+        if run_id is None:
             return False
-        self._begun_anew.clear()
-        self.begun_count += 1
-        number = self.begun_count
+        self._recreated_topics.clear()
+        self.round_count += 1
+        number = self.round_count
         # Topics and groups before the offsets: a slave that has a deletion then also has its effect on
         # offsets. Concurrent requests cost one round trip.
         fetched = await self._fetch_all(master, topics=self._fetch_topics, groups=self._fetch_groups)
@@ -193,11 +193,11 @@ class ConfigSync:
             request_modes=self._fetch_request_modes,
             timer_check=self._fetch_timer_check,
         )
-        told = await self._ask_again(master, life)
-        if told is None or (self._keeps_newer and master != self._master):
+        state = await self._confirm_master(master, run_id)
+        if state is None or (self._keeps_newer and master != self._master):
             return False
-        for take_over in fetched:
-            take_over(told)
+        for apply in fetched:
+            apply(state)
         if copy != self._copy_count:  # the requests referred to the previous copy
             self._can_skip_topics = self._can_skip_groups = False
         await self._drop_deleted(master)
@@ -205,110 +205,108 @@ class ConfigSync:
             return False
         if copy == self._copy_count:
             self.held = self._tables.topics.data_version, self._tables.groups.data_version
-        self.whole_number = number
+        self.complete_round = number
         self.synced_at = self._clock.monotonic()
         return True
 
-    async def _fetch_all(
-        self, master: str, **fetches: Callable[[str], Awaitable[_TakeOver]]
-    ) -> list[_TakeOver]:
+    async def _fetch_all(self, master: str, **fetches: Callable[[str], Awaitable[_Apply]]) -> list[_Apply]:
         """Fetches items concurrently and returns those that arrived."""
         results = await asyncio.gather(*(fetch(master) for fetch in fetches.values()), return_exceptions=True)
         fetched = []
         for name, result in zip(fetches, results, strict=True):
             if isinstance(result, TandemError):
-                self._note_failure(name, master, result)
+                self._report_failure(name, master, result)
             elif isinstance(result, BaseException):
                 raise result
             else:
-                self._note_success(name, master)
+                self._report_success(name, master)
                 fetched.append(result)
         return fetched
 
-    async def _ask_again(self, master: str, life: str) -> _Told | None:
+    async def _confirm_master(self, master: str, run_id: str) -> _MasterState | None:
         """Asks the master for its state after everything was fetched. Returns None if the answers may be from
         another run, or from a master that is no longer followed, or that is a slave now: its tables may still
         be empty.
         """
-        if not life:
-            return _Told(is_empty=False) if self._followed() == life else None
+        if not run_id:
+            return _MasterState(is_empty=False) if self._followed() == run_id else None
         try:
             ends = await read_log_checksum(self._client, master, 0, 0)
         except TandemError:
             return None  # the items of the next round report it
-        is_followed = ends.life == life == self._followed() and not ends.is_slave
-        return _Told(is_empty=ends.max_offset == 0) if is_followed else None
+        is_followed = ends.life == run_id == self._followed() and not ends.is_slave
+        return _MasterState(is_empty=ends.max_offset == 0) if is_followed else None
 
     async def _drop_deleted(self, master: str) -> None:
         """Drops the queues and offsets of topics that the master has deleted, including those created again
         since: the next round brings the offsets of the new ones.
         """
         deleted, self._deleted = self._deleted, {}
-        if not deleted or self._take_deletions is None:
+        if not deleted or self._apply_deletions is None:
             return
         try:
-            news = await self._take_deletions(deleted)
+            newly_deleted = await self._apply_deletions(deleted)
         except (OSError, TandemError) as error:
-            self._note_failure("deleted_topics", master, error)
+            self._report_failure("deleted_topics", master, error)
             return
-        self._note_success("deleted_topics", master)
-        for topic in news:
+        self._report_success("deleted_topics", master)
+        for topic in newly_deleted:
             self._tables.consumer_offsets.drop_topic(topic)
-        if news:
+        if newly_deleted:
             self._is_changed.set()
 
-    async def _fetch_topics(self, master: str) -> _TakeOver:
+    async def _fetch_topics(self, master: str) -> _Apply:
         table = self._tables.topics
         held = HeldTable(
             data_version=table.data_version, entry_count=len(table), can_skip=self._can_skip_topics
         )
         fetched = await fetch_topics(self._client, master, held)
 
-        def take_over(told: _Told) -> None:
+        def apply(state: _MasterState) -> None:
             self._can_skip_topics = fetched.can_skip
-            self._deleted = {} if told.is_empty else fetched.deleted
-            kept = _to_keep(table.snapshot().topics, fetched, told)
+            self._deleted = {} if state.is_empty else fetched.deleted
+            kept = _merged_table(table.snapshot().topics, fetched, state)
             if kept is not None and not self._is_older(kept[1], table.data_version):
                 table.replace_all(*kept)
 
-        return take_over
+        return apply
 
-    async def _fetch_groups(self, master: str) -> _TakeOver:
+    async def _fetch_groups(self, master: str) -> _Apply:
         table = self._tables.groups
         held = HeldTable(
             data_version=table.data_version, entry_count=len(table), can_skip=self._can_skip_groups
         )
         fetched = await fetch_groups(self._client, master, held)
 
-        def take_over(told: _Told) -> None:
+        def apply(state: _MasterState) -> None:
             self._can_skip_groups = fetched.can_skip
-            kept = _to_keep(table.snapshot().groups, fetched, told)
+            kept = _merged_table(table.snapshot().groups, fetched, state)
             if kept is not None and not self._is_older(kept[1], table.data_version):
                 table.replace_all(*kept)
-            if not told.is_empty:
-                table.note_deleted(fetched.deleted)
+            if not state.is_empty:
+                table.record_deleted(fetched.deleted)
 
-        return take_over
+        return apply
 
-    async def _fetch_consumer_offsets(self, master: str) -> _TakeOver:
+    async def _fetch_consumer_offsets(self, master: str) -> _Apply:
         table = self._tables.consumer_offsets
         timeout_s = self._options.config_sync_timeout_ms / 1000
         fetched = await fetch_consumer_offsets(self._client, master, timeout_s=timeout_s)
 
-        def take_over(_told: _Told) -> None:
+        def apply(_state: _MasterState) -> None:
             if fetched.data_version is not None and self._is_older(fetched.data_version, table.data_version):
                 return
-            table.take_dropped(fetched.dropped or {})
+            table.apply_dropped(fetched.dropped or {})
             held = table.snapshot()
             changed = {}
             for key, queues in fetched.offsets.items():
                 old = held.offsets.get(key, {})
                 topic = key.partition("@")[0]
-                if (old == queues and key in held.offsets) or topic in self._begun_anew:
+                if (old == queues and key in held.offsets) or topic in self._recreated_topics:
                     continue
                 new = {
-                    queue: self._not_ahead(topic, queue, told, old.get(queue, 0))
-                    for queue, told in queues.items()
+                    queue: self._within_copy(topic, queue, offset, old.get(queue, 0))
+                    for queue, offset in queues.items()
                 }
                 if new != old or key not in held.offsets:
                     changed[key] = new
@@ -316,63 +314,63 @@ class ConfigSync:
             if is_changed or fetched.data_version != held.data_version:
                 table.replace_from_master(changed, fetched.data_version, forgotten=fetched.forgotten or ())
 
-        return take_over
+        return apply
 
-    async def _fetch_delay_offsets(self, master: str) -> _TakeOver:
+    async def _fetch_delay_offsets(self, master: str) -> _Apply:
         table = self._tables.delay_offsets
         timeout_s = self._options.config_sync_timeout_ms / 1000
         fetched = await fetch_delay_offsets(self._client, master, timeout_s=timeout_s)
 
-        def take_over(_told: _Told) -> None:
+        def apply(_state: _MasterState) -> None:
             held = table.snapshot()
             if self._is_older(fetched.data_version, held.data_version):
                 return
             offsets = {
-                level: self._not_ahead(SCHEDULE_TOPIC, level - 1, told, held.offsets.get(level, 0))
-                for level, told in fetched.offsets.items()
+                level: self._within_copy(SCHEDULE_TOPIC, level - 1, offset, held.offsets.get(level, 0))
+                for level, offset in fetched.offsets.items()
             }
             if offsets != held.offsets or fetched.data_version != held.data_version:
                 table.replace_all(offsets, fetched.data_version)
 
-        return take_over
+        return apply
 
-    async def _fetch_request_modes(self, master: str) -> _TakeOver:
+    async def _fetch_request_modes(self, master: str) -> _Apply:
         timeout_s = self._options.config_sync_timeout_ms / 1000
         fetched = await fetch_request_modes(self._client, master, timeout_s=timeout_s)
         table = self._tables.request_modes
 
-        def take_over(_told: _Told) -> None:
+        def apply(_state: _MasterState) -> None:
             if fetched is not None and fetched != table.snapshot():
                 table.replace_all(fetched.modes)
 
-        return take_over
+        return apply
 
-    async def _fetch_timer_check(self, master: str) -> _TakeOver:
+    async def _fetch_timer_check(self, master: str) -> _Apply:
         progress = self._tables.timer_progress
         if progress is None:
-            return lambda _told: None
+            return lambda _state: None
         timeout_s = self._options.config_sync_timeout_ms / 1000
         body = await fetch_timer_check(self._client, master, timeout_s=timeout_s)
         check = None if body is None else decode_timer_answer(body)
 
-        def take_over(_told: _Told) -> None:
+        def apply(_state: _MasterState) -> None:
             if check is not None:
                 held = progress.check.read_offset
-                read_offset = self._not_ahead(TIMER_TOPIC, 0, check.read_offset, held)
+                read_offset = self._within_copy(TIMER_TOPIC, 0, check.read_offset, held)
                 progress.replace(replace(check, read_offset=read_offset), self._clock.now_ms())
 
-        return take_over
+        return apply
 
-    def _is_older(self, told: DataVersion, held: DataVersion | None) -> bool:
+    def _is_older(self, fetched: DataVersion, held: DataVersion | None) -> bool:
         """Returns True if the table is from a master that was replaced since: ours is from its successor."""
-        return self._keeps_newer and held is not None and told.state_version < held.state_version
+        return self._keeps_newer and held is not None and fetched.state_version < held.state_version
 
-    def _not_ahead(self, topic: str, queue_id: int, told: int, held: int) -> int:
+    def _within_copy(self, topic: str, queue_id: int, offset: int, held: int) -> int:
         """Returns the master's offset, or the end of this copy of the queue if that is lower: if promoted
         now, this broker assigns the offsets beyond its end to other messages. An offset that is already held
         is not lowered, unless the master lowers it.
         """
-        return min(told, max(held, self._queue_end(topic, queue_id)))
+        return min(offset, max(held, self._queue_end(topic, queue_id)))
 
     async def _pause(self, worked_s: float) -> None:
         delay_s = max(
@@ -384,21 +382,21 @@ class ConfigSync:
         finally:
             timer.cancel()
 
-    def _note_failure(self, item: str, master: str, error: Exception) -> None:
+    def _report_failure(self, item: str, master: str, error: Exception) -> None:
         """Logs one line per outage and item, not one per round."""
         if item not in self._failing:
             self._failing.add(item)
             facts = {"item": item, "master": master, "reason": str(error)}
             log.warning(events.CONFIG_SYNC_FAILED, extra=facts)
 
-    def _note_success(self, item: str, master: str) -> None:
+    def _report_success(self, item: str, master: str) -> None:
         if item in self._failing:
             self._failing.discard(item)
             log.info(events.CONFIG_SYNC_RESUMED, extra={"item": item, "master": master})
 
 
-def _to_keep(
-    held: Mapping[str, T], fetched: FetchedTable[T], told: _Told
+def _merged_table(
+    held: Mapping[str, T], fetched: FetchedTable[T], state: _MasterState
 ) -> tuple[dict[str, T], DataVersion] | None:
     """Returns the new table and its version; None if the current one need not change.
 
@@ -407,7 +405,7 @@ def _to_keep(
     """
     if fetched.is_unchanged:
         return None
-    if not told.is_empty or held.keys() <= fetched.entries.keys():
+    if not state.is_empty or held.keys() <= fetched.entries.keys():
         return fetched.entries, fetched.data_version
     merged = {**held, **fetched.entries}
     return None if merged == held else (merged, DataVersion())

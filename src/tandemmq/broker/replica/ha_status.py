@@ -83,7 +83,7 @@ def _read_stored_at(store: MessageStore, log_offset: int) -> int | None:
         return None
 
 
-_TOLD_STATES = {
+_STATE_OF_REPORTED_HALT = {
     HaltReason.SLAVE_AHEAD.name: MasterState.AHEAD.name,
     HaltReason.TOO_OLD.name: MasterState.TOO_OLD.name,
 }
@@ -138,7 +138,9 @@ def _describe_departed(slave: DepartedSlave, status: MasterStatus, lag_of: LagOf
         lag_ms=_milliseconds(lag_of(slave.acknowledged)) if has_lag else None,
         is_in_sync=False,
         transfer_from=slave.acknowledged if start is None else start.log_offset,
-        state=state.name if halt is None else _TOLD_STATES.get(halt.reason, SlaveState.HALTED.name),
+        state=state.name
+        if halt is None
+        else _STATE_OF_REPORTED_HALT.get(halt.reason, SlaveState.HALTED.name),
         start_rule=None if start is None else start.rule.name,
         start_offset=None if start is None else start.log_offset,
         is_tandem=slave.is_tandem,
@@ -186,7 +188,7 @@ def describe_slave(status: ReplicationSlaveStatus) -> HaStatus:
     )
 
 
-def without_ours(status: HaStatus) -> HaStatus:
+def rocketmq_fields(status: HaStatus) -> HaStatus:
     """Returns the status with RocketMQ's fields only (spec decisions 4)."""
     plain = {"state": None, "start_rule": None, "start_offset": None}
     client = {"tail": None, "halt_reason": None, "halt_offset": None, "halt_detail": None}

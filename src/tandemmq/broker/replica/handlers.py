@@ -16,7 +16,7 @@ import msgspec
 
 from tandemmq.broker.delay.timers import encode_timer_answer
 from tandemmq.broker.replica.config_sync import ReplicaTables
-from tandemmq.broker.replica.ha_status import without_ours
+from tandemmq.broker.replica.ha_status import rocketmq_fields
 from tandemmq.errors import RemoteProtocolError, RequestRejected
 from tandemmq.protocol.bodies.client import encode_request_modes
 from tandemmq.protocol.bodies.codec import DataVersion, decode_data_version, encode_body
@@ -63,7 +63,7 @@ def plan_page(
     return range(start, end)
 
 
-def take_page(entries: Mapping[str, T], page: range) -> dict[str, T]:
+def slice_page(entries: Mapping[str, T], page: range) -> dict[str, T]:
     """Returns the entries at those positions in order of names."""
     return {name: entries[name] for name in islice(sorted(entries), page.start, page.stop)}
 
@@ -105,18 +105,18 @@ class ReplicaHandlers:
         }
 
     def handle_topics(self, _channel: Channel, command: Command) -> Command:
-        asked = command.decode(AllTopicConfigRequest)
+        request = command.decode(AllTopicConfigRequest)
         table = self._tables.topics.snapshot()
         total = len(table.topics)
         page = plan_page(
             total,
             table.data_version,
-            first=asked.page,
-            count_max=asked.count_max,
-            version=asked.data_version,
+            first=request.page,
+            count_max=request.count_max,
+            version=request.data_version,
         )
         if page is not None:
-            table = msgspec.structs.replace(table, topics=take_page(table.topics, page))
+            table = msgspec.structs.replace(table, topics=slice_page(table.topics, page))
         if table.topics and command.language == OUR_LANGUAGE:
             deleted = dict(self._deleted_topics())
             table = ReplicatedTopics(topics=table.topics, data_version=table.data_version, deleted=deleted)
@@ -124,18 +124,18 @@ class ReplicaHandlers:
         return command.reply(header=header, body=encode_topic_config_table(table))
 
     def handle_groups(self, _channel: Channel, command: Command) -> Command:
-        asked = command.decode(AllGroupConfigRequest)
+        request = command.decode(AllGroupConfigRequest)
         table = self._tables.groups.snapshot()
         total = len(table.groups)
         page = plan_page(
             total,
             table.data_version,
-            first=asked.page,
-            count_max=asked.count_max,
-            version=asked.data_version,
+            first=request.page,
+            count_max=request.count_max,
+            version=request.data_version,
         )
         if page is not None:
-            table = msgspec.structs.replace(table, groups=take_page(table.groups, page))
+            table = msgspec.structs.replace(table, groups=slice_page(table.groups, page))
         if not table.groups or command.language != OUR_LANGUAGE:
             table = msgspec.structs.replace(table, deleted=msgspec.UNSET)
         header = AllGroupConfigResponse(group_count=total)
@@ -168,5 +168,5 @@ class ReplicaHandlers:
     def handle_ha_status(self, _channel: Channel, command: Command) -> Command:
         status = self._ha_status()
         if command.language != OUR_LANGUAGE:
-            status = without_ours(status)
+            status = rocketmq_fields(status)
         return command.reply(body=encode_ha_status(status))

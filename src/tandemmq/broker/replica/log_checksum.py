@@ -60,9 +60,9 @@ class LogChecksums:
               log.
     """
 
-    def __init__(self, store: MessageStore, *, disk: Disk, life: str) -> None:
+    def __init__(self, store: MessageStore, *, disk: Disk, run_id: str) -> None:
         self._store = store
-        self._life = life
+        self._run_id = run_id
         self._disk = disk
         self._turn = asyncio.Lock()
         self._waiting_count = 0
@@ -78,37 +78,37 @@ class LogChecksums:
         }
 
     async def handle_checksum(self, _channel: Channel, command: Command) -> Command:
-        asked = command.decode(LogChecksumRequest)
-        _check_range(asked.log_offset, asked.size_bytes)
+        request = command.decode(LogChecksumRequest)
+        _check_range(request.log_offset, request.size_bytes)
         found = Checksum(0, 0)  # a request for the ends alone does not wait
-        if asked.size_bytes:
+        if request.size_bytes:
             async with self._in_turn():
-                found = await self.checksum(asked.log_offset, min(asked.size_bytes, RANGE_BYTES_MAX))
+                found = await self.checksum(request.log_offset, min(request.size_bytes, RANGE_BYTES_MAX))
         header = LogChecksumResponse(
             min_offset=self._store.min_log_offset,
             max_offset=self._store.confirmed_log_offset,
             size_bytes=found.size_bytes,
             crc=found.crc,
-            life=self._life,
+            life=self._run_id,
             is_waiting=True if self._store.unverified_reason else None,
             is_slave=True if self._store.options.role is BrokerRole.SLAVE else None,
         )
         return command.reply(header=header)
 
     async def handle_read(self, _channel: Channel, command: Command) -> Command:
-        asked = command.decode(ReadLogRequest)
-        _check_range(asked.log_offset, asked.size_bytes)
+        request = command.decode(ReadLogRequest)
+        _check_range(request.log_offset, request.size_bytes)
         end = self._store.confirmed.value
-        size = max(0, min(asked.size_bytes, READ_BYTES_MAX, end - asked.log_offset))
+        size = max(0, min(request.size_bytes, READ_BYTES_MAX, end - request.log_offset))
         async with self._in_turn():
-            data = await self._disk.offload(b"".join, self._slice(asked.log_offset, size))
+            data = await self._disk.offload(b"".join, self._slice(request.log_offset, size))
         header = ReadLogResponse(min_offset=self._store.min_log_offset, max_offset=end)
         return command.reply(header=header, body=data)
 
     @asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[None]:
         if self._waiting_count >= WAITING_COUNT_MAX:
-            raise Busy("[OVERLOAD]too many ranges of the log are asked for")
+            raise Busy("[OVERLOAD]too many requests for ranges of the log are waiting; try again later")
         self._waiting_count += 1
         try:
             async with self._turn:
@@ -127,20 +127,20 @@ class LogChecksums:
     def _slice(self, log_offset: int, size_bytes: int) -> list[memoryview]:
         """Returns the next bytes to sum, up to SLICE_BYTES, as one view per file."""
         views: list[memoryview] = []
-        left = min(size_bytes, SLICE_BYTES)
-        while left:
-            view = self._store.log_view(log_offset, left)
+        remaining = min(size_bytes, SLICE_BYTES)
+        while remaining:
+            view = self._store.log_view(log_offset, remaining)
             if not len(view):
                 break
             views.append(view)
             log_offset += len(view)
-            left -= len(view)
+            remaining -= len(view)
         return views
 
 
 def _check_range(log_offset: int, size_bytes: int) -> None:
     if log_offset < 0 or size_bytes < 0:
-        raise BadRequest(f"{size_bytes} bytes from {log_offset} on are no range of a log")
+        raise BadRequest(f"{size_bytes} bytes from offset {log_offset}: neither number may be negative")
 
 
 def _checksum_of(views: list[memoryview], crc: int) -> int:
@@ -175,7 +175,7 @@ class LogHeal:
         self._client = client
         self._clock = clock
         self._sources = sources
-        self._told: str | None = None
+        self._reported_reason: str | None = None
 
     async def run(self) -> None:
         """Repairs until nothing is damaged. Raises: StoreError if the store has failed."""
@@ -197,18 +197,18 @@ class LogHeal:
             except TandemError as error:
                 reasons.append(f"{address}: {error}")
         reason = "; ".join(reasons)
-        if reason and reason != self._told:
+        if reason and reason != self._reported_reason:
             log.warning(events.LOG_HEAL_REFUSED, extra={"reason": reason})
-        self._told = reason
+        self._reported_reason = reason
 
     async def _heal_from(self, address: str) -> None:
         async def fetch(log_offset: int, size: int) -> bytes:
             data = b""
-            while left := size - len(data):
+            while remaining := size - len(data):
                 at = log_offset + len(data)
-                part = await read_log(self._client, address, at, min(left, READ_BYTES_MAX))
+                part = await read_log(self._client, address, at, min(remaining, READ_BYTES_MAX))
                 if not part.data:
-                    raise RemoteProtocolError(f"it has no bytes to tell from {at} on")
+                    raise RemoteProtocolError(f"it returned no bytes from {at} on")
                 data += part.data
             return data
 

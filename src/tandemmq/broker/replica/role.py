@@ -2,7 +2,7 @@
 
 `ReplicaRole` owns both ends of replication and the config sync of one broker, the master named by the last
 registration answer, and the wait of a master whose log may be incomplete. It only composes; the rules are in
-`replication` and in the modules beside this one. `StateTeller` and `ToldStates` are the two sides of
+`replication` and in the modules beside this one. `SlaveReporter` and `SlaveReports` are the two sides of
 TANDEM_TELL_SLAVE_STATE, by which a slave reports its name to its master, and the reason if it has halted.
 """
 
@@ -20,7 +20,7 @@ from tandemmq.broker.replica.config_sync import ConfigSync, ReplicaTables
 from tandemmq.broker.replica.ha_status import describe_master, describe_slave, lag_seconds
 from tandemmq.broker.replica.handlers import ReplicaHandlers
 from tandemmq.broker.replica.log_checksum import LogChecksums, LogHeal
-from tandemmq.broker.replica.table_watch import TableWaits, TableWatch
+from tandemmq.broker.replica.table_watch import TableChangeServer, TableChangeSubscriber
 from tandemmq.broker.replica.tail_check import TailCheck, TailWait
 from tandemmq.errors import BadRequest, ConfigError, RequestRejected, TandemError
 from tandemmq.protocol.bodies.replica import HaStatus
@@ -57,7 +57,7 @@ _LASTING: Final = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCo
 """Error codes that the next attempt would get again."""
 
 
-class StateTeller:
+class SlaveReporter:
     """The slave's side of TANDEM_TELL_SLAVE_STATE. `run` is its task; `master` returns the remoting address
     to report to, or None.
 
@@ -85,7 +85,7 @@ class StateTeller:
         self._client = client
         self._clock = clock
         self._is_due = asyncio.Event()
-        self._mute: str | None = None
+        self._unsupported_by: str | None = None
         """The address of a master that does not accept reports."""
 
     def wake(self) -> None:
@@ -98,21 +98,21 @@ class StateTeller:
             self._is_due.clear()
             status = self._status()
             if status.halt is not None or status.state is SlaveState.TRANSFERRING:
-                await self.tell()
+                await self.report()
             await self._pause()
 
-    async def tell(self) -> None:
+    async def report(self) -> None:
         """Reports the current state; returns when the master knows it, or cannot be reached."""
         master = self._master()
-        if master != self._mute:
-            self._mute = None
-        if master is None or self._mute is not None:
+        if master != self._unsupported_by:
+            self._unsupported_by = None
+        if master is None or self._unsupported_by is not None:
             return
         try:
             await report_slave_state(self._client, master, self._describe(self._status()))
         except RequestRejected as error:
             if error.code in _LASTING:
-                self._mute = master
+                self._unsupported_by = master
         except TandemError:
             pass  # the config sync reports it
 
@@ -143,7 +143,7 @@ ADDRESS_COUNT_MAX: Final = 64
 """The most addresses kept; the slave that reported longest ago is dropped."""
 
 
-class ToldStates:
+class SlaveReports:
     """The master's side of TANDEM_TELL_SLAVE_STATE: reads the request. What is kept of it, and for how long,
     is decided by `ReplicationMaster`.
     """
@@ -153,19 +153,19 @@ class ToldStates:
         self._addresses: dict[SlaveName, str] = {}
 
     def routes(self) -> dict[int, Handler]:
-        return {RequestCode.TANDEM_TELL_SLAVE_STATE: self.handle_tell}
+        return {RequestCode.TANDEM_TELL_SLAVE_STATE: self.handle_report}
 
-    def handle_tell(self, _channel: Channel, command: Command) -> Command:
-        told = command.decode(TellSlaveStateRequest)
-        notice = read_notice(told)
+    def handle_report(self, _channel: Channel, command: Command) -> Command:
+        request = command.decode(TellSlaveStateRequest)
+        notice = read_notice(request)
         self._master.on_notice(notice)
         # A peer must not redirect this broker to other hosts: only the host of an accepted replication
         # connection counts.
-        if told.address is not None and self._master.has_connection(notice.ha_address):
-            host = _read_address(told.address)[0]
+        if request.address is not None and self._master.has_connection(notice.ha_address):
+            host = _read_address(request.address)[0]
             if host == notice.ha_address[0]:
                 self._addresses.pop(notice.name, None)
-                self._addresses[notice.name] = told.address
+                self._addresses[notice.name] = request.address
                 if len(self._addresses) > ADDRESS_COUNT_MAX:
                     del self._addresses[next(iter(self._addresses))]
         return command.reply()
@@ -176,23 +176,23 @@ class ToldStates:
         return list(self._addresses.values())
 
 
-def read_notice(told: TellSlaveStateRequest) -> SlaveNotice:
+def read_notice(request: TellSlaveStateRequest) -> SlaveNotice:
     """Returns the notice in the request.
 
     Raises:  BadRequest with the invalid field.
     """
-    if not 1 <= len(told.broker_name) <= NAME_CHARS_MAX:
+    if not 1 <= len(request.broker_name) <= NAME_CHARS_MAX:
         raise BadRequest(
-            f"brokerName has {len(told.broker_name)} characters; allowed are 1..{NAME_CHARS_MAX}"
+            f"brokerName has {len(request.broker_name)} characters; allowed are 1..{NAME_CHARS_MAX}"
         )
-    if told.broker_id < 0 or told.log_end < 0:
-        raise BadRequest(f"brokerId {told.broker_id} and maxOffset {told.log_end} must not be negative")
+    if request.broker_id < 0 or request.log_end < 0:
+        raise BadRequest(f"brokerId {request.broker_id} and maxOffset {request.log_end} must not be negative")
     return SlaveNotice(
-        name=SlaveName(told.broker_name, told.broker_id),
-        ha_address=_read_address(told.ha_address),
-        log_end=told.log_end,
-        is_copying=told.is_copying,
-        halt=_read_halt(told),
+        name=SlaveName(request.broker_name, request.broker_id),
+        ha_address=_read_address(request.ha_address),
+        log_end=request.log_end,
+        is_copying=request.is_copying,
+        halt=_read_halt(request),
     )
 
 
@@ -203,16 +203,16 @@ def _read_address(text: str) -> Address:
         raise BadRequest(f"haAddress: {error}") from None
 
 
-def _read_halt(told: TellSlaveStateRequest) -> ToldHalt | None:
-    if told.halt_reason is None:
+def _read_halt(request: TellSlaveStateRequest) -> ToldHalt | None:
+    if request.halt_reason is None:
         return None
-    detail = told.halt_detail or ""
-    if len(told.halt_reason) > REASON_CHARS_MAX or len(detail) > DETAIL_CHARS_MAX:
+    detail = request.halt_detail or ""
+    if len(request.halt_reason) > REASON_CHARS_MAX or len(detail) > DETAIL_CHARS_MAX:
         raise BadRequest(
-            f"haltReason has {len(told.halt_reason)} characters, haltDetail {len(detail)}; "
+            f"haltReason has {len(request.halt_reason)} characters, haltDetail {len(detail)}; "
             f"allowed are {REASON_CHARS_MAX} and {DETAIL_CHARS_MAX}"
         )
-    return ToldHalt(reason=told.halt_reason, log_offset=told.halt_offset or 0, detail=detail)
+    return ToldHalt(reason=request.halt_reason, log_offset=request.halt_offset or 0, detail=detail)
 
 
 FIXED_ADDRESS_CHARS_MIN = 6
@@ -251,8 +251,8 @@ class ReplicaRole:
         self._scope = TaskScope("replica", None if on_fatal is None else lambda _name, error: on_fatal(error))
         self._fixed_address = fixed_address or None
         self.master = ReplicationMaster(store, options, network=network, clock=clock, on_fatal=on_fatal)
-        life = f"{clock.now_ms():x}-{chance.token_bytes(8).hex()}"
-        self._checksums = LogChecksums(store, disk=disk, life=life)
+        run_id = f"{clock.now_ms():x}-{chance.token_bytes(8).hex()}"
+        self._checksums = LogChecksums(store, disk=disk, run_id=run_id)
         self._check_tail = TailCheck(self._checksums, client=client, master=self._master_address)
         self.slave = ReplicationSlave(
             store,
@@ -268,16 +268,18 @@ class ReplicaRole:
             clock=clock,
             options=options,
             own_address=own_address,
-            followed=self._followed_life,
+            followed=self._followed_run_id,
             queue_end=store.queue_max,
             apply_deletions=store.apply_deletions,
         )
         self.slave.on_following = self._begin_copy
         store.on_topic_deleted(self.config_sync.forget_progress)
-        self._table_waits = TableWaits(tables, clock=clock)
-        self._table_watch = TableWatch(tables, self.config_sync, client=client, clock=clock)
-        self._told_states = ToldStates(self.master)
-        self._state_teller = StateTeller(
+        self._table_change_server = TableChangeServer(tables, clock=clock)
+        self._table_change_subscriber = TableChangeSubscriber(
+            tables, self.config_sync, client=client, clock=clock
+        )
+        self._slave_reports = SlaveReports(self.master)
+        self._slave_reporter = SlaveReporter(
             name,
             status=self.slave.status,
             master=self._master_address,
@@ -285,7 +287,7 @@ class ReplicaRole:
             client=client,
             clock=clock,
         )
-        self.slave.on_halted = self._state_teller.wake
+        self.slave.on_halted = self._slave_reporter.wake
         self._handlers = ReplicaHandlers(tables, self.status, lambda: store.done_deletions)
         self.tail_wait = TailWait(
             self._checksums,
@@ -293,7 +295,7 @@ class ReplicaRole:
             clock=clock,
             record_bytes_max=options.record_bytes_max,
             listed=listed,
-            told=lambda: self._told_states.addresses,
+            reported=lambda: self._slave_reports.addresses,
             other_master=other_master,
         )
         self._log_heal = LogHeal(store, client=client, clock=clock, sources=self._copies)
@@ -313,8 +315,8 @@ class ReplicaRole:
         return (
             self._handlers.routes()
             | self._checksums.routes()
-            | self._table_waits.routes()
-            | self._told_states.routes()
+            | self._table_change_server.routes()
+            | self._slave_reports.routes()
             | self.tail_wait.routes()
         )
 
@@ -331,13 +333,13 @@ class ReplicaRole:
             self.config_sync.set_master(self._fixed_address)
             await self.slave.start()
             self._scope.start("config_sync", self.config_sync.run())
-            self._scope.start("table_watch", self._table_watch.run())
-            self._scope.start("state_teller", self._state_teller.run())
+            self._scope.start("table_watch", self._table_change_subscriber.run())
+            self._scope.start("slave_reporter", self._slave_reporter.run())
         return address
 
     async def stop(self) -> None:
         """Stops everything; afterwards the store may be closed."""
-        self._table_waits.close()
+        self._table_change_server.close()
         await self._scope.close()
         await self.slave.stop()
         await self.master.stop()
@@ -372,9 +374,9 @@ class ReplicaRole:
         self.master.on_settled()
 
     @property
-    def is_looking(self) -> bool:
+    def is_disconnected(self) -> bool:
         """True on a slave without a connection to its master: its address for it may be outdated."""
-        return self._is_slave and self.slave.status().state in _LOOKING
+        return self._is_slave and self.slave.status().state in _DISCONNECTED
 
     def _begin_copy(self) -> None:
         """Prepares the store and the config sync, before the first byte of this connection is stored."""
@@ -387,7 +389,7 @@ class ReplicaRole:
 
         If the logs differ, this one may have damage that was not detected yet.
         """
-        await self._state_teller.tell()
+        await self._slave_reporter.report()
         await self._log_heal.try_now()
         verdict = await self._check_tail(log_end)
         if verdict.outcome is not TailOutcome.DIFFERENT:
@@ -398,7 +400,7 @@ class ReplicaRole:
         damaged = next((one for one in self._store.damaged_ranges if one.begin <= at < one.end), None)
         if damaged is None:
             return await self._check_tail(log_end)
-        detail = f"bytes {damaged.begin} to {damaged.end} of ours are damaged and not healed yet"
+        detail = f"bytes {damaged.begin} to {damaged.end} of this log are damaged and not repaired yet"
         return replace(verdict, outcome=TailOutcome.FAILED, detail=detail)
 
     async def _copies(self) -> list[str]:
@@ -407,7 +409,7 @@ class ReplicaRole:
             master = self._master_address()
             return [] if master is None else [master]
         listed = await self._listed()
-        return list(dict.fromkeys((*(listed or {}).values(), *self._told_states.addresses)))
+        return list(dict.fromkeys((*(listed or {}).values(), *self._slave_reports.addresses)))
 
     def _master_address(self) -> str | None:
         """Returns the master's remoting address: the reported one, or else the port before the HA port, where
@@ -421,7 +423,7 @@ class ReplicaRole:
         host, port = parse_address(ha_address)
         return render_address((host, port - 1)) if port > 1 else None
 
-    def _followed_life(self) -> str | None:
+    def _followed_run_id(self) -> str | None:
         """Returns the id of the master's run whose log this slave copies, "" if the master does not report
         one; None while it copies nothing.
         """
@@ -452,4 +454,4 @@ class ReplicaRole:
         return msgspec.structs.replace(status, waiting=self.tail_wait.reason or None)
 
 
-_LOOKING = frozenset({SlaveState.DIALING, SlaveState.PAUSED})
+_DISCONNECTED = frozenset({SlaveState.DIALING, SlaveState.PAUSED})

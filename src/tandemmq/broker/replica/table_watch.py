@@ -1,7 +1,7 @@
 """The push of table changes (TANDEM_AWAIT_TABLES): a slave copies topics and groups as soon as they change.
 
-`TableWatch` is the slave's half, `TableWaits` the master's. It transfers no table: it only makes the next
-round of the periodic copy start at once, and that copy continues.
+`TableChangeSubscriber` is the slave's half, `TableChangeServer` the master's. They transfer no table: a
+change only makes the next round of the periodic copy start at once.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ ROUND_S_MAX: Final = 2.0
 Versions = tuple[DataVersion, DataVersion]
 
 
-class TableWatch:
+class TableChangeSubscriber:
     """The slave's half: asks its master to report changes of topics or groups. `run` is its task.
 
-    Support is detected by trying: a master that does not support the request is not asked again while it
+    Support is detected by trying: a master that does not support the request is not request again while it
     keeps its address, and the periodic copy continues, as it does with RocketMQ.
     """
 
@@ -56,33 +56,33 @@ class TableWatch:
         self._sync = sync
         self._client = client
         self._clock = clock
-        self._mute: str | None = None
+        self._unsupported_by: str | None = None
         """The address of a master that does not support the request."""
-        self._told: Versions | None = None
+        self._last_answered: Versions | None = None
         """The versions that were sent with the last answered request."""
 
     async def run(self) -> None:
         """Sends one request after the other. Never returns."""
         while True:
             master = self._sync.master
-            if master != self._mute:
-                self._mute = None
+            if master != self._unsupported_by:
+                self._unsupported_by = None
             if master is None:
                 # A slave that starts soon learns its master, and a change may follow at once.
                 await self._clock.sleep(PAUSE_S)
                 continue
-            if self._mute is not None:
+            if self._unsupported_by is not None:
                 await self._clock.sleep(RETRY_S)
                 continue
-            held, begun_at = self._versions(), self._clock.monotonic()
+            held, started_at = self._versions(), self._clock.monotonic()
             if held is None:
                 await self._clock.sleep(PAUSE_S)
                 continue
             is_answered = await self._watch_once(master, held)
-            is_early = self._clock.monotonic() - begun_at < RETRY_S
+            is_early = self._clock.monotonic() - started_at < RETRY_S
             # The same change was reported again: the rounds do not bring it, so asking faster is useless.
-            is_useless = is_early and held == self._told
-            self._told = held if is_answered else None
+            is_useless = is_early and held == self._last_answered
+            self._last_answered = held if is_answered else None
             await self._clock.sleep(PAUSE_S if is_answered and not is_useless else RETRY_S)
 
     async def _watch_once(self, master: str, held: Versions) -> bool:
@@ -91,14 +91,14 @@ class TableWatch:
             await await_tables(self._client, master, *held, wait_ms=WAIT_MS, broker_id=self._broker_id)
         except RequestRejected as error:
             if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-                self._mute = master
+                self._unsupported_by = master
             return False
         except TandemError:
             return False  # the periodic copy reports it
         if self._versions() == held:
             self._sync.wake()
             if self._broker_id is not None:
-                await self._await_round(self._sync.begun_count + 1)
+                await self._await_round(self._sync.round_count + 1)
         return True
 
     async def _await_round(self, number: int) -> None:
@@ -106,7 +106,7 @@ class TableWatch:
         while.
         """
         ends_at_s = self._clock.monotonic() + ROUND_S_MAX
-        while self._sync.whole_number < number and self._clock.monotonic() < ends_at_s:
+        while self._sync.complete_round < number and self._clock.monotonic() < ends_at_s:
             await self._clock.sleep(WATCH_S)
 
     def _versions(self) -> Versions | None:
@@ -121,17 +121,17 @@ HELD_S_MAX: Final = 3.0
 """Above the default of haMaxTimeSlaveNotCatchup: a slave that does not answer has usually left the set by
 then.
 """
-LOOK_S: Final = 0.1
+DEPARTURE_CHECK_S: Final = 0.1
 """The interval at which a slave's departure from the set is noticed."""
 WAITING_COUNT_MAX: Final = 256
 """At the bound a request is answered at once, so that slaves poll."""
 
 
-class TableWaits:
+class TableChangeServer:
     """The master's half: holds the requests of all slaves until topics or groups change.
 
     A slave that may be elected sends its id with its versions. A change is answered to its author only when
-    all those slaves have it (`wait_held`), so that the next master has it, too. Slaves that never asked are
+    all those slaves have it (`wait_held`), so that the next master has it, too. Slaves that never request are
     not waited for. Held requests are answered in the loop turn after the first change, so a burst of changes
     costs one answer.
     Invariants: an answer is sent once; a version that already differs is answered at once, so no change
@@ -142,8 +142,8 @@ class TableWaits:
         self._tables = tables
         self._clock = clock
         self._held: dict[int, tuple[Channel, Command, TimerHandle]] = {}
-        self._told: dict[int, tuple[tuple[DataVersion, DataVersion], Channel]] = {}
-        self._heard = asyncio.Event()
+        self._reported: dict[int, tuple[tuple[DataVersion, DataVersion], Channel]] = {}
+        self._report_arrived = asyncio.Event()
         self._count = 0
         self._is_due = False
         tables.topics.on_change.append(lambda _names: self._on_change())
@@ -156,12 +156,12 @@ class TableWaits:
         return {RequestCode.TANDEM_AWAIT_TABLES: self.handle_await}
 
     def handle_await(self, channel: Channel, command: Command) -> Command | None:
-        asked = command.decode(AwaitTablesRequest)
-        held = decode_data_version(asked.topics), decode_data_version(asked.groups)
-        if asked.broker_id is not None:
-            self._note_held(asked.broker_id, held, channel)
+        request = command.decode(AwaitTablesRequest)
+        held = decode_data_version(request.topics), decode_data_version(request.groups)
+        if request.broker_id is not None:
+            self._record_held(request.broker_id, held, channel)
         is_current = held == self._versions()
-        wait_ms = min(asked.wait_ms, WAIT_MS_MAX)
+        wait_ms = min(request.wait_ms, WAIT_MS_MAX)
         if not is_current or wait_ms <= 0 or len(self._held) >= WAITING_COUNT_MAX:
             return command.reply()
         self._count += 1
@@ -173,24 +173,24 @@ class TableWaits:
     def _versions(self) -> tuple[DataVersion, DataVersion]:
         return self._tables.topics.data_version, self._tables.groups.data_version
 
-    def _note_held(self, broker_id: int, held: tuple[DataVersion, DataVersion], channel: Channel) -> None:
-        before = self._told.get(broker_id)
+    def _record_held(self, broker_id: int, held: tuple[DataVersion, DataVersion], channel: Channel) -> None:
+        before = self._reported.get(broker_id)
         if before is None or before[1] is not channel:
-            channel.on_close.append(lambda gone: self._forget(broker_id, gone))
-        self._told[broker_id] = held, channel
-        self._heard.set()
+            channel.on_close.append(lambda closed: self._forget(broker_id, closed))
+        self._reported[broker_id] = held, channel
+        self._report_arrived.set()
 
     def _forget(self, broker_id: int, channel: Channel) -> None:
-        if broker_id in self._told and self._told[broker_id][1] is channel:
-            del self._told[broker_id]
-            self._heard.set()
+        if broker_id in self._reported and self._reported[broker_id][1] is channel:
+            del self._reported[broker_id]
+            self._report_arrived.set()
 
     def holds(self, broker_id: int) -> bool:
         """Returns True if this slave has reported that it holds the current tables."""
-        return broker_id in self._told and not self._is_behind(broker_id, self._versions())
+        return broker_id in self._reported and not self._is_behind(broker_id, self._versions())
 
     def _is_behind(self, broker_id: int, versions: tuple[DataVersion, DataVersion]) -> bool:
-        held, _ = self._told[broker_id]
+        held, _ = self._reported[broker_id]
         return any(one.order < wanted.order for one, wanted in zip(held, versions, strict=True))
 
     async def wait_held(self, needed: Callable[[], Iterable[int]]) -> None:
@@ -201,20 +201,20 @@ class TableWaits:
         versions = self._versions()
         ends_at_s = self._clock.monotonic() + HELD_S_MAX
 
-        def lacks(broker_id: int) -> bool:
-            return broker_id in self._told and self._is_behind(broker_id, versions)
+        def is_missing(broker_id: int) -> bool:
+            return broker_id in self._reported and self._is_behind(broker_id, versions)
 
-        while missing := [one for one in needed() if lacks(one)]:
+        while missing := [one for one in needed() if is_missing(one)]:
             if self._clock.monotonic() >= ends_at_s:
                 names = ", ".join(map(str, sorted(missing)))
                 raise Busy(
-                    f"the change is made here, and after {HELD_S_MAX:g} s not yet at the brokers {names} of"
-                    " the SyncStateSet: ask again"
+                    f"the change is applied here, but after {HELD_S_MAX:g} s not yet at the brokers {names}"
+                    " of the SyncStateSet: try again"
                 )
-            self._heard.clear()
-            timer = self._clock.call_later(LOOK_S, self._heard.set)
+            self._report_arrived.clear()
+            timer = self._clock.call_later(DEPARTURE_CHECK_S, self._report_arrived.set)
             try:
-                await self._heard.wait()
+                await self._report_arrived.wait()
             finally:
                 timer.cancel()
 

@@ -56,9 +56,9 @@ class TailCheck:
     """
 
     def __init__(
-        self, own: LogChecksums, *, client: RemotingClient, master: Callable[[], str | None]
+        self, checksums: LogChecksums, *, client: RemotingClient, master: Callable[[], str | None]
     ) -> None:
-        self._own = own
+        self._checksums = checksums
         self._client = client
         self._master = master
 
@@ -74,7 +74,7 @@ class TailCheck:
         except RequestRejected as error:
             if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 return _failed(log_end, address, error)
-            detail = "the master cannot tell checksums: it is not one of ours"
+            detail = "the master cannot compute checksums: it is not a TandemMQ broker"
             return TailVerdict(outcome=TailOutcome.NOT_COMPARED, log_offset=log_end, detail=detail)
         except TandemError as error:
             return _failed(log_end, address, error)
@@ -84,33 +84,33 @@ class TailCheck:
         verdict = await self._judge(ends, address, log_end)
         if ends.is_slave and verdict.outcome in _REFUSALS:
             # A former master may have come back as an empty slave, and name servers report that late.
-            detail = f"{address} is no master; {verdict.detail}"
+            detail = f"{address} is not a master; {verdict.detail}"
             return replace(verdict, outcome=TailOutcome.FAILED, detail=detail)
         return verdict
 
     async def _judge(self, ends: LogChecksumResponse, address: str, log_end: int) -> TailVerdict:
         low, high, life = ends.min_offset, ends.max_offset, ends.life or ""
         if log_end and log_end > high and ends.is_waiting:
-            detail = f"the master, whose log ends at {high}, is taking over what ours holds up to {log_end}"
+            detail = f"the master, whose log ends at {high}, is copying this log, which ends at {log_end}"
             return TailVerdict(outcome=TailOutcome.FAILED, log_offset=high, detail=detail)
         if log_end and log_end > high:
-            detail = f"the master's log ends at {high}, ours at {log_end}"
+            detail = f"the master's log ends at {high}, this log at {log_end}"
             return TailVerdict(outcome=TailOutcome.SLAVE_AHEAD, log_offset=high, detail=detail)
         if log_end and log_end < low:
-            detail = f"the master's log begins at {low}, ours ends at {log_end}"
+            detail = f"the master's log begins at {low}, this log ends at {log_end}"
             return TailVerdict(outcome=TailOutcome.TOO_OLD, log_offset=low, detail=detail)
-        start = compared_start(self._own.store, log_end, low)
+        start = compared_start(self._checksums.store, log_end, low)
         if start >= log_end:
-            detail = "" if log_end == 0 else "no byte is kept by both"
+            detail = "" if log_end == 0 else "the logs have no bytes in common"
             outcome = TailOutcome.NOT_COMPARED if detail else TailOutcome.SAME
             return TailVerdict(
                 outcome=outcome, log_offset=log_end, detail=detail, master_start=low, life=life
             )
 
-        different_at = await first_difference(self._own, self._client, address, start, log_end)
+        different_at = await first_difference(self._checksums, self._client, address, start, log_end)
         if different_at is None:
             return TailVerdict(outcome=TailOutcome.SAME, log_offset=log_end, master_start=low, life=life)
-        detail = f"ours and the master's log differ from {different_at} on; ours ends at {log_end}"
+        detail = f"this log and the master's differ from {different_at} on; this log ends at {log_end}"
         return TailVerdict(outcome=TailOutcome.DIFFERENT, log_offset=different_at, detail=detail)
 
 
@@ -123,7 +123,7 @@ def compared_start(store: MessageStore, end: int, low: int) -> int:
 
 
 async def first_difference(
-    own: LogChecksums, client: RemotingClient, address: str, start: int, end: int
+    checksums: LogChecksums, client: RemotingClient, address: str, start: int, end: int
 ) -> int | None:
     """Returns the first byte of `[start, end)` in which this log differs from that of the broker at
     `address`; None if they are equal.
@@ -132,16 +132,18 @@ async def first_difference(
              not hold all of it.
     """
 
-    async def theirs(log_offset: int, size_bytes: int) -> int:
-        told = await read_log_checksum(client, address, log_offset, size_bytes)
-        if told.size_bytes != size_bytes:
-            raise RemoteProtocolError(f"a checksum of {told.size_bytes} bytes was told for {size_bytes}")
-        return told.crc
+    async def remote_checksum(log_offset: int, size_bytes: int) -> int:
+        answer = await read_log_checksum(client, address, log_offset, size_bytes)
+        if answer.size_bytes != size_bytes:
+            raise RemoteProtocolError(
+                f"it returned a checksum of {answer.size_bytes} bytes instead of {size_bytes}"
+            )
+        return answer.crc
 
-    async def ours(log_offset: int, size_bytes: int) -> int:
-        return (await own.checksum(log_offset, size_bytes)).crc
+    async def local_checksum(log_offset: int, size_bytes: int) -> int:
+        return (await checksums.checksum(log_offset, size_bytes)).crc
 
-    return await find_difference(ours, theirs, start, end)
+    return await find_difference(local_checksum, remote_checksum, start, end)
 
 
 def _failed(log_end: int, address: str, error: TandemError) -> TailVerdict:
@@ -192,26 +194,27 @@ class TailWait:
 
     def __init__(
         self,
-        own: LogChecksums,
+        checksums: LogChecksums,
         *,
         client: RemotingClient,
         clock: Clock,
         record_bytes_max: int,
         listed: Callable[[], Awaitable[Mapping[int, str] | None]],
-        told: Callable[[], Iterable[str]],
+        reported: Callable[[], Iterable[str]],
         other_master: Callable[[Iterable[str]], Awaitable[str | None]],
     ) -> None:
         """`listed`: returns the group's slaves by id as name servers know them, None if no name server
-        answers. `told`: returns the addresses that slaves reported. `other_master`: returns the address of
-        another master of this name, which name servers list or which one of the given addresses has become.
+        answers. `reported`: returns the addresses that slaves reported. `other_master`: returns the address
+        of another master of this name, which name servers list or which one of the given addresses has
+        become.
         """
-        self._own = own
-        self._store: MessageStore = own.store
+        self._checksums = checksums
+        self._store: MessageStore = checksums.store
         self._client = client
         self._clock = clock
         self._record_bytes_max = record_bytes_max
         self._listed = listed
-        self._told = told
+        self._reported = reported
         self._other_master = other_master
         self._is_accepted = False
         self._is_due = asyncio.Event()
@@ -224,10 +227,10 @@ class TailWait:
     def handle_accept(self, _channel: Channel, command: Command) -> Command:
         """TANDEM_ACCEPT_LOG: an operator decides that the log is used as it is."""
         if not self.reason:
-            raise BadRequest("the broker does not wait for its slaves: there is nothing to accept")
+            raise BadRequest("the broker is not waiting for its slaves: there is nothing to accept")
         self._is_accepted = True
         self._is_due.set()
-        return command.reply(remark=f"the log is used as it is, up to {self._store.max_log_offset}")
+        return command.reply(remark=f"the log is accepted as it is, up to {self._store.max_log_offset}")
 
     async def run(self) -> None:
         """Returns when the log is complete, or an operator accepted it as it is; then the store is a
@@ -237,23 +240,23 @@ class TailWait:
         """
         facts = {"log_end": self._store.max_log_offset, "reason": self._store.unverified_reason}
         log.warning(events.LOG_TAIL_UNVERIFIED, extra=facts)
-        begun_at = self._clock.monotonic()
+        started_at = self._clock.monotonic()
         while True:
             self._is_due.clear()
             is_accepted = self._is_accepted
-            reason = "" if is_accepted else await self._ask_all(self._clock.monotonic() - begun_at)
-            reason = reason or await self._ask_for_master()
+            reason = "" if is_accepted else await self._check_slaves(self._clock.monotonic() - started_at)
+            reason = reason or await self._check_other_master()
             if not reason:
                 break
-            self._note(reason)
+            self._change_reason(reason)
             await self._pause()
-        await self._accept("a person's decision" if is_accepted else "slaves")
+        await self._accept("an operator" if is_accepted else "slaves")
 
-    async def _ask_for_master(self) -> str:
+    async def _check_other_master(self) -> str:
         """Returns the reason to wait for another master, or "" if there is none. An operator may have
         promoted a slave meanwhile, and the other slaves hold what that one has stored since.
         """
-        other = await self._other_master(self._told())
+        other = await self._other_master(self._reported())
         if other is None:
             return ""
         self._is_accepted = False  # the decision was made without knowing it; that one still stores
@@ -266,28 +269,28 @@ class TailWait:
         self.reason = ""
         log.warning(events.LOG_TAIL_ACCEPTED, extra={"log_end": self._store.max_log_offset, "by": by})
 
-    async def _ask_all(self, waited_s: float) -> str:
+    async def _check_slaves(self, waited_s: float) -> str:
         """Returns "" if enough slaves have shown that nothing is missing; else the reason to wait."""
         listed = await self._listed()
-        slaves = list(dict.fromkeys((*(listed or {}).values(), *self._told())))
+        slaves = list(dict.fromkeys((*(listed or {}).values(), *self._reported())))
         if not slaves:
-            return "no slave is known that could show what it holds"
+            return "no slave is known whose log could be compared"
         # Each acknowledged message is on this many slaves.
         ack_count = self._store.options.slave_ack_count(self._store.options.role)
         slave_count = max(len(slaves), self._store.options.total_replicas - 1)
         needed = max(1, slave_count - ack_count + 1)
-        answers = {slave: await self._ask(slave) for slave in slaves}
+        answers = {slave: await self._check_slave(slave) for slave in slaves}
         missing = [f"{slave}: {answer}" for slave, answer in answers.items() if answer]
         if len(slaves) - len(missing) < needed:
-            return f"{needed} of {slave_count} slaves must show what they hold; {'; '.join(missing)}"
+            return f"the logs of {needed} of {slave_count} slaves are needed; {'; '.join(missing)}"
         if listed is None and waited_s < UNLISTED_S:
-            return "no name server lists the slaves: others may come"
+            return "no name server lists the slaves: more may report"
         return ""
 
-    async def _ask(self, address: str) -> str:
+    async def _check_slave(self, address: str) -> str:
         """Returns "" if this slave holds nothing that this log lacks, at least now; else the reason."""
         try:
-            return await self._take_over(address)
+            return await self._copy_missing(address)
         except StoreError as error:
             if error.fatal:
                 raise
@@ -295,7 +298,7 @@ class TailWait:
         except (TandemError, OSError) as error:
             return str(error)
 
-    async def _take_over(self, address: str) -> str:
+    async def _copy_missing(self, address: str) -> str:
         ends = await read_log_checksum(self._client, address, 0, 0)
         low, high, store = ends.min_offset, ends.max_offset, self._store
         own_end = store.max_log_offset
@@ -305,12 +308,12 @@ class TailWait:
             common = min(own_end, high)
             start = compared_start(store, common, low)
             if start >= common and high > own_end:
-                return f"its log begins at {low}, ours ends at {own_end}: nothing can be compared"
+                return f"its log begins at {low}, this log ends at {own_end}: they have no bytes in common"
             if start < common:
-                different_at = await first_difference(self._own, self._client, address, start, common)
+                different_at = await first_difference(self._checksums, self._client, address, start, common)
                 if different_at is not None:
                     return (
-                        f"its log differs from ours at {different_at}; it ends at {high}, ours at {own_end}"
+                        f"its log differs from this one at {different_at}; the ends are {high} and {own_end}"
                     )
         if high > own_end:  # an empty log that begins at a later file has deleted what was before it
             await self._fetch(address, max(low, own_end), high)
@@ -326,7 +329,7 @@ class TailWait:
             size = min(end - at, READ_BYTES_MAX, segment_bytes - at % segment_bytes)
             part = await read_log(self._client, address, at, size)
             if not part.data:
-                raise RemoteProtocolError(f"it tells no bytes from {at} on, though its log ends at {end}")
+                raise RemoteProtocolError(f"it returned no bytes from {at} on, though its log ends at {end}")
             at += len(part.data)
             runs, bad = verifier.feed([memoryview(part.data)])
             for run in runs:
@@ -336,7 +339,7 @@ class TailWait:
         facts = {"slave": address, "log_begin": begin, "log_end": verifier.log_offset}
         log.warning(events.LOG_TAIL_FETCHED, extra=facts)
 
-    def _note(self, reason: str) -> None:
+    def _change_reason(self, reason: str) -> None:
         """Logs one line per change."""
         reason = f"{self._store.unverified_reason}; {reason}"
         if reason != self.reason:
@@ -359,7 +362,7 @@ def closed_routes(
     """
 
     def refuse(_channel: Channel, _command: Command) -> Command:
-        raise ServiceNotAvailable(f"this master serves nothing yet: {reason()}")
+        raise ServiceNotAvailable(f"this master does not serve yet: {reason()}")
 
     allowed = _OPEN.union(open_codes)
     return {code: handler if code in allowed else refuse for code, handler in routes.items()}

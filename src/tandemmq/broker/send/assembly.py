@@ -125,7 +125,7 @@ class SendTargets:
         if header.default_topic_queue_count < 1:
             raise BadRequest(
                 f"defaultTopicQueueNums {header.default_topic_queue_count} must be at least 1: the topic"
-                f" {header.topic} does not exist and would be made without queues",
+                f" {header.topic} does not exist and would be created without queues",
                 code=ResponseCode.INVALID_PARAMETER,
             )
         config = self._creator.create_from_template(
@@ -137,7 +137,7 @@ class SendTargets:
         )
         if config is None:
             raise TopicNotFound(
-                f"the topic {header.topic} does not exist and cannot be made from the template"
+                f"the topic {header.topic} does not exist and cannot be created from the template"
                 f" {header.default_topic[:64]!r}: create it, or enable autoCreateTopicEnable and use TBW102"
             )
         return config

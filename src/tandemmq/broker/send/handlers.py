@@ -312,7 +312,7 @@ class SendHandlers:
         if target is None:
             target = self._admit(channel, header)
             if header.topic in self._targets.unsaved:
-                self._targets.unsaved.hold(header.topic, partial(self._go_on, channel, command, handle))
+                self._targets.unsaved.hold(header.topic, partial(self._resume, channel, command, handle))
                 return
         queue_id = header.queue_id
         if not 0 <= queue_id < target.queue_count:
@@ -326,7 +326,7 @@ class SendHandlers:
             record = self.make_record(channel, command, header, target, queue_id, text)
             self._append(channel, command, record, queue_id)
 
-    def _go_on(self, channel: Channel, command: Command, handle: Handle, error: OSError | None) -> None:
+    def _resume(self, channel: Channel, command: Command, handle: Handle, error: OSError | None) -> None:
         """Handles a send again, after its new topic was written to disk or the write failed."""
         if error is None:
             answer = handle(channel, command)
@@ -546,5 +546,5 @@ class SendHandlers:
                 batch.properties[index] = append_property(properties, names.UNIQ_KEY, key)
 
     def _refuse(self, command: Command, error: RequestRejected) -> Command:
-        self._stats.note_send_refusal(error.code)
+        self._stats.count_send_refusal(error.code)
         return command.reply(error.code, remark=error.remark, fields=self._form.fields)

@@ -63,7 +63,7 @@ def parse_claim(text: str) -> Claim:
     version, _, rest = text.partition(",")
     if version != CLAIM_VERSION:
         raise MessageIllegal(
-            f"numbered sends of version {version[:16]!r} are not known, only {CLAIM_VERSION}"
+            f"unknown version {version[:16]} of numbered sends; this broker knows {CLAIM_VERSION}"
         )
     parts = rest.split(",")
     if len(parts) != 3:
@@ -94,31 +94,31 @@ def check_keys(keys: Sequence[str]) -> None:
         before = key
 
 
-PLACES_MAX = 65_536
+PRODUCER_QUEUES_MAX = 65_536
 _CANDIDATES_MAX = 64
 _NO_END_MS = 2**63 - 1
 _DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
 
-Place = tuple[str, str, int]
+ProducerQueue = tuple[str, str, int]
 """Producer, topic, queue."""
 
 
 class _Last(NamedTuple):
-    """A producer's newest send to a queue. `is_under_way`: the store has not reported its outcome yet."""
+    """A producer's newest send to a queue. `is_in_flight`: the store has not reported its outcome yet."""
 
     epoch: int
     key: str
     end_offset: int
-    is_under_way: bool
+    is_in_flight: bool
 
 
 class NumberedSends:
     """The state of one broker's numbered sends, used by its send handlers."""
 
-    def __init__(self, store: MessageStore, *, places_max: int = PLACES_MAX) -> None:
+    def __init__(self, store: MessageStore, *, producer_queues_max: int = PRODUCER_QUEUES_MAX) -> None:
         self._store = store
-        self._places_max = places_max
-        self._last: dict[Place, _Last] = {}
+        self._producer_queues_max = producer_queues_max
+        self._last: dict[ProducerQueue, _Last] = {}
         # Records from before this run are found through the key index only, so only once dispatched up to
         # here.
         self._inherited_end = store.max_log_offset
@@ -146,14 +146,14 @@ class NumberedSends:
             )
         keys = [record.unique_key for record in records]
         check_keys(keys)
-        place = (claim.producer, topic, queue_id)
+        queue = (claim.producer, topic, queue_id)
         # Only single messages can be delayed; a repeat may arrive before or after the first one was
         # delivered.
         topics = (topic, *_DELAY_TOPICS) if len(records) == 1 else (topic,)
-        last = self._recall(place, claim)
+        last = self._recall(queue, claim)
         if last is None:
             if self._inherited_end > self._store.dispatched.value:
-                raise Busy("not all that this log had before is found by its keys yet: ask again")
+                raise Busy("the key index is not complete yet: try again")
             count = self._count_stored(topics, keys)
             if count == 0 and claim.after and self._find(topics, claim.after) is None:
                 raise _refusal(f"there is a gap: {claim.after}, which goes before {keys[0]}, is not stored")
@@ -161,16 +161,16 @@ class NumberedSends:
             count = bisect_right(keys, last.key) if keys[0][:20] == last.key[:20] else 0
             _check_continuation(last.key, claim.after, keys, count)
         if count == 0:
-            self._append(place, claim.epoch, records, reply, reply.done)
+            self._append(queue, claim.epoch, records, reply, reply.done)
             return True
-        stored = self._stored_place(topics, keys[0])
+        stored = self._find_stored(topics, keys[0])
         confirm = partial(self._confirm, stored, reply)
         if count == len(keys):
             reply.appended = stored
             confirm(PutStatus.PUT_OK)
             return False
         # Both parts must be confirmed: a replica that holds the new messages may lack the repeated ones.
-        self._append(place, claim.epoch, records[count:], reply, confirm)
+        self._append(queue, claim.epoch, records[count:], reply, confirm)
         return True
 
     def _confirm(self, stored: Appended, reply: SendReply, status: PutStatus) -> None:
@@ -181,59 +181,65 @@ class NumberedSends:
         kept = stored.log_offsets[0] if stored.log_offsets else self._store.min_log_offset
         self._store.confirm(kept, reply.done)
 
-    def _recall(self, place: Place, claim: Claim) -> _Last | None:
+    def _recall(self, queue: ProducerQueue, claim: Claim) -> _Last | None:
         """Returns the last send of this producer's epoch, or None if it is not in memory.
 
         Raises:  Busy while a send is in progress or an older epoch is not yet indexed; RequestRejected for an
                 older epoch.
         """
-        last = self._last.get(place)
+        last = self._last.get(queue)
         if last is None:
             return None
-        if last.is_under_way:
-            raise Busy("the same producer's send to this queue is under way: ask again")
+        if last.is_in_flight:
+            raise Busy("a send of the same producer to this queue is in progress: try again")
         if claim.epoch < last.epoch:
             raise _refusal(f"a send of epoch {claim.epoch} is late: its producer is at epoch {last.epoch}")
         if claim.epoch == last.epoch:
             return last
         if last.end_offset > self._store.dispatched.value:
             raise Busy(
-                f"the producer's epoch {last.epoch} is not over: what it sent before is not yet found by its"
-                " keys: ask again"
+                f"the producer's epoch {last.epoch} is not settled: its earlier sends are not in the key"
+                " index yet: try again"
             )
         return None
 
     def _append(
         self,
-        place: Place,
+        queue: ProducerQueue,
         epoch: int,
         records: Sequence[NewRecord],
         reply: SendReply,
         on_done: Callable[[PutStatus], None],
     ) -> None:
-        self._make_room(place)
+        self._make_room(queue)
         key = records[-1].unique_key
-        done = partial(self._done, place, self._last.get(place), on_done)
+        done = partial(self._done, queue, self._last.get(queue), on_done)
         appended = reply.appended = self._store.append(records, done)
-        self._last.pop(place, None)  # newest last
-        self._last[place] = _Last(epoch, key, appended.end_offset, is_under_way=True)
+        self._last.pop(queue, None)  # newest last
+        self._last[queue] = _Last(epoch, key, appended.end_offset, is_in_flight=True)
 
     def _done(
-        self, place: Place, before: _Last | None, on_done: Callable[[PutStatus], None], status: PutStatus
+        self,
+        queue: ProducerQueue,
+        before: _Last | None,
+        on_done: Callable[[PutStatus], None],
+        status: PutStatus,
     ) -> None:
         """Restores `before` if the send was not stored: the earlier send may not be found by its key yet."""
-        last = self._last.pop(place)
-        kept = last._replace(is_under_way=False) if status not in NOT_STORED else before
+        last = self._last.pop(queue)
+        kept = last._replace(is_in_flight=False) if status not in NOT_STORED else before
         if kept is not None:
-            self._last[place] = kept
+            self._last[queue] = kept
         on_done(status)
 
-    def _make_room(self, place: Place) -> None:
-        if place in self._last or len(self._last) < self._places_max:
+    def _make_room(self, queue: ProducerQueue) -> None:
+        if queue in self._last or len(self._last) < self._producer_queues_max:
             return
         oldest, last = next(iter(self._last.items()))
-        if last.is_under_way or last.end_offset > self._store.dispatched.value:
-            raise Busy(f"numbered sends of {self._places_max} producers and queues are under way: ask again")
+        if last.is_in_flight or last.end_offset > self._store.dispatched.value:
+            raise Busy(
+                f"numbered sends of {self._producer_queues_max} producers and queues are running: try again"
+            )
         del self._last[oldest]
 
     def _count_stored(self, topics: Sequence[str], keys: Sequence[str]) -> int:
@@ -249,7 +255,7 @@ class NumberedSends:
                 low = middle + 1
         return low
 
-    def _stored_place(self, topics: Sequence[str], key: str) -> Appended:
+    def _find_stored(self, topics: Sequence[str], key: str) -> Appended:
         """Returns the location of a repeated send's first message; queue offset -1 if its record no longer
         exists.
         """
@@ -284,7 +290,8 @@ def _check_continuation(last_key: str, after: str, keys: Sequence[str], count: i
     if before > last_key and before[:20] == last_key[:20]:
         raise _refusal(f"there is a gap: {before}, which goes before {keys[count]}, is not stored")
     raise _refusal(
-        f"{last_key} is stored, but this attempt has not got it: the rows came in another order than before"
+        f"{last_key} was stored by an earlier attempt but is missing from this one; rows must be sent in the"
+        " same order on retry"
     )
 
 

@@ -46,7 +46,7 @@ _OUTCOMES = {
     ),
     PutStatus.SERVICE_NOT_AVAILABLE: (
         ResponseCode.SERVICE_NOT_AVAILABLE,
-        "the message is not stored: the log could not be written; look at the broker's disk and log",
+        "the message is not stored: the log could not be written; check the broker's disk and log",
     ),
     PutStatus.UNKNOWN_ERROR: (
         ResponseCode.SYSTEM_ERROR,

@@ -62,7 +62,9 @@ class ReplyHandlers:
             header = command.decode(SendRequestV2)
         try:
             if self._options.is_slave:
-                raise Busy("[REJECTREQUEST] a slave passes no replies on: send to the master")
+                raise Busy(
+                    "[REJECTREQUEST] this broker is a slave and delivers no replies: send to the master"
+                )
             target = self._targets.get(header.topic) or self._targets.admit(header, channel.peer[0])
             queue_id = header.queue_id if 0 <= header.queue_id < target.queue_count else 0
             text = header.properties or ""

@@ -59,7 +59,7 @@ class SendBackHandlers:
         options = self._options
         now_ms = self._clock.now_ms()
         if options.is_slave:
-            raise Busy("[REJECTREQUEST] a slave stores nothing: send the message back to the master")
+            raise Busy("[REJECTREQUEST] this broker is a slave: send the message back to the master")
         group = require_group(self._groups, header.group, now_ms, channel.peer[0])
         if not options.is_writeable:
             raise NotPermitted(f"the broker {options.broker_name} is not writeable")
@@ -74,7 +74,7 @@ class SendBackHandlers:
         if not target.is_writable:
             raise NotPermitted(f"the topic {target.name} is not writeable (permission {target.permission})")
         message = self._load(header.log_offset)
-        _check_is_meant(message, header)
+        _check_identity(message, header)
         retry_count_max = group.retry_count_max
         if header.retry_count_max is not None and command.version >= VERSION_MAX_RETRY_HONOURED:
             retry_count_max = header.retry_count_max
@@ -155,7 +155,7 @@ class SendBackHandlers:
         self._store.append([record], answer)
 
 
-def _check_is_meant(message: Record, header: SendBackRequest) -> None:
+def _check_identity(message: Record, header: SendBackRequest) -> None:
     """Checks that the record at the log offset is the message that the consumer means, and not a later one.
 
     The consumer names the message by its unique key, or by the broker's message id if it has none. Only if
@@ -164,19 +164,19 @@ def _check_is_meant(message: Record, header: SendBackRequest) -> None:
 
     Raises:  RequestRejected; clients then send the message itself to the retry topic.
     """
-    told_id, told_topic = header.original_message_id, header.original_topic
-    if told_id:
+    claimed_id, claimed_topic = header.original_message_id, header.original_topic
+    if claimed_id:
         known = (message.unique_key, message.message_id, message.properties.get(names.ORIGIN_MESSAGE_ID))
-        if told_id in known:
+        if claimed_id in known:
             return
-    elif not told_topic:
+    elif not claimed_topic:
         return
     else:
         topics = (message.topic, message.properties.get(names.RETRY_TOPIC, ""))
-        if any(topic == told_topic or topic.endswith(f"%{told_topic}") for topic in topics):
+        if any(topic == claimed_topic or topic.endswith(f"%{claimed_topic}") for topic in topics):
             return
     raise RequestRejected(
         f"another message is stored at log offset {header.log_offset}, not"
-        f" {(told_id or '')[:160]!r} of {(told_topic or '')[:160]!r}",
+        f" {(claimed_id or '')[:160]!r} of {(claimed_topic or '')[:160]!r}",
         code=ResponseCode.SYSTEM_ERROR,
     )

@@ -42,7 +42,7 @@ class UnsavedTopics:
         self._file = file
         self._held: dict[str, list[Resume]] = {}
         self._held_count = 0
-        self._is_asked = False
+        self._is_requested = False
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._held
@@ -50,7 +50,7 @@ class UnsavedTopics:
     def add(self, topic: str) -> None:
         """Adds a topic that was just created and whose table is marked as changed."""
         self._held.setdefault(topic, [])
-        self._ask()
+        self._request_save()
 
     def hold(self, topic: str, resume: Resume) -> None:
         """Calls `resume` once the topic is on disk or cannot be written.
@@ -61,15 +61,15 @@ class UnsavedTopics:
             raise Busy(f"[OVERLOAD]{HELD_SENDS_MAX} sends wait for new topics to be written, try again")
         self._held[topic].append(resume)
         self._held_count += 1
-        self._ask()
+        self._request_save()
 
-    def _ask(self) -> None:
-        if not self._is_asked:
-            self._is_asked = True
+    def _request_save(self) -> None:
+        if not self._is_requested:
+            self._is_requested = True
             self._saver.save_then(self._file, partial(self._on_saved, list(self._held)))
 
     def _on_saved(self, topics: list[str], error: OSError | None) -> None:
-        self._is_asked = False
+        self._is_requested = False
         ready: list[Resume] = []
         for topic in topics:
             ready += self._held[topic]
@@ -79,7 +79,7 @@ class UnsavedTopics:
                 self._held[topic] = []  # still unsaved: the next send to it requests another write
         self._held_count -= len(ready)
         if error is None and self._held:
-            self._ask()
+            self._request_save()
         for resume in ready:
             resume(error)
 

@@ -121,11 +121,11 @@ class GroupTable:
         self._forbidden.pop(group, None)
         if self._configs.pop(group, None) is None:
             return False
-        self.note_deleted({group: now_ms})
+        self.record_deleted({group: now_ms})
         self._after_change(self._next_version(now_ms))
         return True
 
-    def note_deleted(self, groups: Mapping[str, int]) -> None:
+    def record_deleted(self, groups: Mapping[str, int]) -> None:
         """Records groups deleted here or at the master; saved with the next change."""
         self._deleted |= {group: at_ms for group, at_ms in groups.items() if group not in self._configs}
         while len(self._deleted) > DELETED_MAX:
@@ -151,7 +151,7 @@ class GroupTable:
         bits = topics.get(topic, 0) ^ FORBIDDEN_READ
         if bits:
             if sum(map(len, self._forbidden.values())) >= FORBIDDEN_MAX:
-                raise Busy(f"[OVERLOAD] the broker forbids {FORBIDDEN_MAX} topics to groups, its bound")
+                raise Busy(f"[OVERLOAD] the broker keeps at most {FORBIDDEN_MAX} forbidden topics of groups")
             self._forbidden.setdefault(group, topics)[topic] = bits
         else:
             del topics[topic]

@@ -57,7 +57,7 @@ QUEUE_COUNT_MAX = 65_536
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
 
-async def _tell_nobody(_names: Iterable[str]) -> None:
+async def _no_wait(_names: Iterable[str]) -> None:
     pass
 
 
@@ -66,7 +66,7 @@ class TopicHandlers:
     (351); lists the system's (305).
 
     Each change of the topic table is on disk before it is answered. A new topic is also known to the name
-    servers: `wait_told` waits for them, once the broker is registered.
+    servers: `wait_registered` waits for them, once the broker is registered.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class TopicHandlers:
         self._saver = saver
         self._file = file
         self._clock = clock
-        self.wait_told: Callable[[Iterable[str]], Awaitable[None]] = _tell_nobody
-        self.pass_deletion_on: Callable[[str], Awaitable[None]] | None = None
+        self.wait_registered: Callable[[Iterable[str]], Awaitable[None]] = _no_wait
+        self.forward_deletion: Callable[[str], Awaitable[None]] | None = None
         """Set on a slave whose master is elected: forwards a deletion to the master."""
         self._system_names = system_topic_names(options)
 
@@ -109,7 +109,7 @@ class TopicHandlers:
         hidden = self._hidden(config)
         if self._put(config, channel.peer, hidden):
             await save_or_reject(self._saver, self._file)
-        await self.wait_told([config.name])
+        await self.wait_registered([config.name])
         return command.reply(remark=hidden)
 
     async def handle_create_list(self, channel: Channel, command: Command) -> Command:
@@ -123,7 +123,7 @@ class TopicHandlers:
         changed = [config for config in checked if self._put(config, channel.peer, self._hidden(config))]
         if changed:
             await save_or_reject(self._saver, self._file)
-        await self.wait_told([config.name for config in checked])
+        await self.wait_registered([config.name for config in checked])
         return command.reply()
 
     def _kept(
@@ -133,7 +133,7 @@ class TopicHandlers:
         keeps. Nothing is awaited until the table is changed, so that no other request comes between.
         """
         if if_exists is not None and if_exists not in tuple(IfExists):
-            raise invalid(f"tmIfExists {if_exists[:32]!r} is none of {', '.join(IfExists)}")
+            raise invalid(f"tmIfExists {if_exists[:32]!r} must be one of {', '.join(IfExists)}")
         before = self._topics.get(config.name)
         if before is None or if_exists is None:
             return config, attributes
@@ -169,8 +169,8 @@ class TopicHandlers:
         a topic.
         """
         topic, before = config.name, self._topics.get(config.name)
-        gone = range(config.read_queue_count, 0 if before is None else before.read_queue_count)
-        begins = {queue_id: self._store.queue_min(topic, queue_id) for queue_id in gone}
+        removed = range(config.read_queue_count, 0 if before is None else before.read_queue_count)
+        begins = {queue_id: self._store.queue_min(topic, queue_id) for queue_id in removed}
         held = sum(self._store.queue_max(topic, queue_id) - begin for queue_id, begin in begins.items())
         if not held:
             return None
@@ -185,8 +185,9 @@ class TopicHandlers:
             return None
         reader = f"the group {group} has" if group else "consumers have"
         return (
-            f"queues {gone.start} to {gone.stop - 1} of {config.name} are read no more, and {reader} not read"
-            f" {count} messages of them: raise the read queues to {gone.stop} again until they are read"
+            f"queues {removed.start} to {removed.stop - 1} of {config.name} are no longer read, and {reader}"
+            f" not read {count} of their messages: set the read queues back to {removed.stop} until they are"
+            " read"
         )
 
     def _put(self, config: TopicConfig, peer: Address, hidden: str | None) -> bool:
@@ -218,10 +219,10 @@ class TopicHandlers:
         if self._options.validate_system_topic_when_update and self._is_system(topic):
             raise invalid(f"the topic {topic} belongs to the system and must not be deleted")
         if self._options.is_slave:
-            if self.pass_deletion_on is not None and header.is_passed_on:
-                raise ServiceNotAvailable("this broker is no master, whoever passed the deletion on")
-            if self.pass_deletion_on is not None:
-                await self.pass_deletion_on(topic)
+            if self.forward_deletion is not None and header.is_passed_on:
+                raise ServiceNotAvailable("this broker is not a master and deletes nothing")
+            if self.forward_deletion is not None:
+                await self.forward_deletion(topic)
             return command.reply()
         # The topic's pop retries are deleted as well, or a new topic of the name would begin with them.
         retries = {
@@ -269,7 +270,7 @@ class TopicHandlers:
             raise invalid(f"perm {config.permission} is outside 0..{PERMISSION_MAX}")
         if config.filter_type not in _FILTER_TYPES:
             raise invalid(
-                f"topicFilterType {config.filter_type[:32]!r} is none of {', '.join(_FILTER_TYPES)}"
+                f"topicFilterType {config.filter_type[:32]!r} must be one of {', '.join(_FILTER_TYPES)}"
             )
 
     def _is_system(self, topic: str) -> bool:
@@ -277,7 +278,9 @@ class TopicHandlers:
 
     def _require_master(self) -> None:
         if self._options.is_slave:
-            raise NotPermitted("a slave takes its topics from its master: change them there")
+            raise NotPermitted(
+                "this broker is a slave and copies its topics from the master: change them there"
+            )
 
 
 RETRY_QUEUE_COUNT_MAX = 1_024
@@ -385,7 +388,9 @@ class GroupHandlers:
 
     def _require_master(self) -> None:
         if self._options.is_slave:
-            raise NotPermitted("a slave takes its groups from its master: change them there")
+            raise NotPermitted(
+                "this broker is a slave and copies its groups from the master: change them there"
+            )
 
 
 def _check(config: SubscriptionGroupConfig) -> None:
@@ -401,4 +406,4 @@ def _check(config: SubscriptionGroupConfig) -> None:
         if not 0 <= value <= high:
             raise invalid(f"{name} {value} of the group {config.name} is outside 0..{high}")
     if not -1 <= config.retry_count_max <= _INT32_MAX or not 0 <= config.sys_flag <= _INT32_MAX:
-        raise invalid(f"retryMaxTimes or groupSysFlag of the group {config.name} is no 32-bit number")
+        raise invalid(f"retryMaxTimes or groupSysFlag of the group {config.name} is not a 32-bit number")

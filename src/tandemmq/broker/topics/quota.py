@@ -47,7 +47,7 @@ class CreationQuota:
         if left < 1:
             self._left[network] = left, now_s
             raise NotPermitted(
-                f"{network} has made {self._count_max} topics and groups by use, which is its bound for an"
+                f"{network} has created {self._count_max} topics and groups by use, the limit for an"
                 f" hour: create {name[:160]!r} expressly (updateTopic, updateSubGroup), or raise"
                 " autoCreatePerAddressMax of the broker"
             )

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from tandemmq.broker.clients.consumer_table import ProducerTable
-from tandemmq.broker.durable import Progress, Wake, Writer
+from tandemmq.broker.durable import DurableWriter, Progress, Wake
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.topics.topic_table import TopicTable, make_topic
 from tandemmq.broker.transaction.half import (
@@ -150,10 +150,10 @@ class OpLog:
 
     def settle(self, half_offset: int) -> int:
         """Forgets half messages below the progress. Returns the first op record that is still needed."""
-        passed = (half_offset - self._base) >> 3
-        if passed > 0:
-            del self._bits[:passed]
-            self._base += passed << 3
+        byte_count = (half_offset - self._base) >> 3
+        if byte_count > 0:
+            del self._bits[:byte_count]
+            self._base += byte_count << 3
         done = 0
         for top in self._tops:
             if top >= half_offset:
@@ -209,13 +209,13 @@ class TransactionChecks:
         self._limits = limits
         self._period_s = period_ms / 1000
         self._clock = clock
-        self._reader = Writer(store, clock)
+        self._writer = DurableWriter(store, clock)
         self._progress: Progress[tuple[int, int]] = Progress()
         self._wake = Wake(clock)
         self._is_stopping = False
         self._half_offset = 0
         self._ops = OpLog(0, 0)
-        self._told = (-1, -1)
+        self._committed = (-1, -1)
 
     def stop(self) -> None:
         """Makes `run` return after the current message."""
@@ -230,15 +230,15 @@ class TransactionChecks:
             while not self._is_stopping and (left_s := next_round_at - self._clock.monotonic()) > 0:
                 self._wake.clear()
                 await self._wake.wait(min(left_s, SETTLE_PERIOD_S) if len(self._progress) else left_s)
-                self.settle(self._reader.safe_end())
+                self.settle(self._writer.safe_end())
             if not self._is_stopping:
                 await self.run_round()
 
     def settle(self, safe: int) -> None:
         """Commits the progress that became safe."""
         settled = self._progress.settle(safe)
-        if settled and settled[-1] != self._told:
-            self._told = half_offset, op_offset = settled[-1]
+        if settled and settled[-1] != self._committed:
+            self._committed = half_offset, op_offset = settled[-1]
             now_ms = self._clock.now_ms()
             self._offsets.commit(GROUP, HALF_TOPIC, 0, half_offset, now_ms)
             self._offsets.commit(GROUP, OP_HALF_TOPIC, 0, op_offset, now_ms)
@@ -254,22 +254,22 @@ class TransactionChecks:
             if self._ops.is_done(self._half_offset):
                 self._half_offset += 1
                 continue
-            records, next_offset = self._reader.read(HALF_TOPIC, 0, self._half_offset)
+            records, next_offset = self._writer.read(HALF_TOPIC, 0, self._half_offset)
             if not records:
                 if next_offset <= self._half_offset:
                     break
                 self._half_offset = next_offset  # retention deleted these messages
-            elif not await self._look_at(records, end):
+            elif not await self._check_halves(records, end):
                 break
         op_offset = self._ops.settle(self._half_offset)
-        self._progress.add(self._reader.log_end, (self._half_offset, op_offset), replaces=True)
-        self.settle(self._reader.safe_end())
+        self._progress.add(self._writer.log_end, (self._half_offset, op_offset), replaces=True)
+        self.settle(self._writer.safe_end())
 
     def _load(self) -> None:
         self._half_offset = self._offset_of(HALF_TOPIC)
         op_offset = self._offset_of(OP_HALF_TOPIC)
         self._ops = OpLog(self._half_offset, op_offset)
-        self._told = (self._half_offset, op_offset)
+        self._committed = (self._half_offset, op_offset)
 
     def _offset_of(self, topic: str) -> int:
         """Returns the saved progress, or the nearest offset that the queue has."""
@@ -283,7 +283,7 @@ class TransactionChecks:
             at = self._ops.next_op
             if at >= self._store.queue_max(OP_HALF_TOPIC, 0):
                 return
-            records, next_offset = self._reader.read(OP_HALF_TOPIC, 0, at)
+            records, next_offset = self._writer.read(OP_HALF_TOPIC, 0, at)
             half_end = self._store.queue_max(HALF_TOPIC, 0)
             for record in records:
                 self._ops.skip_to(record.queue_offset)
@@ -299,7 +299,7 @@ class TransactionChecks:
                 read_count = 0
                 await self._clock.sleep(0)
 
-    async def _look_at(self, records: list[Record], end: int) -> bool:
+    async def _check_halves(self, records: list[Record], end: int) -> bool:
         """Settles half messages in order. Returns False if the round is over: the next half message is too
         young, or its outcome is being stored.
         """
@@ -377,7 +377,7 @@ class TransactionChecks:
                 continue
             if root is not None:
                 # At once: an outcome that arrives while the copy is being written must mark the copy as well.
-                self._decided.note_copy(root, appended.queue_offset)
+                self._decided.record_copy(root, appended.queue_offset)
             if await done not in NOT_STORED:
                 return appended
             await self._clock.sleep(RETRY_AFTER_S)

@@ -213,22 +213,22 @@ class Decided:
         _trim(self._decisions, self._count_max)
 
     def settle(self, root: int) -> None:
-        """Records that the outcome is stored with the marks of all `places`, which are no longer needed."""
+        """Records that the outcome is stored with the marks of all `offsets_to_mark`; they are dropped."""
         self._pending.discard(root)
         self._newest.pop(root, None)
 
     def reopen(self, root: int) -> None:
-        """Forgets a decision that could not be stored; the next one marks the same `places`."""
+        """Forgets a decision that could not be stored; the next one marks the same `offsets_to_mark`."""
         self._pending.discard(root)
         self._decisions.pop(root, None)
 
-    def note_copy(self, root: int, queue_offset: int) -> None:
+    def record_copy(self, root: int, queue_offset: int) -> None:
         """Records the queue offset of the transaction's newest copy."""
         self._newest.pop(root, None)
         self._newest[root] = queue_offset
         _trim(self._newest, self._count_max)
 
-    def places(self, root: int, queue_offset: int) -> Iterator[int]:
+    def offsets_to_mark(self, root: int, queue_offset: int) -> Iterator[int]:
         """Yields the half queue offsets to mark when the half message at `queue_offset` ends."""
         yield queue_offset
         newest = self._newest.get(root, queue_offset)

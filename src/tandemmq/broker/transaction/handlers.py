@@ -87,11 +87,11 @@ class TransactionHandlers:
         before = self._decided.get(root)
         if before is not None:
             if before == header.decision and self._decided.is_pending(root):
-                raise Busy("the end of this transaction is being stored: ask again")
+                raise Busy("the end of this transaction is being stored: try again")
             return self._repeat(command, before, header.decision)
         now_ms = self._clock.now_ms()
-        places = self._decided.places(root, half.queue_offset)
-        records = make_ops(places, self._store.store_host, now_ms)
+        offsets_to_mark = self._decided.offsets_to_mark(root, half.queue_offset)
+        records = make_ops(offsets_to_mark, self._store.store_host, now_ms)
         if header.decision == TRANSACTION_COMMIT:
             records.insert(0, self._make_commit(half, now_ms))
         self._decided.end(root, header.decision)
@@ -106,7 +106,7 @@ class TransactionHandlers:
         self._check_is_master()
         half = self._load(decode_message_id(header.message_id).log_offset)
         if half is None or half.topic not in (HALF_TOPIC, DISCARD_TOPIC):
-            raise _failed(f"no half message is stored as {(header.message_id or '')[:64]!r}")
+            raise _failed(f"no half message has the id {(header.message_id or '')[:64]!r}")
         copy = make_copy(half, check_times=0)
         if half.topic == DISCARD_TOPIC:
             # Its queue offset is not one of the half topic: the copy starts a transaction of its own.
@@ -115,13 +115,13 @@ class TransactionHandlers:
             )
         appended = self._append(channel, command, [copy], None)
         if half.topic == HALF_TOPIC:
-            self._decided.note_copy(root_of(half), appended.queue_offset)
+            self._decided.record_copy(root_of(half), appended.queue_offset)
         return None
 
     def _check_is_master(self) -> None:
         if self._options.is_slave:
             raise RequestRejected(
-                "a slave ends no transactions: send to the master of this broker group",
+                "this broker is a slave and ends no transactions: send to the master of this broker group",
                 code=ResponseCode.SLAVE_NOT_AVAILABLE,
             )
 
@@ -143,7 +143,7 @@ class TransactionHandlers:
         timeout_ms = self._options.transaction_timeout_ms
         if not header.is_from_check and is_late(half, self._clock.now_ms(), timeout_ms):
             raise RequestRejected(
-                "the message is past CHECK_IMMUNITY_TIME_IN_SECONDS: its producer must wait to be asked",
+                "the message is past CHECK_IMMUNITY_TIME_IN_SECONDS: its producer must wait for a check",
                 code=ResponseCode.ILLEGAL_OPERATION,
             )
         return half
@@ -164,7 +164,7 @@ class TransactionHandlers:
         if before == decision:
             return command.reply()
         was = "committed" if before == TRANSACTION_COMMIT else "rolled back"
-        raise _failed(f"the transaction was {was} before")
+        raise _failed(f"the transaction was already {was}")
 
     def _make_commit(self, half: Record, now_ms: int) -> NewRecord:
         commit = make_commit(half)

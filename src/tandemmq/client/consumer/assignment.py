@@ -54,7 +54,7 @@ class Assignment:
         self._offset_store: OffsetStore | None = None
         self._start_offsets: StartOffsets | None = None
         self._tasks = tasks
-        self._wanted = asyncio.Event()
+        self._rebalance_requested = asyncio.Event()
         self._subscriptions: dict[str, Subscription] = {}
         self._pull_tasks: dict[MessageQueue, asyncio.Task[None]] = {}
         self.readers: dict[MessageQueue, QueueReader] = {}
@@ -62,7 +62,7 @@ class Assignment:
         self._locks = (
             QueueLockKeeper(seams) if options.orderly and options.model is MessageModel.CLUSTERING else None
         )
-        self._leaving_since: dict[MessageQueue, float] = {}
+        self._releasing_since: dict[MessageQueue, float] = {}
         self._lost_locks: set[MessageQueue] = set()
         self._paused: set[MessageQueue] = set()
         self._is_paused = False
@@ -76,7 +76,7 @@ class Assignment:
     def subscribe(self, subscription: Subscription) -> None:
         """Adds or replaces a subscription; a rebalance applies it soon."""
         self._subscriptions[subscription.topic] = subscription
-        self._seams.instance.routes.want(subscription.topic)
+        self._seams.instance.routes.track(subscription.topic)
         for queue, reader in self.readers.items():
             if queue.topic == subscription.topic:
                 reader.subscribe(subscription)
@@ -109,7 +109,7 @@ class Assignment:
 
     def rebalance_soon(self) -> None:
         """Wakes the rebalancing task, because the group, a route or a subscription has changed."""
-        self._wanted.set()
+        self._rebalance_requested.set()
 
     def pause(self, queues: Collection[MessageQueue]) -> None:
         """Pauses reading these queues, or all queues if none are named; also applies to queues assigned
@@ -117,7 +117,7 @@ class Assignment:
         """
         self._is_paused = self._is_paused or not queues
         self._paused.update(queues)
-        self._note_paused()
+        self._apply_paused()
 
     def resume(self, queues: Collection[MessageQueue]) -> None:
         """Resumes reading these queues, or all queues if none are named."""
@@ -125,9 +125,9 @@ class Assignment:
             self._paused.update(self.readers)
         self._is_paused = False
         self._paused = self._paused - set(queues) if queues else set()
-        self._note_paused()
+        self._apply_paused()
 
-    def _note_paused(self) -> None:
+    def _apply_paused(self) -> None:
         for queue, reader in self.readers.items():
             reader.set_paused(self._is_paused or queue in self._paused)
 
@@ -158,12 +158,12 @@ class Assignment:
         """
         options = self._seams.options
         while True:
-            self._wanted.clear()
+            self._rebalance_requested.clear()
             is_balanced = await self.rebalance()
             pause_s = options.rebalance_s if is_balanced else min(UNBALANCED_PAUSE_S, options.rebalance_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    await self._wanted.wait()
+                    await self._rebalance_requested.wait()
 
     async def rebalance(self) -> bool:
         """Changes the assignment to exactly this member's share of each topic; returns False if that failed
@@ -171,51 +171,51 @@ class Assignment:
         """
         is_balanced = True
         while self._stale:
-            await self._pull_anew(self._stale.pop())
+            await self._restart_pull(self._stale.pop())
         for topic in {queue.topic for queue in self.readers} - self._subscriptions.keys():
-            await self._give_up([queue for queue in self.readers if queue.topic == topic])
+            await self._release([queue for queue in self.readers if queue.topic == topic])
         for topic in sorted(self._subscriptions):
             try:
                 is_balanced &= await self._rebalance_topic(topic)
             except TandemError as error:
-                self._note_failed(topic, "", error)
+                self._report_failure(topic, "", error)
                 is_balanced = False
             else:
-                self._seams.instance.outages.note_success(events.REBALANCE_FAILED, (topic, ""))
+                self._seams.instance.outages.record_success(events.REBALANCE_FAILED, (topic, ""))
         return is_balanced
 
     async def _rebalance_topic(self, topic: str) -> bool:
         routes = self._seams.instance.routes
         view = routes.get(topic) or await routes.refresh(topic)
-        self._starts.note_route(topic, () if view is None else view.subscribe_queues)
-        self._note_route(topic, is_known=view is not None)
+        self._starts.on_route(topic, () if view is None else view.subscribe_queues)
+        self._check_route(topic, is_known=view is not None)
         if view is None:
             # The retry topic appears with the first heartbeat; nothing is missed until then.
             return is_retry_topic(topic)
-        wanted: Iterable[MessageQueue] = view.subscribe_queues
+        target: Iterable[MessageQueue] = view.subscribe_queues
         fixed = self._fixed.get(topic)
         if fixed is not None:
-            wanted = fixed.intersection(view.subscribe_queues)
+            target = fixed.intersection(view.subscribe_queues)
         elif self._seams.options.model is MessageModel.CLUSTERING:
             share = await self._share(view)
             if share is None:
                 # The broker does not know this client yet, so the other members do not count it either.
                 self._seams.instance.beat_soon()
                 return False
-            wanted = share
-        change = plan_change([queue for queue in self.readers if queue.topic == topic], wanted)
+            target = share
+        change = plan_change([queue for queue in self.readers if queue.topic == topic], target)
         if change.lost or change.gained:
             log.info(
                 events.QUEUES_REBALANCED,
                 extra={"topic": topic, "lost_count": len(change.lost), "gained_count": len(change.gained)},
             )
-        leaving = await self._let_finish(change.lost)
-        await self._give_up(leaving)
+        releasable = await self._releasable(change.lost)
+        await self._release(releasable)
         gained = await self._lock(change.gained)
-        taken = await self._take_over_all(gained)
-        return len(leaving) == len(change.lost) and taken == len(change.gained)
+        started_count = await self._start_all(gained)
+        return len(releasable) == len(change.lost) and started_count == len(change.gained)
 
-    def _note_route(self, topic: str, *, is_known: bool) -> None:
+    def _check_route(self, topic: str, *, is_known: bool) -> None:
         """Logs once that a subscribed topic does not exist: its name may be mistyped."""
         if is_known:
             self._without_route.discard(topic)
@@ -223,7 +223,7 @@ class Assignment:
             self._without_route.add(topic)
             log.warning(events.SUBSCRIPTION_WITHOUT_ROUTE, extra={"topic": topic, "group": self._seams.group})
 
-    async def _take_over_all(self, queues: Iterable[MessageQueue]) -> int:
+    async def _start_all(self, queues: Iterable[MessageQueue]) -> int:
         """Starts reading the queues; returns the number of started queues. A failing broker does not delay
         the others.
         """
@@ -233,29 +233,29 @@ class Assignment:
             if queue.broker_name in failed:
                 continue
             try:
-                await self._take_over(queue)
+                await self._start_reading(queue)
                 count += 1
             except TandemError as error:
                 failed.add(queue.broker_name)
                 if error.refresh_route:
                     self._seams.instance.routes.refresh_soon(queue.topic)
-                self._note_failed(queue.topic, queue.broker_name, error)
+                self._report_failure(queue.topic, queue.broker_name, error)
             else:
                 key = queue.topic, queue.broker_name
-                self._seams.instance.outages.note_success(events.REBALANCE_FAILED, key)
+                self._seams.instance.outages.record_success(events.REBALANCE_FAILED, key)
         return count
 
-    def _note_failed(self, topic: str, broker_name: str, error: TandemError) -> None:
+    def _report_failure(self, topic: str, broker_name: str, error: TandemError) -> None:
         facts = {"topic": topic, "broker": broker_name, "error": str(error)}
         key = topic, broker_name
-        self._seams.instance.outages.note_failure(log, events.REBALANCE_FAILED, key, facts)
+        self._seams.instance.outages.record_failure(log, events.REBALANCE_FAILED, key, facts)
 
     async def _share(self, view: RouteView) -> Collection[MessageQueue] | None:
         """Returns this member's queues of a topic; None while the topic's brokers do not count this
         member.
         """
         instance, group = self._seams.instance, self._seams.group
-        ids = await self._ask_first(
+        ids = await self._first_answer(
             view,
             lambda address: broker_consume.query_consumer_ids(
                 instance.remoting, address, group, timeout_s=instance.options.call_timeout_s
@@ -263,14 +263,18 @@ class Assignment:
         )
         if not ids or instance.client_id not in ids:
             return None
-        own = self._seams.options.allocate(view.subscribe_queues, ids, instance.client_id)
-        return await self._assigned_by_broker(view, own) if self._seams.options.server_assignment else own
+        local_share = self._seams.options.allocate(view.subscribe_queues, ids, instance.client_id)
+        return (
+            await self._assigned_by_broker(view, local_share)
+            if self._seams.options.server_assignment
+            else local_share
+        )
 
     async def _assigned_by_broker(
-        self, view: RouteView, own: Collection[MessageQueue]
+        self, view: RouteView, local_share: Collection[MessageQueue]
     ) -> Collection[MessageQueue] | None:
-        """Asks the brokers for the assignment. `own` is the result of the same strategy computed here, for a
-        broker that does not support the query.
+        """Asks the brokers for the assignment. `local_share` is the result of the same strategy computed
+        here, for a broker that does not support the query.
         """
         instance, options = self._seams.instance, self._seams.options
         query = AssignmentQuery(
@@ -280,7 +284,7 @@ class Assignment:
             topic=view.topic,
         )
 
-        async def ask(address: str) -> Collection[MessageQueue] | None:
+        async def query_broker(address: str) -> Collection[MessageQueue] | None:
             try:
                 rows = await broker_consume.query_assignment(
                     instance.remoting, address, query, timeout_s=instance.options.call_timeout_s
@@ -288,18 +292,20 @@ class Assignment:
             except RequestRejected as error:
                 if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                     raise
-                return own  # a RocketMQ 4 broker; the group must not wait for brokers that cannot answer
+                return (
+                    local_share  # a RocketMQ 4 broker; the group must not wait for brokers that cannot answer
+                )
             if rows is None:
                 return None
             if any(row.mode == POP for row in rows):
-                why = f"the brokers let group {query.group!r} pop this topic: use a PopConsumer"
-                log.warning(events.REBALANCE_FAILED, extra={"topic": view.topic, "error": why})
+                reason = f"the brokers assign this topic to group {query.group!r} for pop: use a PopConsumer"
+                log.warning(events.REBALANCE_FAILED, extra={"topic": view.topic, "error": reason})
                 return ()
             return [row.queue for row in rows]
 
-        return await self._ask_first(view, ask)
+        return await self._first_answer(view, query_broker)
 
-    async def _ask_first(self, view: RouteView, ask: Callable[[str], Awaitable[T | None]]) -> T | None:
+    async def _first_answer(self, view: RouteView, query: Callable[[str], Awaitable[T | None]]) -> T | None:
         """Returns the first answer of a broker of the topic; None when every broker answered None.
 
         Raises:  the last error, when a broker failed and no broker has an answer.
@@ -308,7 +314,7 @@ class Assignment:
         for _, replicas in sorted(view.addresses.items()):
             for _, address in sorted(replicas.items()):
                 try:
-                    answer = await ask(address)
+                    answer = await query(address)
                 except TandemError as error:
                     last = error
                     continue
@@ -318,7 +324,7 @@ class Assignment:
             raise last
         return None
 
-    async def _take_over(self, queue: MessageQueue) -> None:
+    async def _start_reading(self, queue: MessageQueue) -> None:
         instance = self._seams.instance
         avoided = self._seams.faulty.avoided(instance.clock.monotonic())
         start = await self._starts.find(queue, is_assigned=queue.topic in self._fixed, avoided=avoided)
@@ -329,7 +335,7 @@ class Assignment:
             return
         reader = QueueReader(queue, subscription, start, self._seams)
         if reader.gate is not None:
-            reader.gate.note_locked()
+            reader.gate.on_locked()
         reader.set_paused(self._is_paused or queue in self._paused)
         self.readers[queue] = reader
         self._run(queue, reader)
@@ -346,7 +352,7 @@ class Assignment:
         """Returns the reader of an assigned queue. Raises ClientError when the queue is not assigned now."""
         reader = self.readers.get(queue)
         if reader is None:
-            raise ClientError(f"{queue} is not read by this consumer now")
+            raise ClientError(f"{queue} is not assigned to this consumer now")
         return reader
 
     async def move(self, queue: MessageQueue, offset: int) -> None:
@@ -355,9 +361,9 @@ class Assignment:
         Raises:  ClientError when the queue is not assigned now.
         """
         self.require(queue).move_to(offset)
-        await self._pull_anew(queue)
+        await self._restart_pull(queue)
 
-    async def _pull_anew(self, queue: MessageQueue) -> None:
+    async def _restart_pull(self, queue: MessageQueue) -> None:
         """Cancels the queue's pull, which a broker may hold, and pulls again if the queue is still
         assigned.
         """
@@ -369,7 +375,7 @@ class Assignment:
         if self.readers.get(queue) is reader and self._pull_tasks[queue] is task:
             self._run(queue, reader)
 
-    async def _give_up(self, queues: Iterable[MessageQueue]) -> None:
+    async def _release(self, queues: Iterable[MessageQueue]) -> None:
         """Stops reading the queues and commits their offsets. Delivered but unacknowledged messages go to the
         next owner.
         """
@@ -387,7 +393,7 @@ class Assignment:
                 # The consumer is closing: its last commit must include this queue.
                 self.readers[queue], self._pull_tasks[queue] = reader, task
                 raise
-            self._leaving_since.pop(queue, None)
+            self._releasing_since.pop(queue, None)
             self._lost_locks.discard(queue)
         await self._flush()
         if self._locks is not None:
@@ -404,7 +410,7 @@ class Assignment:
         granted = await self._locks.lock(queues)
         return [queue for queue in queues if granted.get(queue)]
 
-    async def _let_finish(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+    async def _releasable(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Returns the queues that may be released now; an orderly queue once the application has acknowledged
         all its delivered messages, or after the grace period.
         """
@@ -413,19 +419,19 @@ class Assignment:
         clock = self._seams.instance.clock
         until_s = clock.monotonic() + ORDERLY_GRACE_S
         for queue in queues:
-            self._leaving_since.setdefault(queue, clock.monotonic())
+            self._releasing_since.setdefault(queue, clock.monotonic())
             gate = self.readers[queue].gate
             assert gate is not None
-            gate.note_lost()
-            gate.take_back()
-        while not all(map(self._may_leave, queues)) and clock.monotonic() < until_s:
+            gate.on_lock_lost()
+            gate.requeue()
+        while not all(map(self._may_release, queues)) and clock.monotonic() < until_s:
             await clock.sleep(GRACE_STEP_S)
-        return [queue for queue in queues if self._may_leave(queue)]
+        return [queue for queue in queues if self._may_release(queue)]
 
-    def _may_leave(self, queue: MessageQueue) -> bool:
+    def _may_release(self, queue: MessageQueue) -> bool:
         gate = self.readers[queue].gate
         assert gate is not None
-        waited_s = self._seams.instance.clock.monotonic() - self._leaving_since[queue]
+        waited_s = self._seams.instance.clock.monotonic() - self._releasing_since[queue]
         return gate.is_idle or waited_s >= ORDERLY_GRACE_S_MAX
 
     async def run_locks(self) -> None:
@@ -440,7 +446,7 @@ class Assignment:
             due = [
                 queue
                 for queue, reader in self.readers.items()
-                if queue not in self._leaving_since
+                if queue not in self._releasing_since
                 and reader.gate is not None
                 and (is_renewal or not reader.gate.is_locked)
             ]
@@ -451,14 +457,14 @@ class Assignment:
         granted = await locks.lock(queues)
         for queue in queues:
             reader = self.readers.get(queue)
-            if reader is None or reader.gate is None or queue in self._leaving_since:
+            if reader is None or reader.gate is None or queue in self._releasing_since:
                 continue
             if granted.get(queue):
                 await self._resume(queue, reader)
             elif queue in granted or not reader.gate.is_locked:
                 if queue in granted:
                     self._lost_locks.add(queue)
-                if reader.gate.is_locked or not reader.gate.is_resting:
+                if reader.gate.is_locked or not reader.gate.is_lock_lost:
                     log.warning(
                         events.QUEUE_LOCK_LOST,
                         extra={
@@ -467,8 +473,8 @@ class Assignment:
                             "queue_id": queue.queue_id,
                         },
                     )
-                reader.gate.note_lost()
-                reader.gate.take_back()
+                reader.gate.on_lock_lost()
+                reader.gate.requeue()
 
     async def _resume(self, queue: MessageQueue, reader: QueueReader) -> None:
         """Resumes a locked queue. If another member had the lock meanwhile, reading continues at that
@@ -486,7 +492,7 @@ class Assignment:
             self._lost_locks.discard(queue)
             if committed is not None and committed.offset > reader.committed_offset:
                 reader.move_to(committed.offset, committed.seen)
-        reader.gate.note_locked()
+        reader.gate.on_locked()
 
     # Offsets
 
@@ -531,7 +537,7 @@ class Assignment:
 
     async def close(self) -> None:
         """Stops reading and commits for the last time."""
-        await self._give_up(list(self.readers))
+        await self._release(list(self.readers))
         if self._locks is not None:
             await self._locks.unlock(list(self._locks.held))
 
@@ -539,7 +545,7 @@ class Assignment:
         if queue in self._lost_locks:
             return  # another member has the queue now and commits its offset
         await self._offsets.write(queue, reader.committed_offset, reader.seen)
-        self._seams.instance.outages.note_success(events.COMMIT_FAILED, queue.broker_name)
+        self._seams.instance.outages.record_success(events.COMMIT_FAILED, queue.broker_name)
 
     def _log_commit_failure(self, queue: MessageQueue, error: TandemError) -> None:
         facts = {
@@ -548,7 +554,7 @@ class Assignment:
             "queue_id": queue.queue_id,
             "error": str(error),
         }
-        self._seams.instance.outages.note_failure(log, events.COMMIT_FAILED, queue.broker_name, facts)
+        self._seams.instance.outages.record_failure(log, events.COMMIT_FAILED, queue.broker_name, facts)
 
 
 RENEW_S: Final = 20.0
@@ -578,25 +584,25 @@ class QueueLockKeeper:
         answer are missing.
         """
         granted: dict[MessageQueue, bool] = {}
-        for broker_name, asked in _by_broker(queues).items():
-            self.held.update(asked)
+        for broker_name, requested in _by_broker(queues).items():
+            self.held.update(requested)
             try:
-                held = await self._ask(broker_name, asked)
+                held = await self._request_locks(broker_name, requested)
             except TandemError as error:
-                self._note_failure(broker_name, error)
-                self._seams.instance.routes.refresh_soon(asked[0].topic)
+                self._report_failure(broker_name, error)
+                self._seams.instance.routes.refresh_soon(requested[0].topic)
                 continue
             if held is not None:
                 self._failing.discard(broker_name)
-                granted |= {queue: queue in held for queue in asked}
-                self.held.difference_update(queue for queue in asked if queue not in held)
+                granted |= {queue: queue in held for queue in requested}
+                self.held.difference_update(queue for queue in requested if queue not in held)
         return granted
 
     async def unlock(self, queues: Collection[MessageQueue]) -> None:
         """Releases the locks for the next member; a broker that cannot be reached frees them after 60 s."""
         instance = self._seams.instance
-        for broker_name, given_up in _by_broker(queues).items():
-            address = self._master_of(given_up[0])
+        for broker_name, released in _by_broker(queues).items():
+            address = self._master_of(released[0])
             if address is None:
                 continue
             try:
@@ -605,14 +611,16 @@ class QueueLockKeeper:
                     address,
                     self._seams.group,
                     instance.client_id,
-                    tuple(given_up),
+                    tuple(released),
                     timeout_s=CALL_TIMEOUT_S,
                 )
             except TandemError as error:
-                self._note_failure(broker_name, error)
-            self.held.difference_update(given_up)
+                self._report_failure(broker_name, error)
+            self.held.difference_update(released)
 
-    async def _ask(self, broker_name: str, queues: list[MessageQueue]) -> frozenset[MessageQueue] | None:
+    async def _request_locks(
+        self, broker_name: str, queues: list[MessageQueue]
+    ) -> frozenset[MessageQueue] | None:
         """Returns the locked queues; None when the broker has no master now."""
         instance = self._seams.instance
         address = self._master_of(queues[0])
@@ -632,7 +640,7 @@ class QueueLockKeeper:
         view = self._seams.instance.routes.get(queue.topic)
         return None if view is None else view.addresses.get(queue.broker_name, {}).get(MASTER_ID)
 
-    def _note_failure(self, broker_name: str, error: TandemError) -> None:
+    def _report_failure(self, broker_name: str, error: TandemError) -> None:
         """Logs one line per outage."""
         if broker_name not in self._failing:
             self._failing.add(broker_name)

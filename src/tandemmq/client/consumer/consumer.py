@@ -199,7 +199,7 @@ class Consumer(Client):
         Raises:  ClientError when the consumer is not orderly.
         """
         if not self.options.orderly:
-            raise ClientError("only an orderly consumer suspends; others hand a message back by retry_later")
+            raise ClientError("only an orderly consumer can suspend a queue; other consumers use retry_later")
         self._handed_out = [one for one in self._handed_out if not is_behind(one.message, message)]
         await self._member.suspend(message, delay_s=delay_s)
 

@@ -84,9 +84,9 @@ class Inbox:
         """Drops the undelivered messages of a queue, because the queue was released or is read again from
         another offset.
         """
-        self.take_back(source)
+        self.requeue(source)
 
-    def take_back(self, source: MessageSource) -> list[Received]:
+    def requeue(self, source: MessageSource) -> list[Received]:
         """Removes and returns the undelivered messages of a queue. Their bytes are still counted."""
         taken = [delivery for delivery in self._deliveries if delivery.source is source]
         kept = [delivery for delivery in self._deliveries if delivery.source is not source]
@@ -253,7 +253,7 @@ class OrderlyGate:
         return self._locked_at_s is not None and self._clock.monotonic() - self._locked_at_s < LOCK_VALID_S
 
     @property
-    def is_resting(self) -> bool:
+    def is_lock_lost(self) -> bool:
         """True if the lock is known to be lost."""
         return self._needs_lock and self._locked_at_s is None
 
@@ -262,12 +262,12 @@ class OrderlyGate:
         """True if the application has no unacknowledged message of this queue."""
         return not self._out
 
-    def note_locked(self) -> None:
+    def on_locked(self) -> None:
         """Records that the broker has confirmed the lock now, and resumes delivery."""
         self._locked_at_s = self._clock.monotonic()
         self._feed()
 
-    def note_lost(self) -> None:
+    def on_lock_lost(self) -> None:
         """Records that another member has the lock, or that the queue will be released: delivery stops."""
         self._locked_at_s = None
 
@@ -292,17 +292,17 @@ class OrderlyGate:
         delivery = self._out.get(queue_offset)
         if delivery is None:
             return None
-        self.take_back()
+        self.requeue()
         message = delivery.message
         message.note_retry()
         self._return([offset for offset in self._out if offset >= queue_offset])
         self._end_pause()
-        self._pause = self._clock.call_later(delay_s, self._go_on)
+        self._pause = self._clock.call_later(delay_s, self._end_delay)
         return message.retry_count
 
-    def take_back(self) -> None:
+    def requeue(self) -> None:
         """Moves the messages in the inbox back to the backlog; delivered ones stay with the application."""
-        taken = {delivery.message.queue_offset for delivery in self._inbox.take_back(self._source)}
+        taken = {delivery.message.queue_offset for delivery in self._inbox.requeue(self._source)}
         self._return([offset for offset in self._out if offset in taken])
 
     def forget(self) -> None:
@@ -322,7 +322,7 @@ class OrderlyGate:
         self._out = {delivery.message.queue_offset: delivery for delivery in batch}
         self._inbox.put(batch, 0)
 
-    def _go_on(self) -> None:
+    def _end_delay(self) -> None:
         self._pause = None
         self._feed()
 

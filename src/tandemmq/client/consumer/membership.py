@@ -116,7 +116,7 @@ class Membership:
     def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
         """Subscribes as `Consumer.subscribe` does."""
         if self.assignment.is_fixed:
-            raise ClientError("this consumer was assigned queues: it cannot subscribe topics too")
+            raise ClientError("this consumer has assigned queues: it cannot also subscribe to topics")
         self._has_subscribed = True
         now_ms = self.instance.clock.now_ms()
         self.assignment.subscribe(make_subscription(self._namespace.wrap(topic), tags, sql, now_ms))
@@ -131,7 +131,7 @@ class Membership:
         """Assigns queues as `Consumer.assign` does."""
         others = {one.topic for one in self.assignment.subscriptions} - {retry_topic(self.group)}
         if others and not self.assignment.is_fixed:
-            raise ClientError("this consumer has subscribed topics: it cannot be assigned queues too")
+            raise ClientError("this consumer has subscriptions: it cannot also be assigned queues")
         self._has_subscribed = True
         now_ms = self.instance.clock.now_ms()
         queues = [self._namespace.wrap_queue(queue) for queue in queues]
@@ -154,7 +154,7 @@ class Membership:
             low = await find_offset(queue, StartFrom.FIRST, None, self.instance)
             high = await find_offset(queue, StartFrom.LAST, None, self.instance)
             if not low <= offset <= high:
-                raise OffsetOutOfRange(f"offset {offset} is outside {low}..{high}, what {queue} has")
+                raise OffsetOutOfRange(f"offset {offset} is outside {low}..{high}, the offsets of {queue}")
         await self.assignment.move(queue, offset)
         return offset
 
@@ -224,7 +224,7 @@ class Membership:
         """Raises as `check_alive`, and also ClientError when nothing was ever subscribed or assigned."""
         self.check_alive()
         if not self._has_subscribed:
-            raise ClientError("this consumer reads nothing: call subscribe or assign first")
+            raise ClientError("this consumer has no subscription: call subscribe or assign first")
 
     # Delivered messages
 
@@ -366,23 +366,27 @@ async def hand_back(
         broker_name=message.broker_name,
     )
 
-    async def ask(address: str, left_s: float) -> None:
+    async def send_back(address: str, remaining_s: float) -> None:
         try:
-            await broker_send.send_back(instance.remoting, address, header, timeout_s=left_s)
+            await broker_send.send_back(instance.remoting, address, header, timeout_s=remaining_s)
         except RequestRejected as error:
             if error.code != ResponseCode.SYSTEM_ERROR:
                 raise
-            again = _as_retry(message, header)
-            answer = await broker_send.send(instance.remoting, address, again, message.body, timeout_s=left_s)
+            again = _retry_request(message, header)
+            answer = await broker_send.send(
+                instance.remoting, address, again, message.body, timeout_s=remaining_s
+            )
             if answer.status is not SendStatus.SEND_OK:
                 raise RequestRejected(
                     f"the message was not stored again: {answer.status.value}", code=ResponseCode.SYSTEM_ERROR
                 ) from error
 
-    await instance.ask_master(message.record.topic, message.broker_name, ask, timeout_s=HAND_BACK_TIMEOUT_S)
+    await instance.call_master(
+        message.record.topic, message.broker_name, send_back, timeout_s=HAND_BACK_TIMEOUT_S
+    )
 
 
-def _as_retry(message: ReceivedMessage, refused: SendBackRequest) -> SendRequestV2:
+def _retry_request(message: ReceivedMessage, refused: SendBackRequest) -> SendRequestV2:
     """Builds the request that sends the message as a new one to the retry topic. A retry limit of -1, below
     every count, makes it a dead letter.
     """
@@ -499,7 +503,7 @@ class BrokerRequests:
         """Calls the handler for one message; a body without exactly one message is rejected."""
         records = list(decode_records(command.body))
         if len(records) != 1:
-            raise RemoteProtocolError(f"one message is wanted, {len(records)} came")
+            raise RemoteProtocolError(f"expected one message, got {len(records)}")
         broker_name = command.decode(ConsumeDirectlyRequest).broker_name or ""
         message = received(records[0], broker_name, self._namespace)
         outcome = await listener.consume_directly(message)

@@ -81,7 +81,7 @@ class BrokerOffsets:
                 timeout_s=self._instance.options.call_timeout_s,
             )
         except TandemError as error:
-            self._note_failure(queue, address, error)
+            self._report_failure(queue, address, error)
             raise
 
     async def write(self, queue: MessageQueue, offset: int, seen: str | None = None) -> None:
@@ -99,15 +99,15 @@ class BrokerOffsets:
                 timeout_s=self._instance.options.call_timeout_s,
             )
         except TandemError as error:
-            self._note_failure(queue, address, error)
+            self._report_failure(queue, address, error)
             raise
 
     async def flush(self) -> None:
         """Does nothing: each write has already been answered."""
 
-    def _note_failure(self, queue: MessageQueue, address: str, error: TandemError) -> None:
+    def _report_failure(self, queue: MessageQueue, address: str, error: TandemError) -> None:
         if isinstance(error, BrokerUnreachable | RequestTimeout):
-            self._faulty.note_failure(address, self._instance.clock.monotonic())
+            self._faulty.record_failure(address, self._instance.clock.monotonic())
         if error.refresh_route:
             self._instance.routes.refresh_soon(queue.topic)
 
@@ -118,7 +118,7 @@ class BrokerOffsets:
         replica = choose_replica(addresses, MASTER_ID, avoided)
         if replica is None:
             self._instance.routes.refresh_soon(queue.topic)
-            raise NoRoute(f"no address of broker {queue.broker_name!r} is known")
+            raise NoRoute(f"no address is known for broker {queue.broker_name!r}")
         return replica.address
 
 
@@ -180,7 +180,7 @@ class LocalOffsets:
         try:
             self._disk.make_dirs(self._path.parent)
         except OSError as error:
-            where = f"offsets_dir: {self._path.parent} cannot be made"
+            where = f"offsets_dir: {self._path.parent} cannot be created"
             raise ConfigError(f"{where}: {error.strerror or error}") from error
         damage = ""
         for path in (self._path, self._path.with_name(self._path.name + ".bak")):
@@ -193,7 +193,7 @@ class LocalOffsets:
             except (RemoteProtocolError, ValueError) as error:
                 damage = f"{path}: {error}"
         if damage:
-            raise ConfigError(f"{damage}; the other copy cannot be read, either, or is not there")
+            raise ConfigError(f"{damage}; the other copy is missing or cannot be read, either")
         return {}
 
     def _save(self, data: bytes) -> None:
@@ -205,7 +205,7 @@ BASELINE_GRACE_S: Final = 1.0
 """The time in seconds for another member that starts together with this one to commit the group's start
 offsets.
 """
-ASKED_AT_ONCE: Final = 256
+QUERIES_MAX: Final = 256
 
 
 class StartOffsets:
@@ -228,17 +228,17 @@ class StartOffsets:
         self._store = store
         self._instance = instance
         self._options = options
-        self._first_seen: dict[str, frozenset[MessageQueue]] = {}
-        self._has_begun: set[str] = set()
+        self._first_route: dict[str, frozenset[MessageQueue]] = {}
+        self._started_topics: set[str] = set()
         """The topics in which the group is known to have offsets."""
         self._uncommitted: dict[MessageQueue, int] = {}
         """The start offsets that no broker has stored; the readers of these queues commit them."""
 
-    def note_route(self, topic: str, queues: Collection[MessageQueue]) -> None:
+    def on_route(self, topic: str, queues: Collection[MessageQueue]) -> None:
         """Records the queues that can be read now, or none while the topic has no route; only the first call
         for a topic counts.
         """
-        self._first_seen.setdefault(topic, frozenset(queues))
+        self._first_route.setdefault(topic, frozenset(queues))
 
     async def find(
         self, queue: MessageQueue, *, is_assigned: bool, avoided: frozenset[str] = frozenset()
@@ -255,25 +255,25 @@ class StartOffsets:
         committed = await self._store.read(queue)
         if committed is not None and committed.offset >= 0:
             if not self._options.zero_when_none_stored:
-                self._has_begun.add(queue.topic)
+                self._started_topics.add(queue.topic)
             return committed
         start_from = StartFrom.FIRST if is_retry_topic(queue.topic) else self._options.start_from
         if start_from is StartFrom.LAST:
-            if queue not in self._first_seen.get(queue.topic, frozenset()):
+            if queue not in self._first_route.get(queue.topic, frozenset()):
                 start_from = StartFrom.FIRST
             elif not is_assigned and not self._options.zero_when_none_stored:
-                return await self._begin(queue, avoided)
+                return await self._start_anew(queue, avoided)
         offset = await find_offset(queue, start_from, self._options.start_time_ms, self._instance, avoided)
         return GroupProgress(offset)
 
-    async def _begin(self, queue: MessageQueue, avoided: frozenset[str]) -> GroupProgress:
+    async def _start_anew(self, queue: MessageQueue, avoided: frozenset[str]) -> GroupProgress:
         """Returns the start offset of a queue of the first route in which the group has no offset."""
         topic = queue.topic
-        if topic not in self._has_begun and not await self._has_offsets(topic):
+        if topic not in self._started_topics and not await self._has_offsets(topic):
             await self._commit_beginnings(topic, avoided)
-        elif topic not in self._has_begun:
+        elif topic not in self._started_topics:
             await self._instance.clock.sleep(BASELINE_GRACE_S)
-        self._has_begun.add(topic)
+        self._started_topics.add(topic)
         uncommitted = self._uncommitted.pop(queue, None)
         committed = await self._store.read(queue)
         if committed is not None and committed.offset >= 0:
@@ -327,9 +327,9 @@ class StartOffsets:
         """Yields the queues of the first route that are still routed, in chunks."""
         view = self._instance.routes.get(topic)
         routed = frozenset(view.subscribe_queues) if view is not None else frozenset()
-        queues = sorted(self._first_seen[topic] & routed)
-        for begin in range(0, len(queues), ASKED_AT_ONCE):
-            yield queues[begin : begin + ASKED_AT_ONCE]
+        queues = sorted(self._first_route[topic] & routed)
+        for begin in range(0, len(queues), QUERIES_MAX):
+            yield queues[begin : begin + QUERIES_MAX]
 
 
 async def find_offset(
@@ -351,7 +351,7 @@ async def find_offset(
         if replica is not None:
             break
         if is_last:
-            raise NoRoute(f"no address of broker {queue.broker_name!r} is known")
+            raise NoRoute(f"no address is known for broker {queue.broker_name!r}")
         view = await instance.routes.refresh(queue.topic)
     assert replica is not None
     remoting, address = instance.remoting, replica.address

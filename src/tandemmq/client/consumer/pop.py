@@ -95,13 +95,13 @@ class PopConsumer(Client):
         subscription = make_subscription(wrapped, tags, sql, self._instance.clock.now_ms())
         self._subscriptions[wrapped] = subscription
         self._has_subscribed = True
-        self._instance.routes.want(wrapped)
-        self._note_change()
+        self._instance.routes.track(wrapped)
+        self._on_change()
 
     def unsubscribe(self, topic: str) -> None:
         """Ends the subscription to a topic."""
         self._subscriptions.pop(self._namespace.wrap(topic), None)
-        self._note_change()
+        self._on_change()
 
     async def start(self) -> Self:
         """Joins the group. Raises as `Consumer.start`."""
@@ -143,7 +143,7 @@ class PopConsumer(Client):
         Raises:  the RequestRejected class of a rejection that a broker would repeat; ClientError.
         """
         if not self._has_subscribed:
-            raise ClientError("this consumer reads nothing: call subscribe first")
+            raise ClientError("this consumer has no subscription: call subscribe first")
         clock = self._instance.clock
         ends_s = clock.monotonic() + timeout_s
         invisible_ms = round((self.options.invisible_s if invisible_s is None else invisible_s) * 1000)
@@ -155,13 +155,13 @@ class PopConsumer(Client):
                 found = await self._pop(target, count_max, invisible_ms)
                 if found:
                     return found
-            left_s = ends_s - clock.monotonic()
-            if left_s <= 0:
+            remaining_s = ends_s - clock.monotonic()
+            if remaining_s <= 0:
                 return []
             if pause_s:
-                await clock.sleep(min(pause_s, left_s))
-            has_rung = await self._wait_for_bell(targets, max(0.0, ends_s - clock.monotonic()))
-            pause_s = min(max(2 * pause_s, FUTILE_PAUSE_S_MIN), FUTILE_PAUSE_S_MAX) if has_rung else 0.0
+                await clock.sleep(min(pause_s, remaining_s))
+            is_announced = await self._wait_for_bell(targets, max(0.0, ends_s - clock.monotonic()))
+            pause_s = min(max(2 * pause_s, FUTILE_PAUSE_S_MIN), FUTILE_PAUSE_S_MAX) if is_announced else 0.0
 
     async def ack(self, *messages: PoppedMessage) -> None:
         """Acknowledges these messages.
@@ -185,11 +185,11 @@ class PopConsumer(Client):
         """
         topic, remoting = self._namespace.wrap(message.topic), self._instance.remoting
         invisible_ms = round(invisible_s * 1000)
-        message.handle = await self._instance.ask_master(
+        message.handle = await self._instance.call_master(
             topic,
             message.broker_name,
-            lambda address, left_s: broker_consume.change_invisible(
-                remoting, address, self.group, topic, message.handle, invisible_ms, timeout_s=left_s
+            lambda address, remaining_s: broker_consume.change_invisible(
+                remoting, address, self.group, topic, message.handle, invisible_ms, timeout_s=remaining_s
             ),
             timeout_s=self._instance.options.call_timeout_s,
         )
@@ -212,7 +212,7 @@ class PopConsumer(Client):
         if command.is_oneway or command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
             return None
         return command.reply(
-            ResponseCode.SYSTEM_ERROR, remark="this consumer pops its messages; it owns no queues"
+            ResponseCode.SYSTEM_ERROR, remark="this consumer pops its messages; it has no queues"
         )
 
     # Inside
@@ -231,7 +231,7 @@ class PopConsumer(Client):
         start = self._turn % len(targets) if targets else 0
         return targets[start:] + targets[:start]
 
-    def _note_change(self) -> None:
+    def _on_change(self) -> None:
         """Restarts the waiting requests, because the subscriptions have changed."""
         self._instance.beat_soon()
         for bell in self._bells.values():
@@ -260,18 +260,18 @@ class PopConsumer(Client):
         except TandemError as error:
             self._note_failure(target, error)
             return []
-        self._instance.outages.note_success(events.CLIENT_PULL_FAILED, target.broker_name)
+        self._instance.outages.record_success(events.CLIENT_PULL_FAILED, target.broker_name)
         for message in found:
             message.topic = self._namespace.unwrap(message.topic)
             if message.body_fault:
-                self._instance.note_undecoded(message)
+                self._instance.report_undecoded(message)
         now = self._subscriptions.get(target.topic, subscription)
-        wanted = [one for one in found if subscription.matches(one.tags) or now.matches(one.tags)]
-        if len(wanted) < len(found):
+        matching = [one for one in found if subscription.matches(one.tags) or now.matches(one.tags)]
+        if len(matching) < len(found):
             # The broker compared only hashes: the other messages do not match, and are acknowledged.
-            kept = {id(message) for message in wanted}
+            kept = {id(message) for message in matching}
             await self.ack(*(message for message in found if id(message) not in kept))
-        return wanted
+        return matching
 
     async def _wait_for_bell(self, targets: list[_Target], timeout_s: float) -> bool:
         """Waits until a broker announces a message, or until the timeout; returns True if a broker announced
@@ -319,18 +319,18 @@ class PopConsumer(Client):
             if error.refresh_route:
                 self._instance.routes.refresh_soon(target.topic)
         # A broker that answers no early (it holds too many requests, or failed) is asked again later.
-        left_s = began_s + POLL_S_MAX - self._instance.clock.monotonic()
-        if left_s > 0:
-            await self._instance.clock.sleep(min(left_s, FAILED_PAUSE_S))
+        remaining_s = began_s + POLL_S_MAX - self._instance.clock.monotonic()
+        if remaining_s > 0:
+            await self._instance.clock.sleep(min(remaining_s, FAILED_PAUSE_S))
         return False
 
     async def _ack(self, message: PoppedMessage) -> None:
         topic, remoting = self._namespace.wrap(message.topic), self._instance.remoting
-        await self._instance.ask_master(
+        await self._instance.call_master(
             topic,
             message.broker_name,
-            lambda address, left_s: broker_consume.ack(
-                remoting, address, self.group, topic, message.handle, timeout_s=left_s
+            lambda address, remaining_s: broker_consume.ack(
+                remoting, address, self.group, topic, message.handle, timeout_s=remaining_s
             ),
             timeout_s=self._instance.options.call_timeout_s,
         )
@@ -355,14 +355,14 @@ class PopConsumer(Client):
 
     def _log_failure(self, target: _Target, error: TandemError) -> None:
         facts = {"topic": target.topic, "broker": target.broker_name, "error": str(error)}
-        self._instance.outages.note_failure(log, events.CLIENT_PULL_FAILED, target.broker_name, facts)
+        self._instance.outages.record_failure(log, events.CLIENT_PULL_FAILED, target.broker_name, facts)
 
     def _check_alive(self) -> None:
         self._instance.check_alive()
         if self._failure is not None:
             raise ClientError(f"the consumer has failed: {self._failure!r}") from self._failure
         if not self._is_started:
-            raise ClientError("the consumer is not started, or closed")
+            raise ClientError("the consumer is not started, or it is closed")
 
     def _on_failure(self, name: str, error: BaseException) -> None:
         self._failure = error

@@ -70,7 +70,7 @@ class QueueReader:
         self.subscription = subscription
         self.in_flight = InFlight(start.offset)
         self.last_pull_at_ms = 0
-        self._seen = start.seen
+        self._last_record = start.seen
         self._seams = seams
         self._policy = ReadPolicy(
             seams.options.read_from,
@@ -95,7 +95,7 @@ class QueueReader:
         """The last record that was received or skipped, or that precedes the start. It proves which log the
         offsets belong to.
         """
-        return None if self._seen is None else self._seen.render()
+        return None if self._last_record is None else self._last_record.render()
 
     def holds(self, message: ReceivedMessage) -> bool:
         """Returns True if the message is unacknowledged, and the reader was neither dropped nor moved since
@@ -119,7 +119,7 @@ class QueueReader:
         tracked. `seen` is the record before the offset.
         """
         self._forget()
-        self._seen = seen
+        self._last_record = seen
         self.in_flight = InFlight(offset)
 
     def subscribe(self, subscription: Subscription) -> None:
@@ -166,7 +166,7 @@ class QueueReader:
             if not self._has_room():
                 await seams.inbox.wait_for_room()
                 continue
-            generation, asked_from = self._generation, self.in_flight.next_offset
+            generation, pulled_from = self._generation, self.in_flight.next_offset
             try:
                 replica = await self._replica()
             except TandemError as error:
@@ -183,9 +183,9 @@ class QueueReader:
             except TandemError as error:
                 await clock.sleep(self._pause_after(error, replica))
                 continue
-            seams.faulty.note_success(replica.address)
-            seams.instance.outages.note_success(events.CLIENT_PULL_FAILED, self.queue.broker_name)
-            pause_s = self._pause_when_idle(pulled.status, has_progress=pulled.next_offset > asked_from)
+            seams.faulty.record_success(replica.address)
+            seams.instance.outages.record_success(events.CLIENT_PULL_FAILED, self.queue.broker_name)
+            pause_s = self._pause_when_idle(pulled.status, has_progress=pulled.next_offset > pulled_from)
             if pause_s:
                 await clock.sleep(pause_s)
 
@@ -218,7 +218,7 @@ class QueueReader:
                 return replica
             if not is_last:
                 await routes.refresh(queue.topic)
-        raise NoRoute(f"no address of broker {queue.broker_name!r} is known for topic {queue.topic!r}")
+        raise NoRoute(f"no address is known for broker {queue.broker_name!r} of topic {queue.topic!r}")
 
     async def _pull(self, replica: ReadReplica) -> Pulled:
         seams, options = self._seams, self._seams.options
@@ -265,9 +265,9 @@ class QueueReader:
             )
         except TandemError as error:
             if isinstance(error, BrokerUnreachable | RequestTimeout):
-                faulty.note_failure(master, now)
+                faulty.record_failure(master, now)
             return False
-        return self._policy.note_ends(master_end, pulled.max_offset, instance.clock.monotonic())
+        return self._policy.judge_ends(master_end, pulled.max_offset, instance.clock.monotonic())
 
     def _apply(self, pulled: Pulled, replica: ReadReplica) -> None:
         """Applies one answer.
@@ -279,14 +279,14 @@ class QueueReader:
 
         Raises:  RemoteProtocolError for bytes that are not records; the messages before them are kept.
         """
-        self._policy.note_answer(pulled.suggested_broker_id)
-        seen = self._seen
-        is_unproven = replica.is_slave and seen is not None and pulled.min_offset > seen.queue_offset
-        has_less = replica.is_slave and pulled.min_offset > self.in_flight.next_offset
-        if is_unproven or (has_less and pulled.status is PullStatus.NOTHING_MATCHED):
-            self._policy.note_doubt(self._seams.instance.clock.monotonic())
+        self._policy.on_answer(pulled.suggested_broker_id)
+        seen = self._last_record
+        is_unverified = replica.is_slave and seen is not None and pulled.min_offset > seen.queue_offset
+        starts_later = replica.is_slave and pulled.min_offset > self.in_flight.next_offset
+        if is_unverified or (starts_later and pulled.status is PullStatus.NOTHING_MATCHED):
+            self._policy.on_unverified(self._seams.instance.clock.monotonic())
         else:
-            self._policy.note_proof()
+            self._policy.on_verified()
         if pulled.status is PullStatus.OFFSET_MOVED:
             log.warning(
                 events.OFFSET_MOVED,
@@ -298,19 +298,19 @@ class QueueReader:
                     "to_offset": pulled.next_offset,
                 },
             )
-            self._go_on_from(pulled.next_offset, is_unproven=is_unproven)
+            self._continue_from(pulled.next_offset, is_unverified=is_unverified)
             return
         if pulled.status is PullStatus.FOUND:
             self._accept(pulled)
         if pulled.passed is not None:
-            self._seen = pulled.passed
-        if is_unproven:
-            self._seen = seen
-        elif self._seen is not None and pulled.next_offset > self._seen.queue_offset + 1:
-            self._seen = None  # nothing after it was proven: the reader was moved beyond it
+            self._last_record = pulled.passed
+        if is_unverified:
+            self._last_record = seen
+        elif self._last_record is not None and pulled.next_offset > self._last_record.queue_offset + 1:
+            self._last_record = None  # nothing after it was proven: the reader was moved beyond it
         self.in_flight.advance(pulled.next_offset)
 
-    def _go_on_from(self, offset: int, *, is_unproven: bool) -> None:
+    def _continue_from(self, offset: int, *, is_unverified: bool) -> None:
         """Continues from the offset that the broker named, because it has no message at the next offset.
 
         Unacknowledged messages must not be skipped: a forward move keeps them, and a backward move pulls them
@@ -318,8 +318,8 @@ class QueueReader:
         """
         if offset >= self.in_flight.next_offset:
             self.in_flight.advance(offset)
-            if not is_unproven:
-                self._seen = None  # it proves nothing about the skipped offsets
+            if not is_unverified:
+                self._last_record = None  # it proves nothing about the skipped offsets
         else:
             self.move_to(min(offset, self.in_flight.committed_offset))
 
@@ -336,12 +336,12 @@ class QueueReader:
                     continue
                 message = received(record, self.queue.broker_name, namespace)
                 if message.body_fault:
-                    self._seams.instance.note_undecoded(message)
+                    self._seams.instance.report_undecoded(message)
                 in_flight.add(offset, record.size, message)
                 deliveries.append(Received(self, message))
         finally:
             if record is not None:
-                self._seen = SeenRecord(record.queue_offset, record.log_offset, record.stored_at_ms)
+                self._last_record = SeenRecord(record.queue_offset, record.log_offset, record.stored_at_ms)
             if deliveries:
                 outlet = self._seams.inbox if self.gate is None else self.gate
                 outlet.put(deliveries, in_flight.bytes - before)
@@ -366,15 +366,15 @@ class QueueReader:
             "address": replica.address if replica else "",
             "error": str(error),
         }
-        seams.instance.outages.note_failure(log, events.CLIENT_PULL_FAILED, self.queue.broker_name, facts)
+        seams.instance.outages.record_failure(log, events.CLIENT_PULL_FAILED, self.queue.broker_name, facts)
         if error.refresh_route:
             seams.instance.routes.refresh_soon(self.queue.topic)
         if isinstance(error, BrokerUnreachable | RequestTimeout) and replica is not None:
-            seams.faulty.note_failure(replica.address, seams.instance.clock.monotonic())
-            return 0.0 if self._has_other(replica) else seams.options.pull_error_delay_s
+            seams.faulty.record_failure(replica.address, seams.instance.clock.monotonic())
+            return 0.0 if self._has_other_replica(replica) else seams.options.pull_error_delay_s
         now = seams.instance.clock.monotonic()
         is_refusal = isinstance(error, RequestRejected)
-        if replica is not None and is_refusal and self._policy.note_refusal(replica, now):
+        if replica is not None and is_refusal and self._policy.on_rejected(replica, now):
             return 0.0
         if isinstance(error, RequestRejected) and error.code == ResponseCode.FLOW_CONTROL:
             return FLOW_CONTROL_PAUSE_S
@@ -382,7 +382,7 @@ class QueueReader:
             seams.inbox.put_error(error)
         return seams.options.pull_error_delay_s
 
-    def _has_other(self, replica: ReadReplica) -> bool:
+    def _has_other_replica(self, replica: ReadReplica) -> bool:
         """Returns True if another replica of the broker is not avoided now."""
         view = self._seams.instance.routes.get(self.queue.topic)
         addresses = view.addresses.get(self.queue.broker_name, {}) if view is not None else {}

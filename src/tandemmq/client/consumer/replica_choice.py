@@ -88,7 +88,7 @@ class ReadPolicy:
         broker_id = slaves[self._spread % len(slaves)]
         return ReadReplica(broker_id, addresses[broker_id])
 
-    def note_answer(self, suggested_id: int) -> None:
+    def on_answer(self, suggested_id: int) -> None:
         """Records the replica that the answer to a pull suggested."""
         if self._read_from is ReadFrom.SUGGESTED:
             self._suggested_id = suggested_id
@@ -99,14 +99,14 @@ class ReadPolicy:
         """
         return self._read_from is ReadFrom.PREFER_SLAVE and replica.is_slave and is_at_end
 
-    def note_ends(self, master_end: int, slave_end: int, now: float) -> bool:
+    def judge_ends(self, master_end: int, slave_end: int, now: float) -> bool:
         """Compares the ends of the queue; returns True when the master is to be read for a while."""
         if master_end - slave_end <= self._lag_count_max:
             return False
         self._avoid_until = now + AVOID_SLAVE_S
         return True
 
-    def note_doubt(self, now: float) -> None:
+    def on_unverified(self, now: float) -> None:
         """Sends the reader to the master for a while: a slave cannot tell if its log has the last record
         read, or lacks the next messages.
         """
@@ -115,13 +115,13 @@ class ReadPolicy:
             self._avoid_until = now + AVOID_SLAVE_S
         self._suggested_id = MASTER_ID
 
-    def note_proof(self) -> None:
+    def on_verified(self) -> None:
         """Records an answer from a replica that could verify the last record read and has the next
         messages.
         """
         self._is_doubtful = False
 
-    def note_refusal(self, replica: ReadReplica, now: float) -> bool:
+    def on_rejected(self, replica: ReadReplica, now: float) -> bool:
         """Records that the replica refused a read; returns True when another is to be read for a while."""
         if self._read_from is not ReadFrom.PREFER_SLAVE or not replica.is_slave:
             return False

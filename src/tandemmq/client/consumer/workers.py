@@ -162,7 +162,7 @@ class Workers:
         Raises:  ClientError when a handler calls this: it would wait for itself.
         """
         if asyncio.current_task() in self._tasks:
-            raise ClientError("a handler cannot close its own consumer: have another task do it")
+            raise ClientError("a handler cannot close its own consumer: close it from another task")
         if not self._tasks:
             return  # never started
         self._inbox.close()
@@ -210,22 +210,22 @@ class Workers:
         Returns the messages with which an orderly worker continues after a failed message went to the dead
         letters.
         """
-        given_up: Received | None = None
+        timed_out: Received | None = None
         limit_s = None if self._options.orderly else self._options.consume_timeout_s
         while not run.done():
             await asyncio.wait((run,), timeout=limit_s)
             stuck = share.current
-            if limit_s is None or stuck is None or stuck is given_up:
+            if limit_s is None or stuck is None or stuck is timed_out:
                 continue
             if self._clock.monotonic() - share.began_s >= limit_s:
-                given_up = stuck
+                timed_out = stuck
                 self._inbox.put_back(_drain(share.todo))
                 call_id = self._begin(stuck.message, limit_s)
                 await self._settle(stuck, HandlerOutcome(None, _TimedOut(), limit_s), call_id)
         await run
         must_wait = False
         for delivery, outcome in share.done:
-            if delivery is not given_up:
+            if delivery is not timed_out:
                 call_id = self._begin(delivery.message, outcome.took_s)
                 must_wait = not await self._settle(delivery, await self._complete(outcome), call_id)
         if self._options.orderly:
@@ -339,7 +339,7 @@ class Workers:
 
     def _log_failure(self, message: ReceivedMessage, outcome: HandlerOutcome) -> None:
         error = outcome.error or ClientError(
-            f"a handler returns None or a ConsumeResult, not {outcome.result!r:.64}"
+            f"a handler must return None or a ConsumeResult, not {outcome.result!r:.64}"
         )
         log.warning(
             events.CONSUME_TIMED_OUT if isinstance(error, _TimedOut) else events.CONSUME_FAILED,
@@ -444,8 +444,8 @@ def _trace_code(outcome: HandlerOutcome) -> str:
 
 def _drain(deliveries: deque[Received]) -> list[Received]:
     """Removes and returns all messages, one by one, because another thread removes messages too."""
-    taken: list[Received] = []
+    drained: list[Received] = []
     with suppress(IndexError):
         while True:
-            taken.append(deliveries.popleft())
-    return taken
+            drained.append(deliveries.popleft())
+    return drained

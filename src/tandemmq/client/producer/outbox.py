@@ -169,10 +169,10 @@ class Window:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self.give_back(size_bytes)
+                self.release(size_bytes)
             raise
 
-    def give_back(self, size_bytes: int, count: int = 1) -> None:
+    def release(self, size_bytes: int, count: int = 1) -> None:
         """Releases the room of `count` items, `size_bytes` together, and wakes the callers whose items fit
         now.
         """
@@ -264,7 +264,7 @@ class Outbox:
     def check_open(self) -> None:
         """Raises ClientError when nothing can be sent: not started, closed, or the client has died."""
         if not self.is_open:
-            raise ClientError("the producer is not started, or closed")
+            raise ClientError("the producer is not started, or it is closed")
         if self._instance.failure is not None:
             self._instance.check_alive()
 
@@ -291,7 +291,7 @@ class Outbox:
                 return waiter
             shipment = self._packer.pack_one(message, queue=queue, deadline_s=deadline_s)
         except BaseException:
-            self.window.give_back(room)
+            self.window.release(room)
             raise
         if self.observer is not None:
             self.observer.watch((message,), waiter)
@@ -320,7 +320,7 @@ class Outbox:
                 system_flag=sys_flag,
             )
         except BaseException:
-            self.window.give_back(room)
+            self.window.release(room)
             raise
         waiter: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
         if self.observer is not None:
@@ -350,7 +350,7 @@ class Outbox:
             else:
                 shipment = self._packer.pack_batch(messages, queue=queue, deadline_s=deadline_s)
         except BaseException:
-            self.window.give_back(room)
+            self.window.release(room)
             raise
         waiter: asyncio.Future[list[SendResult]] = asyncio.get_running_loop().create_future()
         if self.observer is not None:
@@ -389,12 +389,12 @@ class Outbox:
         await self.window.wait_empty()
 
     def _settle(self, shipment: Shipment) -> None:
-        self.window.give_back(shipment.room_bytes, shipment.room_count)
+        self.window.release(shipment.room_bytes, shipment.room_count)
 
 
 def _check_queue(queue: object) -> None:
     """Raises ClientError for a value that is not a queue, such as a number, which names no broker."""
     if not isinstance(queue, MessageQueue):
         raise ClientError(
-            f"queue must be a MessageQueue, not {queue!r:.64}: Producer.queues gives those of a topic"
+            f"queue must be a MessageQueue, not {queue!r:.64}: Producer.queues returns those of a topic"
         )

@@ -158,7 +158,7 @@ def room_of(message: Message) -> int:
         return len(message.body) + MESSAGE_OVERHEAD_BYTES
     except (AttributeError, TypeError):
         if not isinstance(message, Message):
-            raise MessageIllegal(f"a Message is needed, not {message!r:.64}") from None
+            raise MessageIllegal(f"expected a Message, got {message!r:.64}") from None
         check_message(message)
         raise
 
@@ -246,7 +246,7 @@ class Packer:
         check_message(message, bytes_max=self._options.message_bytes_max)
         self._wrap(message.topic)
         if is_delayed(message) or is_retry_topic(message.topic):
-            raise MessageIllegal("a batch takes no delayed messages and none for retry topics")
+            raise MessageIllegal("a batch must not contain delayed messages or messages for retry topics")
         key = self._instance.unique_keys.next(self._clock.now_ms())
         return encode_batch_item(message.flag, message.body, self._encode_properties(message, key)), key
 
@@ -268,7 +268,7 @@ class Packer:
         bytes_max = self._options.message_bytes_max
         if len(body) > bytes_max:
             raise MessageIllegal(
-                f"the batch has {len(body)} bytes, at most {bytes_max} are allowed: divide it"
+                f"the batch has {len(body)} bytes, at most {bytes_max} are allowed: split it"
             )
         shipment = Shipment(
             self._wrap(topic),
@@ -309,13 +309,15 @@ class Packer:
                  policy.
         """
         if not messages:
-            raise MessageIllegal("the batch holds no message")
+            raise MessageIllegal("the batch is empty")
         topic, wait_stored = messages[0].topic, messages[0].wait_stored
         items: list[bytes] = []
         unique_keys: list[str] = []
         for message in messages:
             if message.topic != topic or message.wait_stored is not wait_stored:
-                raise MessageIllegal("all messages of a batch need the same topic and the same wait_stored")
+                raise MessageIllegal(
+                    "all messages of a batch must have the same topic and the same wait_stored"
+                )
             item, unique_key = self.pack_item(message)
             items.append(item)
             unique_keys.append(unique_key)

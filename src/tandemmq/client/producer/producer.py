@@ -177,7 +177,7 @@ class Producer(Client):
             self.start_batch,
             on_result=on_result,
             stop_on_error=stop_on_error,
-            under_way_max=batches_in_flight_max,
+            in_flight_max=batches_in_flight_max,
         )
 
     async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
@@ -240,11 +240,11 @@ class Producer(Client):
         self._outbox.check_open()
         await self._publish_view(topic)
         remoting, wrapped = self._instance.remoting, self._namespace.wrap(topic)
-        return await self._instance.ask_master(
+        return await self._instance.call_master(
             wrapped,
             broker_of_handle(recall_handle),
-            lambda address, left_s: broker_send.recall(
-                remoting, address, wrapped, recall_handle, timeout_s=left_s
+            lambda address, remaining_s: broker_send.recall(
+                remoting, address, wrapped, recall_handle, timeout_s=remaining_s
             ),
             timeout_s=self.options.timeout_s,
         )
@@ -313,11 +313,11 @@ class Requests:
         reply = questions.expect_reply(correlation_id)
         try:
             await (await self._outbox.start_system(message, system, 0, timeout_s))
-            while (left_s := ends_at - clock.monotonic()) > 0:
-                done, _ = await asyncio.wait((reply,), timeout=min(left_s, SILENT_S))
+            while (remaining_s := ends_at - clock.monotonic()) > 0:
+                done, _ = await asyncio.wait((reply,), timeout=min(remaining_s, SILENT_S))
                 if done:
                     return reply.result()
-                self._look_for_masters(view.topic)
+                self._refresh_masters(view.topic)
             raise RequestTimeout(
                 f"the request to topic {message.topic!r} was stored, but no reply came within {timeout_s:g} s"
             )
@@ -335,7 +335,7 @@ class Requests:
                 if channel is not None:
                     self._introduced[address] = channel
 
-    def _look_for_masters(self, topic: str) -> None:
+    def _refresh_masters(self, topic: str) -> None:
         """Refreshes the route, because the reply comes from the group's master, and another broker may be
         master by now.
         """
@@ -462,17 +462,17 @@ async def send_chunks(
     *,
     on_result: OnResult | None,
     stop_on_error: bool,
-    under_way_max: int,
+    in_flight_max: int,
 ) -> SendSummary:
-    """Sends all chunks by `start`, at most `under_way_max` at a time; returns the summary.
+    """Sends all chunks by `start`, at most `in_flight_max` at a time; returns the summary.
 
     Raises:  with `stop_on_error` the first error, once the chunks in flight have their results.
     """
     summary = SendSummary()
-    under_way: deque[tuple[list[Message], Results]] = deque()
+    in_flight: deque[tuple[list[Message], Results]] = deque()
 
     async def settle_oldest() -> None:
-        chunk, future = under_way.popleft()
+        chunk, future = in_flight.popleft()
         outcomes: Sequence[Outcome]
         try:
             outcomes = await future
@@ -481,12 +481,12 @@ async def send_chunks(
         summary.note(chunk, outcomes, on_result)
 
     for chunk in chunks:
-        while len(under_way) >= under_way_max:
+        while len(in_flight) >= in_flight_max:
             await settle_oldest()
         if summary.must_stop(stop_on_error=stop_on_error):
             break
-        under_way.append((chunk, await _start_chunk(chunk, start)))
-    while under_way:
+        in_flight.append((chunk, await _start_chunk(chunk, start)))
+    while in_flight:
         await settle_oldest()
     return summary.result(stop_on_error=stop_on_error)
 

@@ -47,7 +47,7 @@ async def send_reply(
     asked = request.properties
     missing = [name for name in (names.CLUSTER, *_COPIED[:2]) if not asked.get(name)]
     if missing:
-        raise MessageIllegal(f"the message asks for no reply: it has no property {missing[0]}")
+        raise MessageIllegal(f"the message requests no reply: it lacks the property {missing[0]}")
     message = Message(topic=reply_topic(asked[names.CLUSTER]), body=body, properties=properties or {})
     check_message(message)
     now_ms = instance.clock.now_ms()
@@ -68,15 +68,15 @@ async def send_reply(
     )
     stored_at = render_address(request.record.store_address)
 
-    async def ask(address: str, left_s: float) -> None:
+    async def ask(address: str, remaining_s: float) -> None:
         try:
-            await broker_send.send_reply(instance.remoting, address, header, body, timeout_s=left_s)
+            await broker_send.send_reply(instance.remoting, address, header, body, timeout_s=remaining_s)
         except RequestRejected as error:
             if error.code != ResponseCode.SYSTEM_ERROR or address == stored_at:
                 raise
             raise NotServed(error.remark, code=error.code) from None
 
-    await instance.ask_master(request.record.topic, request.broker_name, ask, timeout_s=timeout_s)
+    await instance.call_master(request.record.topic, request.broker_name, ask, timeout_s=timeout_s)
 
 
 __all__ = ["SendResult", "SendStatus", "broker_of_handle", "split_answer"]
@@ -112,7 +112,7 @@ def broker_of_handle(recall_handle: str) -> str:
     except ValueError:
         parts = []
     if len(parts) != 5 or parts[0] != "v1":
-        raise ClientError(f"{recall_handle[:64]!r} is no recall handle")
+        raise ClientError(f"{recall_handle[:64]} is not a recall handle")
     return parts[2]
 
 

@@ -90,7 +90,7 @@ class Sender:
         self._choices: dict[str, QueueChoice] = {}
         self._awaiting_route: dict[str, list[Shipment]] = {}
         self._awaiting_channel: dict[str, list[Shipment]] = {}
-        self._under_way: dict[Shipment, tuple[int, str, float]] = {}
+        self._in_flight: dict[Shipment, tuple[int, str, float]] = {}
         """The unanswered shipments, oldest first: the attempt's number, its address, and its time."""
         self._watch: TimerHandle | None = None
         self._end: TandemError | None = None
@@ -156,7 +156,12 @@ class Sender:
         now_s = self._clock.monotonic()
         remaining_s = shipment.deadline_s - now_s
         if remaining_s <= 0:
-            self._fail(shipment, RequestTimeout(f"the send to topic {shipment.topic!r} found no time left"))
+            self._fail(
+                shipment,
+                RequestTimeout(
+                    f"the deadline of the send to topic {shipment.topic!r} had passed before it was sent"
+                ),
+            )
             return
         number = shipment.attempts
         try:
@@ -164,18 +169,18 @@ class Sender:
         except TandemError as error:
             self._on_error(shipment, error)
             return
-        self._under_way[shipment] = number, address, now_s
+        self._in_flight[shipment] = number, address, now_s
         if self._watch is None:
-            self._watch = self._clock.call_later(WATCH_S, self._look_for_silence)
+            self._watch = self._clock.call_later(WATCH_S, self._retry_silent)
 
-    def _look_for_silence(self) -> None:
+    def _retry_silent(self) -> None:
         """Retries the sends of silent brokers that the routes no longer name as master. Scheduled only while
         sends are in flight.
         """
         self._watch = None
         now_s = self._clock.monotonic()
         left = []
-        for shipment, (_, address, sent_s) in self._under_way.items():
+        for shipment, (_, address, sent_s) in self._in_flight.items():
             if now_s - sent_s < SILENT_S:
                 break
             view = self._routes.get(shipment.topic)
@@ -187,16 +192,16 @@ class Sender:
                 self._routes.refresh_soon(shipment.topic)
         for shipment in left:
             name = shipment.queue.broker_name if shipment.queue is not None else ""
-            del self._under_way[shipment]
+            del self._in_flight[shipment]
             self._retry_or_fail(shipment, BrokerUnreachable(f"broker {name!r} has another master now"))
-        if self._under_way:
-            self._watch = self._clock.call_later(WATCH_S, self._look_for_silence)
+        if self._in_flight:
+            self._watch = self._clock.call_later(WATCH_S, self._retry_silent)
 
     def _on_answer(self, shipment: Shipment, number: int, answer: Command | TandemError) -> None:
-        attempt = self._under_way.get(shipment)
+        attempt = self._in_flight.get(shipment)
         if attempt is None or attempt[0] != number:
             return  # the attempt was given up; a later one decides
-        del self._under_way[shipment]
+        del self._in_flight[shipment]
         if isinstance(answer, TandemError):
             self._on_error(shipment, answer)
             return
@@ -206,7 +211,7 @@ class Sender:
             self._on_error(shipment, error)
             return
         assert shipment.queue is not None
-        self._faulty.note_success(shipment.queue.broker_name)
+        self._faulty.record_success(shipment.queue.broker_name)
         if (
             result.status is not SendStatus.SEND_OK
             and self._options.retry_when_not_stored_ok
@@ -224,7 +229,7 @@ class Sender:
     def _on_error(self, shipment: Shipment, error: TandemError) -> None:
         assert shipment.queue is not None
         if isinstance(error, BrokerUnreachable):
-            self._faulty.note_failure(shipment.queue.broker_name, self._clock.monotonic())
+            self._faulty.record_failure(shipment.queue.broker_name, self._clock.monotonic())
         self._retry_or_fail(shipment, error)
 
     def _retry_or_fail(self, shipment: Shipment, error: TandemError) -> None:
@@ -262,8 +267,12 @@ class Sender:
         """Returns True if the caller wants retries and there is time to wait for another master of the
         group.
         """
-        rest_s = shipment.deadline_s - self._clock.monotonic()
-        return self._end is None and self._options.retry_count_max > 0 and rest_s > OUTAGE_PAUSE_MS[1] / 1000
+        remaining_s = shipment.deadline_s - self._clock.monotonic()
+        return (
+            self._end is None
+            and self._options.retry_count_max > 0
+            and remaining_s > OUTAGE_PAUSE_MS[1] / 1000
+        )
 
     def _dispatch_or_fail(self, shipment: Shipment, error: TandemError) -> None:
         if self._clock.monotonic() < shipment.deadline_s:

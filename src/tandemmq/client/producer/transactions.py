@@ -156,7 +156,7 @@ class TransactionProducer(Client):
             broker_name=name,
         )
         try:
-            await self._instance.ask_master(
+            await self._instance.call_master(
                 topic,
                 name,
                 lambda address, _: broker_send.end_transaction(remoting, address, header),
@@ -179,7 +179,7 @@ class TransactionProducer(Client):
     ) -> None:
         try:
             async with self._slots:
-                state = await self._ask(message)
+                state = await self._decide(message)
         finally:
             self._checks_waiting -= 1
         end = EndTransactionRequest(
@@ -196,7 +196,7 @@ class TransactionProducer(Client):
         if not channel.is_closed:
             channel.send(broker_send.end_command(end))
 
-    async def _ask(self, message: ReceivedMessage) -> TransactionState:
+    async def _decide(self, message: ReceivedMessage) -> TransactionState:
         try:
             return await _outcome(self._check, message)
         except Exception as error:  # noqa: BLE001  # the user's code; the broker asks again
@@ -216,5 +216,5 @@ async def _outcome(function: Callable[..., object], message: object) -> Transact
     if inspect.isawaitable(state):
         state = await state
     if not isinstance(state, TransactionState):
-        raise ClientError(f"a TransactionState is needed, not {state!r}")
+        raise ClientError(f"expected a TransactionState, got {state!r}")
     return state

@@ -89,7 +89,7 @@ class PopWork(DirectWork):
 
     async def prepare(self) -> None:
         await super().prepare()
-        self.instance.routes.want(self.topic)
+        self.instance.routes.track(self.topic)
         await self.instance.routes.refresh(self.topic)
         config = SubscriptionGroupConfig(name=self.group, retry_count_max=1_000)
         await broker_admin.create_group(self.instance.remoting, self.master_address(), config)
@@ -292,7 +292,7 @@ class NumberedWork(DirectWork):
 
     async def prepare(self) -> None:
         await super().prepare()
-        self.instance.routes.want(self.topic)
+        self.instance.routes.track(self.topic)
         await self.instance.routes.refresh(self.topic)
 
     async def load(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from tandemmq.broker.replica.role import StateTeller, read_notice
+from tandemmq.broker.replica.role import SlaveReporter, read_notice
 from tandemmq.errors import BadRequest
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -65,13 +65,13 @@ async def told(client: RemotingClient, *states: ReplicationSlaveStatus) -> list[
     server = RemotingServer(routes, network=TcpNetwork(), clock=LoopClock())
     host, port = await server.start("127.0.0.1", 0)
     for state in states:
-        await teller(client, f"{host}:{port}", state).tell()
+        await teller(client, f"{host}:{port}", state).report()
     await server.stop()
     return arrived
 
 
-def teller(client: RemotingClient, master: str, state: ReplicationSlaveStatus) -> StateTeller:
-    return StateTeller(
+def teller(client: RemotingClient, master: str, state: ReplicationSlaveStatus) -> SlaveReporter:
+    return SlaveReporter(
         NAME,
         status=lambda: state,
         master=lambda: master,
@@ -106,8 +106,8 @@ async def test_a_master_that_refuses_is_asked_once(client: RemotingClient, refus
     host, port = await server.start("127.0.0.1", 0)
     address = f"{host}:{port}"
     subject = teller(client, address, HALTED)
-    await subject.tell()
-    await subject.tell()
+    await subject.report()
+    await subject.report()
     await server.stop()
     assert len(asked) == 1
 
@@ -117,8 +117,8 @@ async def test_a_master_that_is_gone_is_no_error(client: RemotingClient) -> None
     host, port = await server.start("127.0.0.1", 0)
     await server.stop()
     subject = teller(client, f"{host}:{port}", HALTED)
-    await subject.tell()
-    assert subject._mute is None, "it is told when it is back"
+    await subject.report()
+    assert subject._unsupported_by is None, "it is told when it is back"
 
 
 REQUEST = TellSlaveStateRequest(
