@@ -230,11 +230,13 @@ async def test_controllers_that_forgot_a_broker_are_told_again(group: Elected, r
     rig.disks["n0"] = MemoryDisk()
     await rig.start()
     broker = await group.start(1)
-    await until(lambda: any("2010" in reason for reason in broker._told), "it is refused, and says so")
+    await until(
+        lambda: any("2010" in reason for reason in broker._logged_refusals), "it is refused, and says so"
+    )
     await group.stop(1)
     group.lists[1][1] = group.lists[1][1].append(7, 0)  # terms of the lost controllers
     broker = await group.start(1, reapplies_id=True)
-    await until(lambda: broker._is_known, "it is known again")
+    await until(lambda: broker._is_registered, "it is known again")
     await until(lambda: broker._epoch > 7, "a term above all that it has had")
     await group.master()
 
@@ -252,7 +254,9 @@ async def test_of_two_brokers_with_one_identity_one_writes(group: Elected, rig: 
     second = await group.start(2)
     assert second.broker_id == first.broker_id
     told = f"a broker with the id 1 lives at {group.address(1)}"
-    await until(lambda: any(told in reason for reason in second._told), "it is refused, and says so")
+    await until(
+        lambda: any(told in reason for reason in second._logged_refusals), "it is refused, and says so"
+    )
     assert group.masters() == [1]
     assert (await group.send(2, b"to the copy")).code != ResponseCode.SUCCESS
 
@@ -270,7 +274,7 @@ async def test_of_two_brokers_with_one_identity_one_writes(group: Elected, rig: 
     assert refused.code != ResponseCode.SUCCESS
     assert (await group.send(2, b"to who leads")).code == ResponseCode.SUCCESS
     told = f"a broker with the id 1 lives at {group.address(2)}"
-    await until(lambda: any(told in reason for reason in first._told), "it says why")
+    await until(lambda: any(told in reason for reason in first._logged_refusals), "it says why")
     # When the other broker is gone, the first one gets its id back.
     await group.stop(2)
     await until(lambda: first.is_master, "the first one leads again")
@@ -333,10 +337,10 @@ async def test_a_master_without_lease_and_promises_is_fenced_until_it_has_either
     pulled = await rig.client.request(group.address(1), Command.request(RequestCode.PULL_MESSAGE, header), 5)
     assert pulled.code == ResponseCode.SUCCESS, pulled.remark
     assert group.brokers[1].broker._tables.offsets.committed("CG", "TBW102", 0) is None
-    await until(lambda: group.brokers[1]._is_rested, "duties rest")
+    await until(lambda: group.brokers[1]._is_paused, "duties rest")
     await rig.start()
     await until(group.brokers[1].may_write, "the lease is back")
-    await until(lambda: not group.brokers[1]._is_rested, "duties go on")
+    await until(lambda: not group.brokers[1]._is_paused, "duties go on")
     assert (await group.send(1, b"again")).code == ResponseCode.SUCCESS
     found = rig.controllers["n0"].groups.get(GROUP)
     assert found is not None
@@ -391,8 +395,8 @@ async def test_a_lease_is_of_one_term_and_counts_from_when_it_was_asked_for(grou
     assert broker._lease.is_valid(now_s + LEASE_MS / 1000 - 1.01)
     assert not broker._lease.is_valid(now_s + LEASE_MS / 1000 - 0.99)
     broker._on_heartbeat_answer(ControllerHeartbeat(epoch, own_id, 60_000), now_s)
-    assert broker._wanted is not None
-    broker._note_master(replace(broker._wanted, master_epoch=epoch + 1, set_epoch=99))
+    assert broker._assigned is not None
+    broker._accept_master(replace(broker._assigned, master_epoch=epoch + 1, set_epoch=99))
     await until(lambda: copier(group, 1).epoch == epoch + 1, "its next term")
     assert not broker._lease.is_valid(now_s)
 
@@ -421,13 +425,13 @@ async def test_who_is_replaced_while_its_disk_stalls_takes_no_office(
     monkeypatch.setattr(copy, "begin_term", begin_slowly)
     monkeypatch.setattr(broker, "_compose", note_compose)
     monkeypatch.setattr(broker.store, "trust_tail", lambda: trusted.append(True))
-    wanted = broker._wanted
+    wanted = broker._assigned
     assert wanted is not None
     epoch = wanted.master_epoch
-    broker._note_master(replace(wanted, master_epoch=epoch + 1))
+    broker._accept_master(replace(wanted, master_epoch=epoch + 1))
     await has_begun.wait()
     other = replace(wanted, master_epoch=epoch + 2, master_id=7, master_address="127.0.0.1:9")
-    broker._note_master(other)
+    broker._accept_master(other)
     may_go_on.set()
     await until(lambda: broker.broker.options.is_slave, "it is a slave of the next term")
     assert (composed, trusted, broker.is_master, copy.epoch) == ([False], [], False, None)
@@ -454,18 +458,18 @@ async def test_a_store_that_cannot_take_its_role_now_takes_it_later(
             raise OSError(errno.EMFILE, "Too many open files")
         begin_role(role)
 
-    wanted = broker._wanted
+    wanted = broker._assigned
     assert wanted is not None
     epoch = wanted.master_epoch
     other = replace(wanted, master_epoch=epoch + 1, master_id=7, master_address="127.0.0.1:9")
-    broker._note_master(other)
+    broker._accept_master(other)
     await until(lambda: broker.broker.options.is_slave, "it is a slave")
     monkeypatch.setattr(broker.store, "begin_role", refuse)
-    broker._note_master(replace(wanted, master_epoch=epoch + 2))
+    broker._accept_master(replace(wanted, master_epoch=epoch + 2))
     await until(lambda: len(refused) > 2, "it tries again")
     assert set(refused) == {BrokerRole.SYNC_MASTER}
     if is_replaced:
-        broker._note_master(replace(other, master_epoch=epoch + 3))
+        broker._accept_master(replace(other, master_epoch=epoch + 3))
         monkeypatch.setattr(broker.store, "begin_role", begin_role)
         await until(lambda: broker._epoch == epoch + 3, "it is a slave of the next term")
         assert not broker.is_master
@@ -551,7 +555,7 @@ async def test_a_fenced_master_that_begins_to_rest_may_be_replaced_in_the_same_m
     await group.start(1)
     await group.master()
     broker = group.brokers[1].broker
-    await asyncio.gather(broker.rest(is_resting=True), broker.stop(keeps=lambda _: False))
+    await asyncio.gather(broker.pause(is_paused=True), broker.stop(keeps=lambda _: False))
 
 
 async def test_a_master_hands_over_at_once_and_only_when_the_others_hold_all(
@@ -760,7 +764,7 @@ async def test_a_master_whose_controllers_are_gone_hands_nothing_over(group: Ele
     await group.start(2)
     await group.in_set(1, 2)
     await rig.stop()
-    with pytest.raises(RequestRejected, match="nothing was handed over"):
+    with pytest.raises(RequestRejected, match="the outcome of the handover is unknown"):
         await hand_over(rig.client, group.address(1), 2)
     assert group.masters() == [1]
     await until(group.brokers[1].may_write, "the slave promises to stay one")
@@ -940,13 +944,13 @@ async def test_a_broker_of_another_group_serves_and_copies_nothing_until_it_has_
     answer = await rig.client.request(group.address(2), pull, 5)
     assert (answer.code, "f" * 32 in (answer.remark or "")) == (ResponseCode.SERVICE_NOT_AVAILABLE, True)
     assert any(one.message == events.BROKER_GROUP_REFUSED for one in caplog.records)
-    assert told in slave._doubt.reason
+    assert told in slave._mismatch.reason
     assert (slave.is_master, slave.broker.options.is_slave) == (False, True)
     await group.stop(2)
     group.disks[2].remove(Path("/store/brokerGroup"))  # as a directory of an older release
     slave = await group.start(2)
     await until(lambda: slave._group.group_id == told)
-    await until(lambda: (slave._foreign, slave._doubt.reason) == ("", ""))
+    await until(lambda: (slave._foreign, slave._mismatch.reason) == ("", ""))
 
 
 async def test_a_slave_serves_reads_soon_though_no_controller_can_be_asked(
@@ -957,7 +961,9 @@ async def test_a_slave_serves_reads_soon_though_no_controller_can_be_asked(
     await group.stop(1)
     await rig.stop("n0")
     monkeypatch.setattr(elected, "UNASKED_S_MAX", 0.05)
-    monkeypatch.setattr(elected.ElectedBroker, "_note_foreign", lambda *_: None)  # no error arrives either
+    monkeypatch.setattr(
+        elected.ElectedBroker, "_on_foreign_group", lambda *_: None
+    )  # no error arrives either
     broker = await group.start(1)
     await until(lambda: not broker._foreign_reason(), "the time for an answer is over")
     pull = Command.request(RequestCode.GET_MAX_OFFSET, fields={"topic": "TBW102", "queueId": "0"})
@@ -989,4 +995,4 @@ async def test_controllers_without_their_disk_are_told_what_the_brokers_know(
     await until(lambda: slave.is_master)
     assert slave._epoch > 1
     assert (await group.send(2, b"after")).code == ResponseCode.SUCCESS
-    assert slave._doubt.reason == ""
+    assert slave._mismatch.reason == ""

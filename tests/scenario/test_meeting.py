@@ -231,7 +231,7 @@ async def test_another_group_is_refused_by_both_sides(
     assert all(GROUP_ID in reason and OTHER_ID in reason for reason in told)
     with pytest.raises(ForeignGroup):
         await two.meeting.ask()
-    assert (two.meeting.is_proven, OTHER_ID in two.meeting.doubt) == (False, True)
+    assert (two.meeting.is_verified, OTHER_ID in two.meeting.mismatch) == (False, True)
 
 
 @pytest.mark.parametrize(("group_id", "is_served"), [(GROUP_ID, True), (OTHER_ID, False)])
@@ -280,7 +280,7 @@ async def test_masters_of_all_releases_are_followed(
     await until(lambda: log_bytes(two.store) == log_bytes(one.store))
     assert two.verdict is not None
     assert two.verdict.outcome is outcome
-    assert two.meeting.is_proven is not bool(lacks)
+    assert two.meeting.is_verified is not bool(lacks)
     known = two.channel.epochs.ids
     assert known == ({} if lacks else {EpochEntry(1, 0): 7, one.channel.epochs.entries[1]: 8})
 

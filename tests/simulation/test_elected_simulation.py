@@ -345,21 +345,21 @@ def test_only_a_token_of_this_term_is_a_promise(monkeypatch: pytest.MonkeyPatch)
         assert leader.server is not None
         await until(cluster, lambda: answers, "a slave has asked")
         now_s = cluster.world.loop.time()
-        vouches = leader.server._vouches
+        leases = leader.server._peer_leases
         for token in (0, -1, answers[0].token * 0 + int((now_s + 60) * 1_000_000)):
-            vouches.hear(77, token, None, now_s)  # type: ignore[arg-type]  # no channel is looked at
-        assert not vouches.have_all([77], now_s)
+            leases.record(77, token, None, now_s)  # type: ignore[arg-type]  # no channel is looked at
+        assert not leases.have_all([77], now_s)
         # A promise counts from when its token was issued, however late it arrives.
         await cluster.world.clock.sleep(2.0)
         channel = Channel()
         late_s = cluster.world.loop.time()
-        vouches.hear(77, vouches.new_token(late_s - 1.3), channel, late_s)  # type: ignore[arg-type]
-        assert not vouches.have_all([77], late_s)
-        vouches.hear(77, vouches.new_token(late_s - 1.0), channel, late_s)  # type: ignore[arg-type]
-        assert vouches.have_all([77], late_s)
+        leases.record(77, leases.new_token(late_s - 1.3), channel, late_s)  # type: ignore[arg-type]
+        assert not leases.have_all([77], late_s)
+        leases.record(77, leases.new_token(late_s - 1.0), channel, late_s)  # type: ignore[arg-type]
+        assert leases.have_all([77], late_s)
         for forget in channel.on_close:
             forget(channel)
-        assert not vouches.have_all([77], late_s)
+        assert not leases.have_all([77], late_s)
 
     async def note(
         client: RemotingClient, master: str, header: VouchRequest, *, timeout_s: float

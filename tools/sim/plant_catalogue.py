@@ -1794,8 +1794,8 @@ _ELECTED: Final = (
     Plant(
         name="some other groups are taken for the own one",
         path="broker/autoswitch/identity.py",
-        sound="if told and self.group_id is not None and told != self.group_id:",
-        bug="if told and self.group_id is not None and told < self.group_id:",
+        sound="if reported and self.group_id is not None and reported != self.group_id:",
+        bug="if reported and self.group_id is not None and reported < self.group_id:",
         proofs=(
             "unit/broker/test_identity.py",
             "scenario/test_meeting.py",
@@ -1805,7 +1805,7 @@ _ELECTED: Final = (
         name="the id of a group is used before it is on disk",
         path="broker/autoswitch/identity.py",
         sound="        self._disk.make_dirs(self._path.parent)\n        try:",
-        bug="        self.group_id = told\n        self._disk.make_dirs(self._path.parent)\n        try:",
+        bug="        self.group_id = reported\n        self._disk.make_dirs(self._path.parent)\n        try:",
         proofs=("unit/broker/test_identity.py",),
     ),
     Plant(
@@ -1863,8 +1863,8 @@ _ELECTED: Final = (
     Plant(
         name="the term of the log gives way to one of the same number",
         path="broker/autoswitch/history.py",
-        sound="return KnownTerm(taken.master_epoch, held_id, None)",
-        bug="return KnownTerm(taken.master_epoch, taken.term_id, taken.master_id)",
+        sound="return KnownTerm(accepted.master_epoch, held_id, None)",
+        bug="return KnownTerm(accepted.master_epoch, accepted.term_id, accepted.master_id)",
         proofs=("unit/broker/test_history.py",),
     ),
     Plant(
@@ -1933,14 +1933,14 @@ _ELECTED: Final = (
     Plant(
         name="what comes behind parked sends goes before them",
         path="broker/autoswitch/forwarding.py",
-        sound="if self._target is not None and not self._parked and self._pass_on(channel, command):",
-        bug="if self._target is not None and self._pass_on(channel, command):",
+        sound="if self._target is not None and not self._parked and self._forward(channel, command):",
+        bug="if self._target is not None and self._forward(channel, command):",
         proofs=("unit/broker/test_forwarding.py",),
     ),
     Plant(
         name="a send that was passed on and not answered is passed on again",
         path="broker/autoswitch/forwarding.py",
-        sound='            channel.abort(f"what came of a send that was passed on is not known: {result}")\n',
+        sound='            channel.abort(f"the outcome of a forwarded send is unknown: {result}")\n',
         bug="            self.accept(channel, command)\n",
         proofs=("unit/broker/test_forwarding.py",),
     ),
@@ -1975,14 +1975,14 @@ _ELECTED: Final = (
     Plant(
         name="a promise is counted from when it arrives",
         path="broker/autoswitch/controllers.py",
-        sound="self._heard[broker_id] = since_s, channel",
-        bug="self._heard[broker_id] = now_s, channel",
+        sound="self._granted[broker_id] = since_s, channel",
+        bug="self._granted[broker_id] = now_s, channel",
         proofs=("simulation/test_elected_simulation.py", "elected"),
     ),
     Plant(
         name="a slave that has promised takes office at once",
         path="broker/autoswitch/elected.py",
-        sound="        await self._promise.wait()\n",
+        sound="        await self._peer_lease.wait()\n",
         bug="",
         proofs=("simulation/test_elected_simulation.py", "elected"),
     ),
@@ -2095,7 +2095,7 @@ _ELECTED: Final = (
     Plant(
         name="a lease from before a failed hand-over counts",
         path="broker/autoswitch/controllers.py",
-        sound="        if sent_s >= self._asked_from_s:",
+        sound="        if sent_s >= self._requests_from_s:",
         bug="        if True:",
         proofs=("simulation/test_elected_simulation.py",),
     ),
@@ -2179,8 +2179,8 @@ _ELECTED: Final = (
     Plant(
         name="a deletion is answered before the next master knows of it",
         path="broker/autoswitch/term.py",
-        sound="if told is not None and told.code == ResponseCode.SUCCESS:",
-        bug="if told is None:",
+        sound="if answer is not None and answer.code == ResponseCode.SUCCESS:",
+        bug="if answer is None:",
         proofs=("unit/broker/test_term_routes.py", "elected"),
     ),
     Plant(

@@ -23,8 +23,8 @@ from tandemmq.broker.autoswitch.term import (
     copied_routes,
     fenced_routes,
     forwarded_routes,
-    proven_routes,
     refused_writes,
+    verified_routes,
 )
 from tandemmq.broker.options import OPEN, AccessOptions, BrokerOptions, MetricsExporter
 from tandemmq.broker.parts import MasterDuties, Parts, build_routes, fast_routes
@@ -78,7 +78,7 @@ class Broker:
     ha_address: Address
     metrics_address: Address | None = None
     served_codes: frozenset[int] = frozenset()
-    is_in_office = False
+    is_active = False
     """True if an elected broker was allowed by its owner to take office."""
 
     def __init__(
@@ -199,7 +199,7 @@ class Broker:
             own_address=self._advertised_address,
             access=self._access_options,
         )
-        parts.runtime_info.turned_away = self._turned_away
+        parts.runtime_info.rejections = self._rejections
         self._claim.started_at_ms = parts.runtime_info.booted_at_ms
         own = build_routes(parts) | self._access.routes()
         if term is not None:
@@ -242,7 +242,7 @@ class Broker:
 
             self._waiting.start("tail_wait", self._wait_for_tail(store, parts, replica, reopen))
         else:
-            await self._take_office(store, parts)
+            await self._start_role(store, parts)
 
     async def _cede(self) -> None:
         """Stops the duties and unregisters, because another master of this name continues."""
@@ -261,7 +261,7 @@ class Broker:
         routes = own | elected.routes() | self._ha_handlers(store).routes()
         if self.options.is_slave:
             parts.topics.forward_deletion = elected.forward_deletion
-            routes = proven_routes(forwarded_routes(routes, term.forwarding), term.foreign)
+            routes = verified_routes(forwarded_routes(routes, term.forwarding), term.foreign)
         else:
             copied = copied_routes(routes, elected.wait_copied)
             routes = fenced_routes(copied, term.may_write, term.forwarding)
@@ -287,7 +287,7 @@ class Broker:
         if self.options.metrics_exporter is MetricsExporter.PROM:
             self.metrics_address = await self._serve_metrics(store, parts)
 
-    async def _take_office(self, store: MessageStore, parts: Parts) -> None:
+    async def _start_role(self, store: MessageStore, parts: Parts) -> None:
         """Starts a master's duties and registers, so that clients find this broker."""
         if not self.options.is_slave:
             self._duties = self._make_duties(store, parts)
@@ -296,14 +296,14 @@ class Broker:
 
     # Methods for the owner of an elected broker.
 
-    def take_office(self) -> None:
+    def activate(self) -> None:
         """Takes up the role of this term: starts its duties and registers with the name servers as soon as
         they are reachable.
         """
         assert self.store is not None
         assert self._parts is not None
-        self.is_in_office = True
-        self._scope.start("take_office", self._take_office(self.store, self._parts))
+        self.is_active = True
+        self._scope.start("activate", self._start_role(self.store, self._parts))
 
     def set_master(self, address: str | None) -> None:
         """Sets the address of the master whose tables this slave copies, or None without a master."""
@@ -317,11 +317,11 @@ class Broker:
         assert self._elected is not None
         return self._elected.has_tables(broker_id)
 
-    async def rest(self, *, is_resting: bool) -> None:
+    async def pause(self, *, is_paused: bool) -> None:
         """Pauses or resumes the duties: a fenced master does none, and later continues where it stopped."""
         if self._duties is None:
             return
-        if is_resting:
+        if is_paused:
             await self._duties.stop()
         else:
             self._duties.start()
@@ -339,7 +339,7 @@ class Broker:
         await replica.wait_for_tail()
         self._tables.begin_run(store)
         reopen()
-        await self._take_office(store, parts)
+        await self._start_role(store, parts)
 
     async def _listed_slaves(self) -> dict[int, str] | None:
         """Returns the slaves of this broker's name by id, as reported by all name servers that answer; None
@@ -421,7 +421,7 @@ class Broker:
             is_slave=self.options.is_slave,
             own_address=self._advertised_address,
             copying=term.copying,
-            doubt=term.doubt,
+            mismatch=term.mismatch,
             on_fatal=self._on_fatal,
         )
 
@@ -484,14 +484,14 @@ class Broker:
         lasting[port] = server
         return address
 
-    def _turned_away(self) -> dict[str, str]:
+    def _rejections(self) -> dict[str, str]:
         """Returns the rejections by access control, listeners' bounds and history checks, for the runtime
         info.
         """
         audit, elected, history = self._access.audit, self._elected, {}
         if elected is not None:
             history = {
-                HISTORY_DOUBT_KEY: elected.history_doubt,
+                HISTORY_DOUBT_KEY: elected.history_mismatch,
                 HISTORY_DIFFERED_KEY: str(elected.history_differed_count),
             }
         return {

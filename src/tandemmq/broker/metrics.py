@@ -190,7 +190,7 @@ def read_replication(
         yield from _read_master(status, store, clock.now_ms())
     yield Sample(metrics.MASTER_WAITING, bool(store.unverified_reason))
     if isinstance(replica, ElectedReplica):
-        yield Sample(metrics.HISTORY_DOUBTED, bool(replica.history_doubt))
+        yield Sample(metrics.HISTORY_DOUBTED, bool(replica.history_mismatch))
         yield Sample(metrics.HISTORY_DIFFERED, replica.history_differed_count)
     if copy is not None:
         yield from _read_slave(copy, replica.synced_at, clock)

@@ -132,7 +132,7 @@ async def test_what_nobody_takes_in_time_is_refused_and_was_sent_nowhere(
     rig.subject.linger()
     answer = await rig.send()
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert answer.remark == "no other master took it within 0.05 s"
+    assert answer.remark == "no other master accepted it within 0.05 s"
     rig.subject.send_to("127.0.0.1:3")  # no broker is there
     assert (await rig.send()).code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert rig.got == []

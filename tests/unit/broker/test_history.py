@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tandemmq.api.controller import MasterFacts
-from tandemmq.broker.autoswitch.history import ControllerDoubt, KnownTerm, newest_term, report_history
+from tandemmq.broker.autoswitch.history import ControllerMismatch, KnownTerm, newest_term, report_history
 from tandemmq.replication.core.epochs import EpochEntry, EpochList
 
 
@@ -62,7 +62,7 @@ def test_a_master_reports_the_set_that_sends_wait_for(confirm_offset: int, epoch
 
 
 def test_controllers_that_know_less_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    doubt = ControllerDoubt("broker-a of C at b:1")
+    doubt = ControllerMismatch("broker-a of C at b:1")
     known = KnownTerm(2, 88, None)
     caplog.set_level(logging.WARNING)
     doubt.compare(term(2, 88), known)

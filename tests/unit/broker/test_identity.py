@@ -186,7 +186,7 @@ async def test_a_group_that_cannot_be_kept_is_not_used() -> None:
     with pytest.raises(Killed):
         await group.learn(GROUP_ID, "c")
     assert group.group_id is None
-    with pytest.raises(RequestRejected, match="no id of a group"):
+    with pytest.raises(RequestRejected, match="is not a group id"):
         await group_identity(MemoryDisk()).learn("../../etc", "c")
 
 

@@ -12,7 +12,7 @@ from tandemmq.broker.autoswitch.term import (
     TABLE_CHANGES,
     copied_routes,
     fenced_routes,
-    proven_routes,
+    verified_routes,
 )
 from tandemmq.errors import ServiceNotAvailable
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -115,7 +115,7 @@ def test_a_broker_that_may_be_of_another_group_serves_no_reads(code: int) -> Non
     their own.
     """
     reason = ["it belongs to the group f"]
-    handler = proven_routes({code: lambda _channel, command: command.reply()}, lambda: reason[0])[code]
+    handler = verified_routes({code: lambda _channel, command: command.reply()}, lambda: reason[0])[code]
     with pytest.raises(ServiceNotAvailable, match="belongs to the group f"):
         handler(CHANNEL, Command.request(code))
     reason[0] = ""
@@ -126,5 +126,7 @@ def test_a_broker_that_may_be_of_another_group_serves_no_reads(code: int) -> Non
 
 def test_a_broker_that_is_not_proven_yet_takes_what_reads_nothing() -> None:
     code = RequestCode.GET_BROKER_EPOCH_CACHE
-    handler = proven_routes({code: lambda _channel, command: command.reply()}, lambda: "not asked yet")[code]
+    handler = verified_routes({code: lambda _channel, command: command.reply()}, lambda: "not asked yet")[
+        code
+    ]
     assert isinstance(handler(CHANNEL, Command.request(code)), Command)

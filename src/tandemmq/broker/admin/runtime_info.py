@@ -103,7 +103,7 @@ class RuntimeInfoHandlers:
         self._clock = clock
         self.booted_at_ms = clock.now_ms()
         self.timers: Callable[[], TimerFigures] = TimerFigures
-        self.turned_away: Callable[[], Mapping[str, str]] = dict
+        self.rejections: Callable[[], Mapping[str, str]] = dict
         """TandemMQ's keys for requests rejected before any handler; set by the broker, which owns the
         listeners.
         """
@@ -169,7 +169,7 @@ class RuntimeInfoHandlers:
             STORE_REFUSAL_KEY: self._store.refusal,
             REFUSALS_KEY: str(self._refusals.count),
             NEWEST_REFUSAL_KEY: self._refusals.newest,
-            **self.turned_away(),
+            **self.rejections(),
             "msgPutTotalYesterdayMorning": str(stats.put_mornings[0]),
             "msgPutTotalTodayMorning": str(stats.put_mornings[1]),
             "msgGetTotalYesterdayMorning": str(stats.got_mornings[0]),

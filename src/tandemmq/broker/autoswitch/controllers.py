@@ -1,9 +1,9 @@
-"""The authority on which a broker of an elected group acts: the controllers' answers, and its replicas'
-promises.
+"""The authority on which a broker of an elected group acts: the controllers' answers, and leases from its
+replicas.
 
 `Controllers` and `Heartbeats` talk to the controllers; `MasterLease` is the time for which a master may
-continue after their last answer. `Vouches` and `Promise` are the two sides of the promises that slaves make
-to their master.
+continue after their last answer. `PeerLeases` is a master's side of the leases that its slaves grant to it,
+`PeerLeaseHolder` the slave's side, which holds to a granted lease.
 Source:  spec controller 2.1, 3.4, 10.5, 10.6.
 """
 
@@ -80,12 +80,12 @@ class Controllers:
         self._clock = clock
 
     async def next_id(self) -> int:
-        return await self._ask(
+        return await self._call_leader(
             lambda leader: api.next_broker_id(self._client, leader, self._cluster, self._name)
         )
 
     async def apply_id(self, broker_id: int, check_code: str) -> None:
-        await self._ask(
+        await self._call_leader(
             lambda leader: api.apply_broker_id(
                 self._client, leader, self._cluster, self._name, broker_id, check_code, self._group.group_id
             )
@@ -93,7 +93,7 @@ class Controllers:
 
     async def register(self, header: RegisterReplicaRequest) -> MasterFacts:
         """Registers this broker: that it has started, its address and its history."""
-        return await self._ask_master(
+        return await self._call_for_master(
             lambda leader: api.register_at_controller(self._client, leader, header, self._clock.now_ms())
         )
 
@@ -106,7 +106,7 @@ class Controllers:
             is_designated=False,
             group_id=self._group.group_id,
         )
-        return await self._ask_master(
+        return await self._call_for_master(
             lambda leader: api.elect_master(self._client, leader, header, self._clock.now_ms())
         )
 
@@ -121,14 +121,14 @@ class Controllers:
             is_designated=True,
             group_id=self._group.group_id,
         )
-        return await self._ask_master(
+        return await self._call_for_master(
             lambda leader: api.elect_successor(
                 self._client, leader, header, self._clock.now_ms(), master_epoch=master_epoch
             )
         )
 
     async def read_master(self) -> MasterFacts:
-        return await self._ask_master(
+        return await self._call_for_master(
             lambda leader: api.read_master(self._client, leader, self._name, self._group.group_id)
         )
 
@@ -142,22 +142,22 @@ class Controllers:
             master_epoch=master_epoch,
             group_id=self._group.group_id,
         )
-        wanted = SyncStateSetAnswer(ids=tuple(sorted(ids)), epoch=set_epoch)
-        return await self._ask(
-            lambda leader: api.alter_sync_set(self._client, leader, header, wanted, self._clock.now_ms())
+        target = SyncStateSetAnswer(ids=tuple(sorted(ids)), epoch=set_epoch)
+        return await self._call_leader(
+            lambda leader: api.alter_sync_set(self._client, leader, header, target, self._clock.now_ms())
         )
 
-    async def _ask_master(self, question: Callable[[str], Awaitable[MasterFacts]]) -> MasterFacts:
+    async def _call_for_master(self, request: Callable[[str], Awaitable[MasterFacts]]) -> MasterFacts:
         """Sends a request whose answer names the group. The group must be this broker's; its id is saved on
         disk.
 
-        Raises:  ForeignGroup; the errors of `_ask`.
+        Raises:  ForeignGroup; the errors of `_call_leader`.
         """
-        facts = await self._ask(question)
+        facts = await self._call_leader(request)
         await self._group.learn(facts.group_id, f"the controller {self.leader}")
         return facts
 
-    async def _ask(self, question: Callable[[str], Awaitable[T]]) -> T:
+    async def _call_leader(self, request: Callable[[str], Awaitable[T]]) -> T:
         """Sends a request to the leader and returns its answer.
 
         Raises:  NotLeader if no leader is found; RequestRejected; ClientError: the outcome is unknown.
@@ -165,7 +165,7 @@ class Controllers:
         for is_last in (False, True):
             leader = self.leader or await self._find_leader()
             try:
-                answer = await question(leader)
+                answer = await request(leader)
             except NotLeader:
                 self.leader = None
                 if is_last:
@@ -223,7 +223,7 @@ class Heartbeats:
 
     async def _run(self, address: str, wake: asyncio.Event) -> None:
         """Sends heartbeats to one controller. Never returns."""
-        is_heard = True
+        is_reachable = True
         while True:
             wake.clear()
             sent_s = self._clock.monotonic()
@@ -236,16 +236,16 @@ class Heartbeats:
                 if answer.master_epoch is None:
                     period_s = max(period_s, OTHERS_PERIOD_S)
                 self._on_answer(answer, sent_s)
-                if not is_heard:
+                if not is_reachable:
                     log.info(events.CONTROLLER_REACHED, extra={"address": address})
-                is_heard = True
+                is_reachable = True
             except TandemError as error:
-                if is_heard:
+                if is_reachable:
                     facts = {"address": address, "reason": str(error)}
                     log.warning(events.CONTROLLER_UNREACHABLE, extra=facts)
-                is_heard = False
-            rest_s = sent_s + period_s - self._clock.monotonic()
-            timer = self._clock.call_later(max(0.0, rest_s), wake.set)
+                is_reachable = False
+            remaining_s = sent_s + period_s - self._clock.monotonic()
+            timer = self._clock.call_later(max(0.0, remaining_s), wake.set)
             try:
                 await wake.wait()
             finally:
@@ -259,13 +259,13 @@ class MasterLease:
 
     def __init__(self) -> None:
         self._end_s = float("-inf")
-        self._asked_from_s = float("-inf")
+        self._requests_from_s = float("-inf")
         self.is_needed = False
         """True if the controllers grant leases; RocketMQ's controllers do not."""
 
     def extend(self, sent_s: float, lease_ms: int) -> None:
         self.is_needed = True
-        if sent_s >= self._asked_from_s:
+        if sent_s >= self._requests_from_s:
             self._end_s = max(self._end_s, sent_s + lease_ms / 1000)
 
     def end(self, now_s: float) -> None:
@@ -273,13 +273,14 @@ class MasterLease:
         later.
         """
         self._end_s = float("-inf")
-        self._asked_from_s = now_s
+        self._requests_from_s = now_s
 
     def is_valid(self, now_s: float) -> bool:
         return now_s < self._end_s
 
 
-# Vouches: a master may continue without a lease while all other members of its set promise to stay slaves.
+# Peer leases: a master may continue without a lease of the controllers while all other members of its set
+# grant it leases, by which they promise to stay slaves.
 #
 # Strategy:   each slave asks its master periodically, and returns the token of the previous answer. While the
 #             master's lease is about to expire, its answers say so. Each further request is then a promise
@@ -292,44 +293,44 @@ class MasterLease:
 
 COUNTED_S: Final = 1.2
 """The duration of a promise as counted by the master: as long as a lease."""
-PROMISE_S: Final = 1.33
+HELD_S: Final = 1.33
 TIMEOUT_S: Final = 0.5
 TOKENS_PER_S: Final = 1_000_000
 
 
-class Vouches:
+class PeerLeases:
     """The master's side: the slaves that promised to stay slaves, and the time from which each promise
     counts.
     """
 
     def __init__(self) -> None:
-        self._begun_s = float("inf")
-        self._heard: dict[int, tuple[float, Channel]] = {}
+        self._term_start_s = float("inf")
+        self._granted: dict[int, tuple[float, Channel]] = {}
 
     def begin_term(self, now_s: float) -> None:
         """Starts a term. Promises made to an earlier master are void."""
-        self._begun_s = now_s
-        self._heard.clear()
+        self._term_start_s = now_s
+        self._granted.clear()
 
-    def hear(self, broker_id: int, token: int, channel: Channel, now_s: float) -> None:
+    def record(self, broker_id: int, token: int, channel: Channel, now_s: float) -> None:
         """Records a promise. A token that was not issued in this term is ignored."""
         since_s = token / TOKENS_PER_S
-        if not self._begun_s <= since_s <= now_s:
+        if not self._term_start_s <= since_s <= now_s:
             return
-        before = self._heard.get(broker_id)
+        before = self._granted.get(broker_id)
         if before is None or before[1] is not channel:
             # The promise ends with the connection: a process that has exited does not keep it.
-            channel.on_close.append(lambda gone: self._forget(broker_id, gone))
-        self._heard[broker_id] = since_s, channel
+            channel.on_close.append(lambda closed: self._forget(broker_id, closed))
+        self._granted[broker_id] = since_s, channel
 
     def _forget(self, broker_id: int, channel: Channel) -> None:
-        heard = self._heard.get(broker_id)
-        if heard is not None and heard[1] is channel:
-            del self._heard[broker_id]
+        granted = self._granted.get(broker_id)
+        if granted is not None and granted[1] is channel:
+            del self._granted[broker_id]
 
     def have_all(self, ids: Iterable[int], now_s: float) -> bool:
         """Returns True if every one of `ids` has a promise that is still valid."""
-        return all(one in self._heard and self._heard[one][0] >= now_s - COUNTED_S for one in ids)
+        return all(one in self._granted and self._granted[one][0] >= now_s - COUNTED_S for one in ids)
 
     @staticmethod
     def new_token(now_s: float) -> int:
@@ -337,7 +338,7 @@ class Vouches:
         return int(now_s * TOKENS_PER_S)
 
 
-class Promise:
+class PeerLeaseHolder:
     """The slave's side: the time until which it must not become master."""
 
     def __init__(self, *, client: RemotingClient, clock: Clock, period_s: float) -> None:
@@ -348,24 +349,24 @@ class Promise:
 
     async def wait(self) -> None:
         """Waits until no promise is in force."""
-        rest_s = self._until_s - self._clock.monotonic()
-        if rest_s > 0:
-            await self._clock.sleep(rest_s)
+        remaining_s = self._until_s - self._clock.monotonic()
+        if remaining_s > 0:
+            await self._clock.sleep(remaining_s)
 
     async def keep(self, address: str, make: Callable[[int | None], VouchRequest]) -> None:
         """Tells the master at `address` periodically that this broker is its slave. Never returns."""
         token: int | None = None
         while True:
-            begun_s = self._clock.monotonic()
+            sent_at_s = self._clock.monotonic()
             if token is not None:
-                self._until_s = max(self._until_s, begun_s + PROMISE_S)
+                self._until_s = max(self._until_s, sent_at_s + HELD_S)
             answer: VouchResponse | None = None
             try:
                 answer = await send_peer_lease(self._client, address, make(token), timeout_s=TIMEOUT_S)
             except (ClientError, RequestRejected):
                 pass  # unreachable, or it serves another term
             is_first = token is None
-            token = None if answer is None or not answer.is_wanted else answer.token
+            token = None if answer is None or not answer.lease_requested else answer.token
             if token is not None and is_first:
                 continue
-            await self._clock.sleep(max(0.0, begun_s + self._period_s - self._clock.monotonic()))
+            await self._clock.sleep(max(0.0, sent_at_s + self._period_s - self._clock.monotonic()))

@@ -30,9 +30,15 @@ from tandemmq.api.controller import (
 )
 from tandemmq.api.replica import find_master_position
 from tandemmq.broker.access.service import own_credentials, warn_if_open
-from tandemmq.broker.autoswitch.controllers import Controllers, Heartbeats, MasterLease, Promise, Vouches
+from tandemmq.broker.autoswitch.controllers import (
+    Controllers,
+    Heartbeats,
+    MasterLease,
+    PeerLeaseHolder,
+    PeerLeases,
+)
 from tandemmq.broker.autoswitch.forwarding import Forwarding
-from tandemmq.broker.autoswitch.history import ControllerDoubt, newest_term, report_history
+from tandemmq.broker.autoswitch.history import ControllerMismatch, newest_term, report_history
 from tandemmq.broker.autoswitch.identity import (
     GROUP_FILE,
     IDENTITY_FILE,
@@ -90,7 +96,7 @@ COPY_S_MAX: Final = 1.0
 """The longest time for which a master that hands over waits for the others to hold its whole log. It accepts
 nothing meanwhile.
 """
-COPY_LOOK_S: Final = 0.005
+COPY_POLL_S: Final = 0.005
 OPEN_END: Final = 2**63 - 1
 
 MakeReplication = Callable[[MessageStore, int], AutoSwitch]
@@ -123,7 +129,7 @@ _REPLACED: Final = frozenset(
 
 
 _NOT_OF_THE_GROUP: Final = ResponseCode.CONTROLLER_INVALID_REQUEST
-UNASKED: Final = "the controllers were not asked yet whether it belongs to the group"
+UNASKED: Final = "the controllers have not confirmed yet that it belongs to the group"
 UNASKED_S_MAX: Final = 2.0
 """The time for which a newly started broker serves no reads while the controllers have not answered; they may
 be unavailable for long.
@@ -134,7 +140,7 @@ class _TermNotKept(Exception):
     """The start of a term could not be written to disk."""
 
 
-class _IdTaken(Exception):
+class _IdInUse(Exception):
     """The controllers know this broker's id at another address: its identity was copied."""
 
 
@@ -192,9 +198,9 @@ class ElectedBroker:
         self._group = GroupIdentity(
             self._identity_path.with_name(GROUP_FILE), broker=f"the broker {self._name}", disk=disk
         )
-        self._doubt = ControllerDoubt(self._name)
+        self._mismatch = ControllerMismatch(self._name)
         self._foreign = UNASKED  # why this broker may belong to another group
-        self._begun_s = clock.monotonic()
+        self._started_s = clock.monotonic()
         self._controllers = Controllers(
             election,
             cluster=options.cluster_name,
@@ -221,25 +227,27 @@ class ElectedBroker:
             scope=self._scope,
         )
         self._lease = MasterLease()
-        self._vouches = Vouches()
-        self._promise = Promise(client=self._client, clock=clock, period_s=election.heartbeat_ms / 1000)
+        self._peer_leases = PeerLeases()
+        self._peer_lease = PeerLeaseHolder(
+            client=self._client, clock=clock, period_s=election.heartbeat_ms / 1000
+        )
         self.store: MessageStore | None = None
         self._replication: AutoSwitch | None = None
         self._broker: Broker | None = None
-        self._wanted: MasterFacts | None = None
+        self._assigned: MasterFacts | None = None
         self._epoch = 0  # of the term that is accepted, or being accepted
         self._is_master = False  # the composition is a master's, and its term has begun
-        self._is_known = False  # the controllers know that this process has started
-        self._is_rested = False
+        self._is_registered = False  # the controllers know that this process has started
+        self._is_paused = False
         self._is_handing_over = False  # accepts no writes; until the next term, or until it failed
         self._is_drained = False  # and every accepted write is confirmed
         self._vouching: set[int] = set()  # slaves that sent TANDEM_VOUCH in this term
         self._joining_s: dict[int, float] = {}  # since when other slaves hold the log
-        self._look_due = asyncio.Event()
+        self._poll_due = asyncio.Event()
         self._term_due = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
         self._proposing: asyncio.Task[None] | None = None
-        self._told: set[str] = set()
+        self._logged_refusals: set[str] = set()
 
     # Start and stop.
 
@@ -296,11 +304,11 @@ class ElectedBroker:
             disk=self._disk,
         )
         self.ha_address = await replication.start(options.listen_host, ha_port_of(options))
-        self._begun_s = self._clock.monotonic()
+        self._started_s = self._clock.monotonic()
         await self._compose(is_master=False, epoch=0)
         warn_if_open((options.listen_host, options.listen_port), self._access, self._tls)
-        self._scope.start("steer", self._steer())
-        self._scope.start("look", self._look_for_ever())
+        self._scope.start("steer", self._run_terms())
+        self._scope.start("look", self._poll_controllers())
         self._scope.start("watch_gate", self._watch_gate())
 
     async def retire(self) -> None:
@@ -338,7 +346,7 @@ class ElectedBroker:
             try:
                 return await obtain_id(files, self._controllers, address=self._own_address, clock=self._clock)
             except (ClientError, RequestRejected) as error:
-                self._note_refusal("id", error)
+                self._log_refusal("id", error)
                 await self._clock.sleep(RETRY_S)
 
     def _make_autoswitch(self, store: MessageStore, broker_id: int) -> AutoSwitch:
@@ -382,7 +390,7 @@ class ElectedBroker:
                 may_write=self.may_write,
                 routes=self._routes(),
                 copying=self.replication,
-                doubt=lambda: self._doubt.reason or self._meeting.doubt,
+                mismatch=lambda: self._mismatch.reason or self._meeting.mismatch,
                 foreign=self._foreign_reason,
                 forwarding=self._forwarding,
                 servers=self._servers,
@@ -396,7 +404,7 @@ class ElectedBroker:
             RequestCode.GET_BROKER_EPOCH_CACHE: self.handle_epochs,
             RequestCode.NOTIFY_BROKER_ROLE_CHANGED: self.handle_notice,
             RequestCode.TANDEM_HAND_OVER: self.handle_hand_over,
-            RequestCode.TANDEM_VOUCH: self.handle_vouch,
+            RequestCode.TANDEM_VOUCH: self.handle_peer_lease,
             RequestCode.TANDEM_HISTORY: self._meeting.handle_history,
         }
 
@@ -410,19 +418,21 @@ class ElectedBroker:
         if self._lease.is_valid(now_s):
             return True
         others = self.replication.required
-        return others is not None and self._vouches.have_all(others, now_s)
+        return others is not None and self._peer_leases.have_all(others, now_s)
 
-    def handle_vouch(self, channel: Channel, command: Command) -> Command:
+    def handle_peer_lease(self, channel: Channel, command: Command) -> Command:
         """TANDEM_VOUCH (30107): a slave of this term reports that it is one."""
         header, now_s = command.decode(VouchRequest), self._clock.monotonic()
         if not self._is_master or header.master_epoch != self._epoch:
-            raise RequestRejected(f"this broker is no master in term {header.master_epoch}")
+            raise RequestRejected(f"this broker is not a master in term {header.master_epoch}")
         self._vouching.add(header.broker_id)
         if header.token is not None:
-            self._vouches.hear(header.broker_id, header.token, channel, now_s)
+            self._peer_leases.record(header.broker_id, header.token, channel, now_s)
             self._serve_parked()
-        is_wanted = self._lease.is_needed and not self._lease.is_valid(now_s + LEASE_SHORT_S)
-        return command.reply(header=VouchResponse(token=self._vouches.new_token(now_s), is_wanted=is_wanted))
+        lease_requested = self._lease.is_needed and not self._lease.is_valid(now_s + LEASE_SHORT_S)
+        return command.reply(
+            header=VouchResponse(token=self._peer_leases.new_token(now_s), lease_requested=lease_requested)
+        )
 
     async def handle_hand_over(self, channel: Channel, command: Command) -> Command:
         """TANDEM_HAND_OVER (30106): hands the master role over to the requested broker."""
@@ -444,11 +454,11 @@ class ElectedBroker:
 
         Raises:  RequestRejected.
         """
-        epoch, begun_s = self._epoch, self._clock.monotonic()
+        epoch, started_s = self._epoch, self._clock.monotonic()
         if not self.may_write():
-            raise RequestRejected("this broker is no master, or it is fenced or hands over already")
+            raise RequestRejected("this broker is not a master, or it is fenced or already hands over")
         if target == self.broker_id:
-            raise RequestRejected(f"the broker {target} is the master")
+            raise RequestRejected(f"broker {target} is already the master")
         facts = {
             "broker": self._options.broker_name,
             "target": target,
@@ -464,12 +474,12 @@ class ElectedBroker:
             successor = await self._controllers.elect_successor(target, epoch)
         except (ClientError, RequestRejected) as error:
             log.warning(events.BROKER_HAND_OVER_FAILED, extra={**facts, "reason": str(error)})
-            raise RequestRejected(f"nothing was handed over that is known: {error}") from error
+            raise RequestRejected(f"the outcome of the handover is unknown: {error}") from error
         else:
-            took_ms = round((self._clock.monotonic() - begun_s) * 1000)
+            took_ms = round((self._clock.monotonic() - started_s) * 1000)
             extra = {**facts, "new_epoch": successor.master_epoch, "took_ms": took_ms}
             log.warning(events.BROKER_HANDED_OVER, extra=extra)
-            self._note_master(successor)
+            self._accept_master(successor)
             return successor
         finally:
             if self._epoch == epoch and not self._is_replaced(epoch):
@@ -480,7 +490,7 @@ class ElectedBroker:
                 self._is_handing_over = self._is_drained = False
                 self._serve_parked()
                 self._heartbeats.soon()
-                self._look_due.set()
+                self._poll_due.set()
 
     def _serve_parked(self) -> None:
         """Serves the parked sends if this broker may serve them."""
@@ -488,7 +498,7 @@ class ElectedBroker:
             self._forwarding.release(self._servers[self._options.listen_port].serve)
 
     def _is_replaced(self, epoch: int) -> bool:
-        return self._wanted is not None and self._wanted.master_epoch > epoch
+        return self._assigned is not None and self._assigned.master_epoch > epoch
 
     async def _wait_for_copies(self) -> None:
         """Waits until the set holds the whole log. Raises Busy."""
@@ -500,20 +510,20 @@ class ElectedBroker:
         ends_at_s = self._clock.monotonic() + COPY_S_MAX
         while self.replication.confirm_offset < end:
             if not self._is_master or self._clock.monotonic() > ends_at_s:
-                raise Busy(f"the set does not hold the log up to {end} within {COPY_S_MAX:g} s")
-            await self._clock.sleep(COPY_LOOK_S)
+                raise Busy(f"the in-sync set does not hold the log up to {end} within {COPY_S_MAX:g} s")
+            await self._clock.sleep(COPY_POLL_S)
 
     async def _watch_gate(self) -> None:
         """Suspends the duties of a fenced master, and resumes them."""
         while True:
             await self._clock.sleep(GATE_PERIOD_S)
             self._serve_parked()
-            if not self._is_master or self._is_rested != self.may_write():
+            if not self._is_master or self._is_paused != self.may_write():
                 continue
-            self._is_rested = not self._is_rested
-            event = events.BROKER_FENCED if self._is_rested else events.BROKER_REINSTATED
+            self._is_paused = not self._is_paused
+            event = events.BROKER_FENCED if self._is_paused else events.BROKER_REINSTATED
             log.warning(event, extra={"broker": self._options.broker_name, "master_epoch": self._epoch})
-            await self.broker.rest(is_resting=self._is_rested)
+            await self.broker.pause(is_paused=self._is_paused)
 
     def _make_heartbeat(self) -> BrokerHeartbeatRequest:
         assert self.store is not None
@@ -548,14 +558,14 @@ class ElectedBroker:
 
     def _report_history(self) -> HistoryFacts:
         assert self.store is not None
-        taken = self._wanted
+        accepted = self._assigned
         return report_history(
             self.store,
             self.replication,
             group_id=self._group.group_id,
             broker_id=self.broker_id,
-            taken=taken,
-            is_master=self._is_master and taken is not None and taken.master_epoch == self._epoch,
+            accepted=accepted,
+            is_master=self._is_master and accepted is not None and accepted.master_epoch == self._epoch,
         )
 
     def _on_heartbeat_answer(self, answer: ControllerHeartbeat, sent_s: float) -> None:
@@ -564,11 +574,11 @@ class ElectedBroker:
         try:
             self._group.check(answer.group_id, "a controller")
         except ForeignGroup as error:
-            self._note_foreign(error)
+            self._on_foreign_group(error)
             return
         self._lease.is_needed = True
-        if answer.master_epoch > self._epoch or (self._wanted is None and not answer.master_id):
-            self._look_due.set()
+        if answer.master_epoch > self._epoch or (self._assigned is None and not answer.master_id):
+            self._poll_due.set()
         elif (answer.master_epoch, answer.master_id) == (self._epoch, self.broker_id) and answer.lease_ms:
             self._lease.extend(sent_s, answer.lease_ms)
             self._serve_parked()
@@ -578,40 +588,40 @@ class ElectedBroker:
         controllers.
         """
         if read_master_notice(command).master_epoch > self._epoch:
-            self._look_due.set()
+            self._poll_due.set()
         return None if command.is_oneway else command.reply()
 
-    async def _look_for_ever(self) -> None:
+    async def _poll_controllers(self) -> None:
         """Registers this process with the controllers, then polls them for the master. Never returns."""
         has_begun = False
         while True:
-            self._look_due.clear()
+            self._poll_due.clear()
             try:
-                if not self._is_known:
+                if not self._is_registered:
                     await self._register()
                 if not has_begun:
                     self._heartbeats.start()
                     has_begun = True
-                elif self._is_known:
-                    await self._look()
+                elif self._is_registered:
+                    await self._read_master()
             except TandemError as error:
                 if not isinstance(error, (ClientError, RequestRejected)):
                     raise
-                self._note_refusal("master", error)
-                self._note_foreign(error)
+                self._log_refusal("master", error)
+                self._on_foreign_group(error)
                 if isinstance(error, RequestRejected) and error.code in _UNKNOWN_HERE:
-                    self._is_known = False
+                    self._is_registered = False
                     assert self.store is not None
-                    self._doubt.miss_group(newest_term(self.store, self._wanted), str(error))
+                    self._mismatch.miss_group(newest_term(self.store, self._assigned), str(error))
                     if not has_begun:
                         # Controllers that have lost the group restore it from the reports of its brokers.
                         self._heartbeats.start()
                         has_begun = True
             else:
-                self._told.clear()
-            timer = self._clock.call_later(self._election.poll_ms / 1000, self._look_due.set)
+                self._logged_refusals.clear()
+            timer = self._clock.call_later(self._election.poll_ms / 1000, self._poll_due.set)
             try:
-                await self._look_due.wait()
+                await self._poll_due.wait()
             finally:
                 timer.cancel()
 
@@ -625,11 +635,11 @@ class ElectedBroker:
             check_code = f"{self._own_address};{self._clock.now_ms()}"
             await self._controllers.apply_id(self.broker_id, check_code)
             facts = await self._controllers.register(self._make_registration())
-        self._is_known = True
+        self._is_registered = True
         self._foreign = ""
-        self._note_master(facts)
+        self._accept_master(facts)
 
-    async def _look(self) -> None:
+    async def _read_master(self) -> None:
         """Asks for the master, or for an election if there is none. Raises ClientError, RequestRejected."""
         facts = await self._controllers.read_master()
         if facts.master_id is None:
@@ -639,16 +649,16 @@ class ElectedBroker:
                 if error.code not in _NO_MASTER_YET:
                     raise
                 return
-        self._note_master(facts)
+        self._accept_master(facts)
 
-    def _note_master(self, facts: MasterFacts) -> None:
+    def _accept_master(self, facts: MasterFacts) -> None:
         assert self.store is not None
-        self._doubt.compare(facts, newest_term(self.store, self._wanted))
+        self._mismatch.compare(facts, newest_term(self.store, self._assigned))
         if facts.master_id is None:
             return
-        wanted = self._wanted
-        if wanted is None or facts.master_epoch > wanted.master_epoch:
-            self._wanted = facts
+        assigned = self._assigned
+        if assigned is None or facts.master_epoch > assigned.master_epoch:
+            self._assigned = facts
             self._term_due.set()
         elif facts.master_epoch == self._epoch and self._is_master and facts.sync_set:
             self.replication.set_committed(frozenset(facts.sync_set), facts.set_epoch)
@@ -658,45 +668,45 @@ class ElectedBroker:
         known. The controllers have UNASKED_S_MAX to object, and are not needed once its master has proven the
         group.
         """
-        if self._meeting.is_proven:
+        if self._meeting.is_verified:
             return ""
-        if self._foreign == UNASKED and self._clock.monotonic() - self._begun_s > UNASKED_S_MAX:
-            return self._meeting.doubt
-        return self._foreign or self._meeting.doubt
+        if self._foreign == UNASKED and self._clock.monotonic() - self._started_s > UNASKED_S_MAX:
+            return self._meeting.mismatch
+        return self._foreign or self._meeting.mismatch
 
-    def _note_foreign(self, error: TandemError) -> None:
+    def _on_foreign_group(self, error: TandemError) -> None:
         """Records that the controllers refuse a broker of another group. While none can be asked, its own
         files count.
         """
         is_refused = isinstance(error, RequestRejected) and error.code == _NOT_OF_THE_GROUP
         if is_refused or isinstance(error, ForeignGroup):
             self._foreign = str(error)
-            self._doubt.raise_(events.BROKER_GROUP_REFUSED, str(error))
+            self._mismatch.raise_(events.BROKER_GROUP_REFUSED, str(error))
         elif self._foreign == UNASKED:
             self._foreign = ""
 
-    def _note_refusal(self, what: str, error: TandemError) -> None:
+    def _log_refusal(self, subject: str, error: TandemError) -> None:
         """Logs one line per reason, until a request succeeds."""
-        reason = f"{what}: {error}"
-        if reason in self._told:
+        reason = f"{subject}: {error}"
+        if reason in self._logged_refusals:
             return
-        if len(self._told) > 16:
-            self._told.clear()
-        self._told.add(reason)
+        if len(self._logged_refusals) > 16:
+            self._logged_refusals.clear()
+        self._logged_refusals.add(reason)
         log.warning(events.CONTROLLER_REQUEST_REFUSED, extra={"reason": reason})
 
-    async def _steer(self) -> None:
+    async def _run_terms(self) -> None:
         """Runs one term after the other. Never returns."""
         while True:
             await self._term_due.wait()
             self._term_due.clear()
-            facts = self._wanted
+            facts = self._assigned
             assert facts is not None
             if facts.master_epoch > self._epoch:
-                await self._take(facts)
+                await self._apply_term(facts)
 
-    async def _take(self, facts: MasterFacts) -> None:
-        begun_s, epoch_before = self._clock.monotonic(), self._epoch
+    async def _apply_term(self, facts: MasterFacts) -> None:
+        started_s, epoch_before = self._clock.monotonic(), self._epoch
         is_own = facts.master_id == self.broker_id
         if self._is_master and not is_own:
             self._forwarding.linger()
@@ -706,7 +716,7 @@ class ElectedBroker:
         self._is_master = False  # accepts nothing more under the term that ends
         self._is_handing_over = self._is_drained = False
         self._epoch = facts.master_epoch
-        self._lease.end(begun_s)
+        self._lease.end(started_s)
         self._heartbeats.soon()  # a new master needs a lease, and the ends of all logs must be reported
         if self._following is not None:
             self._following.cancel()
@@ -717,21 +727,21 @@ class ElectedBroker:
             elif facts.master_address == self._own_address:
                 await self._become_master(facts)
             else:
-                await self._end_office(keeps_clients=False)
+                await self._deactivate(keeps_clients=False)
                 self._forwarding.end()
                 self.broker.set_master(None)
-                raise _IdTaken(
+                raise _IdInUse(
                     f"the id {self.broker_id} of this broker belongs to the one at {facts.master_address}:"
                     f" give each a {IDENTITY_FILE} and a store of its own"
                 )
-        except (StaleTerm, _IdTaken) as error:
+        except (StaleTerm, _IdInUse) as error:
             # The controllers lost state, or this broker was elected for a term that it has already had.
             log.error(
                 events.BROKER_ROLE_REFUSED, extra={"master_epoch": facts.master_epoch, "reason": str(error)}
             )
-            self._is_known = False
+            self._is_registered = False
             self._forwarding.end()
-            self._look_due.set()
+            self._poll_due.set()
             return
         except _TermNotKept as error:
             # The disk is full or failing: this broker retries, unless another one is elected first.
@@ -752,7 +762,7 @@ class ElectedBroker:
                 "master": facts.master_id,
                 "master_epoch": facts.master_epoch,
                 "sync_set": facts.sync_set,
-                "took_ms": round((self._clock.monotonic() - begun_s) * 1000),
+                "took_ms": round((self._clock.monotonic() - started_s) * 1000),
             },
         )
 
@@ -763,7 +773,7 @@ class ElectedBroker:
         assert self.store is not None
         if self.broker.options.is_slave:
             self.broker.set_master(None)
-        await self._promise.wait()
+        await self._peer_lease.wait()
         if self._is_replaced(facts.master_epoch):
             return
         try:
@@ -780,30 +790,30 @@ class ElectedBroker:
         # Clients reconnect and identify themselves; connections that are currently sending to this broker
         # stay.
         await self.broker.stop(keeps=self._forwarding.is_used_by)
-        if not await self._begin_role(BrokerRole.SYNC_MASTER, facts.master_epoch):
+        if not await self._change_role(BrokerRole.SYNC_MASTER, facts.master_epoch):
             await self.replication.end_term()
-            await self._begin_role(BrokerRole.SLAVE)
+            await self._change_role(BrokerRole.SLAVE)
             await self._compose(is_master=False, epoch=self._epoch)
             return
         await self._compose(is_master=True, epoch=facts.master_epoch)
-        self._is_rested = False
-        self._vouches.begin_term(self._clock.monotonic())
+        self._is_paused = False
+        self._peer_leases.begin_term(self._clock.monotonic())
         self._vouching.clear()
         self._joining_s.clear()
         self._is_master = True
-        self.broker.take_office()
+        self.broker.activate()
         self._serve_parked()
 
-    async def _end_office(self, *, keeps_clients: bool) -> None:
+    async def _deactivate(self, *, keeps_clients: bool) -> None:
         """Composes a slave. Clients keep their connections if every request of theirs has been answered."""
         assert self.store is not None
         await self.replication.end_term()
         if not self.broker.options.is_slave:
             await self.broker.stop(keeps=lambda _: keeps_clients)
-            await self._begin_role(BrokerRole.SLAVE)
+            await self._change_role(BrokerRole.SLAVE)
             await self._compose(is_master=False, epoch=self._epoch)
 
-    async def _begin_role(self, role: BrokerRole, epoch: int | None = None) -> bool:
+    async def _change_role(self, role: BrokerRole, epoch: int | None = None) -> bool:
         """Sets the role of the store, retrying while its disk fails to write or open a file. Returns False if
         the term `epoch` was replaced before; the store then has its old role.
         """
@@ -820,9 +830,9 @@ class ElectedBroker:
                 return False
 
     async def _become_slave(self, facts: MasterFacts, *, keeps_clients: bool) -> None:
-        await self._end_office(keeps_clients=keeps_clients)
-        if not self.broker.is_in_office:
-            self.broker.take_office()
+        await self._deactivate(keeps_clients=keeps_clients)
+        if not self.broker.is_active:
+            self.broker.activate()
         self.broker.set_master(facts.master_address)
         self._following = self._scope.start("follow", self._follow(facts))
 
@@ -845,7 +855,7 @@ class ElectedBroker:
                     await self.replication.follow(place.ha_address, facts.master_epoch, facts.master_id)
                     break
             await self._clock.sleep(FIND_MASTER_PAUSE_S)
-        await self._promise.keep(
+        await self._peer_lease.keep(
             facts.master_address,
             lambda token: VouchRequest(
                 broker_id=self.broker_id, master_epoch=facts.master_epoch, token=token
@@ -878,26 +888,26 @@ class ElectedBroker:
                 told = await self._controllers.alter_set(self.broker_id, epoch, members, set_epoch)
             except RequestRejected as error:
                 if error.code in _SET_MOVED:
-                    if await self._take_over_set(set_epoch):
+                    if await self._adopt_set(set_epoch):
                         return
                 elif error.code in _REPLACED:
-                    self._note_refusal("set", error)
-                    self._look_due.set()
+                    self._log_refusal("set", error)
+                    self._poll_due.set()
                     return
                 elif error.code in _SET_REFUSED:
-                    self._note_refusal("set", error)
+                    self._log_refusal("set", error)
                     self.replication.set_refused(set_epoch)
-                    self._look_due.set()
+                    self._poll_due.set()
                     return
             except ClientError as error:
-                self._note_refusal("set", error)
+                self._log_refusal("set", error)
             else:
                 if self._is_master and self._epoch == epoch:
                     self.replication.set_committed(frozenset(told.ids), told.epoch)
                 return
             await self._clock.sleep(PROPOSAL_PAUSE_S + self._chance.below(200) / 1000)
 
-    async def _take_over_set(self, set_epoch: int) -> bool:
+    async def _adopt_set(self, set_epoch: int) -> bool:
         """Handles a set that has changed: by this proposal, whose answer was lost, or back, if the
         controllers lost part of their state. Returns True if the current set is known and determines the next
         proposal.
@@ -906,7 +916,7 @@ class ElectedBroker:
             facts = await self._controllers.read_master()
         except (ClientError, NotLeader, RequestRejected):
             return False
-        self._note_master(facts)
+        self._accept_master(facts)
         return facts.master_epoch != self._epoch or facts.set_epoch != set_epoch
 
     def handle_epochs(self, _channel: Channel, command: Command) -> Command:

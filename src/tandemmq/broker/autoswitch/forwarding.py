@@ -51,7 +51,7 @@ PARKED_S_MAX: Final = 2.0
 PARKED_MAX: Final = 10_000
 PARKED_BYTES_MAX: Final = 64 << 20
 ANSWER_S_MAX: Final = 10.0
-DRAIN_LOOK_S: Final = 0.005
+DRAIN_POLL_S: Final = 0.005
 _SIGNED_BY: Final = frozenset((ACCESS_KEY, SECURITY_TOKEN, SIGNATURE))
 
 Serve = Callable[[Channel, Command], None]
@@ -124,7 +124,7 @@ class Forwarding:
         if self._is_lingering:
             facts = {"broker": self._name, "count": self.count, "refused": len(self._parked)}
             log.info(events.BROKER_FORWARDING_ENDED, extra=facts)
-        self._refuse_before(float("inf"), "no master of the group takes messages")
+        self._refuse_before(float("inf"), "no master of the group accepts messages")
         self._close()
 
     async def drain(self) -> None:
@@ -135,10 +135,10 @@ class Forwarding:
         while self.is_open and (self._target is None or self._parked):
             if self._clock.monotonic() > ends_at_s:
                 break
-            await self._clock.sleep(DRAIN_LOOK_S)
+            await self._clock.sleep(DRAIN_POLL_S)
         self.end()
         while self._unanswered:
-            await self._clock.sleep(DRAIN_LOOK_S)
+            await self._clock.sleep(DRAIN_POLL_S)
 
     def accept(self, channel: Channel, command: Command) -> None:
         """Accepts a send. Call only while it is open; the answer follows when the master answers.
@@ -148,7 +148,7 @@ class Forwarding:
         if channel not in self._users:
             self._users.add(channel)
             channel.on_close.append(self._users.discard)
-        if self._target is not None and not self._parked and self._pass_on(channel, command):
+        if self._target is not None and not self._parked and self._forward(channel, command):
             return
         size = len(command.body)
         if len(self._parked) >= PARKED_MAX or self._parked_bytes + size > PARKED_BYTES_MAX:
@@ -173,18 +173,18 @@ class Forwarding:
 
     def _expire(self) -> None:
         self._timer = None
-        self._refuse_before(self._clock.monotonic(), f"no other master took it within {PARKED_S_MAX:g} s")
+        self._refuse_before(self._clock.monotonic(), f"no other master accepted it within {PARKED_S_MAX:g} s")
         if self._parked:
-            rest_s = self._parked[0][0] - self._clock.monotonic()
-            self._timer = self._clock.call_later(max(0.0, rest_s), self._expire)
+            remaining_s = self._parked[0][0] - self._clock.monotonic()
+            self._timer = self._clock.call_later(max(0.0, remaining_s), self._expire)
 
     def _refuse_before(self, now_s: float, reason: str) -> None:
         while self._parked and self._parked[0][0] <= now_s:
-            channel, command = self._take()
+            channel, command = self._pop_parked()
             if not command.is_oneway:
                 channel.send(command.reply(ServiceNotAvailable.code, remark=reason))
 
-    def _take(self) -> tuple[Channel, Command]:
+    def _pop_parked(self) -> tuple[Channel, Command]:
         _, channel, command = self._parked.popleft()
         self._parked_bytes -= len(command.body)
         return channel, command
@@ -192,10 +192,10 @@ class Forwarding:
     def _flush(self) -> None:
         while self._parked and self._target is not None:
             _, channel, command = self._parked[0]
-            if not channel.is_closed and not self._pass_on(channel, command):
+            if not channel.is_closed and not self._forward(channel, command):
                 self._connect()
                 return
-            self._take()
+            self._pop_parked()
 
     # The connection to the master.
 
@@ -215,7 +215,7 @@ class Forwarding:
             self._is_connecting = False
         self._flush()
 
-    def _pass_on(self, channel: Channel, command: Command) -> bool:
+    def _forward(self, channel: Channel, command: Command) -> bool:
         """Forwards a send; returns False if that is not possible now. The request is unchanged, except that
         this broker replaces the client's signature, which it has verified, if brokers sign.
         """
@@ -251,7 +251,7 @@ class Forwarding:
         """Passes the master's answer on unchanged."""
         self._unanswered -= 1
         if isinstance(result, TandemError):
-            channel.abort(f"what came of a send that was passed on is not known: {result}")
+            channel.abort(f"the outcome of a forwarded send is unknown: {result}")
         else:
             channel.send(
                 command.reply(result.code, remark=result.remark, body=result.body, fields=result.fields)

@@ -31,19 +31,19 @@ class KnownTerm:
     master_id: int | None
 
 
-def newest_term(store: MessageStore, taken: MasterFacts | None) -> KnownTerm:
-    """Returns the newest term that this broker has accepted from controllers (`taken`) or holds in its log.
+def newest_term(store: MessageStore, accepted: MasterFacts | None) -> KnownTerm:
+    """Returns the newest term that this broker has accepted from controllers (`accepted`) or has in its log.
 
     If the log has a term with the accepted number and a different id, the log's term counts: a master wrote
     bytes in it.
     """
     epochs = store.epochs
-    if taken is None or epochs.last_epoch > taken.master_epoch:
+    if accepted is None or epochs.last_epoch > accepted.master_epoch:
         return KnownTerm(max(epochs.last_epoch, 0), epochs.last_id, None)
-    held_id = epochs.id_of(taken.master_epoch)
-    if held_id not in (UNKNOWN_ID, taken.term_id) and taken.term_id != UNKNOWN_ID:
-        return KnownTerm(taken.master_epoch, held_id, None)
-    return KnownTerm(taken.master_epoch, taken.term_id or held_id, taken.master_id)
+    held_id = epochs.id_of(accepted.master_epoch)
+    if held_id not in (UNKNOWN_ID, accepted.term_id) and accepted.term_id != UNKNOWN_ID:
+        return KnownTerm(accepted.master_epoch, held_id, None)
+    return KnownTerm(accepted.master_epoch, accepted.term_id or held_id, accepted.master_id)
 
 
 def report_history(
@@ -52,13 +52,13 @@ def report_history(
     *,
     group_id: str | None,
     broker_id: int,
-    taken: MasterFacts | None,
+    accepted: MasterFacts | None,
     is_master: bool,
 ) -> HistoryFacts:
     """Returns the facts that prove the history of this broker in a registration or a heartbeat. Only the
     current master reports the set: every replica that its sends may wait for.
     """
-    term = newest_term(store, taken)
+    term = newest_term(store, accepted)
     members, required = None, replication.required
     if is_master and required is not None and term.master_id == broker_id:
         members = ";".join(map(str, sorted(required | {broker_id})))
@@ -75,7 +75,7 @@ def report_history(
     )
 
 
-class ControllerDoubt:
+class ControllerMismatch:
     """The reason why the controllers' record is not the history of this group; each reason is logged once."""
 
     def __init__(self, broker: str) -> None:
@@ -103,27 +103,27 @@ class ControllerDoubt:
             log.warning(events.CONTROLLER_SETTLED, extra={"broker": self._broker, "reason": self.reason})
             self.reason = ""
 
-    def compare(self, told: MasterFacts, known: KnownTerm) -> None:
+    def compare(self, reported: MasterFacts, known: KnownTerm) -> None:
         """Compares the controllers' record with the newest term that this broker knows. A group that
         currently has no master proves nothing.
         """
-        if not told.master_epoch:
+        if not reported.master_epoch:
             return
-        if told.master_epoch < known.epoch:
+        if reported.master_epoch < known.epoch:
             self.raise_(
                 events.CONTROLLER_BEHIND,
-                f"the controllers know master epoch {told.master_epoch}, this broker {known.epoch}: their"
+                f"the controllers know master epoch {reported.master_epoch}, this broker {known.epoch}: their"
                 " state is older than the group",
             )
         elif (
-            told.master_epoch == known.epoch
-            and UNKNOWN_ID not in (told.term_id, known.term_id)
-            and (told.term_id != known.term_id)
+            reported.master_epoch == known.epoch
+            and UNKNOWN_ID not in (reported.term_id, known.term_id)
+            and (reported.term_id != known.term_id)
         ):
             self.raise_(
                 events.CONTROLLER_BEHIND,
-                f"the controllers gave master epoch {known.epoch} to two terms: {told.term_id:x} is theirs,"
-                f" {known.term_id:x} is in this log",
+                f"two terms have master epoch {known.epoch}: {reported.term_id:x} at the controllers,"
+                f" {known.term_id:x} in this log",
             )
         else:
             self.settle()

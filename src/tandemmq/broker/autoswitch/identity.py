@@ -107,7 +107,7 @@ class IdentityFiles:
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(f"{path} cannot be read: {error}") from error
         if len(parts) != count or not (parts[2].isascii() and parts[2].isdecimal()) or int(parts[2]) < 1:
-            raise StoreError(f"{path} is no identity of a broker: cluster#name#id is expected")
+            raise StoreError(f"{path} is not a broker identity: expected cluster#name#id")
         if tuple(parts[:2]) != self._names:
             raise ConfigError(
                 f"{path} belongs to the broker {parts[1]} of the cluster {parts[0]}, the settings say"
@@ -145,35 +145,35 @@ class GroupIdentity:
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(f"{self._path} cannot be read: {error}") from error
         if not _GROUP_ID.fullmatch(text):
-            raise StoreError(f"{self._path} holds no id of a group: 32 hexadecimal digits are expected")
+            raise StoreError(f"{self._path} does not hold a group id: expected 32 hexadecimal digits")
         self.group_id = text
 
-    def check(self, told: str | None, peer: str) -> None:
+    def check(self, reported: str | None, peer: str) -> None:
         """Raises ForeignGroup if `peer` reports another group; an unknown id matches any."""
-        if told and self.group_id is not None and told != self.group_id:
+        if reported and self.group_id is not None and reported != self.group_id:
             raise ForeignGroup(
-                f"{peer} belongs to the group {told}, {self._broker} to the group {self.group_id}: the names"
-                " are equal, the groups are not. Correct controllerAddr, or give this broker an empty store"
+                f"{peer} belongs to the group {reported}, {self._broker} to the group {self.group_id}: the"
+                " names are equal, the groups are not. Correct controllerAddr, or use an empty store"
             )
 
-    async def learn(self, told: str | None, controller: str) -> None:
+    async def learn(self, reported: str | None, controller: str) -> None:
         """Checks the id, and saves it if this broker has none yet: on disk before it is used.
 
         Raises:  ForeignGroup; RequestRejected if it is invalid or cannot be saved.
         """
-        self.check(told, controller)
-        if not told or self.group_id is not None:
+        self.check(reported, controller)
+        if not reported or self.group_id is not None:
             return
-        if not _GROUP_ID.fullmatch(told):
-            raise RequestRejected(f"{controller} tells {told[:40]!r}, which is no id of a group")
+        if not _GROUP_ID.fullmatch(reported):
+            raise RequestRejected(f"{controller} tells {reported[:40]!r}, which is not a group id")
         self._disk.make_dirs(self._path.parent)
         try:
-            await self._disk.offload(self._disk.write_atomically, self._path, told.encode())
+            await self._disk.offload(self._disk.write_atomically, self._path, reported.encode())
         except OSError as error:
             raise RequestRejected(f"the id of the group cannot be kept in {self._path}: {error}") from error
-        self.check(told, controller)  # another controller may have sent one meanwhile
-        self.group_id = told
-        log.info(events.BROKER_GROUP_LEARNED, extra={"group_id": told, "controller": controller})
+        self.check(reported, controller)  # another controller may have sent one meanwhile
+        self.group_id = reported
+        log.info(events.BROKER_GROUP_LEARNED, extra={"group_id": reported, "controller": controller})
 
 
 async def obtain_id(

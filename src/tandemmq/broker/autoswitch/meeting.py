@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 WINDOW_BYTES: Final = MIB
 ASK_TIMEOUT_S: Final = 2.0
 """A master answers from memory; one that does not answer in time is asked again."""
-PEERS_TOLD_MAX: Final = 64
+PEERS_LOGGED_MAX: Final = 64
 
 
 class Meeting:
@@ -68,12 +68,12 @@ class Meeting:
         self._address = address
         self._master_epoch = master_epoch
         self._client = client
-        self._own = LogChecksums(store, disk=disk, run_id="")
+        self._checksums = LogChecksums(store, disk=disk, run_id="")
         self._refused: set[str] = set()
         self.master: str | None = None
-        self.doubt = ""
+        self.mismatch = ""
         """The reason why the master belongs to another group; empty if it does not."""
-        self.is_proven = False
+        self.is_verified = False
         """True once a master of this group was met; this log then belongs to the group that clients see."""
         self._master_start: int | None = None  # begin of the log of the master that was asked last
 
@@ -83,12 +83,12 @@ class Meeting:
 
     def handle_history(self, _channel: Channel, command: Command) -> Command:
         """TANDEM_HISTORY (30108): returns the group and the terms of the log."""
-        asked = command.decode(HistoryRequest)
+        request = command.decode(HistoryRequest)
         try:
-            self._group.check(asked.group_id, f"the slave {asked.broker_id} at {asked.address}")
+            self._group.check(request.group_id, f"the slave {request.broker_id} at {request.address}")
         except ForeignGroup as error:
             # The answer names this broker's group, so that the slave refuses, too.
-            self._note_foreign(error)
+            self._on_foreign_group(error)
         store = self._store
         header = HistoryResponse(
             group_id=self._group.group_id,
@@ -113,20 +113,20 @@ class Meeting:
             broker_id=self._broker_id, address=self._address, group_id=self._group.group_id
         )
         try:
-            told, terms = await read_history(self._client, master, header, timeout_s=ASK_TIMEOUT_S)
+            answer, terms = await read_history(self._client, master, header, timeout_s=ASK_TIMEOUT_S)
         except RequestRejected as error:
             if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 raise
             return None
         try:
-            self._group.check(told.group_id, f"the master at {master}")
+            self._group.check(answer.group_id, f"the master at {master}")
         except ForeignGroup as error:
-            self._note_foreign(error)
-            self.doubt = error.remark
+            self._on_foreign_group(error)
+            self.mismatch = error.remark
             raise
-        self.doubt = ""
-        self.is_proven = told.group_id is not None and told.group_id == self._group.group_id
-        self._master_start = told.min_offset
+        self.mismatch = ""
+        self.is_verified = answer.group_id is not None and answer.group_id == self._group.group_id
+        self._master_start = answer.min_offset
         return MasterHistory(self._group.group_id, told_terms(terms))
 
     async def compare(self, point: int, confirm_offset: int) -> TailVerdict:
@@ -139,7 +139,9 @@ class Meeting:
             return await self._compare(master, point, confirm_offset)
         except RequestRejected as error:
             if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-                return _not_compared(point, "the master cannot tell checksums: it is not one of ours")
+                return _not_compared(
+                    point, "the master cannot compute checksums: it is not a TandemMQ broker"
+                )
             return _failed(point, master, error)
         except TandemError as error:
             return _failed(point, master, error)
@@ -151,14 +153,14 @@ class Meeting:
         damaged = [one.end for one in self._store.damaged_ranges if one.begin < point]
         low = max(self._store.min_log_offset, start, *damaged)
         if low >= point:
-            return _not_compared(point, "no sound byte is kept by both")
+            return _not_compared(point, "the logs have no valid bytes in common")
         window = max(low, point - WINDOW_BYTES)
         if await self._first_difference(master, window, point) is None:
             return TailVerdict(outcome=TailOutcome.SAME, log_offset=point, master_start=start)
         deep = max(low, min(window, confirm_offset - WINDOW_BYTES))
         different_at = await self._first_difference(master, deep, point)
         if different_at is None:
-            return _not_compared(point, "the logs differed and do no more: one of them was repaired")
+            return _not_compared(point, "the logs no longer differ: one of them was repaired")
         last_equal = await self._record_start(different_at)
         sick = await self._find_damage(master, last_equal, point)
         if sick:
@@ -172,7 +174,7 @@ class Meeting:
     async def _first_difference(self, master: str, begin: int, end: int) -> int | None:
         for at in range(begin, end, RANGE_BYTES_MAX):
             part_end = min(at + RANGE_BYTES_MAX, end)
-            found = await first_difference(self._own, self._client, master, at, part_end)
+            found = await first_difference(self._checksums, self._client, master, at, part_end)
             if found is not None:
                 return found
         return None
@@ -197,22 +199,22 @@ class Meeting:
         """Returns which of the two records at `log_offset` is damaged, or "" if neither: bit flips do not
         make a different history.
         """
-        own = check_record(
+        local = check_record(
             self._store.log_view(log_offset, READ_BYTES_MAX), log_offset=log_offset, check_crc=True
         )
-        if own.outcome is RecordOutcome.BAD_CRC:
-            await self._store.scrub(log_offset, log_offset + own.size)  # also has it repaired
-            return f"the own record at {log_offset} is damaged: it is to be healed first"
+        if local.outcome is RecordOutcome.BAD_CRC:
+            await self._store.scrub(log_offset, log_offset + local.size)  # also has it repaired
+            return f"the local record at {log_offset} is damaged and must be repaired first"
         part = await read_log(self._client, master, log_offset, min(READ_BYTES_MAX, point - log_offset))
-        theirs = check_record(part.data, log_offset=log_offset, check_crc=True)
-        if theirs.outcome is RecordOutcome.BAD_CRC:
-            return f"the master's record at {log_offset} is damaged: it is to be healed first"
+        remote = check_record(part.data, log_offset=log_offset, check_crc=True)
+        if remote.outcome is RecordOutcome.BAD_CRC:
+            return f"the master's record at {log_offset} is damaged and must be repaired first"
         return ""
 
-    def _note_foreign(self, error: ForeignGroup) -> None:
+    def _on_foreign_group(self, error: ForeignGroup) -> None:
         """Logs one line per reason."""
         if str(error) not in self._refused:
-            if len(self._refused) >= PEERS_TOLD_MAX:
+            if len(self._refused) >= PEERS_LOGGED_MAX:
                 self._refused.clear()
             self._refused.add(str(error))
             log.error(events.BROKER_GROUP_REFUSED, extra={"reason": error.remark})

@@ -108,10 +108,10 @@ class Term:
 
     `epoch`: the master's epoch; 0 before the first one is known. `may_write`: returns True if a master may
     currently serve `WRITES`. `routes`: requests about the role itself. `copying`: the log replication, in any
-    role. `doubt`: returns the reason why the controllers' record or the master does not match this history,
-    empty while they agree. `foreign`: returns the reason why this broker may belong to another group, empty
-    if it does not. `unsaved_tables`: tables that the previous term's broker could not write, for example on a
-    full disk, by path. `servers`: the ports, by number, with the connections that are kept.
+    role. `mismatch`: returns the reason why the controllers' record or the master does not match this
+    history, empty while they agree. `foreign`: returns the reason why this broker may belong to another
+    group, empty if it does not. `unsaved_tables`: tables that the previous term's broker could not write, for
+    example on a full disk, by path. `servers`: the ports, by number, with the connections that are kept.
     """
 
     epoch: int
@@ -121,7 +121,7 @@ class Term:
     may_write: Callable[[], bool]
     routes: dict[int, Handler]
     copying: AutoSwitch
-    doubt: Callable[[], str]
+    mismatch: Callable[[], str]
     foreign: Callable[[], str]
     unsaved_tables: Mapping[Path, bytes]
     forwarding: Forwarding
@@ -136,10 +136,10 @@ def copied_routes(
     def copied(handler: Handler) -> Handler:
         async def handle(channel: Channel, command: Command) -> Command | None:
             answer = handler(channel, command)
-            told = answer if answer is None or isinstance(answer, Command) else await answer
-            if told is not None and told.code == ResponseCode.SUCCESS:
+            reply = answer if answer is None or isinstance(answer, Command) else await answer
+            if reply is not None and reply.code == ResponseCode.SUCCESS:
                 await wait_copied()
-            return told
+            return reply
 
         return handle
 
@@ -163,19 +163,19 @@ def forwarded_routes(routes: Mapping[int, Handler], forwarding: Forwarding) -> d
     return {code: forward(handler) if code in FORWARDED else handler for code, handler in routes.items()}
 
 
-def proven_routes(routes: Mapping[int, Handler], foreign: Callable[[], str]) -> dict[int, Handler]:
+def verified_routes(routes: Mapping[int, Handler], foreign: Callable[[], str]) -> dict[int, Handler]:
     """Returns the routes of a slave; those of `READS` are refused while it may belong to another group."""
 
-    def prove(handler: Handler) -> Handler:
-        def proven(channel: Channel, command: Command) -> Command | Waiting | None:
+    def verify(handler: Handler) -> Handler:
+        def verified(channel: Channel, command: Command) -> Command | Waiting | None:
             reason = foreign()
             if reason:
                 raise ServiceNotAvailable(f"this broker serves no reads: {reason}")
             return handler(channel, command)
 
-        return proven
+        return verified
 
-    return {code: prove(handler) if code in READS else handler for code, handler in routes.items()}
+    return {code: verify(handler) if code in READS else handler for code, handler in routes.items()}
 
 
 def fenced_routes(
@@ -192,8 +192,8 @@ def fenced_routes(
                     forwarding.accept(channel, command)
                     return None
                 raise ServiceNotAvailable(
-                    "this master is fenced: it has neither a lease of the controllers nor news of all in-sync"
-                    " slaves, another one may have been elected"
+                    "this master is fenced: it has neither a lease of the controllers nor leases of all"
+                    " in-sync slaves, so another master may have been elected"
                 )
             return handler(channel, command)
 
@@ -241,12 +241,12 @@ class ElectedReplica:
         is_slave: bool,
         own_address: Callable[[], str],
         copying: AutoSwitch,
-        doubt: Callable[[], str],
+        mismatch: Callable[[], str],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         self._is_slave = is_slave
         self._copying = copying
-        self._doubt = doubt
+        self._mismatch = mismatch
         self._client = client
         self._clock = clock
         self._store = store
@@ -303,7 +303,7 @@ class ElectedReplica:
         """
         master = self.master
         if master is None:
-            raise ServiceNotAvailable(f"no master is known that could delete the topic {topic}")
+            raise ServiceNotAvailable(f"no master is known to delete the topic {topic}")
         try:
             await delete_topic(self._client, master, topic, is_passed_on=True)
         except ClientError as error:
@@ -344,11 +344,11 @@ class ElectedReplica:
         return self._copying.slave_status() if self._is_slave else None
 
     @property
-    def history_doubt(self) -> str:
+    def history_mismatch(self) -> str:
         """The reason why the controllers' record or the master does not match this history; empty while they
         agree.
         """
-        return self._doubt()
+        return self._mismatch()
 
     @property
     def history_differed_count(self) -> int:

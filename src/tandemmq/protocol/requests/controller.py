@@ -162,12 +162,12 @@ class VouchRequest(Header, frozen=True, kw_only=True):
 
 
 class VouchResponse(Header, frozen=True, kw_only=True):
-    """The answer to TANDEM_VOUCH. `is_wanted`: the master's lease is running out, and it asks for
+    """The answer to TANDEM_VOUCH. `lease_requested`: the master's lease is running out, and it asks for
     promises.
     """
 
     token: Int64
-    is_wanted: bool = field(name="isWanted")
+    lease_requested: bool = field(name="isWanted")
 
 
 class ChangeControllersRequest(Header, frozen=True, kw_only=True):
