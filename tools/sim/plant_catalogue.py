@@ -2179,8 +2179,8 @@ _ELECTED: Final = (
     Plant(
         name="a deletion is answered before the next master knows of it",
         path="broker/autoswitch/term.py",
-        sound="if answer is not None and answer.code == ResponseCode.SUCCESS:",
-        bug="if answer is None:",
+        sound="if reply is not None and reply.code == ResponseCode.SUCCESS:",
+        bug="if reply is None:",
         proofs=("unit/broker/test_term_routes.py", "elected"),
     ),
     Plant(

@@ -53,11 +53,11 @@ def test_the_newest_term_is_of_the_log_or_of_the_controllers(
 @pytest.mark.parametrize(("confirm_offset", "epoch"), [(0, None), (500, 1), (501, 2)])
 def test_a_master_reports_the_set_that_sends_wait_for(confirm_offset: int, epoch: int | None) -> None:
     one: Any = Log(TERMS, confirm_offset=confirm_offset, required=frozenset({3, 2}), set_epoch=9)
-    facts = report_history(one, one, group_id="g", broker_id=1, taken=term(3, 99), is_master=True)
+    facts = report_history(one, one, group_id="g", broker_id=1, accepted=term(3, 99), is_master=True)
     assert (facts.members, facts.set_epoch, facts.confirmed_epoch) == ("1;2;3", 9, epoch)
     assert (facts.group_id, facts.epoch_known, facts.term_id, facts.master_known) == ("g", 3, 99, 1)
     for is_master, taken in ((False, term(3, 99)), (True, term(3, 99, 2)), (True, term(1, 77))):
-        facts = report_history(one, one, group_id="g", broker_id=1, taken=taken, is_master=is_master)
+        facts = report_history(one, one, group_id="g", broker_id=1, accepted=taken, is_master=is_master)
         assert (facts.members, facts.set_epoch) == (None, None)
 
 
