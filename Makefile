@@ -7,7 +7,7 @@ ARGS ?=
 # Without compiled files each process that a test starts would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: consumer-types docs packaging package changelog coverage setup-maintain help demo test test-long test-all interop client-both client-soak lint types contracts check crash power sim elected raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka setup-demo setup-dev clean
+.PHONY: coverage-core consumer-types docs packaging package changelog coverage setup-maintain help demo test test-long test-all interop client-both client-soak lint types contracts check crash power sim elected raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -159,6 +159,9 @@ docs: ## Build the site of the documents and the API in build/site; a broken lin
 	@scripts/setup venv docs
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 	@echo "build/site/index.html"
+
+coverage-core: setup-maintain ## Run the unit tests of the pure parts; fails when they execute less than 95 % of their lines and branches
+	@$(PY) -m pytest -q --cov=tandemmq.protocol --cov=tandemmq.consensus.core --cov=tandemmq.replication.core --cov-report=term --cov-fail-under=95 tests/unit/protocol tests/unit/consensus tests/unit/replication $(ARGS)
 
 clean: ## Remove the virtual environments and caches
 	rm -rf .venv .venv-s3 .venv-linters .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
