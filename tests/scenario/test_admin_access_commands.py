@@ -102,7 +102,7 @@ async def test_mistakes_are_named(brokers: list[str]) -> None:
     assert "must be one of Super, Normal" in bad_type
     acl = ("createAcl", *place, "-s", "User:root", "-a", "Pub")
     assert "must be Allow or Deny" in await refusal(*acl, "-r", "Topic:T", "-d", "Perhaps")
-    assert "-r: name a resource" in await refusal(*acl, "-r", ",", "-d", "Allow", exit_code=2)
+    assert "-r must name a resource" in await refusal(*acl, "-r", ",", "-d", "Allow", exit_code=2)
 
 
 async def test_policies_are_made_changed_shown_and_deleted(brokers: list[str]) -> None:
@@ -157,6 +157,6 @@ async def test_a_user_whose_password_is_not_shown_is_not_copied(
     await rows("changed", "createAcl", "-b", first, "-s", "User:viewer", *rights)
     sign_as(tmp_path / "viewer", monkeypatch, "viewer", "viewer-secret")
     text = await refusal("copyUser", "-f", first, "-t", second)
-    assert "does not show the password of root: sign as a super user" in text
+    assert "does not show the password of root: sign as one of its super users" in text
     sign_as(tmp_path / "home", monkeypatch, ROOT.access_key, ROOT.secret_key)
     assert [row["user"] for row in await rows("users", "listUser", "-b", second)] == ["root"]

@@ -321,7 +321,11 @@ async def test_a_group_goes_on_from_a_place_of_one_queue(rig: Rig) -> None:
     moved = await rows(rig, *reset, *queue)
     assert [(row["queue"], row["offset"]) for row in moved["queues"]] == [(1, 0)]
     assert await offsets() == [first, 0]
-    for wrong, why in ((queue[:2], "-b and -q"), (queue[2:], "-b and -q"), (("-o", "1"), "name that, too")):
+    for wrong, why in (
+        (queue[:2], "-b and -q"),
+        (queue[2:], "-b and -q"),
+        (("-o", "1"), "also needs the queue"),
+    ):
         result = await invoke("admin", *reset, *wrong, "-n", rig.namesrv)
         assert (result.exit_code, why in " ".join(result.output.split())) == (2, True)
     far = await invoke("admin", *reset, *queue, "-o", "99")

@@ -129,6 +129,17 @@ async def test_a_creation_says_what_an_existing_topic_keeps(
         assert (config.read_queue_count, config.write_queue_count, config.permission) == result
 
 
+@pytest.mark.parametrize("if_exists", ["keep", "grow"])
+async def test_a_creation_that_keeps_or_grows_a_topic_changes_no_attribute(
+    peer: Peer, if_exists: str
+) -> None:
+    for message_type in ("FIFO", "DELAY"):
+        made = topic_request("T1", if_exists=if_exists, attributes=f"+message.type={message_type}")
+        assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, made)).code == 0
+    shown = await peer.ask(RequestCode.GET_TOPIC_CONFIG, TopicConfigRequest(topic="T1"))
+    assert decode_topic_config(shown.body).attributes == {"message.type": "FIFO"}
+
+
 async def test_queues_of_a_topic_that_no_table_tells_of_are_deleted(broker: Broker, peer: Peer) -> None:
     """This happens on a slave that became master before it learned that the topic was created."""
     await peer.send_ok("T1", b"old")

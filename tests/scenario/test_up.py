@@ -119,7 +119,7 @@ def test_a_cluster_survives_kills_and_leaves_nothing(folder: Path) -> None:
                 assert part in other.stderr, other.stderr
 
         os.kill(before["master"]["process"], signal.SIGKILL)
-        told = next(line for line in up.stdout if "starts again" in line)
+        told = next(line for line in up.stdout if "restarting in" in line)
         assert "broker-a master was killed by SIGKILL; restarting in 0.2 s" in told
         assert "broker-a master is ready again" in up.stdout.readline()
         after = servers(folder)
@@ -147,7 +147,7 @@ def test_a_cluster_survives_kills_and_leaves_nothing(folder: Path) -> None:
     until_blocking(lambda: local.supervisor_pid(folder.resolve()) is None)
     assert "stopped 2 processes" in run(folder, "down").stdout
     assert local.server_pids(folder.resolve()) == []
-    assert "nothing runs" in run(folder, "down").stdout
+    assert "no cluster runs" in run(folder, "down").stdout
     nothing = run(folder, "status")
     assert (nothing.returncode, "`tandemmq up`" in nothing.stderr) == (1, True)
 
@@ -304,13 +304,13 @@ def test_a_folder_stays_of_the_kind_that_it_began_as(tmp_path: Path) -> None:
     assert roles(tmp_path / "1", is_elected=False) == fixed
     (tmp_path / "1" / "broker-a" / "store").mkdir()
     assert roles(tmp_path / "1") == fixed
-    with pytest.raises(ConfigError, match="not elected"):
+    with pytest.raises(ConfigError, match="without elections"):
         roles(tmp_path / "1", is_elected=True)
     assert roles(tmp_path / "2") == {"name server", local.ELECTED}
     (tmp_path / "2" / "namesrv" / "controller").mkdir()
     (tmp_path / "2" / "broker-a" / "store").mkdir()
     assert roles(tmp_path / "2") == {"name server", local.ELECTED}
-    with pytest.raises(ConfigError, match="are elected"):
+    with pytest.raises(ConfigError, match="with elections"):
         roles(tmp_path / "2", is_elected=False)
     assert roles(tmp_path / "3", is_minimal=True) == {"name server", "master"}
 

@@ -375,8 +375,20 @@ def test_who_started_without_the_term_of_the_set_waits_for_the_others_of_the_set
     again = beat(broker_id, 2, master=1)
     live.hear(again, object(), 0.2, is_ours=True, floor=None, term=waiting.last_term)
     assert chosen(live, waiting) is None
+    # Neither does a change of the record in the meantime end it.
+    assert apply(groups, ApplyId("C", NAME, 4, "h4:1;7", ID)).code == 0
+    waiting = groups.get(NAME)
+    assert waiting is not None
+    assert waiting.last_term == 3
     live.note_started(started(other_id, 3, 200), 0.3, term=waiting.last_term)
     assert chosen(live, waiting) == other_id
+
+
+def test_a_broker_that_is_heard_over_another_connection_may_have_restarted() -> None:
+    group, live = recorded(floor=(2, 100)), LiveTable()
+    live.hear(beat(2, 2, master=1), object(), 0.0, is_ours=True, floor=(2, 100), term=2)
+    live.hear(beat(2, 2, master=1), object(), 0.1, is_ours=True, floor=None, term=group.last_term)
+    assert chosen(live, group) is None
 
 
 def test_a_term_that_no_member_of_the_set_knows_is_waited_for_by_nobody() -> None:
