@@ -138,7 +138,7 @@ def test_a_cluster_survives_kills_and_leaves_nothing(folder: Path) -> None:
     assert (left.returncode, "the supervisor" in left.stderr) == (1, True)
     over = run(folder, "up", "--minimal", "--detach", "--port-base", "auto")
     assert over.returncode == 0, over.stderr
-    assert "ended 2 processes of an earlier `up`" in (folder / "up.log").read_text(encoding="utf-8")
+    assert "stopped 2 processes that an earlier, killed `up` had left" in (folder / "up.log").read_text(encoding="utf-8")
     assert set(servers(folder)) == {"name server", "master"}
 
     pid = local.supervisor_pid(folder.resolve())
@@ -159,7 +159,7 @@ def test_a_taken_port_and_a_bad_setting_are_told(folder: Path) -> None:
         port = str(taken.getsockname()[1])
         refused = run(folder, "up", "--port-base", port)
     assert refused.returncode == 1
-    assert f"port {port} at 127.0.0.1 is taken" in refused.stderr
+    assert f"port {port} at 127.0.0.1 is in use" in refused.stderr
     assert "--port-base auto" in refused.stderr
     for extra in ((), ("--detach",)):
         refused = run(folder, "up", "--minimal", "--port-base", "auto", "--set", "brokerRoles=x", *extra)
