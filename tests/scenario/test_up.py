@@ -138,7 +138,9 @@ def test_a_cluster_survives_kills_and_leaves_nothing(folder: Path) -> None:
     assert (left.returncode, "the supervisor" in left.stderr) == (1, True)
     over = run(folder, "up", "--minimal", "--detach", "--port-base", "auto")
     assert over.returncode == 0, over.stderr
-    assert "stopped 2 processes that an earlier, killed `up` had left" in (folder / "up.log").read_text(encoding="utf-8")
+    assert "stopped 2 processes that an earlier, killed `up` had left" in (folder / "up.log").read_text(
+        encoding="utf-8"
+    )
     assert set(servers(folder)) == {"name server", "master"}
 
     pid = local.supervisor_pid(folder.resolve())
